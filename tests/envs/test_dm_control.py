@@ -17,10 +17,12 @@ from gymnasium.error import ResetNeeded
 
 from mtrl_lightning.envs import DMControl, VectorEnv
 from mtrl_lightning.envs.benchmarks import dm_control_domains
+from mtrl_lightning.envs.benchmarks.dm_control import steps_like_upstream
 from mtrl_lightning.envs.benchmarks.dm_control_domains import domain, import_suite, load
+from mtrl_lightning.envs.benchmarks.dm_control_env import FastStepper
 from mtrl_lightning.envs.benchmarks.padding import Padded
+from mtrl_lightning.envs.fast.arithmetic import SCALES
 from mtrl_lightning.envs.fast.dm_control_fast import (
-    SCALES,
     NamedField,
     tolerance,
     unchecked_versions,
@@ -415,6 +417,24 @@ def test_cheaper_code_is_off_with_a_warning_where_a_version_was_not_compared(pac
     env = benchmark.make_env(0, "train", 0)
     assert "tolerance" in vars(inspect.getmodule(import_suite()))["walker"].rewards.__dict__
     assert type(env._stepper).__name__ == "OwnStepper"
+
+
+def test_cheaper_code_is_off_with_a_warning_where_steps_differ(monkeypatch):
+    step = FastStepper.step
+
+    def altered(self, action):
+        reward, discount = step(self, action)
+        return np.nextafter(reward, 2.0), discount
+
+    monkeypatch.setattr(FastStepper, "step", altered)
+    steps_like_upstream.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=f"other numbers .* NumPy {np.__version__}$"):
+            assert not DMControl(["pendulum-swingup"]).fast
+    finally:
+        steps_like_upstream.cache_clear()
+    monkeypatch.undo()
+    assert DMControl(["pendulum-swingup"]).fast
 
 
 # ---- The import ----

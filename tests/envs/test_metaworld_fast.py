@@ -20,8 +20,14 @@ from metaworld.utils import reward_utils
 
 from mtrl_lightning.envs import MetaWorld, VectorEnv
 from mtrl_lightning.envs.benchmarks.metaworld_goals import sampled_goals
-from mtrl_lightning.envs.fast import metaworld_numbers
-from mtrl_lightning.envs.fast.metaworld_fast import SPARE_MODELS, fast_class, unchecked_versions
+from mtrl_lightning.envs.fast import arithmetic
+from mtrl_lightning.envs.fast.metaworld_fast import (
+    SPARE_MODELS,
+    _FastSawyer,
+    fast_class,
+    steps_like_upstream,
+    unchecked_versions,
+)
 from mtrl_lightning.envs.state.state import EnvState
 from tests.helpers.tiers import METAWORLD_TASKS, slow_unless
 
@@ -355,6 +361,36 @@ def test_it_is_off_with_a_warning_where_a_version_was_not_compared(package, monk
         MetaWorld(["reach"], fast=False)
 
 
+@pytest.fixture
+def fresh_check():
+    steps_like_upstream.cache_clear()
+    yield
+    steps_like_upstream.cache_clear()
+
+
+@pytest.mark.parametrize("fault", [1e-16, KeyError("co_names")])
+def test_it_is_off_with_a_warning_where_steps_differ(fault, fresh_check, monkeypatch):
+    """In the last bit of a number, or because a method fails on another Python."""
+    get_obs = _FastSawyer._get_obs
+
+    def altered(env):
+        if isinstance(fault, Exception):
+            raise fault
+        observation = get_obs(env)
+        observation[np.abs(observation).argmin()] += fault
+        return observation
+
+    monkeypatch.setattr(_FastSawyer, "_get_obs", altered)
+    with pytest.warns(UserWarning, match=f"other numbers with Python .* NumPy {np.__version__}$"):
+        assert not MetaWorld(["reach"]).fast
+
+
+def test_steps_are_compared_once_per_process(fresh_check):
+    assert steps_like_upstream()
+    assert MetaWorld(["reach"]).fast
+    assert steps_like_upstream.cache_info().misses == 1
+
+
 def test_it_is_on_without_a_warning_and_off_when_told():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -430,21 +466,21 @@ def test_tolerance_is_metaworlds(sigmoid):
         ):
             for margin in (0.0, 0, 0.3, 2, np.float64(0.37), -0.1, np.nan, np.float32(0.2)):
                 told = {"bounds": bounds, "margin": margin, "sigmoid": sigmoid}
-                found = call(metaworld_numbers.tolerance, x, **told)
+                found = call(arithmetic.tolerance, x, **told)
                 assert same(found, call(reward_utils.tolerance, x, **told)), (x, told)
-    if sigmoid in metaworld_numbers.SIGMOIDS:
+    if sigmoid in arithmetic.METAWORLDS_SIGMOIDS:
         told = {"bounds": (0.0, 0.05), "margin": 0.37, "sigmoid": sigmoid}
         for x in (
             np.random.default_rng(0).uniform(0.1, 2, 30_000).tolist()
         ):  # one power in a thousand is no product
-            assert metaworld_numbers.tolerance(x, **told) == reward_utils.tolerance(x, **told)
+            assert arithmetic.tolerance(x, **told) == reward_utils.tolerance(x, **told)
     told = {"bounds": (0, 0.1), "margin": 0.4, "sigmoid": "long_tail", "value_at_margin": 0.2}
     assert (
-        metaworld_numbers.tolerance(0.3, **told)
+        arithmetic.tolerance(0.3, **told)
         == reward_utils.tolerance(0.3, **told)
         != pytest.approx(0.1)
     )
-    assert same(metaworld_numbers.tolerance(0.3), reward_utils.tolerance(0.3))
+    assert same(arithmetic.tolerance(0.3), reward_utils.tolerance(0.3))
 
 
 def test_norm_clip_absolute_and_hstack_are_numpys():
@@ -468,22 +504,22 @@ def test_norm_clip_absolute_and_hstack_are_numpys():
         np.array([np.inf, 1.0]),
     ]
     for vector in vectors:
-        assert same(metaworld_numbers.norm(vector), np.linalg.norm(vector))
+        assert same(arithmetic.norm(vector), np.linalg.norm(vector))
     for vector in (block[0], block[0, :3], block[:3, :3]):
-        assert same(metaworld_numbers.norm(vector, ord=2), np.linalg.norm(vector, ord=2))
-        assert same(metaworld_numbers.norm(vector, ord=1), np.linalg.norm(vector, ord=1))
+        assert same(arithmetic.norm(vector, ord=2), np.linalg.norm(vector, ord=2))
+        assert same(arithmetic.norm(vector, ord=1), np.linalg.norm(vector, ord=1))
     numbers = [0.3, -0.3, 1, -0.0, 0.0, 1.0, 5.0, np.nan]
     for number in [*numbers, *map(np.float64, numbers), *map(np.float32, numbers), block[0]]:
-        assert same(metaworld_numbers.absolute(number), np.abs(number))
+        assert same(arithmetic.absolute(number), np.abs(number))
         for bounds in ((-1, 1), (0.0, 1.0), (np.float64(-1), 1.0)):
-            assert same(metaworld_numbers.clip(number, *bounds), np.clip(number, *bounds))
+            assert same(arithmetic.clip(number, *bounds), np.clip(number, *bounds))
     for parts in (
         (block[0], block[1, :3]),
         [block[:2], block[:2]],
         (1.0, block[0]),
         ([1.0, 2.0], [3.0]),
     ):
-        assert same(metaworld_numbers.hstack(parts), np.hstack(parts))
+        assert same(arithmetic.hstack(parts), np.hstack(parts))
 
 
 def scipys(matrix):
@@ -500,21 +536,21 @@ def test_quaternions_are_scipys():
     for turn in turns:
         mujoco.mju_quat2Mat(matrix, turn / np.linalg.norm(turn))
         rotation = matrix.reshape(3, 3)
-        assert same(metaworld_numbers.quaternion(rotation), scipys(rotation))
+        assert same(arithmetic.quaternion(rotation), scipys(rotation))
     for scale in (1.1, 1 + 1e-9):  # no rotation: made one
-        assert same(metaworld_numbers.quaternion(rotation * scale), scipys(rotation * scale))
+        assert same(arithmetic.quaternion(rotation * scale), scipys(rotation * scale))
     for wrong in (-np.eye(3), np.zeros((3, 3))):
-        assert call(metaworld_numbers.quaternion, wrong) == call(scipys, wrong)
+        assert call(arithmetic.quaternion, wrong) == call(scipys, wrong)
         assert call(scipys, wrong)[0] == "ValueError"
 
 
 def test_scipys_quaternions_are_used_where_it_rounds_otherwise(monkeypatch):
-    assert metaworld_numbers.replacements()["Rotation"] is metaworld_numbers.Rotation
-    quaternion = metaworld_numbers.quaternion
+    assert arithmetic.replacements()["Rotation"] is arithmetic.Rotation
+    quaternion = arithmetic.quaternion
     monkeypatch.setattr(
-        metaworld_numbers, "quaternion", lambda matrix: np.nextafter(quaternion(matrix), 1)
+        arithmetic, "quaternion", lambda matrix: np.nextafter(quaternion(matrix), 1)
     )
-    found = metaworld_numbers.replacements.__wrapped__()["Rotation"]
+    found = arithmetic.replacements.__wrapped__()["Rotation"]
     assert found is scipy.spatial.transform.Rotation
 
 

@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -117,7 +118,7 @@ class WithWrappers(BenchmarkWrapper):
         """The wrappers and their arguments as text, innermost first."""
         return " > ".join(_name(wrapper) for wrapper in self.wrappers)
 
-    @property
+    @cached_property
     def spec(self) -> EnvSpec:
         """The benchmark's, with the spaces and the horizon of its wrapped environments."""
         spec = self.benchmark.spec

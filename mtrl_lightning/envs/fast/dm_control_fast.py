@@ -8,7 +8,6 @@ converted once, and the arithmetic of single numbers is done without arrays.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +15,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.fast.metaworld_numbers import norm
+from mtrl_lightning.envs.fast.arithmetic import (
+    FLOAT64,
+    FLOATS,
+    SCALES,
+    norm,
+    scale_of,
+    sigmoid_of,
+    tolerance_of,
+)
 
 Upstream: Any = object
 """A domain's class of its physics: the base class of ours after both are combined."""
 
 CHECKED = {"dm_control": ("1.0.28",), "mujoco": ("3.3.0",)}
 """Versions that this file's environments were compared with, observation by observation."""
-FLOAT64 = np.float64
-FLOATS = frozenset((float, np.float64))
 
 
 def unchecked_versions() -> list[str]:
@@ -170,11 +175,11 @@ def tolerance(
     lower, upper = bounds
     if sigmoid in SCALES and lower <= upper and margin >= 0:
         if type(x) in FLOATS:
-            return _of_number(x, lower, upper, margin, sigmoid, value_at_margin)
+            return tolerance_of(x, lower, upper, margin, sigmoid, value_at_margin)
         if type(x) is np.ndarray and x.dtype == FLOAT64:
             if x.ndim == 0:
-                number = x[()]
-                return np.array(_of_number(number, lower, upper, margin, sigmoid, value_at_margin))
+                value = tolerance_of(x[()], lower, upper, margin, sigmoid, value_at_margin)
+                return np.array(value)
             if lower == upper == 0 and margin > 0 and x.ndim == 1:
                 return _of_vector(x, margin, sigmoid, value_at_margin)
     from dm_control.utils import rewards
@@ -182,24 +187,12 @@ def tolerance(
     return rewards.tolerance(x, bounds, margin, sigmoid, value_at_margin)
 
 
-def _of_number(
-    x: Any, lower: Any, upper: Any, margin: Any, sigmoid: str, value_at_margin: float
-) -> float:
-    if lower <= x <= upper:
-        return 1.0
-    if margin == 0:
-        return 0.0
-    distance = FLOAT64((lower - x if x < lower else x - upper) / margin)
-    scaled = distance * _scale(sigmoid, value_at_margin)
-    return float(_sigmoid(sigmoid, scaled, scaled**2))
-
-
 def _of_vector(x: Any, margin: Any, sigmoid: str, value_at_margin: float) -> npt.NDArray:
     """Return the tolerances around 0."""
-    scale = _scale(sigmoid, value_at_margin)
+    scale = scale_of(sigmoid, value_at_margin)
     if len(x) == 1:
         scaled = FLOAT64(abs(x[0]) / margin * scale)
-        return np.array((_sigmoid(sigmoid, scaled, scaled * scaled),))
+        return np.array((sigmoid_of(sigmoid, scaled, scaled * scaled),))
     scaled = np.abs(x) / margin * scale
     if sigmoid == "gaussian":
         return np.exp(-0.5 * (scaled * scaled))
@@ -207,38 +200,6 @@ def _of_vector(x: Any, margin: Any, sigmoid: str, value_at_margin: float) -> npt
         return 1 / (scaled * scaled + 1)
     value = 1 - (scaled if sigmoid == "linear" else scaled * scaled)
     return np.where(scaled < 1, value, 0.0)
-
-
-def _sigmoid(sigmoid: str, scaled: Any, square: Any) -> Any:
-    """Return a sigmoid's value.
-
-    Args:
-        sigmoid: its name.
-        scaled: the distance.
-        square: its square. NumPy raises a single number to a power, but multiplies an array with
-            itself, which may be rounded differently.
-    """
-    if sigmoid == "gaussian":
-        return np.exp(-0.5 * square)
-    if sigmoid == "long_tail":
-        return 1 / (square + 1)
-    if abs(scaled) < 1:
-        return 1 - (scaled if sigmoid == "linear" else square)
-    return 0.0
-
-
-SCALES: dict[str, Callable[[float], Any]] = {
-    "gaussian": lambda value: np.sqrt(-2 * np.log(value)),
-    "long_tail": lambda value: np.sqrt(1 / value - 1),
-    "linear": lambda value: 1 - value,
-    "quadratic": lambda value: np.sqrt(1 - value),
-}
-"""Factors of a distance of 1 for which the sigmoid has this value there."""
-
-
-@cache
-def _scale(sigmoid: str, value_at_margin: float) -> Any:
-    return SCALES[sigmoid](value_at_margin)
 
 
 @cache

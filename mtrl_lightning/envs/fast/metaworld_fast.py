@@ -2,12 +2,13 @@
 
 Each class here derives from MetaWorld's class of a task. The code that all tasks share is
 reimplemented. A task's own methods, above all its reward, are used as they are, but the names in it
-refer to positions that were looked up once and to the cheaper arithmetic of ``metaworld_numbers``.
+refer to positions that were looked up once and to the cheaper arithmetic of ``arithmetic``.
 MetaWorld's own classes and modules are not changed.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import struct
 import sys
@@ -18,13 +19,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.fast.metaworld_numbers import norm, replacements, tolerance
+from mtrl_lightning.envs.fast.arithmetic import OTHER_NUMBERS, norm, replacements, tolerance
+from mtrl_lightning.errors import import_optional
 
 Upstream: Any = object
 """MetaWorld's class of a task: the base class of ours after ``fast_class`` combines both."""
 
 CHECKED = {"metaworld": ("3.1.1",), "mujoco": ("3.3.0",)}
 """Versions that this file's environments were compared with, observation by observation."""
+CHECK_TASK = "pick-place-v3"
+"""The task that is stepped beside MetaWorld's own at the first use in a process."""
+CHECK_STEPS = 20
 VIEWS = "_metaworld_views"
 """The attribute that is added to MetaWorld's."""
 TASK_REWARD = "_metaworld_reward"
@@ -60,6 +65,44 @@ def unchecked_versions() -> list[str]:
     return [
         f"{name} {version}" for name, version in installed.items() if version not in CHECKED[name]
     ]
+
+
+def reason_for_upstream() -> str:
+    """Return why MetaWorld's own code has to be used; empty if it has not."""
+    unchecked = unchecked_versions()
+    if unchecked:
+        return f"ours was not compared with {' and '.join(unchecked)}"
+    return "" if steps_like_upstream() else OTHER_NUMBERS
+
+
+@cache
+def steps_like_upstream() -> bool:
+    """Return whether the steps of a task equal MetaWorld's own, bit for bit, in this process.
+
+    Python's bytecode and NumPy's arithmetic, on which this file depends, differ between versions
+    and machines.
+    """
+    kind = import_optional("metaworld", "metaworld").ALL_V3_ENVIRONMENTS[CHECK_TASK]
+    upstream = kind()
+    SPARE_MODELS[upstream.fullpath] = copy.copy(upstream.model)  # compiling takes longest
+    try:
+        ours = _some_steps(fast_class(kind)())
+    except Exception:  # whatever another version of Python makes of the copied methods
+        return False
+    return ours == _some_steps(upstream)
+
+
+def _some_steps(env: Any) -> list[tuple[bytes, Any, dict[str, Any]]]:
+    """Return observations, rewards and infos of the first steps with given actions."""
+    env._set_task_called = True
+    env._freeze_rand_vec = False
+    env.seeded_rand_vec = True
+    env.seed(0)
+    env.reset()
+    actions = np.random.default_rng(0).uniform(-1, 1, (CHECK_STEPS, 4)).astype(np.float32)
+    steps = [env.step(action) for action in actions]
+    env.close()
+    return [(observation.tobytes(), reward, info) for observation, reward, _, _, info in steps]
 
 
 class _CachedViews:

@@ -1,4 +1,4 @@
-"""MetaWorld's arithmetic of a few numbers without NumPy's overhead, equal in bits and types.
+"""Arithmetic of a few numbers without NumPy's overhead, equal in bits and types.
 
 A function passes arguments of other kinds on to the function that it replaces. Sums of products are
 left to ``dot`` and powers to NumPy's scalars, because Python's round otherwise.
@@ -7,6 +7,8 @@ left to ``dot`` and powers to NumPy's scalars, because Python's round otherwise.
 from __future__ import annotations
 
 import math
+import platform
+from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+OTHER_NUMBERS = (
+    f"ours gives other numbers with Python {platform.python_version()} and NumPy {np.__version__}"
+)
+"""Why the code of upstream is used where the first steps differ."""
 FLOAT64 = np.float64
 DOUBLE = np.dtype(np.float64)
 FLOATS = frozenset((float, np.float64))
 NUMBERS = frozenset((int, float, np.float64))
-GAUSSIAN_SCALE = np.sqrt(-2 * np.log(0.1))
-"""Scale of a Gaussian with the value 0.1 at its margin."""
-LONG_TAIL_SCALE = np.sqrt(1 / 0.1 - 1)
-"""Scale of a long-tailed sigmoid with the value 0.1 at its margin."""
 ORTHOGONAL = 1e-13
 """How far a rotation may be from orthogonal; SciPy makes it orthogonal from ten times that."""
 
@@ -69,7 +71,7 @@ def tolerance(
     sigmoid: Any = "gaussian",
     value_at_margin: Any = 0.1,
 ) -> Any:
-    """``reward_utils.tolerance`` of a number."""
+    """MetaWorld's ``reward_utils.tolerance`` of a number."""
     lower, upper = bounds
     if (
         type(x) in FLOATS
@@ -78,26 +80,69 @@ def tolerance(
         and type(upper) in NUMBERS
         and lower <= upper
         and margin > 0
-        and sigmoid in SIGMOIDS
+        and sigmoid in METAWORLDS_SIGMOIDS
         and value_at_margin == 0.1
     ):
-        if lower <= x <= upper:
-            return 1.0
-        return float(SIGMOIDS[sigmoid]((lower - x if x < lower else x - upper) / margin))
+        return tolerance_of(x, lower, upper, margin, sigmoid, value_at_margin)
     from metaworld.utils import reward_utils
 
     return reward_utils.tolerance(x, bounds, margin, sigmoid, value_at_margin)
 
 
-def _gaussian(x: Any) -> Any:
-    return np.exp(-0.5 * (x * GAUSSIAN_SCALE) ** 2)
+def tolerance_of(
+    x: Any, lower: Any, upper: Any, margin: Any, sigmoid: str, value_at_margin: float
+) -> float:
+    """Return how well a number lies within bounds: 1 inside, falling by a sigmoid outside.
+
+    Args:
+        x: the number.
+        lower: bound from below.
+        upper: bound from above, at least ``lower``.
+        margin: distance from the bounds at which the sigmoid has ``value_at_margin``, at least 0.
+        sigmoid: one of ``SCALES``.
+        value_at_margin: between 0 and 1.
+    """
+    if lower <= x <= upper:
+        return 1.0
+    if margin == 0:
+        return 0.0
+    distance = FLOAT64((lower - x if x < lower else x - upper) / margin)
+    scaled = distance * scale_of(sigmoid, value_at_margin)
+    return float(sigmoid_of(sigmoid, scaled, scaled**2))
 
 
-def _long_tail(x: Any) -> Any:
-    return 1 / ((x * LONG_TAIL_SCALE) ** 2 + 1)
+def sigmoid_of(sigmoid: str, scaled: Any, square: Any) -> Any:
+    """Return a sigmoid's value.
+
+    Args:
+        sigmoid: its name.
+        scaled: the distance.
+        square: its square. NumPy raises a single number to a power, but multiplies an array with
+            itself, which may be rounded differently.
+    """
+    if sigmoid == "gaussian":
+        return np.exp(-0.5 * square)
+    if sigmoid == "long_tail":
+        return 1 / (square + 1)
+    if abs(scaled) < 1:
+        return 1 - (scaled if sigmoid == "linear" else square)
+    return 0.0
 
 
-SIGMOIDS = {"gaussian": _gaussian, "long_tail": _long_tail}
+METAWORLDS_SIGMOIDS = ("gaussian", "long_tail")
+SCALES: dict[str, Callable[[float], Any]] = {
+    "gaussian": lambda value: np.sqrt(-2 * np.log(value)),
+    "long_tail": lambda value: np.sqrt(1 / value - 1),
+    "linear": lambda value: 1 - value,
+    "quadratic": lambda value: np.sqrt(1 - value),
+}
+"""Factors of a distance of 1 for which the sigmoid has this value there."""
+
+
+@cache
+def scale_of(sigmoid: str, value_at_margin: float) -> Any:
+    """Return the factor of a distance for a sigmoid with this value at a distance of 1."""
+    return SCALES[sigmoid](value_at_margin)
 
 
 def quaternion(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
