@@ -90,7 +90,7 @@ def _some_steps(fast: bool) -> list[tuple[bytes, float]]:
         seed=0,
     )
     env.reset(seed=0)
-    shape = CHECK_STEPS, *env.action_space.shape
+    shape = CHECK_STEPS, *environment.action_spec().shape
     actions = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     steps = [env.step(action) for action in actions]
     return [(observation.tobytes(), float(reward)) for observation, reward, *_ in steps]
