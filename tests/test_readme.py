@@ -174,7 +174,7 @@ def newest_version(folder, name):
     return max(path.name for path in (folder / "runs" / name).iterdir())
 
 
-@pytest.mark.parametrize("command", slow_unless(commands(README), RUNS))
+@pytest.mark.parametrize("command", slow_unless(commands(README), RUNS), ids=str)
 def test_every_command_runs(quickstart_folder, command):
     subcommand = command.split("mtrl-lightning ")[1].split()[0]
     if subcommand == "play" or "-c pixels" in command:
