@@ -131,15 +131,15 @@ def test_options_joins_code_and_page(from_code):
     assert "  *When to change it:* Then.\n" in text
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(WHEN[1:], "when to change it': save;"), ([*WHEN, "sav: x"], "without an option: sav$")],
-)
-def test_an_option_without_a_line_and_a_line_without_an_option_are_errors(
-    from_code, content, message
-):
-    with pytest.raises(ValueError, match=message):
-        from_code.Options.run(directive(content))
+def test_an_option_without_a_line_stands_alone(from_code):
+    (text,) = from_code.Options.run(directive(WHEN[2:]))
+    assert "`replay.save_last` = `null`\n: Transitions saved, the newest, over all" in text
+    assert text.count("*When to change it:*") == len(WHEN) - 2
+
+
+def test_a_line_without_an_option_is_an_error(from_code):
+    with pytest.raises(ValueError, match="without an option: sav$"):
+        from_code.Options.run(directive([*WHEN, "sav: x"]))
 
 
 def test_descriptions_go_over_several_lines(from_code):

@@ -94,7 +94,8 @@ def _text(node: ast.expr, source: str, names: Mapping[str, Any]) -> str:
 class Options(SphinxDirective):
     """List the options of a class; each line of the content says when to change one of them.
 
-    A line is ``name: when``. An option without a line, and a line without an option, are errors.
+    A line is ``name: when``. A line without an option is an error; an option without a line stands
+    alone.
     With ``own``, inherited options are left out.
     """
 
@@ -116,20 +117,17 @@ class Options(SphinxDirective):
         for skipped in self.options.get("skip", "").split():
             described.pop(skipped)
         when = dict(line.split(": ", 1) for line in self.content if line.strip())
-        if set(when) != set(described):
-            missing = ", ".join(sorted(set(described) - set(when))) or "none"
-            unknown = ", ".join(sorted(set(when) - set(described))) or "none"
-            raise self.error(
-                f"{path}: options without a line 'name: when to change it': {missing};"
-                f" lines without an option: {unknown}"
-            )
+        unknown = ", ".join(sorted(set(when) - set(described)))
+        if unknown:
+            raise self.error(f"{path}: lines without an option: {unknown}")
         defaults = {n: text for base in reversed(kinds) for n, text in default_texts(base).items()}
         prefix = self.options.get("prefix", "")
         lines: list[str] = []
         for option, text in described.items():
             default = f" = `{defaults[option]}`" if option in defaults else ""
             lines += [f"`{prefix}{option}`{default}", f": {_sentence(text)}", ""]
-            lines += [f"  *When to change it:* {_sentence(when[option])}", ""]
+            if option in when:
+                lines += [f"  *When to change it:* {_sentence(when[option])}", ""]
         return self.parse_text_to_nodes("\n".join(lines))
 
 
