@@ -43,6 +43,22 @@ def commands(page):
     return [line for block in blocks(page, "bash") for line in block.splitlines()]
 
 
+NEVER_RUN = {"text", "yaml"}
+"""Languages of blocks that show output or a file."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_code_is_run_or_says_why_not(page):
+    wrong = [
+        block.group()
+        for block in BLOCK.finditer(page.read_text())
+        if block["reason"] is None
+        and block["language"] not in {"bash", "python", *NEVER_RUN}
+        and (block["language"][0] != "{" or block["language"].startswith("{code-block}"))
+    ]
+    assert wrong == [], "see 'Code blocks in the documents' in CONTRIBUTING.md"
+
+
 INSTALL = commands(README)[:2]
 COMMANDS = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
 """The commands of all pages, each once, in the README's order first."""
