@@ -138,7 +138,7 @@ def test_an_option_without_a_line_stands_alone(from_code):
 
 
 def test_a_line_without_an_option_is_an_error(from_code):
-    with pytest.raises(ValueError, match="without an option: sav$"):
+    with pytest.raises(ValueError, match=r"without an option: sav$"):
         from_code.Options.run(directive([*WHEN, "sav: x"]))
 
 

@@ -193,7 +193,7 @@ def newest_version(folder, name):
 @pytest.mark.parametrize("command", slow_unless(commands(README), RUNS), ids=str)
 def test_every_command_runs(quickstart_folder, command):
     subcommand = command.split("mtrl-lightning ")[1].split()[0]
-    if subcommand == "play" or "-c pixels" in command:
+    if subcommand == "play":
         skip_without_renderer()
     if any(name in command for name in ("env/dm", "dmc21", "env/hipbmdp", "runs/poles")):
         pytest.importorskip("dm_control")
