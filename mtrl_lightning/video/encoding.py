@@ -1,4 +1,4 @@
-"""Video files: MP4 by the ffmpeg that ``imageio-ffmpeg`` brings, GIF by Pillow."""
+"""Video files: MP4 and GIF by imageio, with the ffmpeg of ``imageio-ffmpeg``, and Pillow."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ GIF_FPS = 10
 
 
 def check_encoder() -> Any:
-    """Return the module of the encoder.
+    """Return the module ``imageio.v2``, which encodes by ``imageio_ffmpeg``.
 
     Raises:
-        ConfigurationError: if it is not installed.
+        ConfigurationError: if one of the two is not installed.
     """
-    return import_optional("imageio_ffmpeg", '"mtrl_lightning[video]"')
+    import_optional("imageio_ffmpeg", '"mtrl_lightning[video]"')
+    return import_optional("imageio.v2", '"mtrl_lightning[video]"')
 
 
 def write_mp4(path: Path, images: Iterable[Image.Image], fps: int) -> None:
@@ -41,55 +42,42 @@ def write_mp4(path: Path, images: Iterable[Image.Image], fps: int) -> None:
         ConfigurationError: if the encoder is not installed.
         OSError: if it cannot write the file.
     """
-    encoder = check_encoder()
+    imageio = check_encoder()
     unfinished = path.with_name(f"{path.stem}.unfinished{path.suffix}")
+    num_frames = 0
     try:
-        num_frames = _encode(encoder, unfinished, images, fps)
-        if _num_frames(encoder, unfinished) != num_frames:  # ffmpeg's own errors do not arrive
+        with imageio.get_writer(
+            unfinished,
+            fps=fps,
+            quality=QUALITY,
+            codec="libx264",
+            macro_block_size=2,
+            output_params=["-movflags", "+faststart"],  # players begin before the file is complete
+        ) as writer:
+            for image in images:
+                writer.append_data(np.asarray(image))
+                num_frames += 1
+        if _num_frames(unfinished) != num_frames:  # ffmpeg's own errors do not arrive
             raise OSError(f"the video {path} was not written completely: is the disk full?")
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def _encode(encoder: Any, path: Path, images: Iterable[Image.Image], fps: int) -> int:
-    """Write images to a file, and return how many they were."""
-    writer: Any = None
-    num_frames = 0
-    try:
-        for image in images:
-            if writer is None:
-                writer = encoder.write_frames(
-                    str(path),
-                    image.size,
-                    fps=fps,
-                    quality=QUALITY,
-                    codec="libx264",
-                    macro_block_size=2,
-                    # players begin before the whole file is there
-                    output_params=["-movflags", "+faststart"],
-                )
-                writer.send(None)
-            writer.send(np.ascontiguousarray(image))
-            num_frames += 1
-    finally:
-        if writer is not None:
-            writer.close()
-    return num_frames
+def _num_frames(path: Path) -> int:
+    import imageio_ffmpeg
 
-
-def _num_frames(encoder: Any, path: Path) -> int:
     try:
-        return encoder.count_frames_and_secs(str(path))[0]
+        return imageio_ffmpeg.count_frames_and_secs(str(path))[0]
     except RuntimeError:
         return 0
 
 
 def gif(mp4: Path) -> bytes:
     """Return a video as a GIF, smaller and with fewer frames, as TensorBoard shows it."""
-    frames = check_encoder().read_frames(str(mp4), output_params=["-vf", f"fps={GIF_FPS}"])
-    size = next(frames)["size"]
-    images = [Image.frombytes("RGB", size, frame) for frame in frames]
+    reader = check_encoder().get_reader(mp4, output_params=["-vf", f"fps={GIF_FPS}"])
+    images = [Image.fromarray(frame) for frame in reader]
+    reader.close()
     for image in images:
         image.thumbnail((GIF_WIDTH, GIF_WIDTH))
     content = io.BytesIO()
