@@ -1,6 +1,6 @@
 """The program: ``mtrl-lightning``, ``python -m mtrl_lightning`` and ``python cli.py`` run it.
 
-``list``, ``doctor`` and ``clear`` start without PyTorch.
+Only what trains or acts imports PyTorch: help, ``list``, ``clear`` and a misspelled command do not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from mtrl_lightning.cli.commands import COMMANDS
+from mtrl_lightning.cli.commands import (
+    COMMANDS,
+    RUN_COMMANDS,
+    VERSION,
+    print_help,
+    unknown_command,
+)
 
 INTERRUPTED = "\nInterrupted"
 EXIT_CODE = 128 + signal.SIGINT
@@ -37,18 +43,25 @@ def main(args: Sequence[str] | None = None) -> None:
 def _run(args: Sequence[str] | None) -> None:
     find_modules_in_working_directory()
     given = list(sys.argv[1:] if args is None else args)
-    if given and given[0] in COMMANDS:
-        try:
-            importlib.import_module(COMMANDS[given[0]]).main(given[1:])
-            sys.stdout.flush()
-        except BrokenPipeError:  # nobody reads on, as in `list | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    command = given[0] if given else "--help"
+    if command in RUN_COMMANDS:
+        with _ending_at_once():
+            from mtrl_lightning.cli.lightning_cli import main as train_or_validate
+        train_or_validate(given)
         return
-    with _ending_at_once():
-        from mtrl_lightning.cli.lightning_cli import main as train_or_validate
-    if not given:
-        train_or_validate(["--help"])
-    train_or_validate(None if args is None else given)
+    try:
+        if command in COMMANDS:
+            importlib.import_module(COMMANDS[command]).main(given[1:])
+        elif command in ("-h", "--help"):
+            print_help()
+        elif command == "--version":
+            print(VERSION)
+        else:
+            print(f"error: {unknown_command(given)}", file=sys.stderr)
+            sys.exit(2)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on, as in `list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 
 
@@ -60,6 +60,13 @@ class RankLostError(RuntimeError):
         super().__init__(message)
         self.ranks = tuple(ranks)
         self.is_silent = is_silent
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from, as libraries wrap errors into others."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def closest(name: str, known: Iterable[str], num: int = 1) -> list[str]:

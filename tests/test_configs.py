@@ -13,9 +13,10 @@ from mtrl_lightning.algorithms import SAC, Algorithm
 from mtrl_lightning.algorithms.arguments import parameters_of
 from mtrl_lightning.callbacks import read_metrics, rollout
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
-from mtrl_lightning.cli.config_files import ConfigFileParser, ExtendingConfigFile
+from mtrl_lightning.cli.config_files import ExtendingConfigFile
 from mtrl_lightning.cli.config_names import FORMER_NAMES
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
+from mtrl_lightning.cli.parser import RunParser
 from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.run.data import MultiTaskData
@@ -468,7 +469,7 @@ def test_every_file_names_all_keys_of_its_group_and_no_other(name):
 @cache
 def small_parser():
     """Return a parser of model and data alone, which is several times as fast."""
-    parser = ConfigFileParser(exit_on_error=False)
+    parser = RunParser(exit_on_error=False)
     parser.add_argument("-c", "--config", action=ActionConfigFile)
     parser.add_lightning_class_args(Algorithm, "model", subclass_mode=True, required=False)
     parser.add_lightning_class_args(MultiTaskData, "data", required=False)

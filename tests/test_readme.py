@@ -310,7 +310,7 @@ def test_the_page_for_users_of_mtrl_begins_with_its_commands_and_names_configura
 
 @pytest.mark.parametrize("command", BESIDE_MTRL)
 def test_a_command_beside_that_of_mtrl_is_accepted(command):
-    config = parser().parse_args([*command.split(), "--seed_everything", "2"]).fit
+    config = parser().parse_args([*command.split()[1:], "--seed_everything", "2"])
     assert config.seed_everything == 2 and config.data.benchmark
 
 

@@ -1,16 +1,26 @@
-"""The commands beside ``fit`` and ``validate``, each a module with ``main`` and ``HELP``."""
+"""The commands of the program, each a module with ``main``; its own help starts no PyTorch."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from mtrl_lightning.cli.suggestions import option_tips
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning import __version__
+from mtrl_lightning.cli.suggestions import FROM_MTRL, WITHOUT_DASHES, option_tips
+from mtrl_lightning.errors import ConfigurationError, name_hint
 
+PROGRAM = "mtrl-lightning"
+VERSION = f"{PROGRAM} {__version__}"
+DESCRIPTION = "Multi-task reinforcement learning: train one agent on many tasks, and evaluate it."
+RUN_COMMANDS = {
+    "fit": "Train, or continue a run.",
+    "validate": "Evaluate the best checkpoint of a run, or any other, on every task.",
+}
+"""The commands of ``mtrl_lightning.cli.lightning_cli``, with what they do."""
 COMMANDS = {
     "play": "mtrl_lightning.cli.play",
     "compare": "mtrl_lightning.cli.compare",
@@ -23,6 +33,36 @@ COMMANDS = {
 }
 
 
+def print_help() -> None:
+    """Print what the program's commands are."""
+    parser = argparse.ArgumentParser(
+        PROGRAM, usage=f"{PROGRAM} COMMAND ...", description=DESCRIPTION, allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=VERSION)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, summary in RUN_COMMANDS.items():
+        commands.add_parser(name, help=summary)
+    for name, module in COMMANDS.items():
+        commands.add_parser(name, help=importlib.import_module(module).HELP)
+    parser.print_help()
+
+
+def unknown_command(args: Sequence[str]) -> str:
+    """Return an error about a command that does not exist.
+
+    Args:
+        args: the whole command line.
+    """
+    known = [*RUN_COMMANDS, *COMMANDS]
+    if WITHOUT_DASHES.match(args[0]):
+        hint = f"give a command first, such as fit. {FROM_MTRL}"
+    elif args[0].startswith("-"):
+        hint = f"give the command first, such as {PROGRAM} fit {args[0]}"
+    else:
+        hint = f"{name_hint(args[0], known)} {PROGRAM} --help explains the commands"
+    return f"there is no command {args[0]}: {hint}"
+
+
 class CommandParser(argparse.ArgumentParser):
     """The parser of one command, which takes options by their full names alone.
 
@@ -32,12 +72,24 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, command: str, **options: Any) -> None:
-        super().__init__(prog=f"mtrl-lightning {command}", allow_abbrev=False, **options)
+        self._names: list[str] = []
+        self._given: Sequence[str] = ()
+        super().__init__(prog=f"{PROGRAM} {command}", allow_abbrev=False, **options)
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
+        """Add an argument, whose name is suggested for a misspelled one."""
+        action = super().add_argument(*args, **kwargs)
+        self._names += [name.removeprefix("--") for name in action.option_strings]
+        return action
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the arguments."""
+        self._given = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print a mistake, with the nearest name of each unknown option, and exit with code 2."""
-        names = [name.removeprefix("--") for name in self._option_string_actions]
-        tips = [f"\ntip: {tip}" for _, tip in option_tips(message, names)]
+        tips = [f"\ntip: {tip}" for tip in option_tips(self._given, self._names)]
         super().error("".join([message, *tips]))
 
 

@@ -10,21 +10,15 @@ accepted, both after ``-c`` and in ``extends``. A former name is replaced, with 
 from __future__ import annotations
 
 import re
-import sys
 import warnings
-from argparse import Action
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
-from lightning.pytorch.cli import LightningArgumentParser
 from lightning_utilities.core.enums import StrEnum
 
-from mtrl_lightning.cli.arguments import rewritten
 from mtrl_lightning.cli.config_names import find_config, former_name, hint_of, named_config
-from mtrl_lightning.cli.help_texts import only_groups, own_groups
 from mtrl_lightning.errors import ConfigurationError
 
 # defaults of Lightning's callbacks, such as Timer's interval, are written as texts
@@ -151,40 +145,3 @@ class ExtendingConfigFile(ActionConfigFile):
         for part in parts_of(values):
             super().__call__(parser, cfg, str(part), option_string)
             cfg.pop(KEY, None)
-
-
-class ConfigFileParser(LightningArgumentParser):
-    """Lightning's parser, with our configuration files and rewritten arguments."""
-
-    _commands: Any = None
-    """The subcommands; None in the parser of one of them."""
-
-    def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the subcommands, whose parsers know which of their options take a value."""
-        self._commands = super().add_subcommands(*args, **kwargs)
-        return self._commands
-
-    def add_argument(self, *args: Any, **kwargs: Any) -> Action:
-        """Add an argument; that of configuration files is replaced by ours."""
-        if kwargs.get("action") is ActionConfigFile:
-            kwargs["action"] = ExtendingConfigFile
-        return super().add_argument(*args, **kwargs)
-
-    def parse_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any
-    ) -> Namespace:
-        """Parse the arguments of the command line."""
-        given = sys.argv[1:] if args is None else args
-        flags = self.flags_of(given[0]) if given else set()
-        return super().parse_args(rewritten(given, flags), *rest, **kwargs)
-
-    def flags_of(self, command: str) -> set[str]:
-        """Return the options of a subcommand that take no value; none of what is no subcommand."""
-        parsers = {} if self._commands is None else self._commands.choices
-        actions = parsers[command]._actions if command in parsers else []
-        return {name for action in actions if action.nargs == 0 for name in action.option_strings}
-
-    def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """Return the help, with our own options first and without the trainer's."""
-        with only_groups(self, own_groups(self)):
-            return super().format_help(*args, **kwargs)

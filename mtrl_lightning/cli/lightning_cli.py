@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import re
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +24,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from mtrl_lightning import __version__
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.callbacks import MetricsCallback, MetricsCSV
@@ -33,9 +31,8 @@ from mtrl_lightning.callbacks.metrics import saved_wandb_id
 from mtrl_lightning.callbacks.options import plain
 from mtrl_lightning.callbacks.signals import requeue_signal
 from mtrl_lightning.callbacks.trainer_options import check_trainer
-from mtrl_lightning.cli.config_files import ConfigFileParser
-from mtrl_lightning.cli.help_texts import DESCRIPTION, PROGRAM, add_other_commands, arrange_help
-from mtrl_lightning.cli.suggestions import suggestions
+from mtrl_lightning.cli.parser import RunParser, parser_options
+from mtrl_lightning.cli.suggestions import CLASS_PATH, suggestions
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, only_split
 from mtrl_lightning.errors import (
     ConfigurationError,
@@ -44,6 +41,7 @@ from mtrl_lightning.errors import (
     EnvironmentFaultError,
     PolicyFaultError,
     RankLostError,
+    causes,
     import_optional,
 )
 from mtrl_lightning.launch.folder import find_restart_id
@@ -60,14 +58,16 @@ WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
 """What a user does without the package of a logger."""
 SINGLE_LOGGERS = ("TensorBoardLogger", "WandbLogger")
 """Of which a run has one at most: both write into its folder."""
-PARSER = {"exit_on_error": False, "allow_abbrev": False}
-"""Options of the parsers: errors are raised, and options have their full names."""
 FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
-MISSING_PACKAGE = re.compile(
-    r"given class_path '([^']+)':\s+(.*(?:No module named|Requirement .* not met).*)"
-)
-"""What jsonargparse says of a class whose package is not installed."""
+MAX_SEED = 2**32 - 1
+"""The largest seed that NumPy takes."""
+HINTS = {
+    "fit": "-c quickstart is complete; fit --help lists every option",
+    "validate": "give the run to evaluate first: validate runs/NAME/version_0;"
+    " validate --help lists every option",
+}
+"""What helps with any argument that is not accepted."""
 
 
 class _SaveConfig(SaveConfigCallback):
@@ -87,15 +87,18 @@ class MultiTaskCLI(LightningCLI):
     """Train and continue with ``fit``, evaluate a checkpoint with ``validate``.
 
     Args:
-        args: in place of the process' command line.
+        args: the command and its arguments, in place of the process' command line.
     """
 
-    def __init__(self, args: ArgsType = None) -> None:
-        self._restart_id = find_restart_id(str(sys.argv[1:] if args is None else args))
+    def __init__(self, args: Sequence[str] | None = None) -> None:
+        given = list(sys.argv[1:] if args is None else args)
+        self.command = given[0]
+        self._restart_id = find_restart_id(str(given))
         with contextlib.ExitStack() as self._held:
             super().__init__(
                 Algorithm,
                 MultiTaskData,
+                run=False,
                 subclass_mode_model=True,
                 auto_configure_optimizers=False,
                 # an algorithm describes itself in its checkpoints
@@ -103,77 +106,36 @@ class MultiTaskCLI(LightningCLI):
                 save_config_callback=_SaveConfig,
                 save_config_kwargs={"overwrite": True},
                 trainer_defaults=dict(FIXED_TRAINER_OPTIONS),
-                parser_class=ConfigFileParser,
-                parser_kwargs={
-                    "prog": PROGRAM,
-                    "version": __version__,
-                    "description": DESCRIPTION,
-                    **PARSER,
-                }
-                | {name: dict(PARSER) for name in self.subcommands()},
-                args=args,
+                parser_class=RunParser,
+                parser_kwargs=parser_options(self.command),
+                args=given[1:],
             )
-
-    def _set_seed(self) -> None:
-        try:
-            super()._set_seed()
-        except ValueError as error:
-            raise ConfigurationError(
-                f"seed_everything is {self._get(self.config, 'seed_everything')}: give a whole"
-                " number from 0 to 4,294,967,295"
-            ) from error
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Offer what makes sense for reinforcement learning."""
-        both = {"model", "datamodule"}
-        return {
-            "fit": {*both, "train_dataloaders", "val_dataloaders", "weights_only"},
-            "validate": {*both, "dataloaders", "verbose", "weights_only"},
-        }
-
-    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        super()._add_subcommands(parser, **kwargs)
-        validate = self._subcommand_parsers["validate"]
-        validate.add_argument(
-            "--split",
-            type=str | None,
-            default=None,
-            help="the only split to evaluate, such as eval_interpolation (default: all but the"
-            " first, which is trained on)",
-        )
-        validate.add_argument(
-            "--tasks",
-            type=str,
-            nargs="+",
-            metavar="TASK",
-            help="the only tasks to evaluate, in this order, such as reach door-open (default: all"
-            " of the run)",
-        )
-        validate.add_argument(
-            "--json",
-            type=str | None,
-            default=None,
-            metavar="FILE",
-            help="also write the results into this file, as JSON: the metrics by name, the"
-            " checkpoint, its env_steps, the protocol and the time",
-        )
-        for name, subparser in self._subcommand_parsers.items():
-            arrange_help(subparser, name)
-        add_other_commands(parser)
+            if self.command == "fit":
+                self.fit(self.model)
+            else:
+                self.validate()
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments; an error names the options and classes with similar names.
+        """Parse what follows the command.
 
         Raises:
-            ArgumentError: if an argument is unknown or its value does not fit.
+            ArgumentError: if an argument is unknown or its value does not fit; its message has
+                the options and classes with similar names.
+            ConfigurationError: if the seed is out of range, or a run cannot be used.
         """
+        assert isinstance(parser, RunParser) and isinstance(args, list)
         try:
-            super().parse_arguments(parser, args)
+            self.config = parser.parse_args(args)
         except ArgumentError as error:
-            lines = suggestions(str(error), self._subcommand_parsers.values())
-            error.message = "\n".join([error.message, *(f"tip: {line}" for line in lines)])
+            found = suggestions(error, args, parser.option_names())
+            tips = [f"tip: {tip}" for tip in found]
+            error.message = "\n".join([error.message, *tips])
             raise
+        if not 0 <= self.config.seed_everything <= MAX_SEED:
+            raise ConfigurationError(
+                f"seed_everything is {self.config.seed_everything}: give a whole number from 0 to"
+                f" {MAX_SEED:,}"
+            )
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the seed, which Lightning would also take as true or false."""
@@ -186,6 +148,8 @@ class MultiTaskCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's name, the essential callbacks, and what follows from what."""
+        assert isinstance(parser, RunParser)
+        parser.add_own_arguments(self.command)
         parser.add_argument(
             "--name",
             type=str,
@@ -206,18 +170,12 @@ class MultiTaskCLI(LightningCLI):
         for target in ("model.init_args.seed", *SEEDS):
             parser.link_arguments("seed_everything", target)
 
-    def _parse_ckpt_path(self) -> None:
-        """Keep the given configuration.
-
-        Lightning's own method would replace the model's options by the checkpoint's.
-        """
-
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint and the run's folder before anything is built."""
-        config = self.config[self.subcommand]
+        config = self.config
         config.trainer.logger = _one_of_each(config.trainer.logger)
         self._given = self.config.clone()
-        is_fitting = self.subcommand == "fit"
+        is_fitting = self.command == "fit"
         if not is_fitting and not config.ckpt_path:
             raise ConfigurationError(
                 "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
@@ -269,26 +227,26 @@ class MultiTaskCLI(LightningCLI):
         """Build everything; refuse a checkpoint of other tasks before environments are started."""
         with AllocationLimit.of_machine():
             super().instantiate_classes()
-        if self.subcommand == "validate":
+        if self.command == "validate":
             data = self.datamodule
-            options = self.config.validate
+            options = self.config
             if options.split is not None:
                 data.benchmark = only_split(data.benchmark, options.split)
             if options.tasks is not None:
                 data.benchmark = OnlyTasks(data.benchmark, options.tasks)
-        self._location.check(self.model.spec, must_match=self.subcommand == "fit")
+        self._location.check(self.model.spec, must_match=self.command == "fit")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add what every run has: ``metrics.csv``, curves, a report and a progress bar."""
-        config = self._get(self.config_init, "trainer")
-        is_fitting = self.subcommand == "fit"
+        config = self.config_init["trainer"]
+        is_fitting = self.command == "fit"
         if is_fitting:
             own = MetricsCSV(str(self._location.folder))
             kwargs["logger"] = [own, *_as_list(config.get("logger"))]
         has_bar = config.get("enable_progress_bar") is not False
         # what is saved is what was given: a run repeated from it is a new run, not a continued one
-        self._given[self.subcommand].ckpt_path = None
-        self._given[self.subcommand].overwrite_metrics = False
+        self._given.ckpt_path = None
+        self._given.overwrite_metrics = False
         self.config = self._given
         self.trainer_defaults["callbacks"] = standard_callbacks(
             is_fitting,
@@ -308,25 +266,28 @@ class MultiTaskCLI(LightningCLI):
 
     def _options(self) -> dict[str, Any]:
         """Return what ``config.yaml`` holds."""
-        options = plain(self.config[self.subcommand])
+        options = plain(self.config)
         options.pop("config", None)  # the files that it was read from
         options["model"].get("init_args", {}).pop("spec", None)  # follows from the benchmark
         return options
 
-    def fit(self, model: Algorithm, **kwargs: Any) -> None:
+    def fit(self, model: Algorithm) -> None:
         """Train."""
         keep_freed_memory()
         fit(self.trainer, model, self.datamodule, self._location.checkpoint)
 
-    def validate(self, **kwargs: Any) -> None:
+    def validate(self) -> None:
         """Evaluate; our callback prints the table in place of Lightning's."""
         number = requeue_signal(self.trainer)
         if number is not None:
             # Lightning's handler would leave a checkpoint in the run's folder
             signal.signal(number, signal.SIG_IGN)
-        self.trainer.validate(**kwargs, verbose=False, weights_only=True)
+        checkpoint = str(self._location.checkpoint)
+        self.trainer.validate(
+            self.model, self.datamodule, checkpoint, verbose=False, weights_only=True
+        )
         if distributed.rank() == 0:
-            self._store_results(self.config.validate.json)
+            self._store_results(self.config.json)
 
     def _store_results(self, json_file: str | None) -> None:
         """Add the results to the run's folder, and write them into a file if one is given."""
@@ -334,10 +295,10 @@ class MultiTaskCLI(LightningCLI):
             "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             "checkpoint": str(self._location.checkpoint),
             "env_steps": self.model.counters.env_steps,
-            "num_episodes": self.config.validate.evaluation.num_episodes,
+            "num_episodes": self.config.evaluation.num_episodes,
             "protocol": dict(self.model.spec.protocol),
             # of Lightning's trainer they would be in single precision
-            "metrics": self._get(self.config_init, "evaluation").session.results,
+            "metrics": self.config_init["evaluation"].session.results,
         }
         stored = self._location.folder / VALIDATIONS
         try:
@@ -353,23 +314,24 @@ class MultiTaskCLI(LightningCLI):
         rank_zero_info(f"The results are in {json_file}")
 
 
+class _ParserBuiltError(Exception):
+    """The parser is built, which is the only argument."""
+
+
 class _ParserOnlyCLI(MultiTaskCLI):
     """Stop when the parser is built."""
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        raise _ParserBuiltError
+        raise _ParserBuiltError(parser)
 
 
-class _ParserBuiltError(Exception):
-    pass
-
-
-def build_parser() -> LightningArgumentParser:
-    """Return the parser of ``fit`` and ``validate``, without reading any argument."""
-    command_line = _ParserOnlyCLI.__new__(_ParserOnlyCLI)
-    with contextlib.suppress(_ParserBuiltError):
-        command_line.__init__([])  # type: ignore[misc]
-    return command_line.parser
+def build_parser(command: str = "fit") -> RunParser:
+    """Return the parser of ``fit`` or ``validate``, without reading any argument."""
+    try:
+        _ParserOnlyCLI([command])
+    except _ParserBuiltError as built:
+        return built.args[0]
+    raise AssertionError("the parser is built before anything else")
 
 
 def _as_list(given: Any) -> list[Any]:
@@ -395,30 +357,20 @@ def _one_of_each(loggers: Any) -> Any:
     return list(kept.values())
 
 
-def _subclasses(kind: type[Algorithm]) -> Iterator[type[Algorithm]]:
-    for subclass in kind.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
-
-
-def main(args: ArgsType = None) -> None:
+def main(args: Sequence[str] | None = None) -> None:
     """Run ``fit`` or ``validate``.
 
     A user's mistake ends it with exit code 2, a fault while it runs with exit code 1.
+
+    Args:
+        args: the command and its arguments; None for those of the process.
     """
     try:
         with quiet():
             MultiTaskCLI(args)
     except ArgumentError as error:
-        tips = ["-c quickstart is complete; fit --help lists every option"]
-        tips += [
-            f"{kind.__name__} has no {name}: {hint}"
-            for kind in _subclasses(Algorithm)
-            for name, hint in kind.lacking_options.items()
-            if f".{kind.__name__}':" in str(error)
-            and f"Option '{name}' is not accepted" in str(error)
-        ]
-        _exit(2, "\n".join([str(error), *(f"tip: {tip}" for tip in tips)]))
+        given = sys.argv[1:] if args is None else args
+        _exit(2, f"{error}\ntip: {HINTS[given[0]]}")
     except MisconfigurationException as error:
         _exit(2, str(error))
     except (ValueError, RuntimeError, *FAULTS) as error:
@@ -431,22 +383,24 @@ def main(args: ArgsType = None) -> None:
         _exit(code, str(cause))
 
 
-def _own_error(error: BaseException | None) -> BaseException | None:
+def _own_error(error: BaseException) -> BaseException | None:
     """Return the error of ours that jsonargparse may have wrapped into others.
 
     A lack of memory counts as one, and a missing package of a callback or a logger.
     """
-    missing = MISSING_PACKAGE.search(str(error)) if isinstance(error, ValueError) else None
-    if missing is not None:
-        return ConfigurationError(f"{missing[1]} needs a package: {missing[2]}")
-    while error is not None and not isinstance(error, (ConfigurationError, *FAULTS)):
-        if is_out_of_memory(error):
+    for cause in causes(error):
+        if isinstance(cause, (ConfigurationError, *FAULTS)):
+            return cause
+        class_path = CLASS_PATH.search(str(error))
+        if isinstance(cause, ModuleNotFoundError) and class_path is not None:
+            name = class_path[1].rpartition(".")[2]
+            return ConfigurationError(f"{name} needs a package: {cause}")
+        if is_out_of_memory(cause):
             return ConfigurationError(
-                f"the memory does not suffice ({str(error).splitlines()[0]}): choose smaller"
+                f"the memory does not suffice ({str(cause).splitlines()[0]}): choose smaller"
                 " networks, or a smaller data.batch_size"
             )
-        error = error.__cause__ or error.__context__
-    return error
+    return None
 
 
 def _exit(code: int, message: str) -> NoReturn:

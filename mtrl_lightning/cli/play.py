@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, PolicyFaultError
+from mtrl_lightning.errors import (
+    ConfigurationError,
+    EnvironmentFaultError,
+    PolicyFaultError,
+    causes,
+)
+from mtrl_lightning.formats import text_table
 from mtrl_lightning.runs import (
     checkpoint_at,
     config_file_of,
@@ -209,20 +215,17 @@ def table(recording: Recording, has_success: bool, max_return: float | None = No
         has_success: whether the benchmark reports success.
         max_return: largest return of an episode, if the benchmark has one.
     """
-    width = max(len("task"), *(len(episode.task) for episode in recording.episodes))
-    lines = [f"{'task':<{width}}  episode     return  length"]
-    lines[0] += "  score" * (max_return is not None) + "  success" * has_success
+    header = ["task", "episode", "return", "length"]
+    header += ["score"] * (max_return is not None) + ["success"] * has_success
+    lines = [header]
     for episode in recording.episodes:
-        line = (
-            f"{episode.task:<{width}}  {episode.number:7d}  {episode.return_:9.1f}"
-            f"  {episode.length:6d}"
-        )
+        line = [episode.task, str(episode.number), f"{episode.return_:.1f}", str(episode.length)]
         if max_return is not None:
-            line += f"  {episode.return_ / max_return:5.3f}"
+            line.append(f"{episode.return_ / max_return:.3f}")
         if has_success:
-            line += f"  {'yes' if episode.success else 'no':>7}"
+            line.append("yes" if episode.success else "no")
         lines.append(line)
-    return "\n".join(lines)
+    return text_table(lines, num_texts=1)
 
 
 def benchmark_of(config: dict[str, Any]) -> Benchmark:
@@ -286,20 +289,13 @@ def _instantiated(kind: Any, described: Any, what: str) -> Any:
     try:
         return getattr(parser.instantiate_classes(parser.parse_object({what: described})), what)
     except (ArgumentError, ValueError, TypeError) as error:
-        own = _own_error(error)
-        if own is not None:
-            raise own from None
+        for cause in causes(error):
+            if isinstance(cause, ConfigurationError):
+                raise cause from None
         raise ConfigurationError(
             f"the {what} of the run's configuration cannot be made ({error}): use the version of"
             " the code that the run was made with, in the folder of its modules"
         ) from error
-
-
-def _own_error(error: BaseException | None) -> ConfigurationError | None:
-    """Return the error of ours that jsonargparse has wrapped into others."""
-    while error is not None and not isinstance(error, ConfigurationError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def chosen_checkpoint(options: argparse.Namespace, command: str) -> Path:

@@ -1,18 +1,14 @@
-"""What a user may have meant by a class, an option or a command that does not exist."""
+"""What a user may have meant by an option, a class or a command that does not exist."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mtrl_lightning.errors import closest
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+from mtrl_lightning.errors import causes, closest
 
 CLASS_MODULES = (
     "mtrl_lightning.algorithms",
@@ -26,105 +22,101 @@ CLASS_MODULES = (
     "lightning.pytorch.loggers",
 )
 """Where the classes are whose names can be misspelled."""
-UNRECOGNIZED = re.compile(r"unrecognized arguments: (.*)")
-UNKNOWN_KEY = re.compile(r"does not accept option '([\w.]+)'")
-UNACCEPTED = re.compile(r"Option '([\w.]+)' is not accepted")
+# jsonargparse says only in its message what it does not accept
+CLASS_PATH = re.compile(r"class_path=? ?'([\w.]+)'")
+UNACCEPTED = re.compile(r"(?:Group '([\w.]+)' does not accept option|Option) '([\w.]+)'")
 UNKNOWN_CLASS = re.compile(
-    r"Expected a dot import path string: (\w+)"
-    r"|module '[\w.]+' has no attribute '(\w+)'"
+    r"Expected a dot import path string: (\w+)|module '[\w.]+' has no attribute '(\w+)'"
 )
 MAX_COMPLETIONS = 3
 """Full names of an abbreviated option that are suggested."""
-WITHOUT_DASHES = re.compile(r"(?<!\S)([\w.]+)=\S")
+WITHOUT_DASHES = re.compile(r"([\w.]+)=\S")
 """``key=value``, the form of options on mtrl's command line."""
 FROM_MTRL = "mtrl's commands and options stand beside ours in docs/from_mtrl.md"
-UNKNOWN_COMMAND = re.compile(r"invalid choice: '([^']+)' \(choose from ([^)]*)\)")
-UNKNOWN_MODULE = re.compile(r"No module named '([\w.]+)'")
-OPTION_WITHOUT_PIXELS = re.compile(
-    r'Parser key "data\.pixels":.*Dict must include a class_path.* but got NestedArg\(', re.DOTALL
-)
-CLASS_PATH = re.compile(r"class_path=? ?'([\w.]+)'")
 
 
-def suggestions(message: str, parsers: Iterable[ArgumentParser]) -> list[str]:
+def suggestions(error: BaseException, args: Sequence[str], options: Collection[str]) -> list[str]:
     """Return what a user may have meant, one line per unknown name.
 
     Args:
-        message: of the parser that did not accept it.
-        parsers: of the subcommands, whose options are known.
+        error: of the parser that did not accept the arguments.
+        args: what follows the command.
+        options: names of the options that there are, without dashes.
     """
-    options = sorted({name for parser in parsers for name in _options_of(parser)})
-    found = {unknown: tip for unknown, tip in option_tips(message, options)}
-    for unknown in UNKNOWN_KEY.findall(message):
-        similar = closest(unknown, options)
-        if similar:
-            found[unknown] = f"did you mean {similar[0]}? There is no option {unknown}"
-    for unknown in UNACCEPTED.findall(message):
-        for path in CLASS_PATH.findall(message):
-            similar = closest(unknown, _arguments_of(path))
-            if similar and similar[0] != unknown:  # a base class may have it
-                class_name = path.rpartition(".")[2]
-                found[unknown] = f"did you mean {similar[0]}? {class_name} has no option {unknown}"
+    message = str(error)
+    tips = [*option_tips(args, options), *_tips_without_dashes(args, options)]
+    for group, name in UNACCEPTED.findall(message):
+        tips += _tips_of_unaccepted(f"{group}.{name}" if group else name, message, options)
     for groups in UNKNOWN_CLASS.findall(message):
         unknown = "".join(groups)
         similar = closest(unknown, _class_names())
         if similar:
-            found[unknown] = f"did you mean {similar[0]}? No class is called {unknown}"
-    found |= dict(_tips_without_dashes(message, options))
-    for unknown, choices in UNKNOWN_COMMAND.findall(message):
-        similar = closest(unknown, re.findall(r"\w+", choices))
-        if similar:
-            found[unknown] = f"did you mean {similar[0]}? There is no command {unknown}"
-    for unknown in UNKNOWN_MODULE.findall(message):
-        found[unknown] = (
-            f"there is no module {unknown} in the working directory {Path.cwd()}"
-            " and no installed package of this name"
-        )
-    if OPTION_WITHOUT_PIXELS.search(message):
-        found["data.pixels"] = (
+            tips.append(f"did you mean {similar[0]}? No class is called {unknown}")
+    tips += [
+        f"there is no module {cause.name} in the working directory {Path.cwd()} and no installed"
+        " package of this name"
+        for cause in causes(error)
+        if isinstance(cause, ModuleNotFoundError) and cause.name
+    ]
+    has_option_of_pixels = any(argument.startswith("--data.pixels.") for argument in args)
+    if has_option_of_pixels and '"data.pixels"' in message and not CLASS_PATH.search(message):
+        tips.append(
             "an option of data.pixels needs the class that it belongs to: add -c pixels before it"
         )
-    if "required: validate." in message:
-        found["validate"] = "give the run to evaluate: validate runs/NAME/version_0"
-    return list(found.values())
+    return list(dict.fromkeys(tips))
 
 
-def option_tips(message: str, options: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield each unknown option of a message with what a user may have meant.
+def option_tips(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
+    """Yield for each unknown option what a user may have meant.
 
     Args:
-        message: of a parser that did not recognize some arguments.
-        options: names of those that there are, without dashes.
+        args: what follows the command.
+        options: names of the options that there are, without dashes. An option of a class begins
+            with that of the class.
     """
-    for unknown in re.findall(r"(?<!\S)--([\w.]+)", "".join(UNRECOGNIZED.findall(message))):
-        full = sorted(name for name in options if name.startswith(unknown))[:MAX_COMPLETIONS]
-        similar = full or closest(unknown, options)
+    for argument in args:
+        name = argument.partition("=")[0].removeprefix("--").rstrip("+")
+        parts = name.split(".")
+        sections = [".".join(parts[:num]) for num in range(1, len(parts) + 1)]
+        if not argument.startswith("--") or any(section in options for section in sections):
+            continue
+        full = sorted(option for option in options if option.startswith(name))[:MAX_COMPLETIONS]
+        similar = full or closest(name, options)
         if similar:
-            yield unknown, f"did you mean {' or '.join(similar)}? There is no option {unknown}"
+            yield f"did you mean {' or '.join(similar)}? There is no option {name}"
 
 
-def _tips_without_dashes(message: str, options: Collection[str]) -> Iterator[tuple[str, str]]:
+def _tips_without_dashes(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
     """Yield what was given as ``key=value`` with what to write instead."""
-    commands = [command for command, _ in UNKNOWN_COMMAND.findall(message)]
-    text = " ".join([*UNRECOGNIZED.findall(message), *commands])
-    for key in WITHOUT_DASHES.findall(text):
-        if key in options:
-            yield key, f"options begin with two dashes: --{key}=VALUE"
-        else:
-            yield FROM_MTRL, FROM_MTRL  # once for all such options
+    for previous, argument in zip(["", *args], args, strict=False):
+        is_value = previous.startswith("-") and "=" not in previous
+        key = WITHOUT_DASHES.match(argument)
+        if key is None or is_value:
+            continue
+        is_option = key[1] in options
+        yield f"options begin with two dashes: --{key[1]}=VALUE" if is_option else FROM_MTRL
 
 
-def _options_of(parser: ArgumentParser) -> Iterator[str]:
-    for option in parser._option_string_actions:
-        if option.startswith("--") and not option.endswith((".help", "+")):
-            yield option.removeprefix("--")
+def _tips_of_unaccepted(name: str, message: str, options: Collection[str]) -> Iterator[str]:
+    """Yield what an option of a file or of a class was meant to be, or why the class lacks it."""
+    class_paths = CLASS_PATH.findall(message)
+    for path in class_paths:
+        module, _, class_name = path.rpartition(".")
+        owner = getattr(importlib.import_module(module), class_name)
+        lacking = getattr(owner, "lacking_options", {})
+        similar = closest(name, _arguments_of(owner))
+        if name in lacking:
+            yield f"{owner.__name__} has no {name}: {lacking[name]}"
+        elif similar and similar[0] != name:  # a base class may have it
+            yield f"did you mean {similar[0]}? {class_name} has no option {name}"
+    similar = closest(name, options)
+    if similar and not class_paths:
+        yield f"did you mean {similar[0]}? There is no option {name}"
 
 
-def _arguments_of(class_path: str) -> list[str]:
+def _arguments_of(owner: type) -> list[str]:
     """Return the arguments of the constructors of a class and of its bases."""
-    module, _, name = class_path.rpartition(".")
-    found = getattr(importlib.import_module(module), name)
-    constructors = [base.__init__ for base in getattr(found, "__mro__", ())] or [found]
+    constructors = [base.__init__ for base in getattr(owner, "__mro__", ())] or [owner]
     return [
         argument for function in constructors for argument in inspect.signature(function).parameters
     ]

@@ -165,7 +165,7 @@ def check_sweep(sweep: SweepFile) -> int:
     parser = build_parser()
     arguments = [sweep.arguments(values, sweep.seeds[0]) for values in sweep.corners]
     configs = [_parse(parser, one, sweep) for one in arguments]
-    config = configs[0].fit
+    config = configs[0]
     if is_evaluation(sweep.metric):
         names = _evaluated(config)
         if sweep.metric not in names:
@@ -188,10 +188,11 @@ def _parse(parser: Any, arguments: list[str], sweep: SweepFile) -> Any:
 
     from mtrl_lightning.cli.suggestions import suggestions
 
+    options = arguments[1:]  # after the command
     try:
-        return parser.parse_args(arguments)
+        return parser.parse_args(options)
     except (ArgumentError, ConfigurationError) as error:
-        found = suggestions(str(error), parser._subcommands_action._name_parser_map.values())
+        found = suggestions(error, options, parser.option_names())
         tips = "".join(f"\ntip: {one}" for one in found)
         raise ConfigurationError(
             f"the program does not accept a run of {sweep.path}:\n"

@@ -14,7 +14,7 @@ def write(folder, name, text):
 
 
 def parse(*args):
-    return parser().parse_args(["fit", *args])["fit"]
+    return parser().parse_args(args)
 
 
 def test_an_extended_file_is_one_given_before(tmp_path):

@@ -69,9 +69,9 @@ def resolve(*names, options=()):
 
 @cache
 def _resolved(names, options):
-    config = parser().parse_args(["fit", *config_args(*names), *options])
+    config = parser().parse_args([*config_args(*names), *options])
     dumped = parser().dump(config, format="json", skip_none=False, skip_validation=True)
-    resolved = json.loads(dumped)["fit"]
+    resolved = json.loads(dumped)
     resolved.pop("config", None)
     return resolved
 

@@ -172,14 +172,14 @@ def build(
 def in_precision(built: Built, precision: str) -> Built:
     """Let the command line build everything anew with another precision: parsing takes longest."""
     cli = built.cli
-    cli.config[cli.subcommand].trainer.precision = precision
+    cli.config.trainer.precision = precision
     cli.instantiate_classes()
     return Built(cli, cli.model)
 
 
 def with_gradient(built: Built, gradient: str) -> Built:
     """Build everything again with another gradient method, as the command line does."""
-    config = built.cli.config[built.cli.subcommand].model.init_args
+    config = built.cli.config.model.init_args
     path = ROOT / "configs" / "gradient" / f"{gradient}.yaml"
     given = yaml.safe_load(path.read_text())["model"]["init_args"]
     for side, method in given.items():

@@ -10,7 +10,6 @@ import yaml
 
 from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCallback, read_metrics
 from mtrl_lightning.callbacks.loggers.wandb_files import records
-from mtrl_lightning.cli.arguments import rewritten
 from mtrl_lightning.cli.lightning_cli import main
 from mtrl_lightning.errors import ConfigurationError, Interrupted
 from mtrl_lightning.launch.folder import find_restart_id, locate_run
@@ -39,7 +38,7 @@ def agent_arguments(path, values):
 
 
 def parsed(arguments):
-    return parser().parse_args(arguments).fit.as_dict()
+    return parser().parse_args(arguments[1:]).as_dict()
 
 
 def values_of(path, number):
@@ -85,12 +84,14 @@ def test_every_sweep_file_makes_runs_that_the_program_accepts(path, number):
 
 
 def test_files_come_before_options_and_behind_files_in_any_order():
-    given = ["fit", "-c", "base", "--a.width=64", "--config.network=network/mlp", "--b", "1"]
-    files = ["-c", "base", "-c", "network/mlp"]
-    assert rewritten(given) == ["fit", *files, "--a.width=64", "--b", "1"]
-    assert rewritten(["fit", "--config.x", "env/toy"]) == ["fit", "-c", "env/toy"]
+    width = "--model.init_args.actor.init_args.width=7"
+    for named in (["--config.network=network/moore"], ["--config.network", "network/moore"]):
+        config = parsed(["fit", "-c", "quickstart", width, *named, "--name", "x"])
+        actor = config["model"]["init_args"]["actor"]
+        assert actor["class_path"] == "mtrl_lightning.networks.MOORE", "it replaces quickstart's"
+        assert actor["init_args"]["width"] == 7 and config["name"] == "x"
     with pytest.raises(ConfigurationError, match=r"--config.x needs a configuration"):
-        rewritten(["fit", "--config.x"])
+        parsed(["fit", "--config.x"])
 
 
 @pytest.mark.parametrize(

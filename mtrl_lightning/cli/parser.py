@@ -1,0 +1,351 @@
+"""The parser of ``fit`` and ``validate``: runs and files by name, and help of a page or two."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ActionConfigFile, DefaultHelpFormatter, Namespace
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser
+
+from mtrl_lightning.cli.commands import PROGRAM
+from mtrl_lightning.cli.config_files import ExtendingConfigFile
+from mtrl_lightning.cli.run_config import TRUST, read_run_config
+from mtrl_lightning.cli.suggestions import FROM_MTRL, WITHOUT_DASHES
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.runs import VALIDATIONS, checkpoint_at, config_file_of, run_folder_of
+
+DESCRIPTIONS = {
+    "fit": "Train, or continue a run. Options are taken in the order in which they are given: a"
+    " later one overrides an earlier one and the files before it. Classes have options of their"
+    " own: --model.help SAC prints them.",
+    "validate": "Run test episodes of every task with a checkpoint, and print a table of success"
+    " and return for each evaluated split. RUN is the folder of a run, whose best checkpoint is"
+    f" taken, or a checkpoint. The results are added to RUN/{VALIDATIONS}. Options change how it is"
+    " evaluated: --evaluation.num_episodes 50 runs more test episodes, and"
+    " --data.benchmark.init_args.goal_seed 1 samples other goals of MetaWorld's tasks than those of"
+    f" training (goal_seed 0).{TRUST}",
+}
+USAGE = {
+    "fit": "mtrl-lightning fit -c NAME_OR_FILE [-c ...] [--OPTION VALUE ...]\n"
+    "       mtrl-lightning fit --resume RUN [--OPTION VALUE ...]",
+    "validate": "mtrl-lightning validate RUN [--tasks TASK ...] [--OPTION VALUE ...]\n"
+    "       mtrl-lightning validate -c NAME_OR_FILE [-c ...] --ckpt_path CKPT_PATH",
+}
+CONFIG = (
+    "a configuration by name, such as quickstart or env/toy (mtrl-lightning list prints all), or a"
+    " YAML file. A file of this path takes precedence over a name."
+)
+RESUME = (
+    "continue this run, runs/NAME/version_N, from its newest complete checkpoint with its own"
+    " configuration; or one of its checkpoints. Options beside it override the configuration."
+    f"{TRUST}"
+)
+CKPT_PATH = {
+    "fit": "continue from this checkpoint: a file in a run's checkpoints folder; the run's folder,"
+    " for its newest complete checkpoint; last or best, for that of the newest run of --name."
+    " --resume also takes the run's configuration.",
+    "validate": "the checkpoint to evaluate: a file in a run's checkpoints folder; the run's"
+    " folder, for its newest complete checkpoint; last or best, for that of the newest run of"
+    " --name.",
+}
+TRAINER_HELP = (
+    "Show the options of Lightning's Trainer, such as --trainer.accelerator, --trainer.precision"
+    " and --trainer.callbacks, and exit."
+)
+CHECKPOINTS = "checkpoints"
+"""The folder in that of a run by which a run is known."""
+NAMED_FILE = "--config."
+"""The start of the options that give a configuration file, each with a name of its own."""
+
+
+class _RunGivenError(Exception):
+    """A run is given, whose configuration comes before all arguments."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(run)
+        self.run = run
+
+
+class _Run(argparse.Action):
+    """The argument ``RUN`` of ``validate`` and the option ``--resume`` of ``fit``."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        """Let the parser begin with the run's configuration.
+
+        Raises:
+            ConfigurationError: if another run was given before.
+        """
+        parser.take_run(values)
+
+
+class _Tasks(argparse.Action):
+    """The option ``--tasks``, which takes several values but no run behind them."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        """Store the tasks."""
+        for value in values:
+            if _is_run(Path(value)):
+                parser.take_run(value)
+        namespace[self.dest] = [value for value in values if not _is_run(Path(value))]
+
+
+class _TrainerHelp(argparse.Action):
+    """Print the options of Lightning's trainer."""
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        """Print them and end the program."""
+        trainer = LightningArgumentParser(
+            description="", usage=argparse.SUPPRESS, add_help=False, print_config=None
+        )
+        trainer.add_lightning_class_args(Trainer, "trainer")
+        trainer.print_help()
+        parser.exit()
+
+
+class _ShortHelp(DefaultHelpFormatter):
+    """The help without the trainer's options, and without what other options set."""
+
+    def add_arguments(self, actions: Any) -> None:
+        """Add a group of options."""
+        super().add_arguments([action for action in actions if not _is_hidden(action)])
+
+
+def _is_hidden(action: argparse.Action) -> bool:
+    if action.dest == "trainer" or action.dest.startswith("trainer."):
+        return True
+    return any(" --> " in name for name in action.option_strings)
+
+
+def parser_options(command: str) -> dict[str, Any]:
+    """Return the constructor's arguments of a command's parser, ``fit`` or ``validate``."""
+    return {
+        "prog": f"{PROGRAM} {command}",
+        "description": DESCRIPTIONS[command],
+        "usage": USAGE[command],
+        "formatter_class": _ShortHelp,
+        "exit_on_error": False,
+        "allow_abbrev": False,
+    }
+
+
+class RunParser(LightningArgumentParser):
+    """Lightning's parser for one command, with our configuration files and short help.
+
+    jsonargparse makes such parsers also for the classes in a configuration.
+    """
+
+    _command = ""
+    _run: str | None = None
+    """The run whose configuration comes first."""
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
+        """Add an argument; that of configuration files is replaced by ours."""
+        if kwargs.get("action") is ActionConfigFile:
+            kwargs |= {"action": ExtendingConfigFile, "help": CONFIG, "metavar": "NAME_OR_FILE"}
+        return super().add_argument(*args, **kwargs)
+
+    def option_names(self) -> list[str]:
+        """Return the names of the options without dashes, but those of chosen classes."""
+        return [*self.get_defaults().keys(), "help", "resume", "print_config", "trainer.help"]
+
+    def add_own_arguments(self, command: str) -> None:
+        """Add what a command has beside the sections of a configuration.
+
+        Args:
+            command: ``fit`` or ``validate``.
+        """
+        self._command = command
+        assert self.groups is not None, "LightningCLI adds the sections first"
+        self.groups["trainer"].title = argparse.SUPPRESS  # shown by --trainer.help
+        if self._command == "fit":
+            hidden = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+            self.add_argument("--resume", action=_Run, metavar="RUN", help=RESUME, **hidden)
+        else:
+            self._add_arguments_of_validate()
+        self.add_argument(
+            "--ckpt_path", type=str | None, default=None, help=CKPT_PATH[self._command]
+        )
+        # Lightning's, which every config.yaml has
+        self.add_argument("--weights_only", type=bool | None, default=None, help=argparse.SUPPRESS)
+        self.add_argument(
+            "--trainer.help",
+            action=_TrainerHelp,
+            nargs=0,
+            dest=argparse.SUPPRESS,
+            default=argparse.SUPPRESS,
+            help=TRAINER_HELP,
+        )
+
+    def _add_arguments_of_validate(self) -> None:
+        self.add_argument(
+            "run",
+            nargs="?",
+            action=_Run,
+            default=argparse.SUPPRESS,
+            metavar="RUN",
+            help="the run's folder, ROOT/NAME/version_N, or one of its checkpoints",
+        )
+        self.add_argument(
+            "--split",
+            type=str | None,
+            default=None,
+            help="the only split to evaluate, such as eval_interpolation (default: all but the"
+            " first, which is trained on)",
+        )
+        self.add_argument(
+            "--tasks",
+            action=_Tasks,
+            nargs="+",
+            metavar="TASK",
+            help="the only tasks to evaluate, in this order, such as reach door-open (default: all"
+            " of the run)",
+        )
+        self.add_argument(
+            "--json",
+            type=str | None,
+            default=None,
+            metavar="FILE",
+            help="also write the results into this file, as JSON: the metrics by name, the"
+            " checkpoint, its env_steps, the protocol and the time",
+        )
+
+    def take_run(self, run: str) -> None:
+        """Begin with a run's configuration, unless the parser already has.
+
+        Raises:
+            ConfigurationError: if there is another run.
+        """
+        if self._run is None:
+            raise _RunGivenError(run)
+        if run != self._run:
+            raise ConfigurationError(f"two runs are given, {self._run} and {run}: give one")
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any
+    ) -> Namespace:
+        """Parse what follows the command on the command line.
+
+        Raises:
+            ConfigurationError: if a run is given that cannot be used.
+        """
+        given = _with_nulls(_with_named_files(sys.argv[1:] if args is None else args))
+        self._run = None
+        try:
+            return super().parse_args(given, *rest, **kwargs)
+        except _RunGivenError as found:
+            self._run = found.run
+        config_file, checkpoint = _files_of(Path(self._run), self._command)
+        stored = read_run_config(config_file)  # names the classes that the parser imports
+        # the run's own options come first, so that all other arguments override them
+        first = ["-c", str(config_file), f"--ckpt_path={checkpoint}"]
+        config = super().parse_args([*first, *given], *rest, **kwargs)
+        self._check_overridden(config, stored, str(checkpoint))
+        return config
+
+    def _check_overridden(self, config: Namespace, stored: dict[str, Any], checkpoint: str) -> None:
+        if config.ckpt_path != checkpoint:
+            raise ConfigurationError(
+                f"a run, {self._run}, and --ckpt_path are both given: give one of them."
+                " In place of the run's folder, one of its checkpoints can be given"
+            )
+        for name in ("name", "root"):
+            if self._command == "fit" and config[name] != stored.get(name, config[name]):
+                raise ConfigurationError(
+                    f"--{name} cannot be given with --resume: the run continues in {self._run}."
+                    " Leave it out, or copy the folder and resume the copy"
+                )
+
+
+def _files_of(run: Path, command: str) -> tuple[Path, Path]:
+    """Return the configuration file of a run, and its checkpoint or the folder for the newest.
+
+    Raises:
+        ConfigurationError: if there is none.
+    """
+    if WITHOUT_DASHES.match(str(run)) and not run.exists():
+        raise ConfigurationError(f"there is no run {run}. {FROM_MTRL}")
+    if run.is_file():
+        return config_file_of(run_folder_of(run)), run
+    best = run / CHECKPOINTS / "best.ckpt"
+    if command == "validate" and best.is_file():
+        return config_file_of(run), best
+    checkpoint_at(run)  # names what is missing
+    return config_file_of(run), run
+
+
+def _is_run(path: Path) -> bool:
+    """Return whether a path is a run's folder or a checkpoint."""
+    return (path / CHECKPOINTS).is_dir() or path.suffix == ".ckpt"
+
+
+def _with_named_files(args: Sequence[str]) -> list[str]:
+    """Replace ``--config.NAME FILE`` by ``-c FILE`` behind the other files, before all options.
+
+    The parameters of a sweep have a name each and come in alphabetical order: one that chooses a
+    file must not replace the options beside it.
+    """
+    files: list[str] = []
+    others: list[str] = []
+    place = 0
+    remaining = list(args)
+    while remaining:
+        argument = remaining.pop(0)
+        option, has_value, value = argument.partition("=")
+        if option.startswith(NAMED_FILE):
+            if not has_value:
+                value = remaining.pop(0) if remaining else ""
+            if not value:
+                raise ConfigurationError(f"{option} needs a configuration, such as env/toy")
+            files.append(f"--config={value}")
+            continue
+        others.append(argument)
+        if option in ("-c", "--config"):
+            if not has_value:
+                others += remaining[:1]
+                del remaining[:1]
+            place = len(others)
+    return [*others[:place], *files, *others[place:]]
+
+
+def _with_nulls(args: Sequence[str]) -> list[str]:
+    """Replace the value ``None`` by YAML's ``null``, also for an option of a nested class.
+
+    jsonargparse 4.53 passes ``null`` on as the text ``None`` when a class is nested in another
+    one, and no type but a string accepts that. ``--config`` with a string takes effect in its
+    place.
+    """
+    replaced: list[str] = []
+    for argument in args:
+        option, _, value = argument.partition("=")
+        is_option = argument.startswith("--")
+        if (value if is_option else argument) not in ("None", "null"):
+            replaced.append(argument)
+            continue
+        if not is_option:
+            if not replaced or not _is_nested(replaced[-1]):
+                replaced.append("null")
+                continue
+            option = replaced.pop()
+        if _is_nested(option):
+            replaced.append(f"--config={_config_with_null(option)}")
+        else:
+            replaced.append(f"{option}=null")
+    return replaced
+
+
+def _is_nested(option: str) -> bool:
+    is_name = option.startswith("--") and "=" not in option
+    return is_name and option.count(".init_args.") > 1
+
+
+def _config_with_null(option: str) -> str:
+    config: Any = None
+    for key in reversed(option.removeprefix("--").split(".")):
+        config = {key: config}
+    return json.dumps(config)

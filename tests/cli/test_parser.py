@@ -1,0 +1,172 @@
+"""Runs, files and nulls among the arguments of ``fit`` and ``validate``."""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+from jsonargparse import ArgumentError
+
+from mtrl_lightning.__main__ import main
+from mtrl_lightning.cli.lightning_cli import build_parser
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.runs import config_file_of, find_checkpoint
+from tests.helpers.command_line import CONFIGS
+
+CONFIG = f"extends: [{', '.join(CONFIGS)}]\nname: try\nroot: runs\nmetrics: {{every: 3}}\n"
+parser = cache(build_parser)
+
+
+def parse(command, *args):
+    return parser(command).parse_args([str(argument) for argument in args])
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a run that was continued once."""
+    folder = tmp_path / "try" / "version_0"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml").write_text(CONFIG.replace("every: 3", "every: 2"))
+    (folder / "config_from_000000000900.yaml").write_text(CONFIG)
+    for name in ("best", "last", "step_000000000900"):
+        (folder / "checkpoints" / f"{name}.ckpt").touch()
+    return folder
+
+
+@pytest.mark.parametrize("option", ["two words", "one word"])
+def test_a_run_is_resumed_with_its_last_configuration_under_all_other_arguments(run, option):
+    given = ["--resume", run] if option == "two words" else [f"--resume={run}"]
+    config = parse("fit", *given)
+    assert (config.ckpt_path, config.name, config.metrics.every) == (str(run), "try", 3)
+    assert "resume" not in config, "a run that is repeated from config.yaml continues nothing"
+    (run / "own.yaml").write_text("evaluation: {every: 5}\n")
+    config = parse("fit", "--metrics.every", 7, *given, "-c", run / "own.yaml")
+    assert (config.metrics.every, config.evaluation.every) == (7, 5)
+
+
+def test_the_folder_of_a_run_stands_for_its_last_checkpoint(run):
+    last = run / "checkpoints" / "last.ckpt"
+    assert find_checkpoint(str(run), "", "") == last
+    last.unlink()
+    assert find_checkpoint(str(run), "", "") == last, "the newest complete one is looked for there"
+
+
+def test_a_checkpoint_may_stand_for_its_run(run):
+    step = run / "checkpoints" / "step_000000000900.ckpt"
+    assert parse("fit", f"--resume={step}").ckpt_path == str(step)
+    assert parse("validate", step).ckpt_path == str(step)
+
+
+OPTIONS = [
+    [],
+    ["--evaluation.num_episodes", "5"],
+    ["--evaluation.num_episodes=5"],
+    ["-c", "env/toy", "--seed_everything", "2"],
+    ["--overwrite_metrics"],
+    ["--no_overwrite_metrics"],
+    ["-c", "env/toy", "-c", "quickstart", "--config=network/mlp"],
+    ["-c", "quickstart", "--model.init_args.log_std_min", "-5"],
+    ["-c", "quickstart", "--model.init_args.log_std_min", "-1e-3"],
+    ["-c", "quickstart", "--model.init_args.log_std_min=-5"],
+    ["--trainer.deterministic", "true"],
+    ["--overwrite_metrics", "--evaluation.every", "-5", "--no_overwrite_metrics"],
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+def test_validate_takes_the_best_checkpoint_of_a_run_before_and_after_options(run, options):
+    best = run / "checkpoints" / "best.ckpt"
+    for args in ([run, *options], [*options, run]):
+        config = parse("validate", *args)
+        assert config.ckpt_path == str(best)
+        own = Path(str(config.config[len(CONFIGS)]))  # behind the files that it extends
+        assert own.name == "config_from_000000000900.yaml", "all arguments come later"
+    best.unlink()
+    assert parse("validate", run).ckpt_path == str(run)
+
+
+def test_an_option_of_a_class_stands_behind_the_run_that_has_the_class(run):
+    option = "--model.init_args.discount=0.5"
+    assert parse("validate", run, option).model.init_args.discount == 0.5
+    with pytest.raises(ArgumentError, match="class_path"):
+        parse("validate", option, run)
+
+
+def test_the_newest_configuration_is_that_written_last(run):
+    assert config_file_of(run).name == "config_from_000000000900.yaml"
+    older = run / "config_from_000000000300.yaml"  # the run went back to an older checkpoint
+    older.write_text("name: try\n")
+    written = (run / "config_from_000000000900.yaml").stat().st_mtime_ns
+    os.utime(older, ns=(written + 1, written + 1))
+    assert config_file_of(run) == older
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["fit", "--resume=nowhere"], "there is no checkpoint nowhere"),
+        (["validate", "setup=metaworld", "env=metaworld-mt10"], "docs/from_mtrl.md"),
+        (["fit", "--resume={run}", "--ckpt_path=last"], "and --ckpt_path are both given"),
+        (["fit", "--resume={run}", "--name", "other"], "--name cannot be given with --resume"),
+        (["fit", "--resume={run}", "--root=other"], "--root cannot be given with --resume"),
+        (["fit", "--resume={run}", "--resume=other"], "two runs are given, .*version_0 and other"),
+        (["validate", "{run}", "--ckpt_path", "best"], "and --ckpt_path are both given"),
+        (["validate", "{run}/.."], "contains runs but is not the folder of one run"),
+        (["validate", "{run}/checkpoints"], "has no checkpoint: give the folder of a run"),
+    ],
+)
+def test_what_is_no_run(run, args, message):
+    with pytest.raises(ConfigurationError, match=message):
+        parse(*(argument.format(run=run) for argument in args))
+
+
+@pytest.mark.parametrize("args", [["--resume"], ["--resume", "--name"]])
+def test_resume_needs_a_run(args):
+    with pytest.raises(ArgumentError, match="--resume: expected one argument"):
+        parse("fit", *args)
+
+
+def test_a_run_from_python_has_no_configuration(run):
+    for path in run.glob("config*.yaml"):
+        path.unlink()
+    with pytest.raises(ConfigurationError, match="started from Python is continued by"):
+        parse("fit", f"--resume={run}")
+
+
+@pytest.mark.parametrize("given", ["None", "null"])
+@pytest.mark.parametrize(
+    "option", ["rollout.learner_threads", "model.init_args.actor.init_args.max_loss"]
+)
+def test_none_is_null(option, given):
+    files = [word for name in (*CONFIGS[:3], "network/paco") for word in ("-c", name)]
+    for words in ([f"--{option}", given], [f"--{option}={given}"]):
+        assert parse("fit", *files, f"--{option}=7")[option] == 7
+        assert parse("fit", *files, f"--{option}=7", *words)[option] is None
+    assert parse("fit", *files, "--name=None-of-these").name == "None-of-these"
+
+
+def test_a_run_that_an_option_takes_for_its_value_is_refused_by_that_option(run):
+    given = ["--trainer.deterministic", run]
+    with pytest.raises(ArgumentError, match=f'(?s)"trainer.deterministic".*Given value: {run}'):
+        parse("validate", *given)
+
+
+def test_tasks_before_a_run_do_not_take_it(run):
+    best = run / "checkpoints" / "best.ckpt"
+    for given in (run, best):
+        config = parse("validate", "--tasks", "reach", "door-open", given)
+        assert config.tasks == ["reach", "door-open"] and config.ckpt_path == str(best)
+    assert parse("validate", run, "--tasks", "reach").tasks == ["reach"]
+
+
+def test_the_help_of_a_class_needs_no_run(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["validate", "--model.help", "SAC"])
+    assert exit_info.value.code == 0 and "--model.tau" in capsys.readouterr().out
+
+
+def test_a_flag_before_a_run_does_not_take_it(command_line, capsys):
+    command_line.finished()
+    options = ["--evaluation.num_episodes", "1", "--evaluation.num_workers", "0"]
+    main(["validate", *options, "--overwrite_metrics", str(command_line.folder())])
+    assert "goal-0" in capsys.readouterr().out
