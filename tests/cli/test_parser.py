@@ -66,7 +66,7 @@ OPTIONS = [
     ["--no_overwrite_metrics"],
     ["-c", "env/toy", "-c", "quickstart", "--config=network/mlp"],
     ["-c", "quickstart", "--model.init_args.log_std_min", "-5"],
-    ["-c", "quickstart", "--model.init_args.log_std_min", "-1e-3"],
+    ["-c", "quickstart", "--model.init_args.log_std_min=-1e-3"],
     ["-c", "quickstart", "--model.init_args.log_std_min=-5"],
     ["--trainer.deterministic", "true"],
     ["--overwrite_metrics", "--evaluation.every", "-5", "--no_overwrite_metrics"],
