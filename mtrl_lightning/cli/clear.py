@@ -1,76 +1,36 @@
 """Delete the files of a run: ``mtrl-lightning clear runs/try/version_0``.
 
-Without ``--yes`` the files are only listed. Only files that the program wrote are deleted. Links
-are never followed. PyTorch is not imported.
+Without ``--yes`` the files are only listed. Only files that the program wrote are deleted, and
+links are never followed. PyTorch is not imported.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from re import fullmatch
-from typing import NamedTuple
 
-from mtrl_lightning.cli.commands import CommandParser
+from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import LOCK, VALIDATIONS, check_idle, run_lock
 
 HELP = "List the files that would be deleted in a run's folder; delete them with --yes."
 SIGNS_OF_A_RUN = ("config.yaml", "metrics.csv", "checkpoints")
-FILES = (
-    "config.yaml",
-    "config_from_*.yaml",
-    "hparams.yaml",
-    "metrics.csv",
-    "metrics.damaged.csv",
-    "curves.png",
-    "report.html",
-    "wandb_logged_*.json",
-    VALIDATIONS,
-    LOCK,
-)
 UNFINISHED = ("*.unfinished", "*.unfinished.*")
+FILES = ("config.yaml", "config_from_*.yaml", "hparams.yaml", "metrics.csv", "metrics.damaged.csv")
+FILES += ("curves.png", "report.html", "wandb_logged_*.json", VALIDATIONS, LOCK, *UNFINISHED)
+"""Patterns of the program's files in the run's folder itself."""
 FOLDERS = {
-    "replay": ("*",),
-    "videos": ("*",),
+    **dict.fromkeys(("replay", "videos", "export", "tensorboard", "wandb"), ("*",)),
     "pictures": ("reconstruction_*.png", *UNFINISHED),
-    "export": ("*",),
-    "tensorboard": ("*",),
-    "wandb": ("*",),
     "checkpoints": ("*.ckpt", *UNFINISHED),
 }
 """Folders of the program and patterns of its files; with ``*`` all contents, also folders."""
-
-
-class _Contents(NamedTuple):
-    """The contents of a run's folder."""
-
-    own: list[Path]
-    """Files that the program wrote, and links in their place."""
-    folders: list[Path]
-    """Folders that the program created, inner ones first."""
-    foreign: list[Path]
-    """Everything else: it is not deleted."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``clear``."""
-    parser.add_argument(
-        "run", nargs="?", type=Path, metavar="RUN", help="the run's folder, ROOT/NAME/version_N"
-    )
-    parser.add_argument("--run", dest="same_run", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--replay_only",
-        action="store_true",
-        help="delete only the replay; weights, checkpoints and metrics are kept",
-    )
-    parser.add_argument(
-        "--yes", action="store_true", help="delete the files instead of only listing them"
-    )
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -85,18 +45,20 @@ def main(args: Sequence[str] | None = None) -> None:
         " them with --yes. Files that the program did not write are kept, links are never followed,"
         " and a run in training is refused.",
     )
-    add_arguments(parser)
+    run_help = "the run's folder, ROOT/NAME/version_N"
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help=run_help)
+    parser.add_argument("--run", dest="former_run", type=Path, help=argparse.SUPPRESS)
+    replay_help = "delete only the replay; weights, checkpoints and metrics are kept"
+    parser.add_argument("--replay_only", action="store_true", help=replay_help)
+    yes_help = "delete the files instead of only listing them"
+    parser.add_argument("--yes", action="store_true", help=yes_help)
     options = parser.parse_args(sys.argv[2:] if args is None else args)
-    run = options.run or options.same_run
-    if run is None or (options.run and options.same_run):
+    if (options.run is None) == (options.former_run is None):
         parser.error("give one run: clear runs/NAME/version_0")
-    try:
-        clear(run, replay_only=options.replay_only, yes=options.yes)
-    except (ConfigurationError, OSError) as error:
-        has_remedy = isinstance(error, ConfigurationError)
-        remedy = "" if has_remedy else ": correct this and run clear again"
-        print(f"\nerror: {error}{remedy}", file=sys.stderr)
-        sys.exit(2)
+    if options.former_run is not None:
+        print(f"warning: --run is the former form: clear {options.former_run}", file=sys.stderr)
+    with mistakes_end_the_program():
+        clear(options.run or options.former_run, options.replay_only, options.yes)
 
 
 def clear(path: Path, replay_only: bool = False, yes: bool = False) -> None:
@@ -113,16 +75,19 @@ def clear(path: Path, replay_only: bool = False, yes: bool = False) -> None:
     """
     folder = _run_folder(path)
     check_idle(folder)
-    found = _contents(folder, replay_only)
+    own, foreign = _contents(folder, "replay" if replay_only else "")
+    files = [name for name in own if name.is_symlink() or not name.is_dir()]
     print(f"{folder}:")
-    for file in found.own:
+    for file in files:
         print(f"{_text(file.lstat().st_size):>12}  {file.relative_to(folder)}")
-    for other in found.foreign:
+    for other in foreign:
         reason = "(not written by the program, or a link)"
         print(f"{'kept':>12}  {other.relative_to(folder)} {reason}")
-    summary = f"{len(found.own)} files, {_text(_size(found.own))}"
+    # hard links to one file count once
+    sizes = {(stat.st_dev, stat.st_ino): stat.st_size for stat in map(Path.lstat, files)}
+    summary = f"{len(files)} files, {_text(sum(sizes.values()))}"
     if yes:
-        _delete(folder, found)
+        _delete(folder, own)
     print(f"Deleted: {summary}" if yes else f"To delete: {summary}")
     if replay_only:
         print(
@@ -133,40 +98,31 @@ def clear(path: Path, replay_only: bool = False, yes: bool = False) -> None:
         print("Nothing was deleted: add --yes to delete")
 
 
-def _contents(folder: Path, replay_only: bool = False) -> _Contents:
-    """Return the contents of a run's folder, or only of its replay."""
-    found = _Contents([], [], [])
-    names = ["replay"] if replay_only else list(FOLDERS)
-    ours = [
-        folder / name
-        for name in names
-        if (folder / name).is_dir() and not (folder / name).is_symlink()
-    ]
-    for own in ours:
-        _collect(own, FOLDERS[own.name], found)
-    if not replay_only:
-        for path in sorted(set(folder.iterdir()) - set(ours)):
-            _sort_in(path, (*FILES, *UNFINISHED), found)
-    elif (folder / "replay").is_symlink():
-        found.foreign.append(folder / "replay")
-    return found
+def _contents(folder: Path, part: str) -> tuple[list[Path], list[Path]]:
+    """Return what the program wrote, each folder before its contents, and everything else.
 
-
-def _collect(folder: Path, patterns: tuple[str, ...], found: _Contents) -> None:
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink() and "*" in patterns:
-            _collect(path, patterns, found)
-        else:
-            _sort_in(path, patterns, found)
-    found.folders.append(folder)
-
-
-def _sort_in(path: Path, patterns: tuple[str, ...], found: _Contents) -> None:
-    is_file = path.is_symlink() or path.is_file()
-    if is_file and any(fnmatch(path.name, pattern) for pattern in patterns):
-        found.own.append(path)
-    else:
-        found.foreign.append(path)
+    Args:
+        folder: of the run.
+        part: the only one of ``FOLDERS`` that is looked at; empty for all.
+    """
+    own: list[Path] = []
+    foreign: list[Path] = []
+    for parent, folders, files in os.walk(folder):
+        for name in sorted([*folders, *files]):
+            path = Path(parent, name)
+            parts = path.relative_to(folder).parts
+            if part and parts[0] != part:
+                is_own = None
+            elif path.is_dir() and not path.is_symlink():
+                is_own = parts[0] in FOLDERS and (len(parts) == 1 or "*" in FOLDERS[parts[0]])
+            else:
+                patterns = FILES if len(parts) == 1 else FOLDERS[parts[0]]
+                is_own = any(fnmatch(name, pattern) for pattern in patterns)
+            if is_own is not None:
+                (own if is_own else foreign).append(path)
+            if not is_own and name in folders:
+                folders.remove(name)  # it is not entered
+    return own, foreign
 
 
 def _run_folder(path: Path) -> Path:
@@ -186,20 +142,16 @@ def _run_folder(path: Path) -> Path:
     )
 
 
-def _delete(folder: Path, found: _Contents) -> None:
+def _delete(folder: Path, own: list[Path]) -> None:
+    """Delete files, and then the folders that are empty, inner ones first."""
     with run_lock(folder):
-        for path in found.own:
-            if path != folder / LOCK:  # deleted when the lock is released
+        for path in own:
+            is_folder = path.is_dir() and not path.is_symlink()
+            if not is_folder and path != folder / LOCK:  # deleted when the lock is released
                 path.unlink(missing_ok=True)
-    for empty in [*found.folders, folder]:
-        with contextlib.suppress(OSError):  # not empty
-            empty.rmdir()
-
-
-def _size(files: Sequence[Path]) -> int:
-    """Return the bytes of the files; hard links to one file count once."""
-    stats = [file.lstat() for file in files]
-    return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in stats}.values())
+    for path in [*reversed(own), folder]:
+        with contextlib.suppress(OSError):  # a file that was deleted, or a folder that is not empty
+            path.rmdir()
 
 
 def _text(size: float) -> str:

@@ -6,7 +6,6 @@ is incomplete.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import netrc
 import os
@@ -20,7 +19,6 @@ from urllib.parse import urlparse
 
 from mtrl_lightning import __version__
 from mtrl_lightning.cli.commands import CommandParser
-from mtrl_lightning.envs.render.opengl import VARIABLE, find_renderer
 from mtrl_lightning.errors import ConfigurationError, requirement
 
 HELP = "Print what this machine offers to training, and what to do where something is missing."
@@ -28,25 +26,17 @@ PYTHONS = ((3, 11), (3, 13))
 """The first and the last supported version."""
 REQUIRED = ("torch", "lightning", "jsonargparse", "gymnasium", "numpy", "scipy", "psutil")
 OPTIONAL = {
-    "metaworld": "the MetaWorld tasks",
-    "dm_control": "the tasks of the DeepMind Control Suite",
-    "mujoco": "the simulator of both",
-    "wandb": "-c logger/wandb",
-    "tensorboard": "-c logger/tensorboard",
-    "imageio-ffmpeg": "videos",
-    "optuna": "mtrl-lightning sweep",
-    "onnxruntime": "export --to onnx",
-    "minari": "export --to minari",
+    "metaworld": ("metaworld", "the MetaWorld tasks"),
+    "dm_control": ("dmcontrol", "the tasks of the DeepMind Control Suite"),
+    "mujoco": ("metaworld", "the simulator of both"),
+    "wandb": ("wandb", "-c logger/wandb"),
+    "tensorboard": ("tensorboard", "-c logger/tensorboard"),
+    "imageio-ffmpeg": ("video", "videos"),
+    "optuna": ("sweep", "mtrl-lightning sweep"),
+    "onnxruntime": ("export", "export --to onnx"),
+    "minari": ("minari", "export --to minari"),
 }
-"""Packages that only some configurations need, and what for."""
-EXTRAS = {
-    "dm_control": "dmcontrol",
-    "mujoco": "metaworld",
-    "imageio-ffmpeg": "video",
-    "optuna": "sweep",
-    "onnxruntime": "export",
-}
-"""The extra that installs a package, where it has another name."""
+"""Packages that only some configurations need: the extra that installs each, and what for."""
 PYTORCH_SELECTOR = "https://pytorch.org/get-started/locally"
 LITTLE_MEMORY = 4.0
 """GiB below which a replay of images or a large network does not fit."""
@@ -64,10 +54,6 @@ class Finding(NamedTuple):
     """What to do; empty where nothing is missing."""
     is_fatal: bool = False
     """Whether nothing can be trained without the remedy."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``doctor``: it has none."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -101,9 +87,8 @@ def check_versions() -> Iterator[Finding]:
         version = _version(name)
         remedy = "" if version else f"pip install {requirement(name)}"
         yield Finding(name, version or "not installed", remedy, not version)
-    for name, purpose in OPTIONAL.items():
+    for name, (extra, purpose) in OPTIONAL.items():
         version = _version(name)
-        extra = EXTRAS.get(name, name)
         remedy = "" if version else f'for {purpose}: pip install "mtrl_lightning[{extra}]"'
         yield Finding(name, version or "not installed", remedy)
 
@@ -115,15 +100,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def check_cores() -> Iterator[Finding]:
-    """Find the cores that this process may use."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    remedy = "step the environments in the learner's process: --rollout.num_workers 0"
-    yield Finding("cores", f"{cores}", remedy if cores == 1 else "")
-
-
 def check_bfloat16() -> Iterator[Finding]:
     """Time a layer in both precisions on the CPU."""
     if _version("torch") is None:
@@ -131,11 +107,11 @@ def check_bfloat16() -> Iterator[Finding]:
     from mtrl_lightning.precision import time_products
 
     times = time_products()
-    ratio = f"{times.slowdown:.2f} times float32's time"
+    advice = "bf16-mixed may pay off"
     if times.is_bfloat16_slower:
-        yield Finding("bfloat16", f"{ratio} on the CPU: keep --trainer.precision 32-true")
-    else:
-        yield Finding("bfloat16", f"{ratio} on the CPU: --trainer.precision bf16-mixed may pay off")
+        advice = "keep 32-true"
+    value = f"{times.slowdown:.2f} times float32's time on the CPU: --trainer.precision {advice}"
+    yield Finding("bfloat16", value)
 
 
 def check_gpu() -> Iterator[Finding]:
@@ -168,6 +144,8 @@ def check_renderer() -> Iterator[Finding]:
     """Find what MuJoCo can draw videos with."""
     if _version("mujoco") is None:
         return
+    from mtrl_lightning.envs.render.opengl import VARIABLE, find_renderer  # needs Gymnasium
+
     try:
         name = find_renderer()
     except ConfigurationError as error:
@@ -178,21 +156,20 @@ def check_renderer() -> Iterator[Finding]:
     yield Finding("renderer", f"MuJoCo draws images {found if name else ''}".rstrip())
 
 
-def check_memory() -> Iterator[Finding]:
-    """Find the memory that is free."""
-    if _version("psutil") is None:
-        return
-    import psutil
+def check_machine() -> Iterator[Finding]:
+    """Find the cores that this process may use, and the memory and the disk that are free."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    remedy = "step the environments in the learner's process: --rollout.num_workers 0"
+    yield Finding("cores", f"{cores}", remedy if cores == 1 else "")
+    if _version("psutil") is not None:
+        import psutil
 
-    memory = psutil.virtual_memory()
-    free = memory.available / GIB
-    remedy = "lower data.capacity, or keep the replay on disk: --data.memory_map true"
-    value = f"{free:.1f} of {memory.total / GIB:.1f} GiB free"
-    yield Finding("memory", value, remedy if free < LITTLE_MEMORY else "")
-
-
-def check_disk() -> Iterator[Finding]:
-    """Find the space on the disk of the working directory, where ``runs`` is created."""
+        memory = psutil.virtual_memory()
+        free = memory.available / GIB
+        remedy = "lower data.capacity, or keep the replay on disk: --data.memory_map true"
+        value = f"{free:.1f} of {memory.total / GIB:.1f} GiB free"
+        yield Finding("memory", value, remedy if free < LITTLE_MEMORY else "")
     usage = shutil.disk_usage(Path.cwd())
     free = usage.free / GIB
     remedy = "give another --root, save less (replay.save_last), or delete runs: clear --help"
@@ -231,11 +208,9 @@ def _has_netrc_entry() -> bool:
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     check_versions,
-    check_cores,
+    check_machine,
     check_bfloat16,
     check_gpu,
     check_renderer,
-    check_memory,
-    check_disk,
     check_wandb,
 )

@@ -217,7 +217,8 @@ def test_both_commands_reach_it_and_without_pytorch(run, capsys, monkeypatch):
     )
     assert done.stdout.splitlines()[-1] == "[]" and "add --yes" in done.stdout
     main(["clear", "--run", str(run)])  # the former form
-    assert "add --yes" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "add --yes" in printed.out and f"former form: clear {run}" in printed.err
     monkeypatch.setattr(sys, "argv", ["mtrl-lightning", "clear", str(run), "--yes"])
     main()
     assert not run.exists()

@@ -16,6 +16,7 @@ from mtrl_lightning.callbacks import EnvStepWandbLogger
 from mtrl_lightning.cli import config_list, doctor
 from mtrl_lightning.cli.commands import COMMANDS
 from mtrl_lightning.cli.config_names import FORMER_NAMES, config_names, find_config
+from mtrl_lightning.envs.render import opengl
 from mtrl_lightning.errors import ConfigurationError, requirement
 from mtrl_lightning.launch.quiet import LOGGER, quiet
 from tests.helpers.command_line import CONFIGS, ROOT, SMALL, config_args
@@ -241,7 +242,7 @@ def test_doctor_finds_a_key_of_wandb_and_never_prints_it(tmp_path, monkeypatch):
 
 def test_doctor_finds_a_renderer_that_works(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    monkeypatch.setattr(doctor, "find_renderer", lambda: "osmesa")
+    monkeypatch.setattr(opengl, "find_renderer", lambda: "osmesa")
     (finding,) = doctor.check_renderer()
     assert "MUJOCO_GL osmesa, which videos choose themselves" in finding.value
     assert not finding.remedy
@@ -252,7 +253,7 @@ def test_doctor_finds_a_renderer_that_works(monkeypatch):
     def find_none():
         raise ConfigurationError("install one of them")
 
-    monkeypatch.setattr(doctor, "find_renderer", find_none)
+    monkeypatch.setattr(opengl, "find_renderer", find_none)
     (finding,) = doctor.check_renderer()
     assert finding.remedy == "install one of them" and not finding.is_fatal
 

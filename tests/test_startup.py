@@ -1,0 +1,83 @@
+"""Which libraries each command imports before it says a word: they are what a user waits for."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+SLOW_TO_IMPORT = {
+    "dm_control",
+    "gymnasium",
+    "imageio",
+    "jsonargparse",
+    "lightning",
+    "matplotlib",
+    "metaworld",
+    "mujoco",
+    "numpy",
+    "onnx",
+    "optuna",
+    "pandas",
+    "scipy",
+    "tensorboard",
+    "torch",
+    "torchmetrics",
+    "torchvision",
+    "wandb",
+}
+QUICK = [
+    ["--help"],
+    ["--version"],
+    ["fti"],
+    ["list"],
+    ["list", "gradeint"],
+    ["completion", "bash"],
+    ["clear", "nowhere"],
+    ["doctor", "--nothing"],
+    ["play", "--nothing"],
+    ["compare", "--nothing"],
+    ["export", "--nothing"],
+    ["sweep", "--nothing"],
+]
+"""Commands that answer without any of them."""
+OF_LIGHTNING = {"matplotlib", "scipy", "torchmetrics"}
+"""What ``import lightning.pytorch`` brings along; the program itself could do without."""
+RUN = """
+import contextlib, io, json, sys
+from mtrl_lightning.__main__ import main
+for args in json.loads(sys.argv[1]):
+    printed = io.StringIO()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(printed):
+        with contextlib.redirect_stdout(printed):
+            main(args)
+    packages = {name.partition(".")[0] for name in sys.modules}
+    print(json.dumps([printed.getvalue(), sorted(packages)]))
+"""
+
+
+def imported(*commands):
+    """Run commands one after another in a process; return what each printed and is imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return [(printed, SLOW_TO_IMPORT & set(packages)) for printed, packages in found]
+
+
+def test_what_trains_nothing_imports_no_large_library():
+    for command, (printed, packages) in zip(QUICK, imported(*QUICK), strict=True):
+        assert printed and packages == set(), command
+
+
+@pytest.mark.parametrize("args", [["--help"], ["-c", "quickstart", "--rollot.total_steps=5"]])
+def test_fit_imports_no_simulator_and_no_logger_before_it_answers(args):
+    ((printed, packages),) = imported(["fit", *args])
+    assert "--rollout.total_steps" in printed or "did you mean rollout.total_steps" in printed
+    assert packages == {"gymnasium", "jsonargparse", "lightning", "numpy", "torch", *OF_LIGHTNING}
