@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.helpers.command_line import ROOT
 
 SLOW_TO_IMPORT = {
     "dm_control",

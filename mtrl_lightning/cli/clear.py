@@ -22,8 +22,19 @@ from mtrl_lightning.runs import LOCK, VALIDATIONS, check_idle, run_lock
 HELP = "List the files that would be deleted in a run's folder; delete them with --yes."
 SIGNS_OF_A_RUN = ("config.yaml", "metrics.csv", "checkpoints")
 UNFINISHED = ("*.unfinished", "*.unfinished.*")
-FILES = ("config.yaml", "config_from_*.yaml", "hparams.yaml", "metrics.csv", "metrics.damaged.csv")
-FILES += ("curves.png", "report.html", "wandb_logged_*.json", VALIDATIONS, LOCK, *UNFINISHED)
+FILES = (
+    "config.yaml",
+    "config_from_*.yaml",
+    "hparams.yaml",
+    "metrics.csv",
+    "metrics.damaged.csv",
+    "curves.png",
+    "report.html",
+    "wandb_logged_*.json",
+    VALIDATIONS,
+    LOCK,
+    *UNFINISHED,
+)
 """Patterns of the program's files in the run's folder itself."""
 FOLDERS = {
     **dict.fromkeys(("replay", "videos", "export", "tensorboard", "wandb"), ("*",)),

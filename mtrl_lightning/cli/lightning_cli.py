@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import re
 import signal
 import sys
 import uuid
@@ -32,7 +33,7 @@ from mtrl_lightning.callbacks.options import plain
 from mtrl_lightning.callbacks.signals import requeue_signal
 from mtrl_lightning.callbacks.trainer_options import check_trainer
 from mtrl_lightning.cli.parser import RunParser, parser_options
-from mtrl_lightning.cli.suggestions import CLASS_PATH, suggestions
+from mtrl_lightning.cli.suggestions import suggestions
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, only_split
 from mtrl_lightning.errors import (
     ConfigurationError,
@@ -60,6 +61,10 @@ SINGLE_LOGGERS = ("TensorBoardLogger", "WandbLogger")
 """Of which a run has one at most: both write into its folder."""
 FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
+MISSING_PACKAGE = re.compile(
+    r"given class_path '[\w.]*?(\w+)':\s+(.*(?:No module named|Requirement .* not met).*)"
+)
+"""jsonargparse's message about a class whose package is not installed."""
 MAX_SEED = 2**32 - 1
 """The largest seed that NumPy takes."""
 HINTS = {
@@ -388,13 +393,12 @@ def _own_error(error: BaseException) -> BaseException | None:
 
     A lack of memory counts as one, and a missing package of a callback or a logger.
     """
+    missing = MISSING_PACKAGE.search(str(error)) if isinstance(error, ValueError) else None
+    if missing is not None:
+        return ConfigurationError(f"{missing[1]} needs a package: {missing[2]}")
     for cause in causes(error):
         if isinstance(cause, (ConfigurationError, *FAULTS)):
             return cause
-        class_path = CLASS_PATH.search(str(error))
-        if isinstance(cause, ModuleNotFoundError) and class_path is not None:
-            name = class_path[1].rpartition(".")[2]
-            return ConfigurationError(f"{name} needs a package: {cause}")
         if is_out_of_memory(cause):
             return ConfigurationError(
                 f"the memory does not suffice ({str(cause).splitlines()[0]}): choose smaller"
