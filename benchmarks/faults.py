@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -65,7 +65,11 @@ END_SECONDS = 120.0
 """Within this time all processes of a run have ended when one is killed, on busy cores."""
 ALLOWED_RESTARTS = 2
 """Of the row whose environments break more often."""
-DISK_BYTES = 16 * 2**20
+ON_ERROR = {
+    "continue": "the former ones are kept and the run continues",
+    "stop": "free the disk, then continue from",
+}
+"""Values of ``checkpoint.on_error``, and the message of a save that fails."""
 FILE_BYTES = 60_000
 """A limit of a file's size that metrics fit in, and neither checkpoints nor chunks do."""
 HARMS = ("flip", "truncate", "zero", "missing", "insert", "text", "code", "tensor")
@@ -523,96 +527,47 @@ def exhausted_row(bench: Bench, row: Row) -> None:
 
 
 def disk_row(bench: Bench, row: Row) -> None:
-    """Fill the disk while a run saves, once with each ``on_error``; free it, and continue."""
-    generator = bench.generator(row.name)
-    for rule in ("continue", "stop"):
-        root = bench.folder / f"disk-{rule}" / "runs"
-        config = bench.config(checkpoint={"on_error": rule})
-        with small_room(root) as (kind, take, give):
-            run = bench.run(f"disk-{rule}", config, root)
-            session = run.start()
-            target = generator.uniform(0.3, 0.6) * bench.total_steps
-            session.wait_until(
-                lambda: run.is_stepping(session) and run.env_steps() >= target  # noqa: B023
-            )
-            row.injected += 1
-            fill_up(row, run, session, take, give, rule)
-            if rule == "stop":
-                run.finish()
-            bench.judge_exact(row, run)
-            row.survived += 1
-            run.close()
-        say(f"disk, on_error {rule}: survived")
-    row.checks.append(f"by {kind}; the last checkpoint was whole while nothing could be written")
+    """Let saves fail, as on a full disk, once with each ``on_error``; then allow them again.
 
-
-def fill_up(
-    row: Row,
-    run: FaultRun,
-    session: Session,
-    take: Callable[[Session], None],
-    give: Callable[[Session], None],
-    rule: str,
-) -> None:
-    """Take the room until a save fails, check the last checkpoint, and give it back."""
-    message = "free the disk, then continue from"
-    if rule == "continue":
-        message = "the former ones are kept and the run continues"
-
-    def failed() -> bool:
-        take(session)
-        return message in session.text()
-
-    if not session.wait_until(failed):
-        raise session.error("ended and did not say that it could not save")
-    if rule == "stop":
-        session.expect_end(2)
-    path, _ = load_newest_whole(run.last, with_replay=True)
-    row.expect(path == run.last, f"{path} was read in place of {run.last}, which is not whole")
-    before = load_checkpoint(run.last)["mtrl_lightning"]["counters"]["env_steps"]
-    give(session)
-    if rule == "continue":
-        session.expect_end(0)
-        after = load_checkpoint(run.last)["mtrl_lightning"]["counters"]["env_steps"]
-        row.expect(after > before, "nothing was saved when there was room again")
-
-
-@contextlib.contextmanager
-def small_room(
-    root: Path,
-) -> Iterator[tuple[str, Callable[[Session], None], Callable[[Session], None]]]:
-    """Mount a small file system, or limit files' sizes where that is not allowed.
-
-    Yields:
-        The kind of room, and functions that take it from a run and give it back.
+    A limit of the size of the process' files stands for the full disk: it needs no rights.
     """
-    root.mkdir(parents=True)
-    is_mounted = False
-    if sys.platform == "linux" and os.geteuid() == 0:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(root)]
-        is_mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    filler = root / "filler"
-
-    def take(session: Session) -> None:
-        with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
-            while file.write(bytes(4096)):
-                pass
-
-    def limit(session: Session, size: int) -> None:
-        if session.is_running:
-            process = psutil.Process(session.process.pid)
-            hard = process.rlimit(psutil.RLIMIT_FSIZE)[1]
-            process.rlimit(psutil.RLIMIT_FSIZE, (size, hard))
-
-    try:
-        if is_mounted:
-            yield "a small file system", take, lambda _: filler.unlink(missing_ok=True)
+    generator = bench.generator(row.name)
+    for rule, message in ON_ERROR.items():
+        run = bench.run(f"disk-{rule}", bench.config(checkpoint={"on_error": rule}))
+        session = run.start()
+        target = generator.uniform(0.3, 0.6) * bench.total_steps
+        session.wait_until(
+            lambda: run.is_stepping(session) and run.env_steps() >= target  # noqa: B023
+        )
+        row.injected += 1
+        limit_files(session, FILE_BYTES)
+        if not session.wait_until(lambda: message in session.text()):  # noqa: B023
+            raise session.error("ended and did not say that it could not save")
+        if rule == "stop":
+            session.expect_end(2)
+        path, last = load_newest_whole(run.last, with_replay=True)
+        row.expect(path == run.last, f"{path} was read in place of {run.last}, which is damaged")
+        if rule == "stop":
+            run.finish()
         else:
-            give = partial(limit, size=resource.RLIM_INFINITY)
-            yield "a limit of files' sizes", partial(limit, size=FILE_BYTES), give
-    finally:
-        if is_mounted:
-            subprocess.run(["umount", "--lazy", str(root)], check=False)
+            limit_files(session, resource.RLIM_INFINITY)
+            session.expect_end(0)
+            before, after = (
+                checkpoint["mtrl_lightning"]["counters"]["env_steps"]
+                for checkpoint in (last, load_checkpoint(run.last))
+            )
+            row.expect(after > before, "nothing was saved when it was possible again")
+        bench.judge_exact(row, run)
+        row.survived += 1
+        say(f"disk, on_error {rule}: survived")
+    row.checks.append("the last checkpoint was whole while nothing could be written")
+
+
+def limit_files(session: Session, size: int) -> None:
+    """Limit the size of the files that the main process writes."""
+    if session.is_running:
+        process = psutil.Process(session.process.pid)
+        process.rlimit(psutil.RLIMIT_FSIZE, (size, process.rlimit(psutil.RLIMIT_FSIZE)[1]))
 
 
 # ---- damaged files ----

@@ -82,7 +82,6 @@ def parser_of(
     description: str | None,
     *,
     rounds: int | None = 5,
-    minutes: float | None = None,
     device: bool = False,
     precisions: bool = False,
     threads: bool = False,
@@ -93,7 +92,6 @@ def parser_of(
         name: of the benchmark's module.
         description: for ``--help``.
         rounds: default of ``--rounds``; None for a program without it.
-        minutes: default of ``--minutes``; None for a program without it.
         device: whether it has ``--device``.
         precisions: whether it has ``--precisions``.
         threads: whether it has ``--threads``.
@@ -114,9 +112,6 @@ def parser_of(
     if rounds is not None:
         text = "each measures every variant once, in turn (default %(default)s)"
         add("--rounds", type=positive, default=rounds, help=text)
-    if minutes is not None:
-        text = "after which no further round starts (default %(default)s)"
-        add("--minutes", type=float, default=minutes, help=text)
     if device:
         import torch
 
@@ -248,21 +243,10 @@ def rows_of(
     return rows
 
 
-def alternate(
-    variants: Mapping[str, Callable[[], float]], rounds: int, minutes: float = float("inf")
-) -> dict[str, list[float]]:
-    """Measure every variant once per round, in turn.
-
-    Args:
-        variants: each measures itself and returns seconds.
-        rounds: at least 1.
-        minutes: since the program's start, after which no further round starts.
-    """
+def alternate(variants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Measure every variant once per round, in turn; each returns its seconds."""
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    for k in range(rounds):
-        if k > 0 and time.monotonic() - START_TIME > minutes * 60:
-            say(f"{k} of {rounds} rounds: the time is over")
-            break
+    for _ in range(rounds):
         for name, measure in variants.items():
             seconds[name].append(measure())
     return seconds
@@ -472,13 +456,11 @@ def started(variants: Sequence[Variant]) -> Iterator[None]:
         yield
 
 
-def take_turns(
-    variants: Sequence[Variant], rounds: int, minutes: float = float("inf")
-) -> dict[str, list[float]]:
+def take_turns(variants: Sequence[Variant], rounds: int) -> dict[str, list[float]]:
     """Start processes, run their windows in turn, and end them; return the windows' seconds."""
     with started(variants):
         say(f"{rounds} rounds")
-        seconds = alternate({one.name: one.window for one in variants}, rounds, minutes)
+        seconds = alternate({one.name: one.window for one in variants}, rounds)
         for one in variants:
             one.memory_mib = one.memory()
     return seconds

@@ -5,7 +5,6 @@ Parts (``--parts``):
   sampling  a replay of MetaWorld's sizes beside Stable-Baselines3's (sb3), and the share that
             sampling has of an update of SAC. With --device cuda ours is measured in the host's
             memory too, with and without pinned memory
-  frames    a replay of images that keeps each frame once, beside one of stacks
   saving    a checkpoint's replay files beside torch.save and torch.load of the same arrays; every
             write waits for the disk
 """
@@ -13,7 +12,6 @@ Parts (``--parts``):
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import statistics
 import sys
@@ -44,20 +42,16 @@ from benchmarks.measuring import (
     timed,
 )
 from benchmarks.updates import ACTION, OBSERVATION, Work, direct_update, make_batches, make_sac
-from mtrl_lightning.envs import DMControl, MetaWorld, Pixels, VectorEnv
+from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
-from mtrl_lightning.replay.sizes import replay_bytes
-from mtrl_lightning.replay.storage import RingStorage, Storage, bytes_needed
+from mtrl_lightning.replay.storage import RingStorage, bytes_needed
 from mtrl_lightning.resources import CPU, keep_freed_memory
 from mtrl_lightning.schema import STORED, transition_fields
 from mtrl_lightning.types import Transitions
 
-PARTS = ("sampling", "frames", "saving")
+PARTS = ("sampling", "saving")
 KINDS = ("ours", "sb3")
-IMAGE_TASKS = ("cartpole-swingup", "cheetah-run", "walker-walk", "finger-spin")
-RECORDED = 100
-"""Vector steps of images that are recorded, and added over and over."""
 MILLION = 1_000_000
 CHECKPOINTS = 10
 """Checkpoints in a measurement of saving."""
@@ -72,16 +66,11 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     text = "numbers of tasks of sampling, each a table (default %(default)s)"
     add("--tasks", nargs="+", type=positive, default=[10, 50], help=text)
     add("--rows", type=positive, default=128, help="per task of a batch (default %(default)s)")
-    text = "transitions (default 200000; frames 4000, saving 1000000)"
+    text = "transitions (default 200000, of saving 1000000)"
     add("--capacity", type=positive, help=text)
     text = "in a round: samples, ten times as many additions (default %(default)s)"
     add("--calls", type=positive, default=50, help=text)
     add("--width", type=positive, default=400, help="of the updated networks (default %(default)s)")
-    text = "of images, tasks of dm_control (default %(default)s)"
-    add("--image_tasks", nargs="+", default=list(IMAGE_TASKS), help=text)
-    text = "per task of a batch of images (default %(default)s)"
-    add("--image_rows", type=positive, default=32, help=text)
-    add("--size", type=positive, default=84, help="of an image's side (default %(default)s)")
     text = "on the disk that is measured (default the system's temporary one)"
     add("--folder", type=Path, help=text)
     return parse(parser, args, _check)
@@ -281,103 +270,6 @@ def update_of(work: Work, precision: str) -> Callable[[], Any]:
     return partial(direct_update(chosen, make_sac(chosen)), make_batches(chosen)[0])
 
 
-# ---- frames ----
-
-
-def recorded(benchmark: Pixels) -> list[Transitions]:
-    """Return the transitions of some vector steps with random actions."""
-    task_E = np.arange(benchmark.spec.num_tasks)
-    envs = VectorEnv(benchmark, task_E.tolist(), num_workers=0)
-    generator = np.random.default_rng(0)
-    observation_ED, _ = envs.reset(seed=0)
-    steps = []
-    for _ in range(RECORDED):
-        action_EA = generator.uniform(-1, 1, envs.action_space.shape).astype(np.float32)
-        envs.send(action_EA)
-        step = envs.receive()
-        steps.append(
-            Transitions(
-                observation_ED,
-                action_EA,
-                step.reward_E,
-                step.next_observation_ED,
-                step.terminated_E,
-                step.truncated_E,
-                task_E,
-                task_E,
-            )
-        )
-        observation_ED = step.observation_ED
-    envs.close()
-    return steps
-
-
-def frame_tables(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the tables of a replay of frames beside one of stacks."""
-    say("frames: recording and filling")
-    benchmark = Pixels(DMControl(options.image_tasks), options.size)
-    spec = benchmark.spec
-    capacity = options.capacity or 4_000
-    batch_size = options.image_rows * spec.num_tasks
-    source = itertools.cycle(recorded(benchmark))
-    buffers = {
-        "stacks": ReplayBuffer(spec, capacity, storage=RingStorage),
-        "frames": ReplayBuffer(spec, capacity),
-    }
-    for transitions in itertools.islice(source, capacity // spec.num_tasks):
-        for buffer in buffers.values():
-            buffer.add(transitions)
-    calls: dict[str, tuple[Callable[[], Any], int]] = {}
-    rows = []
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        for name, buffer in buffers.items():
-            write, read = files_of(buffer.storage, Path(folder) / name)
-            calls[f"add: {name}"] = (partial(add_next, buffer, source), options.calls)
-            calls[f"sample: {name}"] = (partial(buffer.sample, batch_size), options.calls)
-            calls[f"write all: {name}"] = (write, 1)
-            calls[f"read all: {name}"] = (read, 1)
-        say(f"frames: {options.rounds} rounds")
-        seconds = turns(calls, options)
-        fields = buffers["stacks"].storage.fields
-        memory = {
-            "stacks": bytes_needed(fields, MILLION),
-            "frames": replay_bytes(spec, fields, spec.num_tasks, MILLION // spec.num_tasks),
-        }
-        for name, buffer in buffers.items():
-            manifest = ReplaySnapshots(Path(folder) / name).save(buffer.storage)
-            files = [Path(folder) / name / chunk["file"] for chunk in manifest["chunks"]]
-            used = sum(file.stat().st_size for file in files) / len(buffer)
-            gib = {"GiB of memory": memory[name] / 2**30, "GiB of disk": used * MILLION / 2**30}
-            rows.append({"a million transitions": name, **gib})
-    where = f"{capacity:,} transitions of {options.size} x {options.size}, batch {batch_size}"
-    tables = [
-        {
-            "title": f"{unit} to {what}; {where}",
-            "rows": rows_of(part_of(seconds, what), ["stacks"], unit),
-        }
-        for what, unit in {"add": "us", "sample": "us", "write all": "ms", "read all": "ms"}.items()
-    ]
-    return [*tables, {"title": "memory", "rows": rows}]
-
-
-def add_next(buffer: ReplayBuffer, source: Iterator[Transitions]) -> None:
-    """Add the next vector step."""
-    buffer.add(next(source))
-
-
-def files_of(storage: Storage, folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return functions that write all that is held into chunk files, and that read them."""
-    manifest: dict[str, Any] = {}
-
-    def write() -> None:
-        manifest.update(ReplaySnapshots(folder).save(storage))
-
-    def read() -> None:
-        ReplaySnapshots(folder).load(manifest, storage)
-
-    return write, read
-
-
 # ---- saving ----
 
 
@@ -487,8 +379,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if "sampling" in options.parts:
         for number in options.tasks:
             tables += sampling_tables(number, options)
-    if "frames" in options.parts:
-        tables += frame_tables(options)
     if "saving" in options.parts:
         tables.append(saving_table(options))
     return {"tables": tables}

@@ -73,7 +73,7 @@ RUNS = {"experiment/mtmhsac": (1280, 1, 10), "quickstart": (192, 6, 80)}
 
 def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = parser_of("scaling", __doc__, minutes=6.0)
+    parser = parser_of("scaling", __doc__)
     add = parser.add_argument
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default all)")
     text = "numbers of ranks, the first of which must be 1 (default %(default)s)"
@@ -371,7 +371,7 @@ def rows_of_updates(
         window(name, 1)  # memory is touched, code is loaded
         found.clear()
     windows = {name: partial(window, name, times) for name in works}
-    rows = rows_of(alternate(windows, options.rounds, options.minutes))
+    rows = rows_of(alternate(windows, options.rounds))
     for row in rows:
         found = answers[row["variant"]]
         for share in SHARES:
@@ -441,7 +441,7 @@ def runs_table(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the table of whole runs."""
     say("whole runs")
     runs = runs_of(options, folder)
-    windows = take_turns(list(runs.values()), options.rounds, options.minutes)
+    windows = take_turns(list(runs.values()), options.rounds)
     steps = {variant.name: RUNS[config][-1] for (config, _), variant in runs.items()}
     seconds = {n: [value / steps[n] for value in values] for n, values in windows.items()}
     rows = rows_of(seconds)

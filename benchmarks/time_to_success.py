@@ -7,11 +7,11 @@
   sb3_updates     the same with as many updates per vector step as environments
   plain           the plain PyTorch loop (plain_sac.py) with the quickstart's hyper-parameters
 
-One run at a time on the same cores: seed 1 of all variants, then seed 2. Between windows all run
-the same test episodes. A run has reached the threshold at the first of two evaluations in a row
-whose mean over tasks is at least that; it ends there, or after --minutes. Minutes begin with the
-process (imports, environments, random steps, our checkpoints); test episodes do not count. The
-baselines step MetaWorld's own environments with our goals.
+One run at a time on the same cores (taskset chooses them): seed 1 of all variants, then seed 2.
+Between windows all run the same test episodes. A run has reached the threshold at the first of two
+evaluations in a row whose mean over tasks is at least that; it ends there, or after --minutes.
+Minutes begin with the process (imports, environments, random steps, our checkpoints); test episodes
+do not count. The baselines step MetaWorld's own environments with our goals.
 
 Results are written after each run; with the same folder, finished runs are read, and an interrupted
 one starts again. The default takes five hours and more.
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -106,12 +105,9 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     text = "test episodes per task in an evaluation (default %(default)s)"
     add("--num_episodes", type=positive, default=10, help=text)
     add("--horizon", type=positive, default=200, help="of an episode (default %(default)s)")
-    add("--cores", nargs="+", type=int, help="that every run is bound to (default all)")
     text = "that the baselines step: MetaWorld's code or our faster one (default %(default)s)"
     choices = ["metaworld", "ours"]
     add("--baseline_environments", choices=choices, default="metaworld", help=text)
-    text = "environments of Stable-Baselines3 (default %(default)s)"
-    add("--vector", choices=["sync", "async"], default="sync", help=text)
     text = "of the results (default %(default)s)"
     add("--folder", type=Path, default=Path("runs/time_to_success"), help=text)
     return parse(parser, args, _check)
@@ -125,35 +121,15 @@ def _check(options: argparse.Namespace) -> None:
     for tasks in options.tasks:
         names_of(tasks)
     recipe_of(options.config)
-    if options.cores is None:
-        return
-    if not hasattr(os, "sched_setaffinity"):
-        raise ConfigurationError("--cores needs Linux: leave it out to use all cores")
-    usable = os.sched_getaffinity(0)
-    for core in options.cores:
-        if core not in usable:
-            known = ", ".join(map(str, sorted(usable)))
-            raise ConfigurationError(f"--cores {core}: this process may use {known}")
 
 
 # ---- the runs ----
 
 
-class Recipe(NamedTuple):
-    """The hyper-parameters of a configuration, as far as the baselines have them."""
+def recipe_of(config: Path) -> dict[str, Any]:
+    """Read the hyper-parameters of a configuration of SAC with MLPs, as fields of ``SACJob``.
 
-    envs_per_task: int
-    batch_size: int
-    capacity: int
-    warmup_steps: int
-    """Env steps with random actions."""
-    width: int
-    depth: int
-    hyperparameters: Hyperparameters
-
-
-def recipe_of(config: Path) -> Recipe:
-    """Read the hyper-parameters of a configuration of SAC with MLPs.
+    ``warmup`` is in env steps.
 
     Raises:
         ConfigurationError: if one is missing, or if there is not one update per vector step.
@@ -163,21 +139,22 @@ def recipe_of(config: Path) -> Recipe:
         model = given["model"]["init_args"]
         actor = model["actor"]["init_args"]
         adam = model["actor_optimizer"]["init_args"]
-        recipe = Recipe(
-            envs_per_task=given["rollout"]["envs_per_task"],
-            batch_size=given["data"]["batch_size"],
-            capacity=given["data"]["capacity"],
-            warmup_steps=given["rollout"]["warmup_steps"],
-            width=actor["width"],
-            depth=actor["depth"],
-            hyperparameters=Hyperparameters(
-                learning_rate=adam["lr"],
-                epsilon=adam.get("eps", 1e-8),
-                discount=model["discount"],
-                tau=model["tau"],
-                temperature=model["temperature"]["init_args"]["initial"],
-            ),
+        hyperparameters = Hyperparameters(
+            learning_rate=adam["lr"],
+            epsilon=adam.get("eps", 1e-8),
+            discount=model["discount"],
+            tau=model["tau"],
+            temperature=model["temperature"]["init_args"]["initial"],
         )
+        recipe = {
+            "width": actor["width"],
+            "depth": actor["depth"],
+            "batch_size": given["data"]["batch_size"],
+            "capacity": given["data"]["capacity"],
+            "envs_per_task": given["rollout"]["envs_per_task"],
+            "warmup": given["rollout"]["warmup_steps"],
+            "hyperparameters": hyperparameters._asdict(),
+        }
     except (KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{config} does not set {error}, which the baselines need:"
@@ -200,33 +177,27 @@ def job_of(name: str, tasks: list[str], seed: int, options: argparse.Namespace) 
     """
     recipe = recipe_of(options.config)
     if name == "sb3":  # the other defaults of the plain loop are Stable-Baselines3's
-        defaults = Hyperparameters(epsilon=1e-8)
-        recipe = recipe._replace(envs_per_task=1, batch_size=256, hyperparameters=defaults)
-        recipe = recipe._replace(capacity=1_000_000, width=256, depth=2)
-    num_envs = len(names_of(tasks)) * recipe.envs_per_task
+        defaults = Hyperparameters(epsilon=1e-8)._asdict()
+        recipe |= {"envs_per_task": 1, "batch_size": 256, "hyperparameters": defaults}
+        recipe |= {"capacity": 1_000_000, "width": 256, "depth": 2}
+    num_envs = len(names_of(tasks)) * recipe["envs_per_task"]
     if options.every < num_envs:
         raise ConfigurationError(
             f"--every {options.every}: give at least {num_envs}, one step of each environment"
         )
+    recipe["warmup"] = -(-recipe["warmup"] // num_envs)
     return SACJob(
         tasks=tasks,
-        width=recipe.width,
-        depth=recipe.depth,
         device="cpu",
         threads=options.threads or usable_cores(),
         settle=0,
-        vector="sync" if name == "plain" else options.vector,
         environments="ours" if options.baseline_environments == "ours" else "our goals",
-        envs_per_task=recipe.envs_per_task,
         horizon=options.horizon,
         seed=seed,
-        batch_size=recipe.batch_size,
-        capacity=recipe.capacity,
-        warmup=-(-recipe.warmup_steps // num_envs),
         steps=options.every // num_envs,
         updates=num_envs if name == "sb3_updates" else 1,
-        hyperparameters=recipe.hyperparameters._asdict(),
         num_episodes=options.num_episodes,
+        **recipe,
     )
 
 
@@ -387,8 +358,6 @@ def _ratio(row: Mapping[str, Any], ours: Mapping[str, Any] | None, measure: str)
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Train what is not trained yet; write and return the sets of tasks with their runs."""
-    if options.cores is not None:
-        os.sched_setaffinity(0, options.cores)  # the runs inherit it
     sets = []
     for tasks in options.tasks:
         folder = options.folder / "_".join(tasks)

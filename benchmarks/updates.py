@@ -4,17 +4,16 @@ Parts (``--parts``), all with batches that are there already:
 
   update         multi-task multi-head SAC as in configs/experiment/mtmhsac.yaml, as a call
                  (direct), in Lightning's trainer without our callbacks (trainer), as a plain
-                 PyTorch loop (plain), in Stable-Baselines3 (sb3)
-  sizes          SAC with the quickstart's networks, a minibatch of PPO
-  growth         more tasks, wider networks, larger batches
+                 PyTorch loop (plain), in Stable-Baselines3 (sb3); a table for each combination of
+                 --tasks, --rows and --width
   gradients      every gradient method, as a multiple of the mean's time
   encoders       SAC from images: encoders, precisions, memory formats
   pixel_methods  the methods that train an encoder, as multiples of SAC's time
 
-In the first three parts each variant is a process; in the others they share this one.
+In the first part each variant is a process; in the others they share this one.
 
 Shapes: ``T`` tasks, ``B`` rows of all tasks, ``R`` trained tasks, ``n`` rows per task, ``D``
-observation, ``A`` action, ``E`` environments.
+observation, ``A`` action.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from benchmarks.measuring import (
     timed,
 )
 from benchmarks.plain_sac import PlainBatch, PlainSAC, Sizes
-from mtrl_lightning.algorithms import PPO, SAC, Algorithm, RandomShift
+from mtrl_lightning.algorithms import SAC, Algorithm, RandomShift
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, Reconstruction
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.gradients import (
@@ -78,11 +77,10 @@ from mtrl_lightning.networks import (
     PixelEncoder,
     TaskEncoder,
 )
-from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.resources import keep_freed_memory
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch, Transitions
+from mtrl_lightning.types import TransitionBatch
 
 OBSERVATION = 39
 """Size of MetaWorld's observation."""
@@ -90,23 +88,8 @@ ACTION = 4
 """Size of its action."""
 BATCHES = 8
 """Batches that are used in turn."""
-PARTS = ("update", "sizes", "growth", "gradients", "encoders", "pixel_methods")
+PARTS = ("update", "gradients", "encoders", "pixel_methods")
 KINDS = ("direct", "trainer", "plain", "sb3")
-SIZES: dict[str, tuple[str, dict[str, Any]]] = {
-    "quickstart": (
-        "direct",
-        {"tasks": 3, "batch_size": 192, "width": 256, "depth": 2, "layer_norm": True},
-    ),
-    "minibatch": (
-        "ppo",
-        {"tasks": 10, "batch_size": 1250, "width": 256, "depth": 3, "layer_norm": True},
-    ),
-}
-"""Variant and work of the tables of the part ``sizes``."""
-GROWN = ("direct", "plain")
-"""Variants of the part ``growth``."""
-GROWTH = {"tasks": (1, 10, 25, 50), "width": (400, 1024, 2048), "batch": (320, 1280, 5120)}
-"""Values of the part ``growth``."""
 GRADIENTS: dict[str, Callable[[EnvSpec], GradientMethod]] = {
     "mean": Mean,
     "famo": FAMO,
@@ -121,8 +104,6 @@ GRADIENTS: dict[str, Callable[[EnvSpec], GradientMethod]] = {
 """As in ``configs/gradient``."""
 PIXEL_TASKS = 4
 """Tasks of the updates from images."""
-RECORDED = 20
-"""Vector steps of random images, which are used in turn."""
 STRIDES = {"pixels": (2, 1, 1, 1), "pixels_small": (2, 2, 1, 1)}
 """Of the convolutions in ``configs/encoder``."""
 PIXEL_METHODS: dict[str, dict[str, Any]] = {
@@ -170,17 +151,16 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     text = "values of SAC's option, each a variant (default %(default)s)"
     choices = ["none", "default", "cudagraphs"]
     add("--compile", nargs="+", choices=choices, default=["none"], help=text)
-    add("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES), help="(default all)")
-    add("--growth", nargs="+", choices=list(GROWTH), default=list(GROWTH), help="(default all)")
     text = "gradient methods beside the mean (default all)"
     add("--gradients", nargs="+", choices=list(GRADIENTS), default=list(GRADIENTS), help=text)
-    text = "of update and growth the first, of gradients a table each (default %(default)s)"
-    add("--tasks", nargs="+", type=positive, default=[10, 50], help=text)
-    add("--rows", type=positive, default=128, help="per task of a batch (default %(default)s)")
-    add("--width", type=positive, default=400, help="of the hidden layers (default %(default)s)")
+    text = "of update and gradients (default %(default)s)"
+    add("--tasks", nargs="+", type=positive, default=[10], help=text)
+    text = "per task of a batch (default %(default)s)"
+    add("--rows", nargs="+", type=positive, default=[128], help=text)
+    text = "of the hidden layers (default %(default)s)"
+    add("--width", nargs="+", type=positive, default=[400], help=text)
     add("--depth", type=positive, default=3, help="number of them (default %(default)s)")
-    text = "of a window; fewer where one takes longer (default %(default)s)"
-    add("--updates", type=positive, default=20, help=text)
+    add("--updates", type=positive, default=20, help="of a window (default %(default)s)")
     add("--settle", type=int, default=5, help="updates before the windows (default %(default)s)")
     text = f"of the parts from images (default {' '.join(f'{n}:{s}' for n, s in ENCODINGS)})"
     add(
@@ -229,8 +209,6 @@ class Work:
     """Updates of a window."""
     settle: int = 0
     """Updates before the first window."""
-    layer_norm: bool = False
-    """Whether the critics have LayerNorm."""
 
     @property
     def spec(self) -> EnvSpec:
@@ -254,55 +232,31 @@ class Work:
         )
 
 
-def work_of(options: argparse.Namespace) -> Work:
-    """Return the work of the part ``update``."""
-    return Work(
-        tasks=options.tasks[0],
-        batch_size=options.rows * options.tasks[0],
-        width=options.width,
-        depth=options.depth,
-        device=options.device,
-        threads=options.threads,
-        steps=options.updates,
-        settle=options.settle,
-    )
-
-
-def cost_of(work: Work) -> float:
-    """Return the multiplications of a network's pass, roughly proportional to its time."""
-    first = OBSERVATION + work.tasks
-    return work.batch_size * work.width * (first + work.width * (work.depth - 1))
-
-
-def grown(base: Work, name: str, value: int) -> Work:
-    """Return the base with one size changed, fewer updates per window where one takes longer."""
-    changes: dict[str, dict[str, Any]] = {
-        "tasks": {"tasks": value, "batch_size": base.batch_size // base.tasks * value},
-        "width": {"width": value},
-        "batch": {"batch_size": max(1, value // base.tasks) * base.tasks},
-    }
-    work = replace(base, **changes[name])
-    share = min(1.0, cost_of(base) / cost_of(work))
-    return replace(work, steps=max(2, round(base.steps * share)))
+def works_of(options: argparse.Namespace) -> list[Work]:
+    """Return the work of each table of the parts ``update`` and ``gradients``."""
+    return [
+        Work(
+            tasks=tasks,
+            batch_size=rows * tasks,
+            width=width,
+            depth=options.depth,
+            device=options.device,
+            threads=options.threads,
+            steps=options.updates,
+            settle=options.settle,
+        )
+        for tasks, rows, width in itertools.product(options.tasks, options.rows, options.width)
+    ]
 
 
 def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
     """Return SAC as in ``configs/experiment/mtmhsac.yaml``, with further options."""
     network = partial(MultiHead, width=work.width, depth=work.depth)
     actor = partial(network, output_bound=1e-3)
-    critic = partial(network, output_bound=3e-3, layer_norm=work.layer_norm)
+    critic = partial(network, output_bound=3e-3)
     how: Any = work.compile
     sac = SAC(work.spec, actor=actor, critic=critic, compile=how, seed=seed, **options)
     return sac.to(work.device)
-
-
-def make_ppo(work: Work) -> PPO:
-    """Return PPO as in ``configs/experiment/mt10_mtppo.yaml``."""
-    network = partial(MLP, width=work.width, depth=work.depth)
-    critic = partial(network, layer_norm=work.layer_norm)
-    how: Any = work.compile
-    ppo = PPO(work.spec, actor=network, critic=critic, max_kl=None, compile=how, seed=1)
-    return ppo.to(work.device)
 
 
 def make_batches(work: Work) -> list[TransitionBatch]:
@@ -330,19 +284,6 @@ def make_batches(work: Work) -> list[TransitionBatch]:
 def on_device(batch: TransitionBatch, device: str) -> TransitionBatch:
     """Return a batch of the typed columns on a device."""
     return TransitionBatch(*(column.to(device) for column in batch[:-1]))  # type: ignore[arg-type]
-
-
-def make_minibatches(work: Work) -> list[TransitionBatch]:
-    """Return batches with the columns that PPO adds to its rollouts, in standard normal numbers."""
-    minibatches = []
-    for batch in make_batches(work):
-        # noise of standard deviation 1 around a policy's mean of about 0
-        sample_RnA = torch.randn_like(batch.action_RnA)
-        log_prob_Rn = torch.distributions.Normal(0.0, 1.0).log_prob(sample_RnA).sum(-1)
-        columns = {name: torch.randn_like(log_prob_Rn) for name in ("advantage", "value", "target")}
-        columns |= {"unclipped_action": sample_RnA, "log_prob": log_prob_Rn}
-        minibatches.append(batch._replace(extra=columns))
-    return minibatches
 
 
 def with_one_hot(batch: TransitionBatch, num_tasks: int) -> PlainBatch:
@@ -381,11 +322,6 @@ def direct_of(work: Work, gradient: str = "mean") -> Callable[[], Any]:
     method = GRADIENTS[gradient]
     sac = make_sac(work, actor_gradient=method, critic_gradient=method)
     return over(make_batches(work), direct_update(work, sac))
-
-
-def ppo_of(work: Work) -> Callable[[], Any]:
-    """Return the update of ``PPO.training_step``."""
-    return over(make_minibatches(work), direct_update(work, make_ppo(work)))
 
 
 def plain_of(work: Work) -> Callable[[], Any]:
@@ -434,7 +370,6 @@ class _Spaces(gym.Env):
 
 PROGRAMS: dict[str, Callable[[Work], Callable[[], Any]]] = {
     "direct": direct_of,
-    "ppo": ppo_of,
     "plain": plain_of,
     "sb3": sb3_of,
 }
@@ -508,37 +443,6 @@ def pixel_spec(size: int) -> EnvSpec:
     )
 
 
-def pixel_steps(spec: EnvSpec) -> Iterator[Transitions]:
-    """Yield vector steps without an end, with images of random bytes that are used in turn."""
-    generator = np.random.default_rng(0)
-    tasks = spec.num_tasks
-    _, *frame = spec.observation_space.shape
-    frames = generator.integers(0, 256, (RECORDED, tasks, *frame), np.uint8)
-    task_E = np.arange(tasks)
-    none_E = np.zeros(tasks, np.bool_)
-    action_dim = spec.action_space.shape[0]
-    for step in itertools.count():
-        window = np.stack([frames[(step + back) % RECORDED] for back in range(4)], axis=1)
-        yield Transitions(
-            observation_ED=window[:, :-1],
-            action_EA=generator.uniform(-1, 1, (tasks, action_dim)).astype(np.float32),
-            reward_E=generator.standard_normal(tasks),
-            next_observation_ED=window[:, 1:],
-            terminated_E=none_E,
-            truncated_E=none_E,
-            task_E=task_E,
-            env_E=task_E,
-        )
-
-
-def pixel_replay(spec: EnvSpec, capacity: int, **options: Any) -> ReplayBuffer:
-    """Return a full replay of random images; ``options`` are those of ``ReplayBuffer``."""
-    buffer = ReplayBuffer(spec, capacity, **options)
-    for step in itertools.islice(pixel_steps(spec), capacity // PIXEL_TASKS):
-        buffer.add(step)
-    return buffer
-
-
 def pixel_work(options: argparse.Namespace, precision: str) -> Work:
     """Return the work of an update from images."""
     return Work(
@@ -552,9 +456,23 @@ def pixel_work(options: argparse.Namespace, precision: str) -> Work:
 
 
 def pixel_batch(size: int, options: argparse.Namespace) -> TransitionBatch:
-    """Return a batch of images on the device, as a replay gives it."""
-    buffer = pixel_replay(pixel_spec(size), RECORDED * PIXEL_TASKS)
-    return on_device(buffer.sample(options.pixel_rows * PIXEL_TASKS), options.device)
+    """Return a batch of random images on the device, and random actions and rewards."""
+    generator = torch.Generator().manual_seed(0)
+    spec = pixel_spec(size)
+    B = options.pixel_rows * PIXEL_TASKS
+    shape = (B, *spec.observation_space.shape)
+
+    def images() -> torch.Tensor:
+        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
+    columns = {
+        "observation": images(),
+        "action": torch.rand(B, *spec.action_space.shape, generator=generator) * 2 - 1,
+        "reward": torch.randn(B, generator=generator),
+        "next_observation": images(),
+        "terminated": torch.zeros(B, dtype=torch.bool),
+    }
+    return on_device(batch_of(columns, torch.arange(PIXEL_TASKS)), options.device)
 
 
 def pixel_sac(
@@ -593,17 +511,15 @@ def pixel_sac(
 # ---- parts whose variants are processes ----
 
 
-def variants_of(
-    work: Work, kinds: Sequence[str], options: argparse.Namespace, folder: Path
-) -> list[Variant]:
+def variants_of(work: Work, options: argparse.Namespace, folder: Path) -> list[Variant]:
     """Return the variants of a table, not started yet.
 
     Stable-Baselines3 has no options for precision and compilation.
     """
     variants = []
-    for kind in kinds:
+    for kind in options.variants:
         for precision in options.precisions if kind != "sb3" else ["32-true"]:
-            for how in options.compile if kind in ("direct", "ppo", "trainer") else ["none"]:
+            for how in options.compile if kind in ("direct", "trainer") else ["none"]:
                 name = f"{kind} {precision}{'' if how == 'none' else f', compile {how}'}"
                 given = asdict(replace(work, precision=precision, compile=how))
                 command = call_of(update_in_windows, {"kind": kind, "work": given})
@@ -611,16 +527,18 @@ def variants_of(
     return variants
 
 
-def compare(
-    title: str, work: Work, kinds: Sequence[str], options: argparse.Namespace, folder: Path
-) -> dict[str, Any]:
+def update_table(work: Work, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Let the variants take turns; return a table."""
+    title = (
+        f"{work.tasks} tasks, batch {work.batch_size}, {work.depth} x {work.width}, on"
+        f" {work.device}"
+    )
     say(title)
-    variants = variants_of(work, kinds, options, folder)
+    variants = variants_of(work, options, folder)
     windows = take_turns(variants, options.rounds)
     seconds = {name: [value / work.steps for value in values] for name, values in windows.items()}
     first = options.precisions[0]
-    rows = rows_of(seconds, ["sb3 32-true", f"plain {first}", f"direct {first}", f"ppo {first}"])
+    rows = rows_of(seconds, ["sb3 32-true", f"plain {first}", f"direct {first}"])
     for row, variant in zip(rows, variants, strict=True):
         row["updates/s"] = spread([1 / value for value in seconds[variant.name]])
         direct = seconds.get(variant.name.replace("trainer", "direct"))
@@ -629,32 +547,7 @@ def compare(
             row["ms more than direct"] = spread([(a - b) * 1e3 for a, b in pairs])
         row["MiB"] = variant.memory_mib
         row["s until ready"] = variant.ready_seconds
-    sizes = {
-        name: getattr(work, name) for name in ("tasks", "batch_size", "width", "depth", "steps")
-    }
-    title = (
-        f"{title}: ms per update of {work.tasks} tasks, batch {work.batch_size}, {work.depth} x"
-        f" {work.width}, on {work.device}, windows of {work.steps} updates"
-    )
-    return {"title": title, "sizes": sizes, "rows": rows}
-
-
-def tables_of_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the tables of the parts ``update``, ``sizes`` and ``growth``."""
-    base = work_of(options)
-    tables = []
-    with tempfile.TemporaryDirectory(prefix="updates-") as path:
-        folder = Path(path)
-        if "update" in options.parts:
-            tables.append(compare("update", base, options.variants, options, folder))
-        for name in options.sizes if "sizes" in options.parts else []:
-            kind, changes = SIZES[name]
-            tables.append(compare(name, replace(base, **changes), [kind], options, folder))
-        for name in options.growth if "growth" in options.parts else []:
-            for value in GROWTH[name]:
-                work = grown(base, name, value)
-                tables.append(compare(f"{name} {value}", work, GROWN, options, folder))
-    return tables
+    return {"title": f"{title}: ms per update, windows of {work.steps}", "rows": rows}
 
 
 # ---- parts whose variants share this process ----
@@ -677,17 +570,13 @@ def multiples(
     return [row | {column: ratios(seconds[row["variant"]], seconds[reference])} for row in rows]
 
 
-def gradient_table(tasks: int, precision: str, options: argparse.Namespace) -> dict[str, Any]:
+def gradient_table(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     """Let the gradient methods take turns; return a table."""
-    title = f"gradient methods, {tasks} tasks, batch {options.rows * tasks}, {precision}"
+    title = f"gradient methods, {work.tasks} tasks, batch {work.batch_size}, {work.precision}"
     say(title)
-    sizes = {"tasks": tasks, "batch_size": options.rows * tasks}
-    work = replace(work_of(options), **sizes, precision=precision)
-    names = dict.fromkeys(["mean", *options.gradients])
-    calls = {name: direct_of(work, name) for name in names}
-    times = max(1, options.updates // 4)
-    rows = multiples(turns(calls, times, options), "mean", "times the mean")
-    return {"title": f"{title}: ms per update", **sizes, "rows": rows}
+    calls = {name: direct_of(work, name) for name in dict.fromkeys(["mean", *options.gradients])}
+    rows = multiples(turns(calls, max(1, work.steps // 4), options), "mean", "times the mean")
+    return {"title": f"{title}: ms per update", "rows": rows}
 
 
 def encoder_table(encoding: Encoding, options: argparse.Namespace) -> dict[str, Any]:
@@ -727,13 +616,16 @@ def method_table(encoding: Encoding, precision: str, options: argparse.Namespace
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the tables."""
-    tables = tables_of_processes(options)
+    tables = []
+    if "update" in options.parts:
+        with tempfile.TemporaryDirectory(prefix="updates-") as folder:
+            tables += [update_table(work, options, Path(folder)) for work in works_of(options)]
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     keep_freed_memory()  # as a run does
     if "gradients" in options.parts:
-        for tasks, precision in itertools.product(options.tasks, options.precisions):
-            tables.append(gradient_table(tasks, precision, options))
+        for work, precision in itertools.product(works_of(options), options.precisions):
+            tables.append(gradient_table(replace(work, precision=precision), options))
     if "encoders" in options.parts:
         tables += [encoder_table(encoding, options) for encoding in options.encoders]
     if "pixel_methods" in options.parts:

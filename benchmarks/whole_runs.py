@@ -17,7 +17,6 @@ environments are stepped in its process (sync) or in processes of their own (asy
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import tempfile
@@ -167,19 +166,13 @@ def without_intervals() -> dict[str, Any]:
 
 def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = parser_of(
-        "whole_runs", __doc__, minutes=20.0, device=True, precisions=True, threads=True
-    )
+    parser = parser_of("whole_runs", __doc__, device=True, precisions=True, threads=True)
     add = parser.add_argument
     add("--algorithm", choices=list(SIZES), default="sac", help="(default %(default)s)")
     add("--variants", nargs="+", choices=["ours", "sb3", "plain"], help="(default all)")
     add("--configs", nargs="+", help="what ours trains (default as above)")
     text = "MT10, MT25, MT50, or names (default %(default)s)"
     add("--tasks", nargs="+", default=["MT10"], help=text)
-    text = "PyTorch's of ours, each a variant (default the program's); --threads is the baselines'"
-    add("--learner_threads", nargs="+", type=positive, help=text)
-    text = "worker processes of ours, each a variant (default the program's)"
-    add("--workers", nargs="+", type=int, help=text)
     add(
         "--also",
         nargs="+",
@@ -187,7 +180,8 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
         default=[],
         type=option_and_value,
         metavar="OPTION=VALUE",
-        help="options of the command line with which ours is measured once more; give several",
+        help="options of the command line with which ours is measured once more, such as"
+        " rollout.num_workers=0; give several",
     )
     vectors = ["sync", "async"]
     text = "of the baselines' environments, each a variant (default both)"
@@ -251,15 +245,9 @@ def job_of(options: argparse.Namespace) -> Job:
 
 def differences_of_ours(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return the command line's options in which the variants of ours differ, by their names."""
-    threads = options.learner_threads or [None]
-    workers = options.workers or [None]
-    names = ("trainer.precision", "rollout.learner_threads", "rollout.num_workers")
-    chosen = [
-        {name: value for name, value in zip(names, values, strict=True) if value is not None}
-        for values in itertools.product(options.precisions, threads, workers)
-    ]
+    plain = [{"trainer.precision": precision} for precision in options.precisions]
     more = [dict(pair.split("=", 1) for pair in also) for also in options.also]
-    chosen += [one | extra for extra in more for one in chosen]
+    chosen = [*plain, *(one | extra for extra in more for one in plain)]
     variants = {}
     for one in chosen:
         words = [f"{name.rsplit('.', 1)[-1]} {value}" for name, value in one.items()]
@@ -345,7 +333,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="whole_runs-") as folder:
         kinds = variants_of(options, Path(folder))
         variants = [one for group in kinds.values() for one in group]
-        windows = take_turns(variants, options.rounds, options.minutes)
+        windows = take_turns(variants, options.rounds)
     unit, steps = ("ms", job.steps) if isinstance(job, SACJob) else ("s", 1)
     seconds = {name: [value / steps for value in values] for name, values in windows.items()}
     references = [

@@ -50,7 +50,6 @@ WORK = Work(tasks=3, batch_size=12, width=16, depth=2)
 @pytest.fixture(autouse=True)
 def _in_the_repository(monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(measuring, "START_TIME", float("inf"))  # no round is left out
 
 
 def measured(program, *args, capsys):
@@ -113,7 +112,7 @@ def test_updates_run_all_programs(capsys):
     names = ["direct 32-true", "trainer 32-true", "plain 32-true", "sb3 32-true"]
     assert [row["variant"] for row in table["rows"]] == names
     assert [f"times as fast as {name}" in direct for name in names] == [True, False, True, True]
-    assert (table["sizes"]["width"], table["sizes"]["batch_size"]) == (8, 8)
+    assert table["title"].startswith("2 tasks, batch 8, 1 x 8, on cpu")
     more = np.array(trainer["rounds"]) - direct["rounds"]
     assert trainer["ms more than direct"]["median"] == pytest.approx(np.median(more))
 
@@ -126,7 +125,8 @@ def test_gradient_methods_and_encoders_are_measured_in_this_process(capsys, monk
     methods = ["--gradients", "pcgrad", "famo", "--precisions=32-true", "--threads=1"]
     tables = measured(updates, *parts, *small, *images, *methods, capsys=capsys)
     two, three, encoder, pixel_methods = tables
-    assert [(table["tasks"], table["batch_size"]) for table in (two, three)] == [(2, 8), (3, 12)]
+    assert "2 tasks, batch 8, 32-true" in two["title"]
+    assert "3 tasks, batch 12, 32-true" in three["title"]
     for table, reference, column in (
         (two, "mean", "times the mean"),
         (three, "mean", "times the mean"),
@@ -146,7 +146,7 @@ def test_gradient_methods_and_encoders_are_measured_in_this_process(capsys, monk
 def test_whole_runs_of_sac(capsys):
     small = ["--tasks=reach", "--batch_size=8", "--width=8", "--depth=1", "--capacity=100"]
     short = ["--warmup=10", "--settle=1", "--steps=2", "--rounds=2", "--precisions=32-true"]
-    variants = ["--workers=0", "--vectors=sync", "--also", "rollout.envs_per_task=3"]
+    variants = ["--vectors=sync", "--also", "rollout.num_workers=0", "rollout.envs_per_task=3"]
     (table,) = measured(whole_runs, *small, *short, *variants, capsys=capsys)
     ours, three, sb3, plain = table["rows"]
     assert three["variant"] == "ours 32-true, num_workers 0, envs_per_task 3"
@@ -172,11 +172,11 @@ def test_whole_runs_of_ppo(capsys):
         "depth": 2,
     }
     small = ["--tasks", "reach", "push", *(f"--{name}={value}" for name, value in sizes.items())]
-    short = ["--rounds=2", "--workers=0", "--learner_threads", "1", "--precisions=32-true"]
+    short = ["--rounds=2", "--precisions=32-true"]
     baseline = ["--vectors=sync", "--baseline_environments", "ours"]
     (table,) = measured(whole_runs, "--algorithm=ppo", *small, *short, *baseline, capsys=capsys)
     ours, sb3 = table["rows"]
-    assert ours["variant"] == "ours 32-true, learner_threads 1, num_workers 0"
+    assert ours["variant"] == "ours 32-true"
     assert sb3["variant"] == "sb3 sync, our environments"
     assert "80 env steps and 8 updates" in table["title"]
     for row in (ours, sb3):
@@ -211,23 +211,6 @@ def test_saving_is_measured_beside_torch(capsys, tmp_path):
     for name in ("all at once", "torch.save", "load", "torch.load", "the tenth checkpoint"):
         assert len(rows[name]["rounds"]) == 2 and rows[name]["s"]["min"] > 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_frames_are_measured_beside_stacks(capsys):
-    pytest.importorskip("dm_control")
-    skip_without_renderer()
-    small = ["--image_tasks=cartpole-swingup", "--size=8", "--image_rows=4", "--capacity=40"]
-    short = ["--parts=frames", "--calls=1", "--rounds=1", "--precisions=32-true"]
-    *tables, memory = measured(replay, *small, *short, capsys=capsys)
-    assert [table["title"].split(";")[0] for table in tables] == [
-        "us to add",
-        "us to sample",
-        "ms to write all",
-        "ms to read all",
-    ]
-    stacks, frames = memory["rows"]
-    for measure in ("GiB of memory", "GiB of disk"):
-        assert frames[measure] < stacks[measure] / 4
 
 
 @pytest.mark.slow
@@ -318,14 +301,11 @@ def test_cells_and_tables_by_hand():
     ]
 
 
-def test_variants_take_turns(monkeypatch):
+def test_variants_take_turns():
     order = []
     variants = {name: lambda name=name: float(order.append(name) or len(order)) for name in "abc"}
     assert measuring.alternate(variants, 2) == {"a": [1.0, 4.0], "b": [2.0, 5.0], "c": [3.0, 6.0]}
     assert order == ["a", "b", "c"] * 2
-    monkeypatch.setattr(measuring, "START_TIME", 0.0)
-    over = measuring.alternate({"a": lambda: 1.0, "b": lambda: 2.0}, 5, minutes=-1.0)
-    assert over == {"a": [1.0], "b": [2.0]}  # the first round is always made
 
 
 @pytest.mark.parametrize("program", [updates, whole_runs, replay])
@@ -469,47 +449,29 @@ def test_the_other_ranks_do_not_wait_for_windows():
 
 
 def test_variants_of_ours_are_combined():
-    threads = ["--learner_threads", "1", "2", "--workers", "0", "--precisions=32-true"]
-    options = whole_runs.options_of([*threads, "--also", "data.memory_map=true"])
-    variants = whole_runs.differences_of_ours(options)
-    first, second, *more = variants.values()
-    assert first == {
-        "trainer.precision": "32-true",
-        "rollout.learner_threads": 1,
-        "rollout.num_workers": 0,
+    also = ["--also", "rollout.num_workers=0", "data.memory_map=true", "--also", "a.b=1"]
+    options = whole_runs.options_of(["--precisions", "32-true", "bf16-mixed", *also])
+    assert whole_runs.differences_of_ours(options) == {
+        name + more: {"trainer.precision": precision} | chosen
+        for more, chosen in (
+            ("", {}),
+            (
+                ", num_workers 0, memory_map true",
+                {"rollout.num_workers": "0", "data.memory_map": "true"},
+            ),
+            (", b 1", {"a.b": "1"}),
+        )
+        for name, precision in (("ours 32-true", "32-true"), ("ours bf16-mixed", "bf16-mixed"))
     }
-    assert second == {**first, "rollout.learner_threads": 2}
-    assert more == [{**one, "data.memory_map": "true"} for one in (first, second)]
-    assert list(variants)[2] == "ours 32-true, learner_threads 1, num_workers 0, memory_map true"
 
 
-def test_sizes_grow_one_at_a_time_and_windows_stay_short():
-    base = replace(WORK, tasks=10, batch_size=1280, width=400, depth=3, steps=20)
-    assert updates.grown(base, "tasks", 50) == replace(base, tasks=50, batch_size=6400, steps=4)
-    assert updates.grown(base, "width", 2048) == replace(base, width=2048, steps=2)
-    assert updates.grown(base, "batch", 325) == replace(base, batch_size=320)
-
-
-def test_updates_have_tables_of_other_sizes(monkeypatch):
-    asked = []
-    monkeypatch.setattr(updates, "compare", lambda title, *table: asked.append((title, *table)))
-    parts = ["--parts", "update", "sizes", "growth", "--growth=width", "--tasks=2", "--rows=4"]
-    updates.measure(updates.options_of([*parts, "--width=8", "--precisions=32-true"]))
-    titles, works, kinds, *_ = zip(*asked, strict=True)
-    assert titles == (
-        "update",
-        "quickstart",
-        "minibatch",
-        *(f"width {n}" for n in (400, 1024, 2048)),
+def test_updates_have_a_table_for_each_size():
+    sizes = ["--tasks", "1", "3", "--rows", "4", "8", "--width=16", "--depth=2"]
+    works = updates.works_of(
+        updates.options_of([*sizes, "--variants=plain", "--precisions=32-true"])
     )
-    assert [work.width for work in works] == [8, 256, 256, 400, 1024, 2048]
-    assert [*kinds[1:3], kinds[3]] == [["direct"], ["ppo"], ("direct", "plain")]
-
-
-def test_a_minibatch_of_ppo_is_updated():
-    update = updates.PROGRAMS["ppo"](replace(WORK, layer_norm=True))
-    for _ in range(2):
-        update()
+    assert [(work.tasks, work.batch_size) for work in works] == [(1, 4), (1, 8), (3, 12), (3, 24)]
+    assert {(work.width, work.depth) for work in works} == {(16, 2)}
 
 
 def test_every_gradient_method_is_measured():

@@ -214,7 +214,6 @@ def test_ppo_trains_its_own_configuration_in_windows_of_two_iterations(tmp_path,
         (["--config=nowhere.yaml"], "nowhere.yaml does not exist"),
         (["--tasks=nothing"], "MetaWorld has no task nothing-v3"),
         (["--config=configs/base.yaml"], "does not set 'model', which the baselines need"),
-        (["--cores", "9999"], "--cores 9999"),
     ],
 )
 def test_mistakes_are_said(arguments, message, monkeypatch, capsys):
