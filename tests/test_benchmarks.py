@@ -4,6 +4,7 @@ import io
 import json
 import mmap
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -58,7 +59,7 @@ def measured(program, *args, capsys):
     content = json.loads(capsys.readouterr().out)
     name = program.__name__.rpartition(".")[2]
     assert content["command"].startswith(f"python -m benchmarks.{name} {args[0]}")
-    assert len(content["commit"].split()[0]) == 40
+    assert content["commit"] == measuring.commit()
     names = {"cpu", "cores", "gpu", "python", "threads", "lightning", "mujoco", "gymnasium"}
     assert names <= {*content["machine"]}
     assert content["machine"]["torch"] == torch.__version__
@@ -364,6 +365,14 @@ def test_wrong_options_are_errors_with_a_hint(program, args, message, capsys):
     with pytest.raises(SystemExit):
         program.options_of(args)
     assert message in capsys.readouterr().err
+
+
+def test_the_commit_is_that_of_the_clone():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    command = ["git", "rev-parse", "HEAD"]
+    head = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert measuring.commit().removesuffix(" with changes") == head.strip()
 
 
 def test_a_result_is_written_to_a_file_beside_the_tables(tmp_path, capsys):
