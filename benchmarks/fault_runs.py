@@ -300,15 +300,14 @@ class Session:
         if number == signal.SIGKILL:
             self.process.wait()
 
-    def workers(self, of: psutil.Process | None = None) -> list[psutil.Process]:
-        """Return the living worker processes, of the main process or of another one."""
+    def workers(self, of: psutil.Process) -> list[psutil.Process]:
+        """Return the living worker processes of a process of the run."""
         with contextlib.suppress(psutil.Error):
-            children = (of or psutil.Process(self.process.pid)).children()
-            return [child for child in children if is_alive(child) and _is_worker(child)]
+            return [child for child in of.children() if is_alive(child) and _is_worker(child)]
         return []
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """Return the living processes of a run of several, by their rank."""
+        """Return the living processes of the run, by their rank."""
         ranks = {}
         with contextlib.suppress(psutil.Error):
             main = psutil.Process(self.process.pid)

@@ -319,10 +319,8 @@ def interrupt(
         rank = k % bench.ranks
         if bench.ranks > 1 and moment == "start":
             session.wait_until(lambda: rank in session.ranks())  # noqa: B023
-        process = None
-        if await_moment(run, session, moment, target, generator):
-            main = psutil.Process(session.process.pid)
-            process = session.ranks().get(rank) if bench.ranks > 1 else main
+        is_there = await_moment(run, session, moment, target, generator)
+        process = session.ranks().get(rank) if is_there else None
         if process is None:
             session.expect_end(0)
             row.expect(False, f"the run ended before fault {k + 1} of {len(moments)}")
@@ -449,24 +447,32 @@ def worker_row(bench: Bench, row: Row, sent: int = signal.SIGKILL) -> None:
         )
         time.sleep(generator.uniform(0.0, 0.5))
         rank = generator.randrange(bench.ranks)
-        ranks = session.ranks() if bench.ranks > 1 else {0: psutil.Process(session.process.pid)}
-        workers = {other: session.workers(process) for other, process in ranks.items()}
-        if not workers.get(rank):
+        session.wait_until(lambda: have_workers(bench, session))
+        if not session.is_running:
             row.expect(False, f"the run ended before fault {k + 1} of {number}")
             break
+        ranks = session.ranks()
+        workers = {other: session.workers(process) for other, process in ranks.items()}
         first = first or ranks
         row.expect(first == ranks, "a process of the run was started again")
         victim = generator.choice(workers[rank])
         victim.send_signal(sent)
         row.injected += 1
         session.wait_until(lambda: not is_alive(victim))  # noqa: B023
-        for other, process in ranks.items():
-            is_kept = other == rank or set(session.workers(process)) == set(workers[other])
+        for other in ranks.keys() - {rank}:
+            is_kept = set(session.workers(ranks[other])) == set(workers[other])
             row.expect(is_kept, f"a worker of rank {other} was started again")
         say(f"{row.name} {k + 1} of {number}: rank {rank}, {run.env_steps()} env steps seen")
     session.expect_end(0)
     bench.judge_remains(row, session)
     bench.judge_rows(row, run)
+
+
+def have_workers(bench: Bench, session: Session) -> bool:
+    """Return whether all processes of a run have all of their workers, none being rebuilt."""
+    number = bench.config()["rollout"]["num_workers"]
+    ranks = session.ranks().values()
+    return len(ranks) == bench.ranks and all(len(session.workers(one)) == number for one in ranks)
 
 
 def faulty(config: dict[str, Any], ledger: Path, limit: int, within: int) -> dict[str, Any]:
