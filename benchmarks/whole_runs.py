@@ -11,8 +11,8 @@ logging are not in the windows.
                     collection and all updates, none ended early by the KL divergence
 
 Each variant is a process. Ours is compared with the quickest variant of each baseline, whose
-environments are stepped in its process (sync) or in processes of their own (async). --threads is for
-the baselines alone.
+environments are stepped in its process (sync) or in processes of their own (async). --threads is
+for the baselines alone.
 """
 
 from __future__ import annotations
