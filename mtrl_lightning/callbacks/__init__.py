@@ -1,7 +1,7 @@
 """When things happen: rollout, evaluation, logging, checkpoints."""
 
 from mtrl_lightning.callbacks.checkpoint import CheckpointCallback
-from mtrl_lightning.callbacks.curves import CurvesCallback, plot_curves, read_metrics
+from mtrl_lightning.callbacks.curves import CurvesCallback, plot_curves
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.images import ImagesCallback
 from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
@@ -16,6 +16,7 @@ from mtrl_lightning.callbacks.resets import ResetCallback
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import InterruptionCallback
 from mtrl_lightning.callbacks.video import VideoCallback
+from mtrl_lightning.reports.metrics_file import read_metrics
 
 __all__ = [
     "CheckpointCallback",

@@ -12,15 +12,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
 from mtrl_lightning.callbacks.images import log_image
 from mtrl_lightning.reports.budget import TimeBudget
-from mtrl_lightning.reports.charts import (
-    draw_band,
-    format_axes,
-    format_steps,
-    line_style,
-    plain_text,
-)
-from mtrl_lightning.reports.metrics_file import Curve, read_metrics
-from mtrl_lightning.reports.record import is_bounded, is_evaluation
+from mtrl_lightning.reports.charts import Chart, Curve, draw_chart, plain_text
+from mtrl_lightning.reports.record import RunRecord, is_bounded, is_evaluation, read_run
+from mtrl_lightning.reports.run_report import task_chart
 from mtrl_lightning.runs import replacing
 
 QUANTITIES = ("success", "return", "score")
@@ -43,71 +37,46 @@ def plot_curves(run_folder: str | Path) -> Path:
     """
     path = Path(run_folder) / "curves.png"
     with plain_text():
-        figure = _figure(read_metrics(run_folder))
+        figure = _figure(read_run(Path(run_folder)))
         with replacing(path) as unfinished:
             figure.savefig(unfinished, dpi=120)
     return path
 
 
-def _figure(curves: dict[str, Curve]) -> Any:
+def _figure(run: RunRecord) -> Any:
     from matplotlib.figure import Figure  # takes a second to import
 
-    splits = _splits(curves)
-    quantities = [
-        name for name in QUANTITIES if any(f"{split}/{name}" in curves for split in splits)
-    ] or ["return"]
+    evaluations = [name.split("/") for name in run.curves if is_evaluation(name)]
+    splits = sorted({parts[0] for parts in evaluations}) or ["eval"]
+    measured = {parts[1] for parts in evaluations}
+    quantities = [name for name in QUANTITIES if name in measured] or ["return"]
     rows = [splits, *([split] for split in splits)] if len(splits) > 1 else [splits]
     figure = Figure(figsize=(11, 4.2 * len(rows)), layout="constrained")
     parts = figure.subfigures(len(rows), squeeze=False)[:, 0]
     for part, shown in zip(parts, rows, strict=True):
+        title = shown[0] if len(rows) > 1 and len(shown) == 1 else "evaluation"
         handles: list[Any] = []
         all_axes = part.subplots(1, len(quantities), squeeze=False)[0]
         for axes, quantity in zip(all_axes, quantities, strict=True):
-            if len(shown) > 1:
-                _plot_averages(axes, curves, shown, quantity)
-            else:
-                _plot_tasks(axes, curves, shown[0], quantity)
-            title = shown[0] if len(rows) > 1 and len(shown) == 1 else "evaluation"
-            axes.set(xlabel="environment steps, all tasks", ylabel=f"{title} {quantity}")
-            format_axes(axes, is_bounded(quantity))
-            format_steps(axes)
+            is_split = len(shown) == 1
+            metric = f"{shown[0]}/{quantity}"
+            chart = task_chart(run, metric) if is_split else _averages(run, shown, quantity)
+            draw_chart(axes, chart)
+            axes.set_ylabel(f"{title} {quantity}")
             handles = axes.get_legend_handles_labels()
         if handles and len(handles[0]) <= MAX_LEGEND_ENTRIES:
             part.legend(*handles, loc="outside right upper", fontsize="small", handlelength=3.5)
     return figure
 
 
-def _splits(curves: dict[str, Curve]) -> list[str]:
-    """Return the prefixes of the metrics of each evaluated split."""
-    names = {name.partition("/")[0] for name in curves if is_evaluation(name)}
-    return sorted(names) or ["eval"]
-
-
-def _plot_averages(
-    axes: Any, curves: dict[str, Curve], splits: Sequence[str], quantity: str
-) -> None:
-    """Plot the average over each split's tasks."""
-    for index, split in enumerate(splits):
-        if f"{split}/{quantity}" in curves:
-            _plot(axes, curves[f"{split}/{quantity}"], split, index, linewidth=2.5)
-
-
-def _plot_tasks(axes: Any, curves: dict[str, Curve], split: str, quantity: str) -> None:
-    """Plot a split's tasks and their average."""
-    average = f"{split}/{quantity}"
-    names = sorted(name for name in curves if name.startswith(f"{average}/"))
-    for index, name in enumerate(names):
-        _plot(axes, curves[name], name.removeprefix(f"{average}/"), index, linewidth=1)
-    if average in curves:
-        steps, values = curves[average]
-        style = line_style(0, len(steps)) | {"color": "black", "linewidth": 2.5}
-        draw_band(axes, steps, (values, None), style, "average")
-
-
-def _plot(axes: Any, curve: Curve, label: str, index: int, linewidth: float) -> None:
-    steps, values = curve
-    style = line_style(index, len(steps)) | {"linewidth": linewidth}
-    draw_band(axes, steps, (values, None), style, label)
+def _averages(run: RunRecord, splits: Sequence[str], quantity: str) -> Chart:
+    """Return the average over each split's tasks."""
+    curves = [
+        Curve(split, *run.curves[f"{split}/{quantity}"], index)
+        for index, split in enumerate(splits)
+        if f"{split}/{quantity}" in run.curves
+    ]
+    return Chart(quantity, curves, is_bounded(quantity))
 
 
 class CurvesCallback(SessionCallback):

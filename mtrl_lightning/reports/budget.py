@@ -14,20 +14,17 @@ class TimeBudget:
     """Measure what writing reports takes, and decide whether another one is affordable.
 
     Args:
-        first_after: seconds before the first report, whose cost is not known.
+        expected_seconds: that the first report is expected to take.
     """
 
-    def __init__(self, first_after: float = 0.0) -> None:
-        self._first_after = first_after
+    def __init__(self, expected_seconds: float = 0.0) -> None:
         self._started_at = time.perf_counter()
         self._spent = 0.0
-        self._longest = 0.0
+        self._longest = expected_seconds
 
     def allows(self) -> bool:
         """Return whether a report that takes as long as the longest one stays within the share."""
         elapsed = time.perf_counter() - self._started_at
-        if elapsed < self._first_after:
-            return False
         return self._spent + self._longest <= MAX_SHARE * elapsed
 
     @contextmanager

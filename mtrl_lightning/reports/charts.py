@@ -108,13 +108,6 @@ def draw_band(
         axes.fill_between(x_N, low_N, high_N, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def format_axes(axes: Any, is_bounded: bool) -> None:
-    """Draw a grid, and show the whole range of values between 0 and 1."""
-    axes.grid(alpha=0.3)
-    if is_bounded:
-        axes.set_ylim(-0.03, 1.03)
-
-
 def format_steps(axes: Any) -> None:
     """Show environment steps as ``50k`` and ``1M``."""
     from matplotlib.ticker import EngFormatter, MaxNLocator  # takes a second to import
@@ -146,6 +139,45 @@ def html_line(index: int | None, is_one_of_many: bool = False) -> str:
     return f"3px {kind} {to_hex(style['color'])}"
 
 
+def draw_chart(axes: Any, chart: Chart, ink: str = "black") -> None:
+    """Draw a chart without its title and legend.
+
+    Args:
+        axes: to draw into.
+        chart: what is drawn.
+        ink: the color of an average.
+    """
+    is_one_of_many = has_many_curves(chart)
+    for curve in chart.curves:
+        _draw_curve(axes, curve, is_one_of_many, ink)
+    axes.set_xlabel(chart.xlabel)
+    axes.grid(alpha=0.3)
+    if chart.xlabel == STEPS:
+        format_steps(axes)
+    if chart.is_bounded:
+        axes.set_ylim(-0.03, 1.03)
+
+
+def _draw_curve(axes: Any, curve: Curve, is_one_of_many: bool, ink: str) -> None:
+    x_N = np.asarray(curve.x_N)
+    y_N = np.asarray(curve.y_N, np.float64)
+    bounds_N2 = curve.bounds_N2
+    most = MAX_POINTS_OF_MANY if is_one_of_many else MAX_POINTS
+    if len(x_N) > most:
+        shown = np.linspace(0, len(x_N) - 1, most).round().astype(int)
+        x_N = x_N[shown]
+        y_N = y_N[shown]
+        bounds_N2 = None if bounds_N2 is None else bounds_N2[shown]
+    if curve.color_index is None:
+        style = {"color": ink, "linewidth": 2.2, "zorder": 3}
+    else:
+        style = line_style(curve.color_index, len(x_N))
+        style |= {"linewidth": 0.7, "alpha": 0.5} if is_one_of_many else {"linewidth": 1.3}
+    # a marker is as long as ten points of a line: only a single point needs one
+    style["marker"] = "." if len(x_N) == 1 else ""
+    draw_band(axes, x_N, (y_N, bounds_N2), style, curve.name)
+
+
 def svg_of(chart: Chart, prefix: str) -> str:
     """Draw a chart as an ``<svg>`` element for a page.
 
@@ -160,36 +192,11 @@ def svg_of(chart: Chart, prefix: str) -> str:
     with rc_context(SETTINGS):
         figure = Figure(figsize=SIZE)
         axes = figure.add_axes((0.13, 0.19, 0.84, 0.77))
-        for curve in chart.curves:
-            _draw(axes, curve, has_many_curves(chart))
-        axes.set_xlabel(chart.xlabel)
-        format_axes(axes, chart.is_bounded)
-        if chart.xlabel == STEPS:
-            format_steps(axes)
+        draw_chart(axes, chart, INK)
         axes.yaxis.set_major_locator(MaxNLocator(5))
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata=NO_METADATA)
     return _inline(file.getvalue(), prefix, chart.title)
-
-
-def _draw(axes: Any, curve: Curve, is_one_of_many: bool) -> None:
-    x_N = np.asarray(curve.x_N)
-    y_N = np.asarray(curve.y_N, np.float64)
-    bounds_N2 = curve.bounds_N2
-    most = MAX_POINTS_OF_MANY if is_one_of_many else MAX_POINTS
-    if len(x_N) > most:
-        shown = np.linspace(0, len(x_N) - 1, most).round().astype(int)
-        x_N = x_N[shown]
-        y_N = y_N[shown]
-        bounds_N2 = None if bounds_N2 is None else bounds_N2[shown]
-    if curve.color_index is None:
-        style = {"color": INK, "linewidth": 2.2, "zorder": 3}
-    else:
-        style = line_style(curve.color_index, len(x_N))
-        style |= {"linewidth": 0.7, "alpha": 0.5} if is_one_of_many else {"linewidth": 1.3}
-    # a marker is as long as ten points of a line: only a single point needs one
-    style["marker"] = "." if len(x_N) == 1 else ""
-    draw_band(axes, x_N, (y_N, bounds_N2), style)
 
 
 def _inline(svg: str, prefix: str, title: str) -> str:

@@ -61,12 +61,6 @@ class Curves(NamedTuple):
     minutes_SN: npt.NDArray[np.float64] | None
     """Minutes of training until each evaluation, evaluations and checkpoints included."""
 
-    def until(self, env_steps: int) -> Curves:
-        """Return the curves up to a number of env steps."""
-        kept = self.env_steps_N <= env_steps
-        minutes_SN = None if self.minutes_SN is None else self.minutes_SN[:, kept]
-        return Curves(self.env_steps_N[kept], self.scores_STN[:, :, kept], minutes_SN)
-
 
 class Comparison(NamedTuple):
     """Methods with their curves on the same tasks, up to the same number of env steps."""
@@ -291,7 +285,10 @@ def _until_common_end(curves: Mapping[str, Curves], warnings: list[str]) -> dict
     cut = {label: _with_end(one, end, label) for label, one in curves.items()}
     first, *others = [one.env_steps_N for one in cut.values()]
     if not all(np.array_equal(first, other) for other in others):
-        counts = [f"{label} {_spacing(one.env_steps_N)}" for label, one in cut.items()]
+        counts = [
+            f"{label} {len(one.env_steps_N)} times from {one.env_steps_N[0]:,} on"
+            for label, one in cut.items()
+        ]
         warnings.append(
             "methods were evaluated at different env steps, so that their averages over training"
             f" are over different evaluations: {'; '.join(counts)}"
@@ -299,32 +296,24 @@ def _until_common_end(curves: Mapping[str, Curves], warnings: list[str]) -> dict
     return cut
 
 
-def _spacing(env_steps_N: npt.NDArray[np.int64]) -> str:
-    first = env_steps_N[0]
-    return f"{len(env_steps_N)} times from {first:,} on"
-
-
 def _with_end(curves: Curves, end: int, label: str) -> Curves:
-    kept = curves.until(end)
-    if len(kept.env_steps_N) and kept.env_steps_N[-1] == end:
-        return kept
-    if curves.env_steps_N[0] > end:
+    """Return the curves up to a number of env steps, with interpolated values there."""
+    env_steps_N, scores_STN, minutes_SN = curves
+    if env_steps_N[0] > end:
         raise ConfigurationError(
-            f"{label} was first evaluated after {curves.env_steps_N[0]:,} env steps, and another"
+            f"{label} was first evaluated after {env_steps_N[0]:,} env steps, and another"
             f" method has made {end:,} only: they have no env steps in common"
         )
-    steps_N = np.append(kept.env_steps_N, end)
-    place = int(np.searchsorted(curves.env_steps_N, end))
-    before = curves.env_steps_N[place - 1]
-    after = curves.env_steps_N[place]
-    share = (end - before) / (after - before)
+    kept_N = np.append(env_steps_N[env_steps_N < end], end)
 
-    def at_end(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        value = values[..., place - 1] * (1 - share) + values[..., place] * share
-        return np.concatenate([values[..., :place], value[..., None]], axis=-1)
+    def at_kept(values_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.interp(kept_N, env_steps_N, values_N)
 
-    minutes_SN = None if curves.minutes_SN is None else at_end(curves.minutes_SN)
-    return Curves(steps_N, at_end(curves.scores_STN), minutes_SN)
+    return Curves(
+        kept_N,
+        np.apply_along_axis(at_kept, -1, scores_STN),
+        None if minutes_SN is None else np.apply_along_axis(at_kept, -1, minutes_SN),
+    )
 
 
 def summarize(

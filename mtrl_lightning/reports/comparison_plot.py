@@ -1,4 +1,4 @@
-"""The plot of a comparison: by env steps, by minutes, as profiles, and task by task."""
+"""The charts of a comparison, and all of them as one plot."""
 
 from __future__ import annotations
 
@@ -8,18 +8,57 @@ from pathlib import Path
 from typing import Any
 
 from mtrl_lightning.reports.charts import (
-    MARKED_POINTS,
+    STEPS,
+    Chart,
+    Curve,
     draw_band,
-    format_axes,
+    draw_chart,
     format_steps,
     line_style,
     plain_text,
 )
-from mtrl_lightning.reports.comparison import Band, Bands, Comparison, Curves
+from mtrl_lightning.reports.comparison import Band, Bands, Comparison
 from mtrl_lightning.reports.record import is_bounded
 from mtrl_lightning.runs import replacing
 
+__all__ = ["draw_band", "format_steps", "line_style", "plot_comparison"]
 TASK_COLUMNS = 5
+
+
+def average_charts(comparison: Comparison, bands: Bands) -> list[Chart]:
+    """Return the averages by env steps and, where they are known, by minutes."""
+    charts = [_chart(comparison, comparison.metric, bands.average)]
+    if all(curves.minutes_SN is not None for curves in comparison.curves.values()):
+        charts.append(_chart(comparison, comparison.metric, bands.average, by_minutes=True))
+    return charts
+
+
+def profile_chart(comparison: Comparison, bands: Bands) -> Chart:
+    """Return the share of runs and tasks above each threshold at the end."""
+    curves = [
+        Curve(label, bands.thresholds_K, band.value_N, index, band.bounds_N2)
+        for index, (label, band) in enumerate(bands.profiles.items())
+    ]
+    return Chart("share above the threshold", curves, True, f"threshold of {comparison.metric}")
+
+
+def task_charts(comparison: Comparison, bands: Bands) -> list[Chart]:
+    """Return a chart of each task."""
+    return [_chart(comparison, task, of_methods) for task, of_methods in bands.tasks.items()]
+
+
+def _chart(
+    comparison: Comparison, title: str, bands: Mapping[str, Band], by_minutes: bool = False
+) -> Chart:
+    """Return the methods' curves, by env steps or by the mean minutes of the seeds."""
+    curves = []
+    for index, (label, band) in enumerate(bands.items()):
+        env_steps_N, scores_STN, minutes_SN = comparison.curves[label]
+        x_N = minutes_SN.mean(0) if by_minutes and minutes_SN is not None else env_steps_N
+        name = f"{label} ({len(scores_STN)} seeds)"
+        curves.append(Curve(name, x_N, band.value_N, index, band.bounds_N2))
+    xlabel = "minutes of training" if by_minutes else STEPS
+    return Chart(title, curves, is_bounded(comparison.metric), xlabel)
 
 
 def plot_comparison(comparison: Comparison, bands: Bands, path: Path, by_task: bool = True) -> Path:
@@ -36,74 +75,39 @@ def plot_comparison(comparison: Comparison, bands: Bands, path: Path, by_task: b
     """
     from matplotlib.figure import Figure  # takes a second to import
 
+    tasks = task_charts(comparison, bands) if by_task and len(comparison.tasks) > 1 else []
+    num_rows = math.ceil(len(tasks) / TASK_COLUMNS)
     with plain_text():
-        tasks = list(comparison.tasks) if by_task and len(comparison.tasks) > 1 else []
-        num_rows = math.ceil(len(tasks) / TASK_COLUMNS)
         figure = Figure(figsize=(15, 4.4 + 2.6 * num_rows), layout="constrained")
-        if num_rows:
-            parts: Any = figure.subfigures(2, height_ratios=[4.4, 2.6 * num_rows])
-            upper, lower = parts
-            _plot_tasks(lower, comparison, bands, tasks, num_rows)
-        else:
-            upper = figure.subfigures()
-        _plot_averages(upper, comparison, bands)
+        heights = [4.4, 2.6 * num_rows] if tasks else [4.4]
+        parts = figure.subfigures(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+        _plot_averages(parts[0], comparison, bands)
+        if tasks:
+            all_axes = parts[1].subplots(num_rows, TASK_COLUMNS, squeeze=False).ravel()
+            for axes, chart in zip(all_axes, tasks, strict=False):
+                draw_chart(axes, chart)
+                axes.set_title(chart.title, fontsize="medium")
+                axes.set_xlabel("")
+            for axes in all_axes[len(tasks) :]:
+                axes.set_visible(False)
         with replacing(path) as unfinished:
             figure.savefig(unfinished, dpi=110)
     return path
 
 
 def _plot_averages(part: Any, comparison: Comparison, bands: Bands) -> None:
-    """Plot the averages by env steps and by minutes, and the profiles at the end."""
-    curves = comparison.curves
-    is_score = is_bounded(comparison.metric)
-    has_minutes = all(one.minutes_SN is not None for one in curves.values())
-    all_axes = part.subplots(1, 3 if has_minutes else 2, squeeze=False)[0]
-    by_steps = all_axes[0]
-    profiles = all_axes[-1]
-    _plot_bands(by_steps, curves, bands.average)
-    by_steps.set(xlabel="environment steps, all tasks", ylabel=_label(comparison))
-    format_axes(by_steps, is_score)
-    format_steps(by_steps)
-    if has_minutes:
-        by_minutes = all_axes[1]
-        for i, (label, one) in enumerate(curves.items()):
-            band = bands.average[label]
-            minutes_N = one.minutes_SN.mean(0)  # type: ignore[union-attr]
-            draw_band(by_minutes, minutes_N, band, line_style(i, len(minutes_N)))
-        by_minutes.set(xlabel="minutes of training, mean of the seeds")
-        by_minutes.sharey(by_steps)
-        format_axes(by_minutes, is_score)
-    for i, band in enumerate(bands.profiles.values()):
-        draw_band(profiles, bands.thresholds_K, band, line_style(i, MARKED_POINTS + 1))
+    """Plot the averages, whose scale is the same, and the profiles at the end."""
+    charts = average_charts(comparison, bands)
+    by_steps, *others, profiles = part.subplots(1, len(charts) + 1, squeeze=False)[0]
+    for axes, chart in zip([by_steps, *others], charts, strict=True):
+        draw_chart(axes, chart)
+    for axes in others:
+        axes.sharey(by_steps)
+    interval = ", 95 % interval" if comparison.has_intervals else ""
+    by_steps.set_ylabel(f"{comparison.metric}, interquartile mean{interval}")
+    draw_chart(profiles, profile_chart(comparison, bands))
     profiles.set(
-        xlabel=f"threshold of {comparison.metric}",
         ylabel="share of runs and tasks above it",
         title=f"performance profile after {comparison.end:,} env steps",
     )
-    format_axes(profiles, is_bounded=True)
     part.legend(*by_steps.get_legend_handles_labels(), loc="outside upper left", ncols=3)
-
-
-def _plot_tasks(
-    part: Any, comparison: Comparison, bands: Bands, tasks: list[str], num_rows: int
-) -> None:
-    all_axes = part.subplots(num_rows, TASK_COLUMNS, squeeze=False, sharex=True).ravel()
-    for axes, task in zip(all_axes, tasks, strict=False):
-        _plot_bands(axes, comparison.curves, bands.tasks[task])
-        axes.set_title(task, fontsize="medium")
-        format_axes(axes, is_bounded(comparison.metric))
-        format_steps(axes)
-    for axes in all_axes[len(tasks) :]:
-        axes.set_visible(False)
-
-
-def _plot_bands(axes: Any, curves: Mapping[str, Curves], bands: Mapping[str, Band]) -> None:
-    for i, (label, band) in enumerate(bands.items()):
-        one = curves[label]
-        style = line_style(i, len(one.env_steps_N))
-        draw_band(axes, one.env_steps_N, band, style, f"{label} ({len(one.scores_STN)} seeds)")
-
-
-def _label(comparison: Comparison) -> str:
-    bounds = ", 95 % interval" if comparison.has_intervals else ""
-    return f"{comparison.metric}, interquartile mean{bounds}"

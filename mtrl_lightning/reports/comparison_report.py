@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtrl_lightning.reports.charts import STEPS, Chart, Curve
-from mtrl_lightning.reports.comparison import Band, Bands, Comparison, table, task_table
-from mtrl_lightning.reports.record import is_bounded
+from mtrl_lightning.reports.comparison import Bands, Comparison, table, task_table
+from mtrl_lightning.reports.comparison_plot import average_charts, profile_chart, task_charts
 from mtrl_lightning.reports.render import Page, Section, Table
 
 EXPLANATION = (
@@ -34,16 +33,7 @@ def comparison_page(
         threshold: with which it was called.
     """
     metric = comparison.metric
-    averages = [_chart(comparison, metric, bands.average)]
-    if all(one.minutes_SN is not None for one in comparison.curves.values()):
-        averages.append(_chart(comparison, metric, bands.average, by_minutes=True))
-    profiles = [
-        Curve(label, bands.thresholds_K, band.value_N, index, band.bounds_N2)
-        for index, (label, band) in enumerate(bands.profiles.items())
-    ]
-    profile = Chart("share above the threshold", profiles, True, f"threshold of {metric}")
     meaning = f"share of runs and tasks whose {metric} at the end is above the threshold"
-    tasks = [_chart(comparison, task, of_methods) for task, of_methods in bands.tasks.items()]
     methods = comparison.methods
     names = list(dict.fromkeys(name for method in methods for name in method.options))
     options = [["option", *(method.label for method in methods)]]
@@ -55,10 +45,12 @@ def comparison_page(
         for run in method.runs
     ]
     sections = [
-        Section("Average over tasks", charts=averages),
+        Section("Average over tasks", charts=average_charts(comparison, bands)),
         Section("Methods", [EXPLANATION], table=Table(table(rows, threshold))),
-        Section("Performance profile", [meaning], [profile]),
-        Section("Tasks", charts=tasks, table=Table(task_table(comparison))),
+        Section("Performance profile", [meaning], [profile_chart(comparison, bands)]),
+        Section(
+            "Tasks", charts=task_charts(comparison, bands), table=Table(task_table(comparison))
+        ),
         Section("Runs", table=Table(runs, num_texts=3)),
     ]
     if names:
@@ -66,17 +58,3 @@ def comparison_page(
         sections.insert(-1, Section("Options that differ", table=differing))
     title = f"{metric} of {len(methods)} methods after {comparison.end:,} env steps"
     return Page(title, [], sections, comparison.warnings)
-
-
-def _chart(
-    comparison: Comparison, title: str, bands: Mapping[str, Band], by_minutes: bool = False
-) -> Chart:
-    """Return the methods' curves, by env steps or by the mean minutes of the seeds."""
-    curves = []
-    for index, (label, band) in enumerate(bands.items()):
-        env_steps_N, scores_STN, minutes_SN = comparison.curves[label]
-        x_N = minutes_SN.mean(0) if by_minutes and minutes_SN is not None else env_steps_N
-        name = f"{label} ({len(scores_STN)} seeds)"
-        curves.append(Curve(name, x_N, band.value_N, index, band.bounds_N2))
-    xlabel = "minutes of training" if by_minutes else STEPS
-    return Chart(title, curves, is_bounded(comparison.metric), xlabel)

@@ -226,14 +226,12 @@ def _parsed(path: Path, changed: int, size: int) -> Mapping[str, Any]:
 
 def common_metric(records: Iterable[RunRecord]) -> str | None:
     """Return the metric of evaluations that is compared unless one is chosen; None without one."""
-    shared = functools.reduce(
-        lambda one, other: one & other, (set(record.evaluated()) for record in records)
-    )
-    others = sorted(shared - set(PREFERRED_METRICS), key=_preference)
-    return next(iter([*(name for name in PREFERRED_METRICS if name in shared), *others]), None)
+    shared = set.intersection(*(set(record.evaluated()) for record in records))
+    return min(shared, key=_preference, default=None)
 
 
-def _preference(metric: str) -> tuple[int, str]:
+def _preference(metric: str) -> tuple[bool, int, str]:
     quantity = metric.partition("/")[2]
-    names = [name.partition("/")[2] for name in PREFERRED_METRICS]
-    return (names.index(quantity) if quantity in names else len(names), metric)
+    quantities = [name.partition("/")[2] for name in PREFERRED_METRICS]
+    place = quantities.index(quantity) if quantity in quantities else len(quantities)
+    return metric not in PREFERRED_METRICS, place, metric

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from mtrl_lightning.reports.charts import Chart, has_many_curves, html_line, svg_of
 from mtrl_lightning.runs import replacing
@@ -98,8 +97,9 @@ def render(page: Page) -> str:
     )
     numbers = itertools.count(1)
 
-    def draw(chart: Chart) -> Markup:
-        return Markup(svg_of(chart, f"chart{next(numbers)}-"))  # escaped by the XML writer
+    def draw(chart: Chart) -> str:
+        """Return an SVG, whose texts are escaped by the XML writer."""
+        return svg_of(chart, f"chart{next(numbers)}-")
 
     return environment.get_template(TEMPLATE).render(page=page, draw=draw, legend=legend)
 

@@ -11,8 +11,7 @@ import numpy as np
 import yaml
 
 from mtrl_lightning.formats import UNKNOWN, number, whole
-from mtrl_lightning.reports.charts import Chart
-from mtrl_lightning.reports.charts import Curve as DrawnCurve
+from mtrl_lightning.reports.charts import Chart, Curve
 from mtrl_lightning.reports.defaults import differences
 from mtrl_lightning.reports.metrics_file import minutes_until, seconds_of_rows
 from mtrl_lightning.reports.record import RunRecord, is_bounded, is_evaluation, read_run
@@ -126,7 +125,9 @@ def _evaluations(run: RunRecord) -> Section:
     metrics = run.evaluated()
     if not metrics:
         return Section("Evaluation", ["There is none yet."])
-    return Section("Evaluation", charts=[_chart(run, name) for name in sorted(metrics, key=_order)])
+    return Section(
+        "Evaluation", charts=[task_chart(run, name) for name in sorted(metrics, key=_order)]
+    )
 
 
 def _order(metric: str) -> tuple[int, str]:
@@ -138,18 +139,18 @@ def _order(metric: str) -> tuple[int, str]:
 def _section(run: RunRecord, title: str, metrics: Sequence[str]) -> Section | None:
     """Return a section with a chart for each metric that was logged."""
     logged = [name for name in metrics if name in run.curves or run.tasks_of(name)]
-    return Section(title, charts=[_chart(run, name) for name in logged]) if logged else None
+    return Section(title, charts=[task_chart(run, name) for name in logged]) if logged else None
 
 
-def _chart(run: RunRecord, metric: str) -> Chart:
-    """Return a metric's curves: of each task, and the average."""
+def task_chart(run: RunRecord, metric: str) -> Chart:
+    """Return the chart of a metric: a curve of each task, and the average."""
     tasks = run.tasks_of(metric)
     curves = [
-        DrawnCurve(task, *run.curves[f"{metric}/{task}"], index) for index, task in enumerate(tasks)
+        Curve(task, *run.curves[f"{metric}/{task}"], index) for index, task in enumerate(tasks)
     ]
     if metric in run.curves:
         index = None if tasks else 0
-        curves.append(DrawnCurve("average", *run.curves[metric], index))
+        curves.append(Curve("average", *run.curves[metric], index))
     return Chart(metric, curves, is_bounded(metric))
 
 
@@ -242,7 +243,7 @@ def _times(run: RunRecord) -> Section | None:
     return Section(
         "Where the time went",
         [f"{minutes[0]:.1f} minutes, {rate:,.0f} env steps per second on average"],
-        [_chart(run, name) for name in SPEEDS if name in run.curves],
+        [task_chart(run, name) for name in SPEEDS if name in run.curves],
         sorted(shares, key=lambda item: -item[1]),
     )
 
