@@ -56,8 +56,8 @@ from benchmarks.whole_runs import paced_arguments
 from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import UNKNOWN, markdown
+from mtrl_lightning.reports.charts import draw_band, format_steps, line_style
 from mtrl_lightning.reports.comparison import Band, reaches
-from mtrl_lightning.reports.comparison_plot import draw_band, format_steps, line_style
 from mtrl_lightning.runs import replacing
 
 CONFIG = Path("configs/quickstart.yaml")

@@ -11,17 +11,13 @@ from mtrl_lightning.reports.charts import (
     STEPS,
     Chart,
     Curve,
-    draw_band,
     draw_chart,
-    format_steps,
-    line_style,
     plain_text,
 )
 from mtrl_lightning.reports.comparison import Band, Bands, Comparison
 from mtrl_lightning.reports.record import is_bounded
 from mtrl_lightning.runs import replacing
 
-__all__ = ["draw_band", "format_steps", "line_style", "plot_comparison"]
 TASK_COLUMNS = 5
 
 
