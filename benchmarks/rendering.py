@@ -102,7 +102,7 @@ def of_dm_control(task: str, size: int) -> tuple[Any, Callable[[], npt.NDArray]]
 def of_pixels(task: str, size: int, like_papers: bool) -> tuple[Any, Callable[[], npt.NDArray]]:
     """Return our simulation of the same episode, and its renderer."""
     from mtrl_lightning.envs import DMControl, Pixels
-    from mtrl_lightning.envs.render.drawing import Quality
+    from mtrl_lightning.envs.render.renderer import Quality
 
     quality = Quality(*[like_papers] * 3)
     benchmark = Pixels(DMControl([task]), size, **quality._asdict())

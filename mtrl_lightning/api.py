@@ -31,7 +31,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import (
     with_info,
 )
 from mtrl_lightning.envs.benchmarks.gymnasium_tasks import GymnasiumTasks
-from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
+from mtrl_lightning.envs.benchmarks.wrappers import with_pixels, with_wrappers
 from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.errors import ConfigurationError, closest
 from mtrl_lightning.launch.folder import find_restart_id

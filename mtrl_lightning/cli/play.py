@@ -236,7 +236,7 @@ def benchmark_of(config: dict[str, Any]) -> Benchmark:
     """
     from mtrl_lightning.envs import Benchmark
     from mtrl_lightning.envs.benchmarks.benchmark import with_info
-    from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
+    from mtrl_lightning.envs.benchmarks.wrappers import with_pixels, with_wrappers
 
     data = _section(config, "data")
     for name in ("wrappers", "info_keys"):

@@ -7,7 +7,7 @@ from mtrl_lightning.envs.benchmarks.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.envs.benchmarks.metaworld import MetaWorld
 from mtrl_lightning.envs.benchmarks.padding import Padded, PaddedSpaces, pad_to_spec, padded_spaces
 from mtrl_lightning.envs.benchmarks.toy import ToyConflict, ToyReach
-from mtrl_lightning.envs.benchmarks.wrapped import WithWrappers
+from mtrl_lightning.envs.benchmarks.wrappers import WithWrappers
 from mtrl_lightning.envs.render.pixels import Pixels
 from mtrl_lightning.envs.vector.vector import VectorEnv
 

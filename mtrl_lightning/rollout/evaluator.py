@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_same, check_spec, tasks_of
-from mtrl_lightning.envs.benchmarks.wrapped import with_layers_of
+from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import (
     ConfigurationError,

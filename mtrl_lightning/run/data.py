@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from mtrl_lightning.checkpoints.parts import MOVED
 from mtrl_lightning.checks import nearest_multiples
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
-from mtrl_lightning.envs.benchmarks.wrapped import with_pixels, with_wrappers
+from mtrl_lightning.envs.benchmarks.wrappers import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.resharding import Rules, Share

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
-from mtrl_lightning.envs.state.plain import MAX_DEPTH, Decoder, check_bits
+from mtrl_lightning.envs.state.codec import MAX_DEPTH, StateDecoder, check_bits
 from mtrl_lightning.envs.state.simulator import ModelEdits, MujocoState, from_text, to_text
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
@@ -21,7 +21,7 @@ NUMBERS = ["array", "<f8", [4], to_text(np.arange(4.0))]
 
 
 def decode(state, present=None):
-    return Decoder([], {}).decode(state, present, "attribute")
+    return StateDecoder([], {}).decode(state, present, "attribute")
 
 
 @pytest.mark.parametrize("dtype", ["|O", "O8", "<m8", "|V8", "(2,)f8", "f8,O", "int64, O", "no"])
@@ -85,7 +85,7 @@ def test_containers_in_one_another_are_limited():
 
 
 def test_values_are_limited(monkeypatch):
-    monkeypatch.setattr("mtrl_lightning.envs.state.plain.MOST_VALUES", 1000)
+    monkeypatch.setattr("mtrl_lightning.envs.state.codec.MOST_VALUES", 1000)
     state = ["list", [0] * 9, None]
     for _ in range(3):
         state = ["list", [state] * 10, None]  # small in a file
@@ -111,7 +111,7 @@ def test_a_property_is_not_run_to_find_out_that_it_is_no_method():
             Owner.was_run = True
 
     owner = Owner()
-    decoder = Decoder([], {})
+    decoder = StateDecoder([], {})
     assert decoder.decode(["method", "step"], None, "env.x", owner) == owner.step
     for name in ("model", "was_run", "none", 3):
         with pytest.raises((ValueError, AttributeError, TypeError)):
@@ -129,7 +129,7 @@ def test_a_method_is_a_method():
 
     owner = Owner()
     owner.other = print
-    decoder = Decoder([], {})
+    decoder = StateDecoder([], {})
     assert decoder.decode(["method", "choose"], owner.step, "attribute", owner) == owner.choose
     for name in ("other", "__class__", "__init__subclass__"):
         with pytest.raises((ValueError, AttributeError)):
@@ -278,7 +278,7 @@ def test_a_simulations_indices_and_memory_of_the_solver_are_not_restored(cheetah
 
 @pytest.mark.parametrize("name", ["jnt_qposadr", "geom_type"])
 def test_a_view_of_indices_cannot_be_written(cheetah, name):
-    decoder = Decoder([cheetah.model, cheetah.data], {})
+    decoder = StateDecoder([cheetah.model, cheetah.data], {})
     array = getattr(cheetah.model, name)
     layout = [0, array.dtype.str, list(array.shape), list(array.strides)]
     view = decoder.decode(["view", 0, name, *layout], None, "attribute")
@@ -288,7 +288,7 @@ def test_a_view_of_indices_cannot_be_written(cheetah, name):
 
 
 def test_a_view_of_another_type_cannot_be_written(cheetah):
-    decoder = Decoder([cheetah.model, cheetah.data], {})
+    decoder = StateDecoder([cheetah.model, cheetah.data], {})
     view = decoder.decode(["view", 1, "qpos", 0, "<i4", [2], [4]], None, "attribute")
     assert not view.flags.writeable
     view = decoder.decode(["view", 1, "qpos", 8, "<f8", [2], [8]], None, "attribute")

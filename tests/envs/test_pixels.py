@@ -5,10 +5,10 @@ import pytest
 
 from mtrl_lightning.envs import DMControl, GymnasiumTasks, Pixels, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo, check_spec
-from mtrl_lightning.envs.benchmarks.wrapped import with_layers_of, with_wrappers
+from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of, with_wrappers
 from mtrl_lightning.envs.render import pixels
-from mtrl_lightning.envs.render.drawing import SimulationRenderer
 from mtrl_lightning.envs.render.frame_recorder import VideoFormat, WithFrameRecorder, decompressed
+from mtrl_lightning.envs.render.renderer import SimulationRenderer
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from tests.helpers.command_line import skip_without_renderer
 from tests.helpers.fakes import Drift

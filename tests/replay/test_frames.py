@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtrl_lightning.envs import Pixels, ToyReach
-from mtrl_lightning.envs.benchmarks.wrapped import with_wrappers
+from mtrl_lightning.envs.benchmarks.wrappers import with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import FrameStorage, ReplayBuffer
 from mtrl_lightning.replay.frame_columns import compressed, decompressed

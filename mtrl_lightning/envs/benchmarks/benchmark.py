@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from mtrl_lightning.checks import above
-from mtrl_lightning.envs.vector.actions import what_is_wrong
-from mtrl_lightning.envs.vector.arrays import array_fields
+from mtrl_lightning.envs.vector.action_spaces import what_is_wrong
+from mtrl_lightning.envs.vector.shared_arrays import array_fields
 from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec, check_train_tasks, known_tasks

@@ -19,8 +19,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec
 from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
 from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.state.state import layers_of
-from mtrl_lightning.envs.vector import observations
-from mtrl_lightning.envs.vector.actions import what_is_wrong
+from mtrl_lightning.envs.vector import action_spaces, observation_spaces
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
@@ -263,13 +262,13 @@ def _horizon(name: str, env: gym.Env, horizon: int | None) -> int:
 
 def _with_boxes(name: str, env: gym.Env) -> gym.Env:
     """Return the environment with a box of observations, and actions in [-1, 1]."""
-    wrong = observations.what_is_wrong(env.observation_space)
+    wrong = observation_spaces.what_is_wrong(env.observation_space)
     if wrong is not None:
         raise ConfigurationError(f"task {name!r}: {wrong}")
-    if observations.can_be_flattened(env.observation_space):
+    if observation_spaces.can_be_flattened(env.observation_space):
         env = FlattenObservation(env)
     actions = env.action_space
-    wrong = what_is_wrong(actions)
+    wrong = action_spaces.what_is_wrong(actions)
     if wrong is not None:
         raise ConfigurationError(f"task {name!r}: {wrong}")
     assert isinstance(actions, Box)

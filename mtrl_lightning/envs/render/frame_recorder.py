@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, BenchmarkWrapper
-from mtrl_lightning.envs.render.drawing import SimulationRenderer, simulation_of
 from mtrl_lightning.envs.render.opengl import find_renderer, use_renderer
+from mtrl_lightning.envs.render.renderer import SimulationRenderer, simulation_of
 from mtrl_lightning.errors import ConfigurationError
 
 JPEG_QUALITY = 95

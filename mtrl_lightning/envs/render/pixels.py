@@ -15,13 +15,13 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, BenchmarkWrapper, check_spec
-from mtrl_lightning.envs.render.drawing import Quality, SimulationRenderer, simulation_of
 from mtrl_lightning.envs.render.opengl import (
     THREADS,
     find_renderer,
     restored_variables,
     use_renderer,
 )
+from mtrl_lightning.envs.render.renderer import Quality, SimulationRenderer, simulation_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from mtrl_lightning.envs.state.plain import HINT, Decoder, Encoder, has_slots
+from mtrl_lightning.envs.state.codec import HINT, StateDecoder, StateEncoder, has_slots
 from mtrl_lightning.envs.state.simulator import MujocoState, is_mujoco
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.saved import restoring
@@ -39,7 +39,7 @@ class EnvState:
             if _answers(env.unwrapped)
             else [MujocoState(data.model, data) for data in self.simulations]
         )
-        encoder = Encoder(self._simulators)
+        encoder = StateEncoder(self._simulators)
         with contextlib.suppress(ConfigurationError):  # raised by `get`, where a state is saved
             self._encode_layers(encoder)
         self._classes = encoder.classes
@@ -50,7 +50,7 @@ class EnvState:
         Raises:
             ConfigurationError: naming an attribute that cannot be saved.
         """
-        encoder = Encoder(self._simulators)
+        encoder = StateEncoder(self._simulators)
         layers = self._encode_layers(encoder)
         for name, (_, where) in encoder.objects.items():
             if name not in self._classes:
@@ -60,7 +60,7 @@ class EnvState:
                 )
         return [[simulation.get() for simulation in self._mujoco], *layers]
 
-    def _encode_layers(self, encoder: Encoder) -> list[Any]:
+    def _encode_layers(self, encoder: StateEncoder) -> list[Any]:
         layers = []
         for layer in layers_of(self._env):
             name = type(layer).__name__
@@ -100,7 +100,7 @@ class EnvState:
             )
         for mujoco, simulation in zip(self._mujoco, simulations, strict=True):
             mujoco.set(simulation)
-        decoder = Decoder(self._simulators, self._classes)
+        decoder = StateDecoder(self._simulators, self._classes)
         for layer, (name, state) in zip(layers_of(self._env), layers, strict=True):
             if _answers(layer):
                 answer = {key: decoder.decode(value, None, name) for key, value in state.items()}

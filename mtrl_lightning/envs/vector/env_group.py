@@ -14,8 +14,8 @@ from gymnasium.spaces import Box
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.state.simulator import StabilityCheck
 from mtrl_lightning.envs.state.state import EnvState
-from mtrl_lightning.envs.vector.actions import what_is_wrong
-from mtrl_lightning.envs.vector.arrays import StepArrays
+from mtrl_lightning.envs.vector.action_spaces import what_is_wrong
+from mtrl_lightning.envs.vector.shared_arrays import StepArrays
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.saved import count
 from mtrl_lightning.schema import info_column

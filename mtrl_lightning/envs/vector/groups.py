@@ -15,8 +15,8 @@ from typing import Any
 
 import cloudpickle
 
-from mtrl_lightning.envs.vector.arrays import SharedMemory, StepArrays
 from mtrl_lightning.envs.vector.env_group import EnvGroup, GroupPlan
+from mtrl_lightning.envs.vector.shared_arrays import SharedMemory, StepArrays
 from mtrl_lightning.envs.vector.worker import DONE, STEP, start_worker
 from mtrl_lightning.errors import EnvironmentFaultError
 

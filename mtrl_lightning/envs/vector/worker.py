@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from mtrl_lightning.envs.vector.arrays import SharedMemory, arrays_in, num_bytes, open_memory
 from mtrl_lightning.envs.vector.env_group import EnvGroup, GroupPlan
+from mtrl_lightning.envs.vector.shared_arrays import SharedMemory, arrays_in, num_bytes, open_memory
 from mtrl_lightning.errors import CallError, ConfigurationError, EnvironmentFaultError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from gymnasium.wrappers import (
 
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
-from mtrl_lightning.envs.benchmarks.wrapped import with_layers_of, with_wrappers
+from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of, with_wrappers
 from mtrl_lightning.envs.names import values_text
 from mtrl_lightning.envs.state.state import EnvState, layers_of
 from mtrl_lightning.errors import ConfigurationError

@@ -64,7 +64,7 @@ MOST_VALUES = 10_000_000
 HINT = "give the class that has it get_state() and set_state(dict)"
 
 
-class Encoder:
+class StateEncoder:
     """Turn attributes into plain values; an object that several attributes share is written once.
 
     Args:
@@ -171,7 +171,7 @@ class Encoder:
         return ["array", array.dtype.str, list(array.shape), to_text(array)]
 
 
-class Decoder:
+class StateDecoder:
     """Turn plain values into attributes; objects are restored where ``make_env`` put them.
 
     Args:
@@ -361,7 +361,7 @@ class Decoder:
 
 
 KINDS = frozenset(
-    name.removeprefix("_make_") for name in vars(Decoder) if name.startswith("_make_")
+    name.removeprefix("_make_") for name in vars(StateDecoder) if name.startswith("_make_")
 )
 """Kinds of values that a decoder makes."""
 
