@@ -25,6 +25,7 @@ FILES = (
     "CITATION.cff",
     "CONTRIBUTING.md",
     "MANIFEST.in",
+    "SECURITY.md",
     "setup.cfg",
     "setup.py",
     "constraints.txt",
