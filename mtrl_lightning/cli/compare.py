@@ -9,19 +9,6 @@ from pathlib import Path
 
 from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.formats import markdown
-from mtrl_lightning.reports.comparison import (
-    bands_of,
-    compare_runs,
-    curves_csv,
-    default_threshold,
-    rows_csv,
-    summarize,
-    table,
-    task_table,
-)
-from mtrl_lightning.reports.comparison_plot import plot_comparison
-from mtrl_lightning.reports.comparison_report import comparison_page
-from mtrl_lightning.reports.render import REPORT, write_page
 from mtrl_lightning.runs import ensure_writable
 
 HELP = "Compare runs over seeds: a table, learning curves with intervals, a page and a CSV."
@@ -94,6 +81,21 @@ def compare(options: argparse.Namespace) -> None:
         ConfigurationError: if the runs cannot be compared.
         OSError: if a file cannot be written.
     """
+    # they import NumPy, which the help does without
+    from mtrl_lightning.reports.comparison import (
+        bands_of,
+        compare_runs,
+        curves_csv,
+        default_threshold,
+        rows_csv,
+        summarize,
+        table,
+        task_table,
+    )
+    from mtrl_lightning.reports.comparison_plot import plot_comparison
+    from mtrl_lightning.reports.comparison_report import comparison_page
+    from mtrl_lightning.reports.render import REPORT, write_page
+
     comparison = compare_runs(
         options.runs,
         options.metric,
