@@ -24,7 +24,12 @@ optuna = pytest.importorskip("optuna", reason="Optuna is not installed: pip inst
 from mtrl_lightning.sweeps import plots  # noqa: E402
 from mtrl_lightning.sweeps import sweep as sweeps  # noqa: E402
 from mtrl_lightning.sweeps.plots import write_plots  # noqa: E402
-from mtrl_lightning.sweeps.study import DATABASE  # noqa: E402
+from mtrl_lightning.sweeps.study import (  # noqa: E402
+    DATABASE,
+    interrupted_trials,
+    next_trial,
+    open_study,
+)
 from mtrl_lightning.sweeps.sweep import SweepOptions, run_sweep  # noqa: E402
 from mtrl_lightning.sweeps.table import (  # noqa: E402
     printed_table,
@@ -290,6 +295,24 @@ def test_a_damaged_database_is_refused(tmp_path):
             run(given, tmp_path, trials=1)
     path.write_bytes(whole)
     assert len(found(run(given, tmp_path, trials=1))) == 1, "undamaged"
+
+
+@pytest.mark.parametrize("method", ["random", "bayes", "grid"])
+def test_values_that_a_kill_left_out_are_those_of_the_uninterrupted_sweep(tmp_path, method):
+    changed = grid([1.0, 2.0]) if method == "grid" else {"method": method}
+    given = sweep_file(tmp_path, **changed)
+    killed = tmp_path / "killed"
+    whole = tmp_path / "whole"
+    killed.mkdir()
+    whole.mkdir()
+    study = open_study(killed, given, 7, 100)
+    study.ask()  # killed before the trial had a value
+    (trial,) = interrupted_trials(study, killed, given, 7)
+    uninterrupted = next_trial(open_study(whole, given, 7, 100), given, 7)
+    assert trial.number == 0 and trial.params.keys() == given.parameters.keys()
+    assert trial.params == uninterrupted.params
+    others = next_trial(study, given, 7)
+    assert others.number == 1 and others.params != trial.params
 
 
 @pytest.mark.slow
