@@ -121,7 +121,7 @@ class PlainSAC:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def sample_action(self, x_BD: Tensor, task_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw actions ``[B, A]`` and return them with their log densities ``[B]``."""
+        """Sample actions ``[B, A]`` and return them with their log densities ``[B]``."""
         mean_BA, log_std_BA = self.actor(x_BD, task_B).float().chunk(2, dim=-1)
         log_std_BA = log_std_BA.clamp(-20, 2)
         noise_BA = torch.randn(mean_BA.shape, generator=self.generator, device=self.device)
@@ -132,7 +132,7 @@ class PlainSAC:
 
     @torch.no_grad()
     def act(self, observation_ED: npt.NDArray, task_E: Tensor) -> npt.NDArray[np.float32]:
-        """Draw actions ``[E, A]`` for observations that have the one-hot already."""
+        """Sample actions ``[E, A]`` for observations that have the one-hot already."""
         x_ED = torch.as_tensor(observation_ED, dtype=torch.float32, device=self.device)
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self._bf16):
             return self.sample_action(x_ED, task_E)[0].cpu().numpy()
@@ -220,8 +220,8 @@ class PlainReplay:
         observation_dim: with the one-hot, ``D``.
         action_dim: ``A``.
         capacity: transitions over all environments.
-        seed: of the draws.
-        copies: environments of each task, which follow one another.
+        seed: of the sampling.
+        envs_per_task: environments of each task, which follow one another.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class PlainReplay:
         action_dim: int,
         capacity: int,
         seed: int = 0,
-        copies: int = 1,
+        envs_per_task: int = 1,
     ) -> None:
         rows = capacity // num_envs
         self._observation = np.zeros((rows, num_envs, observation_dim), np.float32)
@@ -240,8 +240,8 @@ class PlainReplay:
         self._reward = np.zeros((rows, num_envs), np.float32)
         self._terminated = np.zeros((rows, num_envs), np.bool_)
         self._rows = rows
-        self._copies = copies
-        self._num_tasks = num_envs // copies
+        self._envs_per_task = envs_per_task
+        self._num_tasks = num_envs // envs_per_task
         self._added = 0
         self._generator = np.random.default_rng(seed)
 
@@ -260,12 +260,12 @@ class PlainReplay:
         self._added += 1
 
     def sample(self, batch_size: int, device: str = "cpu") -> PlainBatch:
-        """Draw the same number of transitions of every task."""
+        """Sample the same number of transitions of every task."""
         n = batch_size // self._num_tasks
         task = np.repeat(np.arange(self._num_tasks), n)
         row = self._generator.integers(0, min(self._added, self._rows), len(task))
-        copy_B = self._generator.integers(0, self._copies, len(task))
-        env = task * self._copies + copy_B
+        copy_B = self._generator.integers(0, self._envs_per_task, len(task))
+        env = task * self._envs_per_task + copy_B
         rings = (
             self._observation,
             self._action,

@@ -692,7 +692,7 @@ def test_the_plain_replay_gives_back_whole_rows():
 
 
 def test_the_plain_replay_samples_from_all_environments_of_a_task():
-    ring = PlainReplay(4, 1, 1, capacity=8, copies=2)
+    ring = PlainReplay(4, 1, 1, capacity=8, envs_per_task=2)
     number_E = np.arange(4, dtype=np.float32)
     column_E1 = number_E[:, None]
     ring.add(column_E1, column_E1, number_E, column_E1, number_E < 0)

@@ -177,10 +177,10 @@ def test_the_baselines_get_the_quickstarts_hyperparameters(monkeypatch):
     assert "updates_per_step" not in quickstart["rollout"]  # which is 1
     names = ("sb3", "sb3_quickstart", "sb3_updates", "plain")
     jobs = {name: time_to_success.job_of(name, TASKS, 7, options) for name in names}
-    wanted = Hyperparameters(1e-3, 1e-8, 0.97, 0.01, 0.1)._asdict()
+    expected = Hyperparameters(1e-3, 1e-8, 0.97, 0.01, 0.1)._asdict()
     for name in names[1:]:
         job = jobs[name]
-        assert job.hyperparameters == wanted
+        assert job.hyperparameters == expected
         assert (job.envs_per_task, job.batch_size, job.capacity, job.width, job.depth) == (
             6,
             192,
