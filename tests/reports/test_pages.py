@@ -148,7 +148,9 @@ def test_the_time_is_shared_by_how_long_rows_took(tmp_path):
 
 def test_nothing_that_a_run_names_is_markup_and_nothing_is_loaded(run):
     text = render(run_page(read_run(run)))
-    assert EVIL not in text and "<b>" not in text and "{{ 7*7 }}" in text
+    markup = [one for one in (EVIL, "<b>") if one in text]
+    assert markup == []
+    assert text.count("{{ 7*7 }}") > 3
     assert re.findall(r"https?://[^\s\"]+", text) == []
     parsed = Parsed(text)
     tags = {tag for tag, _ in parsed.attributes}
