@@ -66,7 +66,7 @@ END_SECONDS = 120.0
 ALLOWED_RESTARTS = 2
 """Of the row whose environments break more often."""
 ON_ERROR = {
-    "continue": "the former ones are kept and the run continues",
+    "continue": "the previous ones are kept and the run continues",
     "stop": "free the disk, then continue from",
 }
 """Values of ``checkpoint.on_error``, and the message of a save that fails."""
