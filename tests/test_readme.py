@@ -157,6 +157,7 @@ def test_the_first_two_commands_need_nothing_and_train_and_test():
     test = ".venv/bin/python -m pytest -n 2"
     assert first.startswith(venv) and first.endswith(f" && .venv/bin/{FIRST}")
     assert second.startswith(venv) and second.endswith(f" && {test}")
+    assert "\npython -m pytest -n 2\n" in (ROOT / ".ci" / "run").read_text()
     project = (ROOT / "pyproject.toml").read_text()
     for command in INSTALL:
         (extra,) = re.findall(r'-c constraints\.txt -e "\.\[(\w+)\]"', command)

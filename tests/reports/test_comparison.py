@@ -22,7 +22,7 @@ from mtrl_lightning.reports.comparison import (
 from mtrl_lightning.reports.methods import effective, make_labels
 from mtrl_lightning.reports.metrics_file import MetricsReader, minutes_until, read_metrics
 from mtrl_lightning.reports.record import read_run
-from tests.reports.folders import STEPS, make_run, options_of
+from tests.helpers.report_folders import STEPS, make_run, options_of
 
 
 @pytest.fixture

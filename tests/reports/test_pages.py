@@ -23,7 +23,7 @@ from mtrl_lightning.reports.defaults import differences
 from mtrl_lightning.reports.record import read_run
 from mtrl_lightning.reports.render import Trend, legend, render, trend
 from mtrl_lightning.reports.run_report import run_page, shares_of_time, write_report
-from tests.reports.folders import make_run, options_of
+from tests.helpers.report_folders import make_run, options_of
 
 pytestmark = pytest.mark.curves
 

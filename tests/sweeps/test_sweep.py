@@ -39,7 +39,7 @@ from mtrl_lightning.sweeps.table import (  # noqa: E402
 )
 
 ROOT = Path(__file__).parents[2]
-FAKE = [sys.executable, "-m", "tests.sweeps.fake_run"]
+FAKE = [sys.executable, "-m", "tests.helpers.fake_run"]
 CONTENT = {
     "program": "mtrl-lightning",
     "method": "random",
@@ -89,7 +89,7 @@ from mtrl_lightning.sweeps.sweep_file import read_sweep_file
 sweep.SECONDS_BETWEEN_LOOKS = 0.02
 given = read_sweep_file(Path(sys.argv[1]), ("--seconds=0.15",))
 options = sweep.SweepOptions(Path(sys.argv[2]), "try", trials=5, jobs=2)
-fake = [sys.executable, "-m", "tests.sweeps.fake_run"]
+fake = [sys.executable, "-m", "tests.helpers.fake_run"]
 sweep.run_sweep(given, options, 100, fake, lambda text: print(text, flush=True))
 """
 
