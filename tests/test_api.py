@@ -76,6 +76,7 @@ def test_a_run_has_its_folder_its_last_evaluation_and_a_policy(tmp_path):
     assert action.shape == (3, 2) and np.abs(action).max() <= 1
 
 
+@pytest.mark.slow
 def test_what_is_not_given_is_derived_and_printed(tmp_path, caplog):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         run = small(ToyReach(3), tmp_path, data={"batch_size": 100})
@@ -87,12 +88,14 @@ def test_what_is_not_given_is_derived_and_printed(tmp_path, caplog):
     assert load_checkpoint(run.checkpoint)["mtrl_lightning"]["counters"]["env_steps"] == 900
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_tasks", "batch_size"), [(1, 1), (2, 7), (3, 1000), (5, 3)])
 def test_any_number_of_tasks_works_with_any_batch(tmp_path, num_tasks, batch_size):
     run = small(ToyReach(num_tasks), tmp_path, total_steps=60, data={"batch_size": batch_size})
     assert 0 <= run.evaluation["eval/success"] <= 1
 
 
+@pytest.mark.slow
 def test_the_command_line_and_train_make_the_same_run(command_line, tmp_path):
     command_line("fit", "--seed_everything=3", "--name=typed")
     adam = partial(torch.optim.Adam, lr=3e-4, eps=1e-5, fused=True)
@@ -170,6 +173,7 @@ def composed(root, order):
     return folder, watching.seen
 
 
+@pytest.mark.slow
 @pytest.mark.curves
 def test_the_order_of_the_callbacks_is_without_effect(tmp_path):
     folders = []
@@ -300,6 +304,7 @@ FORMER = {
 """Arguments of version 0.2: the section and the name of the option, and a value."""
 
 
+@pytest.mark.slow
 def test_arguments_of_version_0_2_make_the_same_run_and_name_their_options(tmp_path):
     assert set(FORMER) == set(FORMER_ARGUMENTS)
     former = {name: value for name, (_, _, value) in FORMER.items()}
@@ -364,6 +369,7 @@ def test_an_environment_in_place_of_a_benchmark_names_what_makes_it(tmp_path):
         environment.close()
 
 
+@pytest.mark.slow
 def test_what_has_one_meaning_works(tmp_path):
     run = small(
         "Pendulum-v1",
@@ -394,6 +400,7 @@ def test_what_has_one_meaning_works(tmp_path):
         evaluate(small, "Pendulum-v1")
 
 
+@pytest.mark.slow
 def test_a_runs_folder_stands_for_its_best_checkpoint(tmp_path):
     run = small(ToyReach(1), tmp_path, total_steps=200)
     best = run.folder / "checkpoints" / "best.ckpt"
@@ -404,6 +411,7 @@ def test_a_runs_folder_stands_for_its_best_checkpoint(tmp_path):
         load_policy(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_an_evaluation_steps_environments_no_more_than_training_does(tmp_path, caplog):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         small(ToyReach(3, horizon=50), tmp_path, evaluation={"num_episodes": 4})
@@ -436,6 +444,7 @@ def test_training_leaves_the_process_as_it_was(tmp_path, monkeypatch):
     assert warnings.filters == filters
 
 
+@pytest.mark.slow
 def test_a_run_with_derived_options_can_be_prolonged(tmp_path):
     small(ToyReach(2), tmp_path, total_steps=300)
     with warnings.catch_warnings(record=True) as caught:
@@ -564,6 +573,7 @@ def make_pendulum(unused):
     return gym.make("Pendulum-v1")
 
 
+@pytest.mark.slow
 def test_connectors_change_what_is_acted_on_and_sent_and_not_what_is_stored(tmp_path):
     class Keep(Callback):
         def on_train_end(self, trainer, pl_module):
@@ -625,6 +635,7 @@ def test_connectors_change_what_is_acted_on_and_sent_and_not_what_is_stored(tmp_
             small(ToyReach(2, horizon=7), tmp_path, ckpt_path="last", data={"wrappers": wrappers})
 
 
+@pytest.mark.slow
 def test_changed_action_transforms_are_a_warning_in_a_continued_run(tmp_path):
     def continued(total_steps, transforms, **options):
         with warnings.catch_warnings(record=True) as caught:

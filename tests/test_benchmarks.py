@@ -118,6 +118,7 @@ def test_updates_run_all_programs(capsys):
     assert trainer["ms more than direct"]["median"] == pytest.approx(np.median(more))
 
 
+@pytest.mark.slow
 def test_gradient_methods_and_encoders_are_measured_in_this_process(capsys, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     parts = ["--parts", "gradients", "encoders", "pixel_methods", "--rounds=2"]
@@ -535,6 +536,7 @@ def test_whole_runs_of_ranks_have_the_work_of_one_process_on_each(tmp_path):
 # ---- the environments of the baselines ----
 
 
+@pytest.mark.slow
 def test_all_environments_of_the_baselines_are_the_same_task():
     for environments, class_name in (
         ("metaworld", "SawyerPushEnvV3"),
@@ -552,6 +554,7 @@ def test_all_environments_of_the_baselines_are_the_same_task():
         assert class_name in (type(env.unwrapped).__name__, None)
 
 
+@pytest.mark.slow
 def test_upstream_has_our_protocol():
     assert names_of(["MT10"]) == MetaWorld("MT10").task_names
     assert names_of(["reach", "push-v3"]) == ("reach-v3", "push-v3")

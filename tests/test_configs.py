@@ -127,6 +127,7 @@ def test_ppo_takes_the_place_of_sac_in_a_complete_file(command_line, monkeypatch
     check_composition(command_line, monkeypatch, quick, "algorithm/mtppo")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_unless(QUICK_EXPERIMENTS, EXPERIMENTS))
 def test_every_experiment_is_complete(command_line, monkeypatch, name):
     num_tasks = {"dmc21": 21, "hipbmdp": 8, "pixels": 1}.get(Path(name).name.split("_")[0])
@@ -142,6 +143,7 @@ def test_every_experiment_is_complete(command_line, monkeypatch, name):
     assert seen[0].num_tasks == num_tasks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["quickstart", "experiment/mtmhsac"])
 def test_complete_files_train_and_their_checkpoint_alone_rebuilds_the_model(command_line, name):
     envs = {"quickstart": 18}.get(name, 10)
@@ -344,6 +346,7 @@ def test_experiments_are_the_published_protocol_network_and_method(name):
         assert (init["lr"], init["eps"]) == (3e-4, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMER_NAMES)
 def test_a_former_name_has_the_configuration_of_its_file_and_warns(name):
     group = name.split("/")[0]
@@ -495,6 +498,7 @@ def without_empty(value):
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_later_file_of_a_group_replaces_the_earlier_one_completely(group):
     start = small_parser().get_defaults()
@@ -528,6 +532,7 @@ def test_loggers_of_several_files_are_all_used():
     assert last["init_args"]["offline"] is True
 
 
+@pytest.mark.slow
 def test_a_run_logs_to_two_loggers_and_once_to_one_that_is_named_twice(command_line, tmp_path):
     more = tmp_path / "more.yaml"
     logger = {"class_path": "CSVLogger", "init_args": {"save_dir": ".", "name": "second"}}
@@ -542,6 +547,7 @@ def test_a_run_logs_to_two_loggers_and_once_to_one_that_is_named_twice(command_l
     assert kinds == ["TensorBoardLogger", "CSVLogger"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logger", LOGGERS)
 def test_every_logger_leaves_metrics_csv_in_the_run_folder(command_line, logger):
     offline = ["--trainer.logger.init_args.offline=true"] if logger.endswith("wandb") else []

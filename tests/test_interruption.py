@@ -9,7 +9,9 @@ from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from tests.helpers.runs import ENDLESS, wait_for
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(
     command_line, number
 ):
@@ -164,6 +166,7 @@ def test_an_interruption_during_a_burst_saves_the_updates(command_line):
     assert counters["env_steps"] == 300 and counters["updates"] > 10
 
 
+@pytest.mark.slow
 def test_signals_are_given_back(command_line):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     command_line("fit")

@@ -116,6 +116,7 @@ FACTORIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", FACTORIES.values(), ids=FACTORIES)
 def test_an_algorithm_composed_in_python_is_rebuilt(tmp_path, options):
     sac = train(make_sac(**{"actor": SMALL, "critic": SMALL, **options}), 2)
@@ -153,6 +154,7 @@ NETWORKS = sorted(f"network/{path.stem}" for path in (ROOT / "configs/network").
 PARTS = [*((name,) for name in NETWORKS), ("network/mlp", "gradient/cagrad")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", PARTS, ids=lambda parts: parts[-1])
 def test_every_configuration_of_the_command_line_is_rebuilt(
     command_line, monkeypatch, tmp_path, parts

@@ -138,6 +138,7 @@ def test_the_ratios_of_every_iteration_start_from_one(command_line, monkeypatch)
     assert max(largest) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["collecting", "learning"])
 @pytest.mark.parametrize("gradient", ["famo", "pcgrad"])
 def test_a_run_interrupted_anywhere_ends_as_the_uninterrupted_one(
@@ -174,6 +175,7 @@ def test_a_run_interrupted_anywhere_ends_as_the_uninterrupted_one(
     assert_same_run(command_line, "whole", "parts", ignored=["checkpoint"])
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_in_its_first_iteration_ends_as_the_uninterrupted_one(
     command_line, monkeypatch
 ):
@@ -195,6 +197,7 @@ def test_a_run_interrupted_in_its_first_iteration_ends_as_the_uninterrupted_one(
     assert_same_run(command_line, "whole", "parts", ignored=["checkpoint"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("column", "other"), [("value", "x"), ("advantage", "observation")])
 def test_an_iteration_of_a_checkpoint_has_what_the_algorithm_computes(
     command_line, monkeypatch, capsys, column, other
@@ -221,6 +224,7 @@ def test_an_iteration_of_a_checkpoint_has_what_the_algorithm_computes(
     assert "continue from another checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(command_line):
     options = ["--trainer.precision=bf16-mixed", "--checkpoint.every=288"]
     fit(command_line, *options, "--name=whole", "--model.init_args.learning_rate=ConstantRate")
@@ -242,6 +246,7 @@ def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(c
     assert_same(*ends)
 
 
+@pytest.mark.slow
 def test_metaworld_is_the_same_run_with_0_1_and_3_workers(command_line):
     options = [
         "--data.benchmark.init_args.horizon=25",
@@ -353,6 +358,7 @@ def test_a_large_step_ends_an_iteration(command_line):
     assert 4 <= counters["updates"] < 48 / 2
 
 
+@pytest.mark.slow
 def test_networks_are_reset_between_two_iterations_also_when_a_run_is_prolonged(
     command_line, monkeypatch
 ):
@@ -390,6 +396,7 @@ REPLAY_OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", REPLAY_OPTIONS)
 def test_options_of_a_replay_are_refused_with_what_replaces_them(command_line, capsys, option):
     message = refused(command_line, capsys, option)
@@ -448,6 +455,7 @@ def test_an_option_that_ppo_lacks_names_what_replaces_it():
         PPO(ToyReach().spec, reward_scale=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "expected"),
     [
@@ -465,6 +473,7 @@ def test_wrong_options_are_refused_at_the_start(command_line, capsys, option, ex
     assert expected in refused(command_line, capsys, f"--model.init_args.{option}")
 
 
+@pytest.mark.slow
 def test_another_size_of_iterations_is_refused_only_in_the_middle_of_one(command_line, capsys):
     fit(command_line, "--rollout.total_steps=288")
     folder = command_line.folder() / "checkpoints"

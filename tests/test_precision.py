@@ -133,6 +133,7 @@ needs_x86 = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_x86
 def test_a_processor_without_bfloat16_is_found():
     printed = run_without_bfloat16("-m", "mtrl_lightning.precision", cwd=ROOT).stdout
@@ -141,6 +142,7 @@ def test_a_processor_without_bfloat16_is_found():
     assert "train with --trainer.precision 32-true" in printed
 
 
+@pytest.mark.slow
 @needs_x86
 def test_a_run_on_it_says_so_once(tmp_path):
     configs = ("base", "env/toy", "algorithm/mtsac", "network/mlp", "gradient/mean")

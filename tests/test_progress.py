@@ -34,6 +34,7 @@ def on_a_terminal(command, cwd):
     return written.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals")
 def test_building_and_evaluating_are_shown_on_a_terminal(command_line):
     options = ["--evaluation.num_episodes=300", "--trainer.enable_progress_bar=true"]
@@ -59,6 +60,7 @@ def test_in_a_file_there_are_no_bars_and_no_thread(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_run_says_where_it_writes_and_what_comes_next(command_line, caplog):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         command_line("fit")
@@ -90,6 +92,7 @@ EARLY = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("why", "options"), EARLY, ids=["early_stopping", "timer"])
 def test_a_run_that_ends_early_says_why(command_line, caplog, why, options):
     with caplog.at_level("INFO", logger="lightning.pytorch"):

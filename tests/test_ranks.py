@@ -549,6 +549,7 @@ def test_a_command_that_torchrun_starts_again_finds_its_own_checkpoints(monkeypa
     assert find_restart_id("fit") == {"job": "tuesday", "command": "fit"}
 
 
+@pytest.mark.slow
 def test_a_job_of_torchrun_continues_only_when_it_is_started_again(
     command_line, monkeypatch, caplog
 ):

@@ -309,12 +309,14 @@ def test_the_page_for_users_of_mtrl_begins_with_its_commands_and_names_configura
     assert set(re.findall(r"-c ([\w/]+)", FROM_MTRL)) <= set(config_names())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", BESIDE_MTRL)
 def test_a_command_beside_that_of_mtrl_is_accepted(command):
     config = parser().parse_args([*command.split()[1:], "--seed_everything", "2"])
     assert config.seed_everything == 2 and config.data.benchmark
 
 
+@pytest.mark.slow
 def test_what_the_table_for_users_of_mtrl_names_are_options():
     text = FROM_MTRL
     table = text[text.index("| mtrl | here |") :].split("\n\n")[0]

@@ -287,6 +287,7 @@ DAMAGED_FOR_OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_part_that_is_none_of_the_checkpoint_is_refused(two, session, name, size):
@@ -297,6 +298,7 @@ def test_a_part_that_is_none_of_the_checkpoint_is_refused(two, session, name, si
         manifests_of(two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DAMAGED_FOR_OTHERS)
 def test_a_part_that_cannot_be_shared_out_is_refused(two, session, name):
     for part in two["ranks"]:
@@ -314,6 +316,7 @@ def test_rings_of_other_processes_are_not_read_from_a_file(whole, session):
         reshard(whole, 0, 1, session.reshard)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [

@@ -30,6 +30,7 @@ def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_lin
     assert [len(window) for window in windows] == [25, 25, 25]
 
 
+@pytest.mark.slow
 def test_continuing_twice_from_one_checkpoint_gives_the_same_run(command_line):
     command_line.finished()
     shutil.copytree(command_line.folder(), command_line.folder("copy"))
@@ -67,6 +68,7 @@ def test_weights_targets_temperatures_and_replay_come_back_exactly(command_line)
     assert chunks[:-1] == [c["file"] for c in first["MultiTaskData"]["replay"]["chunks"]]
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_drops_later_rows_only_when_asked_and_keeps_later_files(
     command_line, capsys, caplog
 ):
@@ -95,6 +97,7 @@ def test_an_older_checkpoint_drops_later_rows_only_when_asked_and_keeps_later_fi
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 1200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keep_last", "keep_best", "expected"),
     [(1, False, [900]), (2, False, [600, 900]), (-1, False, [300, 600, 900]), (0, False, [900])],
@@ -116,6 +119,7 @@ def test_retention(command_line, keep_last, keep_best, expected):
     assert {path.name for path in (folder / "replay").iterdir()} == listed
 
 
+@pytest.mark.slow
 def test_each_checkpoint_is_read_once_for_the_replay_files_that_it_needs(command_line, monkeypatch):
     read = []
 
@@ -129,6 +133,7 @@ def test_each_checkpoint_is_read_once_for_the_replay_files_that_it_needs(command
     assert len(read) == len(checkpoints) >= 3
 
 
+@pytest.mark.slow
 def test_no_replay_file_is_deleted_while_a_checkpoint_cannot_be_read(command_line):
     command_line.finished()
     folder = command_line.folder()
@@ -141,6 +146,7 @@ def test_no_replay_file_is_deleted_while_a_checkpoint_cannot_be_read(command_lin
     assert needed.exists()
 
 
+@pytest.mark.slow
 def test_the_best_is_kept_though_newer_ones_come(command_line):
     command_line("fit", "--checkpoint.keep_last=1", "--rollout.total_steps=1500")
     steps, success = read_metrics(command_line.folder())["eval/success"]
@@ -163,6 +169,7 @@ def test_a_missing_or_damaged_replay_file_is_named(command_line, capsys):
         chunk.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_a_copied_run_folder_can_be_continued(command_line, tmp_path):
     command_line("fit")
     shutil.copytree(command_line.folder(), tmp_path / "moved" / "there" / "version_4")
@@ -172,6 +179,7 @@ def test_a_copied_run_folder_can_be_continued(command_line, tmp_path):
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 900
 
 
+@pytest.mark.slow
 def test_going_back_makes_last_and_best_those_of_the_new_branch(command_line, capsys):
     command_line("fit", "--checkpoint.keep_last=-1", "--rollout.total_steps=1500")
     folder = command_line.folder() / "checkpoints"
@@ -188,6 +196,7 @@ def test_going_back_makes_last_and_best_those_of_the_new_branch(command_line, ca
         )
 
 
+@pytest.mark.slow
 def test_the_saved_config_stays_that_of_a_new_run(command_line):
     command_line.finished()
     folder = command_line.folder()
@@ -215,6 +224,7 @@ def test_a_finished_run_is_left_as_it_is(command_line):
     assert command_line.rows() == rows
 
 
+@pytest.mark.slow
 @pytest.mark.curves
 def test_without_success_there_is_none_anywhere_and_best_goes_by_return(command_line, capsys):
     command_line(
@@ -249,6 +259,7 @@ def refused(command_line, capsys, *options):
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_other_options_of_a_finished_run_need_more_steps(command_line, capsys):
     command_line("fit")
     folder = command_line.folder()
@@ -269,6 +280,7 @@ def test_other_options_of_a_finished_run_need_more_steps(command_line, capsys):
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 960
 
 
+@pytest.mark.slow
 def test_options_that_count_at_the_start_alone_are_refused(command_line, capsys):
     command_line.finished()
     before = files_of(command_line.folder())
@@ -313,6 +325,7 @@ def test_a_new_number_of_updates_counts_from_here(command_line):
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["updates"] == 200 + 2 * 20
 
 
+@pytest.mark.slow
 def test_a_lost_replay_is_filled_on_top_of_the_steps_that_are_asked_for(command_line, capsys):
     command_line.finished("--replay.save=false")
     longer = ["--replay.save=false", "--ckpt_path=last", "--rollout.total_steps=1200"]

@@ -100,6 +100,7 @@ def test_started_processes_do_not_inherit_the_lock(tmp_path):
         child.communicate(b"\n")
 
 
+@pytest.mark.slow
 def test_a_run_in_training_is_refused_until_its_process_is_killed(
     command_line, capsys, monkeypatch
 ):

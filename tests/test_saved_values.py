@@ -227,6 +227,7 @@ def test_the_list_of_replay_files_is_checked(changes):
         check_manifest(manifest(**changes))
 
 
+@pytest.mark.slow
 def test_networks_that_a_file_describes_take_no_more_than_its_weights_explain():
     with AllocationLimit.of_file(1000):
         torch.nn.Linear(300, 300)

@@ -72,6 +72,7 @@ def test_broken_environments_are_rebuilt_and_the_run_ends_well(command_line, fau
     assert sum(manifest["added"]) == 900, "each valid transition is remembered, no other"
 
 
+@pytest.mark.slow
 def test_past_the_budget_the_run_saves_and_can_be_continued(command_line, capsys):
     code, error = fails(
         command_line, capsys, "fit", *FAULTY, "--rollout.max_restarts=2", "--rollout.num_workers=2"
@@ -176,6 +177,7 @@ def test_last_falls_back_to_the_newest_whole_checkpoint_and_ends_the_same(comman
     assert command_line.rows() == command_line.rows("whole")
 
 
+@pytest.mark.slow
 def test_last_falls_back_if_its_replay_is_damaged(command_line, capsys):
     options = ["--checkpoint.keep_last=-1", "--checkpoint.keep_best=false"]
     command_line("fit", *options)

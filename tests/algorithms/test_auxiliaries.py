@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 
@@ -95,6 +96,7 @@ def test_a_restored_run_is_the_same_run(tmp_path):
     assert second.drain_metrics() == whole.drain_metrics()
 
 
+@pytest.mark.slow
 def test_it_is_continued_through_the_command_line(command_line):
     options = [
         "--rollout.num_workers=0",

@@ -45,6 +45,7 @@ def test_the_loss_is_the_density_of_the_squashed_gaussian():
     torch.testing.assert_close(negative_log_likelihood(policy, action_RnA), expected_R)
 
 
+@pytest.mark.slow
 def test_it_trains_through_the_command_line_and_its_loss_falls(command_line):
     clone(command_line, "--rollout.total_steps=1500")
     logged = [row["train/actor_loss"] for row in command_line.rows()]
@@ -53,6 +54,7 @@ def test_it_trains_through_the_command_line_and_its_loss_falls(command_line):
     assert "train/critic_loss" not in command_line.rows()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["PCGrad", "FAMO"])
 def test_a_continued_run_is_the_same_run(command_line, gradient):
     options = [

@@ -15,6 +15,7 @@ from tests.helpers.algorithms import make_batch, make_distral, make_sac, make_sp
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU"
 )

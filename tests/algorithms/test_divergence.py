@@ -80,6 +80,7 @@ def critic_state(sac):
     }
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_run_stops_and_names_the_task(where, name, value):
@@ -95,6 +96,7 @@ def test_a_run_stops_and_names_the_task(where, name, value):
     assert_same(critic_state(sac), before)
 
 
+@pytest.mark.slow
 @every_method
 def test_a_skipped_step_changes_nothing_and_the_next_ones_are_made(where, name):
     sac = train(broken_sac("skip", name, updates=(2, 3)), 2)
@@ -114,6 +116,7 @@ def test_a_skipped_step_changes_nothing_and_the_next_ones_are_made(where, name):
     assert (sac.counters.updates, sac.counters.skipped_updates) == (7, 2)
 
 
+@pytest.mark.slow
 @every_method
 def test_the_device_makes_the_steps_that_the_cpu_makes(name, monkeypatch):
     on_cpu = train(broken_sac("skip", name, updates=(1, 3)), 6)
@@ -234,6 +237,7 @@ def broken_run(command_line, *options, gradient="mean"):
     command_line("fit", *broken, *options, configs=configs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["mean", "pcgrad", "famo"])
 def test_a_run_ends_with_its_message_and_the_last_good_checkpoint(command_line, capsys, gradient):
     with pytest.raises(SystemExit) as caught:

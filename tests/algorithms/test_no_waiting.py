@@ -99,6 +99,7 @@ def update_without_numbers(num_updates=3, **options):
     return sac
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_an_update_does_not_wait(name, without_numbers):
     network = partial(getattr(networks, name.split(",")[0]), width=8, **NETWORKS[name])
@@ -112,6 +113,7 @@ def test_an_update_does_not_wait(name, without_numbers):
     assert sac.counters.updates == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_no_part_of_an_update_waits(name, without_numbers):
     update_without_numbers(**OTHERS[name])

@@ -1056,6 +1056,7 @@ def test_in_half_precision_the_ratio_of_an_unchanged_policy_is_one(noise):
 # ---- compiled losses, and gradients that are not finite ----
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU"
 )

@@ -110,6 +110,7 @@ def test_return_range_goes_on_in_the_middle_of_an_episode():
     assert scale.largest_T.tolist() == other.largest_T.tolist() == [5, 0, 0]
 
 
+@pytest.mark.slow
 def test_return_range_exchanges_only_after_an_episode_has_ended(command_line, monkeypatch):
     calls, ends = [], []
     largest, observe = distributed.largest, ReturnRange.observe

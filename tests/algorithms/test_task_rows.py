@@ -92,6 +92,7 @@ class Apart(Mean):
     is_one_pass = False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("network", [MLP, MultiHead, FiLM, PaCo, MOORE, SoftModularization])
 def test_an_update_is_the_same_task_by_task(network, layer_norm):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import pytest
 import torch
 
 from mtrl_lightning.algorithms import MeanReward, Transform
@@ -84,6 +85,7 @@ def test_each_transform_receives_transitions_and_mean_rewards():
     assert scale.factor_T.tolist() == [4, 2, 1]
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_a_list_of_transforms(command_line):
     shift = "[{class_path: tests.algorithms.test_transforms.Shift, init_args: {amount: 0.5}}]"
     command_line("fit", "--rollout.total_steps=450", "--name=plain")

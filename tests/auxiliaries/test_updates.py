@@ -249,6 +249,7 @@ def test_the_target_encoder_has_a_tau_of_its_own():
             make_sac(encoder_tau=wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", METHODS)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", MATRIX)
@@ -271,6 +272,7 @@ def test_every_auxiliary_goes_with_every_gradient_method(name, network, gradient
         assert f"train/{type(auxiliary).__name__.lower()}_loss" in metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_restored_run_is_the_same_run(name, tmp_path):
     options = {"tau": 0.1, "actor_every": 2}

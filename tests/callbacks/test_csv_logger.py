@@ -220,6 +220,7 @@ for outage in range(2):
 """
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_training_continues_and_no_row_is_lost_or_doubled(tmp_path):
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     done = subprocess.run(
@@ -365,6 +366,7 @@ def metrics_warnings(caught):
     return [str(w.message) for w in caught if "metrics.csv" in str(w.message)]
 
 
+@pytest.mark.slow
 def test_a_run_that_continues_without_its_metrics_warns_and_trains_on(command_line):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -56,6 +56,7 @@ def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     assert saved["rollout"].items() <= yaml.safe_load(text)["rollout"].items()
 
 
+@pytest.mark.slow
 @pytest.mark.curves
 def test_rows_of_lightnings_callbacks_have_env_steps(command_line, capsys):
     monitors = [
@@ -128,6 +129,7 @@ VIDEO = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.curves
 def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_line, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -10,6 +10,7 @@ from mtrl_lightning import SAC, ToyReach, train
 from mtrl_lightning.networks import MLP
 
 
+@pytest.mark.slow
 def test_the_bar_counts_env_steps_and_shows_rate_time_left_success_and_return(command_line, capsys):
     command_line("fit", "--trainer.enable_progress_bar=true", "--rollout.updates_per_step=2")
     bar = capsys.readouterr().err.replace("\r", "\n").splitlines()
@@ -19,6 +20,7 @@ def test_the_bar_counts_env_steps_and_shows_rate_time_left_success_and_return(co
         assert re.search(rf"\b{name}=-?\d+\.\d\d", last), last
 
 
+@pytest.mark.slow
 def test_a_continued_run_begins_where_it_was(command_line, capsys):
     command_line.finished()
     command_line(
@@ -35,6 +37,7 @@ def test_a_continued_run_begins_where_it_was(command_line, capsys):
     assert "75%" in bar[0] and "900/1.20k" in bar[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [TQDMProgressBar, RichProgressBar])
 def test_a_progress_bar_of_lightnings_takes_the_place_of_ours(command_line, tmp_path, kind):
     if kind is RichProgressBar:

@@ -38,6 +38,7 @@ def resets(monkeypatch):
     return seen, told
 
 
+@pytest.mark.slow
 def test_the_networks_begin_anew_on_schedule_and_scales_are_computed_at_once(command_line, resets):
     command_line("fit", *RESETS, *LONG)
     seen, told = resets
@@ -51,6 +52,7 @@ def actor_at(command_line, name, file):
     return torch.cat([v.flatten() for n, v in state.items() if n.startswith("actor.")])
 
 
+@pytest.mark.slow
 def test_evaluation_and_best_checkpoint_at_a_reset_are_of_the_networks_before(command_line):
     # every evaluation is a new best, so that one is saved before the reset
     best = ("--checkpoint.best_metric=eval/return", "--checkpoint.best_mode=max")
@@ -70,6 +72,7 @@ def test_evaluation_and_best_checkpoint_at_a_reset_are_of_the_networks_before(co
     assert not torch.equal(*later)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_its_first_schedule_makes_up_for_nothing(command_line, resets):
     command_line("fit", RESETS[2], "--name=parts", "--rollout.total_steps=900")
     command_line("fit", *RESETS, *LONG, "--name=parts", "--ckpt_path=last")
@@ -80,11 +83,13 @@ def test_a_run_that_goes_on_with_its_first_schedule_makes_up_for_nothing(command
     assert resets[0] == [1200]
 
 
+@pytest.mark.slow
 def test_without_a_schedule_nothing_begins_anew(command_line, resets):
     command_line("fit")
     assert resets[0] == [] and len(resets[1]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("total", [600, 900])
 def test_a_run_with_resets_continued_is_the_same_run(command_line, total):
     command_line.finished(*RESETS, *LONG, name="whole")

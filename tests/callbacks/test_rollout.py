@@ -34,6 +34,7 @@ def events(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_workers_step_while_the_learner_updates(command_line, events):
     command_line("fit", "--evaluation.envs_per_task=2", "--rollout.num_workers=1")
     warmup, training = events[:200], [e for e in events[200:]]
@@ -53,6 +54,7 @@ def test_send_does_not_wait_for_the_environments():
     envs.close()
 
 
+@pytest.mark.slow
 def test_half_an_update_a_step_and_two_updates_a_step(command_line, events):
     command_line("fit", "--rollout.updates_per_step=0.5", "--name=half", *SHORT)
     assert events[200:205] == ["send", "receive", "send", "training_step", "receive"]
@@ -99,6 +101,7 @@ def test_one_temperature_for_all_tasks(command_line):
     assert state["temperature.log_alpha"].shape == (1,) and state["temperature.log_alpha"] != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option",
     ["warmup_steps=0", "warmup_steps=900", "warmup_updates=-1", "updates_per_step=0", "window=0"],

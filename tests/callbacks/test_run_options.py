@@ -69,6 +69,7 @@ def steps_of(folder):
     return sorted(int(path.stem.split("_")[1]) for path in folder.glob("checkpoints/step_*.ckpt"))
 
 
+@pytest.mark.slow
 def test_info_and_episodes_are_logged_and_everything_is_continued_exactly(command_line, tmp_path):
     """A run is stopped in its first evaluation, after its first checkpoint, and in mid-episode."""
     diaries = {name: tmp_path / f"{name}.txt" for name in ("whole", "parts")}
@@ -117,6 +118,7 @@ def test_info_and_episodes_are_logged_and_everything_is_continued_exactly(comman
     assert sum("built" in line for line in parts) == 3 * 3, "each process that steps them"
 
 
+@pytest.mark.slow
 def test_train_takes_listeners_and_stores_info_in_the_replay(tmp_path):
     diary = Diary()
     run = small(
@@ -169,6 +171,7 @@ def test_environments_are_remade_in_the_middle_of_an_iteration(tmp_path):
     assert 2 * counters["vector_steps"] == counters["env_steps"] + 2 >= 480
 
 
+@pytest.mark.slow
 def test_the_replay_is_deleted_when_the_run_has_ended_by_itself(command_line, capsys):
     def run(steps, *options):
         command_line("fit", DELETE, f"--rollout.total_steps={steps}", *options)

@@ -49,6 +49,7 @@ def equal(one, other):
     return torch.equal(one, other) if torch.is_tensor(one) else one == other
 
 
+@pytest.mark.slow
 def test_a_run_with_videos_is_the_run_without_them(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -123,6 +124,7 @@ class StopAfter(Callback):
         return algorithm.counters.env_steps >= self.env_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_first", [False, True], ids=["after_others", "before_others"])
 @pytest.mark.parametrize(("env_steps", "at_evaluation"), [(24, True), (30, False)])
 def test_a_run_that_stops_early_has_a_video_of_its_last_evaluation(

@@ -63,6 +63,7 @@ def files(folder):
     }
 
 
+@pytest.mark.slow
 def test_without_yes_everything_is_listed_and_nothing_touched(run, capsys):
     before = tree(run)
     call(run)

@@ -339,6 +339,7 @@ def test_wandb_does_not_warn_of_a_setting_that_was_not_given(tmp_path, capfd, mo
     assert "anonymous" in capfd.readouterr().err, "W&B accepts it now: no need to leave it out"
 
 
+@pytest.mark.slow
 def test_a_module_in_the_working_directory_is_found_also_by_workers(
     command_line, tmp_path, monkeypatch
 ):

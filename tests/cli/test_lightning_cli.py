@@ -102,6 +102,7 @@ def test_time_fractions_add_up_to_at_most_one(command_line):
         assert 0 < sum(row) <= 1.001 and min(row) >= 0
 
 
+@pytest.mark.slow
 def test_same_seed_same_metrics_another_seed_differs(command_line):
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         command_line("fit", f"--name={name}", f"--seed_everything={seed}")
@@ -110,12 +111,14 @@ def test_same_seed_same_metrics_another_seed_differs(command_line):
     assert a != c
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_changes_nothing(command_line):
     command_line("fit", "--name=none")
     command_line("fit", "--name=two", "--rollout.num_workers=2", "--evaluation.num_workers=3")
     assert command_line.rows("none") == command_line.rows("two")
 
 
+@pytest.mark.slow
 def test_saved_config_alone_repeats_the_run(command_line):
     command_line("fit")
     saved = command_line.folder() / "config.yaml"
@@ -123,6 +126,7 @@ def test_saved_config_alone_repeats_the_run(command_line):
     assert command_line.rows() == command_line.rows("again")
 
 
+@pytest.mark.slow
 def test_protocol_is_printed_and_stored(command_line, capsys, caplog):
     with caplog.at_level("INFO"):
         command_line("fit", "--data.benchmark.init_args.horizon=15")
@@ -205,6 +209,7 @@ def test_validate_best_takes_the_best_and_a_path_works_too(command_line, capsys)
     assert "eval after 900 env steps" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("network", ["mlp", "multi_head"])
 def test_networks_learn_in_both_precisions(command_line, network, precision):
@@ -215,6 +220,7 @@ def test_networks_learn_in_both_precisions(command_line, network, precision):
     assert all(torch.isfinite(torch.tensor(losses))) and losses[-1] != losses[0]
 
 
+@pytest.mark.slow
 def test_excluded_tasks_are_evaluated_but_not_trained_on(command_line):
     command_line("fit", "--data.exclude_from_training=[goal-1]", "--data.batch_size=64")
     curves = read_metrics(command_line.folder())
@@ -223,6 +229,7 @@ def test_excluded_tasks_are_evaluated_but_not_trained_on(command_line):
     assert len(set(curves["train/temperature/goal-0"][1])) > 1
 
 
+@pytest.mark.slow
 def test_update_ratio_and_burst_give_the_number_of_updates(command_line):
     half = ("--rollout.updates_per_step=0.5", "--name=half")
     burst = ("--rollout.updates_per_step=2", "--rollout.warmup_updates=11", "--name=burst")
@@ -318,6 +325,7 @@ def test_bad_options_end_at_once_with_the_remedy_and_leave_no_folder(
     assert not any(command_line.root.iterdir())
 
 
+@pytest.mark.slow
 def test_a_timer_can_be_given_on_the_command_line(command_line):
     command_line(
         "fit",
@@ -353,6 +361,7 @@ def test_validate_warns_of_another_protocol(command_line, capsys):
     assert "average" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_schedules_fire_when_the_updates_of_a_step_are_made(command_line):
     command_line("fit", "--rollout.updates_per_step=2")
     curves = read_metrics(command_line.folder())
@@ -361,6 +370,7 @@ def test_schedules_fire_when_the_updates_of_a_step_are_made(command_line):
         assert len(steps) == len(set(steps)) and steps[-1] == 900
 
 
+@pytest.mark.slow
 def test_last_is_the_newest_run_and_a_path_or_a_folder_is_that_run(command_line, capsys):
     command_line.finished()
     first = command_line.folder()
@@ -404,6 +414,7 @@ def test_a_folder_that_cannot_be_made(command_line, capsys, tmp_path):
     assert code == 2 and "cannot be created" in error and "choose another --root" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -465,6 +476,7 @@ def test_a_missing_logger_names_what_to_install(command_line, capsys, monkeypatc
     assert code == 2 and f'pip install "mtrl_lightning[{module}]"' in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

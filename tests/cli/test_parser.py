@@ -73,6 +73,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
 def test_validate_takes_the_best_checkpoint_of_a_run_before_and_after_options(run, options):
     best = run / "checkpoints" / "best.ckpt"
@@ -133,6 +134,7 @@ def test_a_run_from_python_has_no_configuration(run):
         parse("fit", f"--resume={run}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["None", "null"])
 @pytest.mark.parametrize(
     "option", ["rollout.learner_threads", "model.init_args.actor.init_args.max_loss"]

@@ -47,6 +47,7 @@ def call(command, run, monkeypatch, capsys, *options):
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_classes_of_other_packages_are_named_once_before_they_are_imported(
     command, command_line, monkeypatch, capsys

@@ -41,7 +41,7 @@ def test_unknown_task_names_the_nearest_ones():
 
 
 def test_a_name_like_nothing_lists_what_is_known():
-    with pytest.raises(ConfigurationError, match="known are one, two"):
+    with pytest.raises(ConfigurationError, match="known: one, two"):
         known_tasks(["zzz"], ["one", "two"])
 
 

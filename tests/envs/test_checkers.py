@@ -100,6 +100,7 @@ def check_values(env, num_steps=12):
 # ---- every benchmark ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METAWORLD_TASKS)
 def test_metaworld(name):
     check(MetaWorld([name]), {*METAWORLD, CONSTANT} if name in LEVEL else METAWORLD)
@@ -109,6 +110,7 @@ def test_metaworld_of_the_first_papers():
     check(MetaWorld(["pick-place"], reward_version="v1", horizon=150), METAWORLD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUITE_TASKS.values())
 def test_the_suite(name):
     check(DMControl([name]), SUITE)
@@ -121,6 +123,7 @@ def test_the_suite_padded(fast):
     check(benchmark, {WRAPPED, UNBOUNDED}, tasks=[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_of_the_suite(family):
     benchmark = DMControlFamily(family)
@@ -150,6 +153,7 @@ def test_wrapped_environments():
     check(WithWrappers(padded, [TIME]), {WRAPPED, CONSTANT, UNBOUNDED})
 
 
+@pytest.mark.slow
 def test_pixels():
     skip_without_renderer()
     for benchmark in (ToyReach(1), MetaWorld(["reach"]), DMControl(["walker-walk"])):

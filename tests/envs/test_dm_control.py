@@ -159,6 +159,7 @@ def test_every_task_gives_dm_controls_own_numbers(name):
         compare_steps(env, theirs, actions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cartpole-swingup", "reacher-easy", "finger-turn_hard"])
 def test_whole_episodes_are_equal_and_end_by_truncation(name):
     env = env_of(name, "eval", action_repeat=1)
@@ -298,6 +299,7 @@ def test_edited_models_are_restored_with_the_state():
 # ---- Bodies of different sizes, worker processes ----
 
 
+@pytest.mark.slow
 def test_tasks_of_different_sizes_step_together_in_workers_as_in_this_process():
     benchmark = DMControl(["cartpole-balance", "reacher-easy", "quadruped-walk"], horizon=8)
     assert benchmark.spec.observation_sizes == (5, 6, 78)
@@ -327,6 +329,7 @@ def test_equal_sizes_are_not_padded():
     assert not isinstance(benchmark.make_env(1, "train", 0), Padded)
 
 
+@pytest.mark.slow
 def test_training_gives_the_same_with_workers_as_without(command_line):
     options = (
         '--data.benchmark.init_args.tasks=["cartpole-balance"]',

@@ -136,6 +136,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_have_their_value_and_bodies_move_accordingly(family):
     """Models, observations, the suite's own model, and the state in the middle of an episode."""

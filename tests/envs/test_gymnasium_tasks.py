@@ -238,6 +238,7 @@ def test_tasks_of_different_sizes_are_padded():
     assert np.array_equal(again_ED, observation_ED)
 
 
+@pytest.mark.slow
 def test_a_pendulum_beside_mujoco_tasks_trains_and_continues_exactly(tmp_path):
     tasks = {"pendulum": "Pendulum-v1", "pole": "InvertedPendulum-v5", "hopper": "Hopper-v5"}
     benchmark = GymnasiumTasks(tasks, horizon=11)
@@ -344,6 +345,7 @@ def test_an_id_that_only_the_main_process_has_registered_is_made_in_workers():
     assert ends == [False] * 5 + [True]
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_resumes_through_the_command_line(command_line, caplog):
     """``connectors`` extends ``env/gymnasium``."""
     configs = ("connectors",)
@@ -417,6 +419,7 @@ def test_an_error_of_a_constructor_is_not_taken_for_a_missing_render_mode(given)
         benchmark.make_rendered_env(0, "eval", 0)
 
 
+@pytest.mark.slow
 def test_functions_are_named_on_the_command_line_by_their_import_path(command_line):
     command_line(
         "fit",

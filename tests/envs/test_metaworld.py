@@ -50,6 +50,7 @@ def run_episode(env, seed=None, number=HORIZON):
     return np.array(observations), np.array(rewards), successes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward_version", ["v1", "v2"])
 @pytest.mark.parametrize("name", TASKS)
 def test_every_episode_equals_upstreams_environment_beside_it(name, reward_version, upstream_goals):

@@ -154,6 +154,7 @@ def outcome(env, action):
         return [type(error).__name__, str(error)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("kind", ACTIONS)
@@ -178,6 +179,7 @@ def test_a_hand_at_the_edge_of_its_space_stays_there():
     assert same(ours.unwrapped.data.mocap_pos, theirs.unwrapped.data.mocap_pos)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Constant")
 def test_what_the_fingers_touch_is_told_as_metaworld_does():
     env, _ = pair("pick-place-v3")
@@ -245,6 +247,7 @@ def test_a_goal_that_is_hidden_is_hidden():
         assert not result[0][-3:].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["push-v3", "push-back-v3", "basketball-v3", "door-lock-v3", "faucet-open-v3"]
 )
@@ -257,6 +260,7 @@ def test_a_reset_leaves_the_whole_simulation_as_metaworlds_does(name):
             part.step(np.ones(4, np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["basketball-v3", "door-lock-v3", "pick-place-v3", "stick-pull-v3"]
 )
@@ -276,6 +280,7 @@ def test_a_state_of_one_goes_on_in_the_other(name, fast_first):
     assert states[0].get() == states[1].get()
 
 
+@pytest.mark.slow
 def test_workers_step_the_same():
     action = np.random.default_rng(0).uniform(-1, 1, (30, 3, 4)).astype(np.float32)
     seen = []
@@ -290,6 +295,7 @@ def test_workers_step_the_same():
 # ---- Goals and models ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_unless(METAWORLD_TASKS, ALL))
 def test_goals_of_every_task_are_metaworlds_own(name):
     with pytest.MonkeyPatch.context() as patched:
@@ -301,6 +307,7 @@ def test_goals_of_every_task_are_metaworlds_own(name):
         assert str(np.random.get_state()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pick-place-v3", "shelf-place-v3"])
 def test_all_fifty_goals_are_metaworlds_own(name):
     with pytest.MonkeyPatch.context() as patched:
@@ -554,6 +561,7 @@ def test_scipys_quaternions_are_used_where_it_rounds_otherwise(monkeypatch):
     assert found is scipy.spatial.transform.Rotation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "told", [{}, {"high_density": True}, {"medium_density": True}, {"desired_gripper_effort": 0.5}]
 )

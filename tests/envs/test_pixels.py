@@ -101,6 +101,7 @@ def test_a_step_draws_one_image_whatever_the_action_repeat_and_the_model_stays(s
     env.close()
 
 
+@pytest.mark.slow
 def test_frames_of_workers_are_those_of_this_process_and_states_continue_in_mid_episode(suite):
     """With an episode that ends after the state was taken, so that a stack begins there."""
     actions = actions_of(suite, 2, 16)

@@ -134,6 +134,7 @@ def wait_until_gone(pids, seconds=10):
 # ---- faults in a step ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "fault"), FAULTS)
 def test_a_fault_makes_its_groups_rows_void_for_one_step_and_disturbs_no_other(workers, fault):
     first_ED, expected = undisturbed()
@@ -196,6 +197,7 @@ def starts_after_a_fault(workers, seed, fault="raise"):
     return first_ED, results
 
 
+@pytest.mark.slow
 def test_the_new_episodes_draws_are_their_own_and_the_same_for_any_number_of_workers():
     first_ED, results = starts_after_a_fault(0, seed=3)
     again_ED = results[AT].observation_ED
@@ -249,6 +251,7 @@ def test_a_killed_worker_costs_its_own_rows_one_step(when):
     assert "goal-0, goal-1 died (exit code -9)" in told[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", ["get_state", "get_attr", "call"])
 def test_a_worker_that_was_killed_is_rebuilt_when_something_else_is_asked_and_its_next_step_is_void(
     question,
@@ -292,6 +295,7 @@ def test_a_worker_that_was_killed_before_a_reset_is_rebuilt_and_nothing_is_void(
 # ---- the budget ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("budget", [0, 1])
 def test_past_the_budget_the_step_is_returned_and_the_next_one_raises(workers, budget):
@@ -340,6 +344,7 @@ def test_past_the_budget_nothing_but_the_state_can_be_asked_for(workers):
         envs.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_state_saved_past_the_budget_goes_on_where_nothing_broke_and_begins_anew_elsewhere(
     workers,
@@ -371,6 +376,7 @@ def test_a_state_saved_past_the_budget_goes_on_where_nothing_broke_and_begins_an
     restored.close()
 
 
+@pytest.mark.slow
 def test_a_group_that_breaks_again_while_it_is_rebuilt_is_rebuilt_again(tmp_path):
     envs, told = make(workers=3, log=str(tmp_path / "log"), broken_resets=2)
     begin(envs)
@@ -385,6 +391,7 @@ def test_a_group_that_breaks_again_while_it_is_rebuilt_is_rebuilt_again(tmp_path
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_group_that_stays_broken_uses_the_budget_up_and_not_the_machine(tmp_path, workers):
     envs, told = make(workers=workers, log=str(tmp_path / "log"), broken_resets=99, max_restarts=3)
@@ -439,6 +446,7 @@ def test_without_a_budget_a_fault_raises_as_it_is():
 # ---- saving and going on ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(0, 3), (3, 0)])
 @pytest.mark.parametrize("steps", [3, AT, AT + 1, AT + 3])
 def test_a_saved_state_goes_on_bit_for_bit_over_faults_past_and_to_come(workers, steps):
@@ -524,6 +532,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux's shared memory")
 @pytest.mark.parametrize("fault", ["die", "hang"])
 def test_a_killed_main_process_leaves_neither_workers_nor_memory(tmp_path, fault):
@@ -628,6 +637,7 @@ def test_a_worker_killed_while_it_sends_a_large_state_leaves_the_others_in_step(
     envs.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_in_the_middle_of_a_large_message_is_killed():
     envs = VectorEnv(Large(), [0, 1], num_workers=2, timeout=2.0, max_restarts=5)
     envs.reset()

@@ -75,6 +75,7 @@ def goal_of(env):
 # ---- MetaWorld, every task ----
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_goals")
 @pytest.mark.parametrize(
     ("name", "version"),
@@ -183,6 +184,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_goals")
 @pytest.mark.parametrize(
     "benchmark", [ToyReach(3, HORIZON), MetaWorld(["door-open"], horizon=HORIZON, num_goals=6)]

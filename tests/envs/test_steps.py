@@ -120,6 +120,7 @@ def test_a_field_cannot_have_the_name_of_another(name):
 PENDULUM = {"a": "InvertedPendulum-v5", "b": "InvertedPendulum-v5"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("place", "speed", "warning"),

@@ -109,6 +109,7 @@ def metaworld_envs():
         vector.close()
 
 
+@pytest.mark.slow
 def test_metaworld_is_bit_equal_for_any_number_of_workers(metaworld_envs):
     action_SEA = draw(20, 4, 4)
     results = {workers: collect(envs, action_SEA) for workers, envs in metaworld_envs.items()}
@@ -333,6 +334,7 @@ class ScriptedAgent:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Constant.*may be too high")
 def test_metaworlds_own_evaluation_gives_on_it_what_it_gives_upstream():
     names = ["reach-v3", "drawer-close-v3", "pick-place-v3"]
@@ -596,6 +598,7 @@ def test_a_worker_that_ends_itself_is_told_by_its_exit_code():
     envs.close()
 
 
+@pytest.mark.slow
 def test_a_hung_worker_is_named_after_the_timeout_and_killed_at_the_end():
     envs = VectorEnv(Faulty(2), [0, 1], num_workers=2, timeout=20.0)
     envs.reset(seed=0, options={"fault": "hang", "task": "task-1", "step": 1})
@@ -627,6 +630,7 @@ def test_close_leaves_no_process():
     envs.close()
 
 
+@pytest.mark.slow
 def test_a_forgotten_vector_environment_takes_its_workers_with_it():
     envs = VectorEnv(ToyReach(), [0, 1], num_workers=2)
     envs.reset()
@@ -648,6 +652,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "ended"])
 def test_workers_end_with_the_main_process(tmp_path, how):
     script = tmp_path / "main.py"

@@ -54,6 +54,7 @@ def sync(benchmark, tasks=TASKS):
 # ---- spaces, and what reset and step return ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "workers"), [("toy", 2), *((name, 0) for name in BENCHMARKS)])
 def test_results_lie_in_the_spaces(name, workers):
     benchmark = BENCHMARKS[name]()
@@ -80,6 +81,7 @@ def test_results_lie_in_the_spaces(name, workers):
     envs.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_an_episodes_end_is_that_of_gymnasiums_same_step_mode(name):
     benchmark = BENCHMARKS[name]()

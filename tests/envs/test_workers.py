@@ -84,6 +84,7 @@ print(found[0] == found[1], len(found[0]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["a file", "no file"])
 def test_environments_of_a_script_without_a_main_guard_are_stepped_in_workers(tmp_path, how):
     """Without a file, as in a notebook: its cells are no module that a worker could import."""
@@ -168,6 +169,7 @@ def test_a_benchmark_may_be_larger_than_a_pipe():
     envs.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts Linux's file descriptors")
 def test_closed_environments_leave_no_descriptor_open():
     def cycle():

@@ -37,6 +37,7 @@ def agent(spec=SPEC, kind=SAC, **options):
     return kind(spec, **{"actor": network, "critic": network, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "kind"),
     [

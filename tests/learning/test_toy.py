@@ -4,6 +4,7 @@ from mtrl_lightning.callbacks import read_metrics
 from tests.helpers.command_line import CONFIGS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["mlp", "multi_head"])
 def test_sac_learns_the_toy_tasks_that_a_random_policy_fails(command_line, network):
     arguments = [

@@ -128,6 +128,7 @@ def test_a_network_that_takes_no_learning_batch_is_refused_at_construction(kind,
         kind(4, 2, spec_of(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_tasks", [2, 3, 8])
 @pytest.mark.parametrize("conditioning", [None, NoConditioning, Embedding, TaskEncoder])
 @pytest.mark.parametrize("kind", [MLP, MultiHead, MOORE, PaCo, FiLM, SoftModularization, Complete])

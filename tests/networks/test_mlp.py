@@ -41,6 +41,7 @@ def make_residual(**options):
     return make(residual=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("check", CONTRACT)
 def test_the_contract_with_fused_layers(check, layer_norm, monkeypatch):

@@ -35,6 +35,7 @@ def make_residual(**options):
     return make(residual=True, head_width=6, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("check", CONTRACT)
 @pytest.mark.parametrize("variant", [make, make_two_layers])
@@ -43,6 +44,7 @@ def test_the_contract_with_fused_layers(check, variant, layer_norm, monkeypatch)
     check(partial(variant, layer_norm=layer_norm))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CONTRACT)
 def test_the_contract_with_residual_blocks(check):
     check(make_residual)

@@ -73,6 +73,7 @@ def slow(network, x_D, task):
     return linear(network.head, g[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("conditioning", [{}, {"conditioning": Dense}])
 @pytest.mark.parametrize(("depth", "num_modules"), [(1, 1), (1, 3), (2, 2), (3, 2), (4, 4)])
 def test_it_is_the_papers_equations_row_by_row(depth, num_modules, conditioning):

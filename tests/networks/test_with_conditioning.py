@@ -92,6 +92,7 @@ def test_sac_passes_it_to_actor_and_critics_with_the_same_weights_as_an_own_one(
     assert mixed.critic.members[0].conditioning.out_dim == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["paco", "film", "mlp"])
 def test_encoder_and_network_files_go_in_any_order(network):
     files = (f"network/{network}", "encoder/task_embedding")

@@ -96,6 +96,7 @@ def test_chunks_hold_the_rows_asked_for_and_the_last_one_what_is_left(tmp_path, 
     assert held(restored(tmp_path, manifest)) == held(storage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_rows", [1, 2, 5, 6, 13, 1000])
 @pytest.mark.parametrize(("num_rings", "capacity"), [(1, 5), (3, 8)])
 def test_any_size_of_chunk_restores_rows_order_and_write_position(

@@ -91,6 +91,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_rings", "capacity", "between"), [size for size in SIZES])
 def test_many_saves_of_a_ring_that_goes_round_restore_it_each_time(
     tmp_path, num_rings, capacity, between

@@ -269,6 +269,7 @@ def test_a_task_may_lack_a_metric_and_a_metric_every_value(tmp_path, recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [

@@ -414,12 +414,14 @@ def through_a_file(state):
     return torch.load(file, weights_only=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0), (0, 0)])
 @pytest.mark.parametrize("before", [0, 3, 6, 8])
 def test_state_goes_on_bit_for_bit_also_in_the_middle_of_an_episode(workers, before):
     assert_goes_on(ToyReach(3, horizon=6), [0, 1, 2, 1], workers, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "before"), [((1, 0), 8), ((0, 0), 3)])
 def test_metaworlds_state_goes_on_bit_for_bit_in_the_middle_of_an_episode(workers, before):
     assert_goes_on(
@@ -654,6 +656,7 @@ def test_a_fault_gives_no_false_transition_and_its_episode_counts_nowhere(worker
     assert len(begun) == 1 + 4 + 2, "the first, one after each end and one after each fault"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
 def test_a_collector_that_is_saved_after_a_fault_goes_on_bit_for_bit(workers):
     def make(seed, num_workers):
@@ -849,6 +852,7 @@ def test_an_evaluation_is_remade_with_a_changed_benchmark():
         evaluator.remake_envs(ToyReach(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
 def test_listeners_are_called_for_every_environment_that_is_built(workers):
     diary = kept.Diary()

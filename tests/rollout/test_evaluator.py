@@ -85,6 +85,7 @@ def test_no_more_steps_are_made_than_the_longest_environment_needs():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "benchmark", [ToyReach(3, horizon=7), MetaWorld(["reach", "push"], horizon=5, num_goals=3)]
 )

@@ -51,6 +51,7 @@ def upstream_success(name, goals):
     return success[name]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Constant.*may be too high")
 @pytest.mark.parametrize("names", GROUPS, ids=["first-25", "last-25"])
 def test_scripted_policies_succeed_exactly_where_metaworlds_own_evaluation_says(names, monkeypatch):

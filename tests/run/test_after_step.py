@@ -38,6 +38,7 @@ ACTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_after_a_vector_step_everything_happens_in_one_order(command_line, monkeypatch):
     seen = []
     for name, (owner, method) in ACTIONS.items():
@@ -72,6 +73,7 @@ class EpisodeCounts(SessionCallback):
         return {"seen": self.seen}
 
 
+@pytest.mark.slow
 def test_one_more_thing_after_a_vector_step_is_one_entry_and_one_class(command_line, monkeypatch):
     order = (*loop.AFTER_UPDATES[:2], "count_episodes", *loop.AFTER_UPDATES[2:])
     monkeypatch.setattr(loop, "AFTER_UPDATES", order)
@@ -87,6 +89,7 @@ def test_an_action_that_the_list_does_not_have_is_no_silent_mistake(command_line
         command_line("fit", f"--trainer.callbacks={__name__}.EpisodeCounts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [*ACTIONS])
 def test_a_run_that_is_stopped_in_the_middle_of_the_list_continues_there(
     command_line, monkeypatch, action
@@ -113,6 +116,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_the_list_continues_there(
     assert_same_end(command_line, "whole", "parts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "mode"), [("eval/return", "max"), ("eval/return/goal-1", "min"), (None, "max")]
 )

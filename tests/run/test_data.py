@@ -297,6 +297,7 @@ def maps_of(folder):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/maps").exists(), reason="this system does not list mapped files"
 )

@@ -219,6 +219,7 @@ def test_ctrl_c_lets_the_runs_save_and_end(tmp_path):
     assert metrics.stat().st_size == size
 
 
+@pytest.mark.slow
 def test_failed_trials_are_named_and_three_at_the_start_end_the_sweep(tmp_path):
     given = sweep_file(tmp_path, **grid([1.0], fail={"values": ["no", "yes"]}))
     study = run(given, tmp_path)
@@ -323,6 +324,7 @@ def test_a_search_by_earlier_results_does_not_depend_on_kills(tmp_path):
     assert after[:2] == before and len(after) == 3
 
 
+@pytest.mark.slow
 def test_plots_show_the_complete_trials(tmp_path):
     given = sweep_file(tmp_path)
     folder = tmp_path / "try"
@@ -336,6 +338,7 @@ def test_plots_show_the_complete_trials(tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_plots_name_parameters_shortly_and_need_none(tmp_path):
     long = "model.init_args.critic.init_args.layers"
     given = sweep_file(tmp_path, **grid([1.0], **{long: {"values": [1, 2]}}))
@@ -476,6 +479,7 @@ def ended(*arguments):
     return caught.value.code
 
 
+@pytest.mark.slow
 def test_mistakes_are_named_before_a_run_starts(tmp_path, capsys, monkeypatch):
     from mtrl_lightning.cli import lightning_cli
     from tests.helpers.command_line import parser

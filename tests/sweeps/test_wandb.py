@@ -94,6 +94,7 @@ def test_files_come_before_options_and_behind_files_in_any_order():
         parsed(["fit", "--config.x"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [

@@ -41,6 +41,7 @@ class ScriptedWithImages(Scripted):
         return env
 
 
+@pytest.mark.slow
 def test_a_video_shows_the_episodes_of_an_evaluation(tmp_path):
     benchmark = ToyReach(num_tasks=3, horizon=6)
     policy = Recorder(Seeker(3))
@@ -91,6 +92,7 @@ def test_a_shorter_episode_keeps_its_last_frame(tmp_path):
         assert len(alone) == length + 1
 
 
+@pytest.mark.slow
 def test_one_task_of_another_split(tmp_path):
     recording = record_videos(
         Constant(),
