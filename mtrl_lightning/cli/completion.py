@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from mtrl_lightning.cli.commands import COMMANDS, PROGRAM, RUN_COMMANDS, CommandParser
@@ -46,7 +47,7 @@ def main(args: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(parser)
-    shell = parser.parse_args(args).shell
+    shell = parser.parse_args(sys.argv[2:] if args is None else args).shell
     names = config_names()
     print(
         BEFORE[shell]

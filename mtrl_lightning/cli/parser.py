@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -92,7 +93,10 @@ class _Tasks(argparse.Action):
         for value in values:
             if _is_run(Path(value)):
                 parser.take_run(value)
-        namespace[self.dest] = [value for value in values if not _is_run(Path(value))]
+        tasks = [value for value in values if not _is_run(Path(value))]
+        if not tasks:
+            raise argparse.ArgumentError(self, "expected at least one task")
+        namespace[self.dest] = tasks
 
 
 class _TrainerHelp(argparse.Action):
@@ -152,7 +156,8 @@ class RunParser(LightningArgumentParser):
 
     def option_names(self) -> list[str]:
         """Return the names of the options without dashes, but those of chosen classes."""
-        return [*self.get_defaults().keys(), "help", "resume", "print_config", "trainer.help"]
+        names = [*self.get_defaults().keys(), "help", "print_config", "trainer.help"]
+        return [*names, "resume"] if self._command == "fit" else names
 
     def add_own_arguments(self, command: str) -> None:
         """Add what a command has beside the sections of a configuration.
@@ -235,31 +240,49 @@ class RunParser(LightningArgumentParser):
             ConfigurationError: if a run is given that cannot be used.
         """
         given = _with_nulls(_with_named_files(sys.argv[1:] if args is None else args))
-        self._run = None
-        try:
-            return super().parse_args(given, *rest, **kwargs)
-        except _RunGivenError as found:
-            self._run = found.run
+        self._run = _resumed(given) if self._command == "fit" else None
+        if self._run is None:
+            try:
+                return super().parse_args(given, *rest, **kwargs)
+            except _RunGivenError as found:
+                self._run = found.run
+            except argparse.ArgumentError:
+                # an option of a class that the run's configuration chooses may stand before RUN
+                self._run = _evaluated(given) if self._command == "validate" else None
+                if self._run is None:
+                    raise
         config_file, checkpoint = _files_of(Path(self._run), self._command)
         stored = read_run_config(config_file)  # names the classes that the parser imports
         # the run's own options come first, so that all other arguments override them
         first = ["-c", str(config_file), f"--ckpt_path={checkpoint}"]
         config = super().parse_args([*first, *given], *rest, **kwargs)
-        self._check_overridden(config, stored, str(checkpoint))
+        self._keep_identity(config, stored, str(checkpoint), given)
         return config
 
-    def _check_overridden(self, config: Namespace, stored: dict[str, Any], checkpoint: str) -> None:
-        if config.ckpt_path != checkpoint:
+    def _keep_identity(
+        self, config: Namespace, stored: dict[str, Any], checkpoint: str, given: Sequence[str]
+    ) -> None:
+        """Keep the run's checkpoint, name and root, which a file after ``-c`` may set too.
+
+        Raises:
+            ConfigurationError: if an option gives another one.
+        """
+        if _has_option(given, "ckpt_path"):
             raise ConfigurationError(
                 f"a run, {self._run}, and --ckpt_path are both given: give one of them."
                 " In place of the run's folder, one of its checkpoints can be given"
             )
+        config.ckpt_path = checkpoint
+        if self._command != "fit":
+            return
         for name in ("name", "root"):
-            if self._command == "fit" and config[name] != stored.get(name, config[name]):
+            kept = stored.get(name, config[name])
+            if _has_option(given, name) and config[name] != kept:
                 raise ConfigurationError(
                     f"--{name} cannot be given with --resume: the run continues in {self._run}."
                     " Leave it out, or copy the folder and resume the copy"
                 )
+            config[name] = kept
 
 
 def _files_of(run: Path, command: str) -> tuple[Path, Path]:
@@ -279,13 +302,39 @@ def _files_of(run: Path, command: str) -> tuple[Path, Path]:
     return config_file_of(run), run
 
 
+def _has_option(given: Sequence[str], name: str) -> bool:
+    return any(argument.partition("=")[0] == f"--{name}" for argument in given)
+
+
+def _resumed(given: Sequence[str]) -> str | None:
+    """Return the run of ``--resume``, wherever it stands; None without one."""
+    for argument, following in itertools.zip_longest(given, given[1:]):
+        option, has_value, value = argument.partition("=")
+        if option != "--resume":
+            continue
+        if has_value:
+            return value
+        if following is not None and not following.startswith("-"):
+            return following
+    return None
+
+
+def _evaluated(given: Sequence[str]) -> str | None:
+    """Return the first argument of ``validate`` that is a run and no file of an option."""
+    for previous, argument in zip(["", *given], given, strict=False):
+        is_file = previous in ("-c", "--config", "--ckpt_path")
+        if not is_file and _is_run(Path(argument)):
+            return argument
+    return None
+
+
 def _is_run(path: Path) -> bool:
     """Return whether a path is a run's folder or a checkpoint."""
     return (path / CHECKPOINTS).is_dir() or path.suffix == ".ckpt"
 
 
 def _with_named_files(args: Sequence[str]) -> list[str]:
-    """Replace ``--config.NAME FILE`` by ``-c FILE`` behind the other files, before all options.
+    """Replace ``--config.NAME FILE`` by ``-c FILE`` behind the last other file.
 
     The parameters of a sweep have a name each and come in alphabetical order: one that chooses a
     file must not replace the options beside it.

@@ -80,6 +80,9 @@ def option_tips(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
         sections = [".".join(parts[:num]) for num in range(1, len(parts) + 1)]
         if not argument.startswith("--") or any(section in options for section in sections):
             continue
+        is_section = any(option.startswith(f"{name}.") for option in options)  # --data FILE
+        if is_section or name.removeprefix("no_") in options:
+            continue
         full = sorted(option for option in options if option.startswith(name))[:MAX_COMPLETIONS]
         similar = full or closest(name, options)
         if similar:

@@ -262,7 +262,7 @@ class _OpenTrial:
 
 
 class _Loop:
-    """The loop of a sweep: one process, in which nothing waits for a run."""
+    """The loop of a sweep: one process, which waits for no run but one that a killed sweep left."""
 
     def __init__(
         self,

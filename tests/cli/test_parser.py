@@ -9,6 +9,7 @@ from jsonargparse import ArgumentError
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli.lightning_cli import build_parser
+from mtrl_lightning.cli.suggestions import option_tips
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import config_file_of, find_checkpoint
 from tests.helpers.command_line import CONFIGS
@@ -86,11 +87,39 @@ def test_validate_takes_the_best_checkpoint_of_a_run_before_and_after_options(ru
     assert parse("validate", run).ckpt_path == str(run)
 
 
-def test_an_option_of_a_class_stands_behind_the_run_that_has_the_class(run):
+def test_an_option_of_a_class_that_the_run_chooses_may_stand_before_the_run(run):
     option = "--model.init_args.discount=0.5"
-    assert parse("validate", run, option).model.init_args.discount == 0.5
+    for args in ([run, option], [option, run]):
+        assert parse("validate", *args).model.init_args.discount == 0.5
+    assert parse("fit", option, "--resume", run).model.init_args.discount == 0.5
     with pytest.raises(ArgumentError, match="class_path"):
-        parse("validate", option, run)
+        parse("validate", option)
+
+
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_a_file_beside_a_run_leaves_its_checkpoint_and_its_name(run, command):
+    (run / "other.yaml").write_text("name: other\nckpt_path: null\nmetrics: {every: 9}\n")
+    given = ["--resume", run] if command == "fit" else [run]
+    config = parse(command, *given, "-c", run / "other.yaml")
+    best = run / "checkpoints" / "best.ckpt"
+    assert config.ckpt_path == str(run if command == "fit" else best)
+    assert config.metrics.every == 9
+    assert command == "validate" or config.name == "try"
+
+
+def test_tasks_are_at_least_one(run):
+    assert parse("validate", "--tasks", "goal-0", run).tasks == ["goal-0"]
+    with pytest.raises(ArgumentError, match="expected at least one task"):
+        parse("validate", "--tasks", run)
+
+
+def test_options_that_exist_have_no_tip():
+    names = parser("fit").option_names()
+    given = ["--no_overwrite_metrics", "--data", "file.yaml", "--rollout.total_step", "5"]
+    assert list(option_tips(given, names)) == [
+        "did you mean rollout.total_steps? There is no option rollout.total_step"
+    ]
+    assert "resume" not in parser("validate").option_names()
 
 
 def test_the_newest_configuration_is_that_written_last(run):
