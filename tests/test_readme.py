@@ -105,7 +105,7 @@ EXPECTED = {
 STEPS = [
     "--rollout.warmup_steps=40",
     "--rollout.total_steps=120",
-    "--data.batch_size=60",  # a multiple of each number of tasks but DMC21's: see run_new
+    "--data.batch_size=300",  # a multiple of each number of tasks but DMC21's: see run_new
 ]
 STEPS_ON_POLICY = [
     "--rollout.total_steps=40",
