@@ -82,6 +82,8 @@ OURS = {"ours": CONFIG, "ours_ppo": PPO_CONFIG}
 IN_A_ROW = 2
 """Evaluations at the threshold that count as reaching it: one may be luck."""
 MEASURES = {"env_steps": "env steps", "updates": "updates", "minutes": "minutes"}
+MARKED_POINTS = 40
+"""A curve with more test episodes has no markers."""
 WINDOW_TIMEOUT = 3_600.0
 """Seconds after which a variant counts as hung; many updates take long on a slow machine."""
 
@@ -392,7 +394,8 @@ def plot(sets: Sequence[Mapping[str, Any]], threshold: float, path: Path) -> Pat
         for axes, measure in ((by_steps, "env_steps"), (by_minutes, "minutes")):
             for name, seeds in one["runs"].items():
                 x_N, band = band_of(seeds, measure)
-                style = line_style(list(VARIANTS).index(name), len(x_N))
+                style = line_style(list(VARIANTS).index(name))
+                style["marker"] = "." if len(x_N) <= MARKED_POINTS else ""
                 draw_band(axes, x_N, band, style, f"{VARIANTS[name]} ({len(seeds)} seeds)")
             axes.axhline(threshold, color="gray", linestyle=":", linewidth=1)
             axes.grid(alpha=0.3)

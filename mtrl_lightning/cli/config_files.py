@@ -9,6 +9,7 @@ accepted, both after ``-c`` and in ``extends``. A former name is replaced, with 
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -72,15 +73,14 @@ def _former_parts(name: str, extending: tuple[Path, ...]) -> list[Path | str]:
         path = named_config(config)
         assert path is not None, config
         parts += _file_parts(path, extending)
-    return [*parts, *(_yaml_of(key, value) for key, value in now.options.items())]
+    return [*parts, *(config_of(key, value) for key, value in now.options.items())]
 
 
-def _yaml_of(key: str, value: str) -> str:
-    """Return a configuration of one option: ``{a: {b: value}}`` for the key ``a.b``."""
-    content: Any = value
+def config_of(key: str, value: Any) -> str:
+    """Return a configuration of one option as text: ``{"a": {"b": value}}`` for the key ``a.b``."""
     for part in reversed(key.split(".")):
-        content = {part: content}
-    return yaml.safe_dump(content)
+        value = {part: value}
+    return json.dumps(value)
 
 
 def _file_parts(path: Path, extending: tuple[Path, ...]) -> list[Path | str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from mtrl_lightning.cli.commands import PROGRAM
-from mtrl_lightning.cli.config_files import ExtendingConfigFile
+from mtrl_lightning.cli.config_files import ExtendingConfigFile, config_of
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
 from mtrl_lightning.cli.suggestions import FROM_MTRL, WITHOUT_DASHES
 from mtrl_lightning.errors import ConfigurationError
@@ -330,7 +329,10 @@ def _evaluated(given: Sequence[str]) -> str | None:
 
 def _is_run(path: Path) -> bool:
     """Return whether a path is a run's folder or a checkpoint."""
-    return (path / CHECKPOINTS).is_dir() or path.suffix == ".ckpt"
+    try:
+        return (path / CHECKPOINTS).is_dir() or path.suffix == ".ckpt"
+    except OSError:  # a value that is too long for a path
+        return False
 
 
 def _with_named_files(args: Sequence[str]) -> list[str]:
@@ -382,7 +384,7 @@ def _with_nulls(args: Sequence[str]) -> list[str]:
                 continue
             option = replaced.pop()
         if _is_nested(option):
-            replaced.append(f"--config={_config_with_null(option)}")
+            replaced.append(f"--config={config_of(option.removeprefix('--'), None)}")
         else:
             replaced.append(f"{option}=null")
     return replaced
@@ -391,10 +393,3 @@ def _with_nulls(args: Sequence[str]) -> list[str]:
 def _is_nested(option: str) -> bool:
     is_name = option.startswith("--") and "=" not in option
     return is_name and option.count(".init_args.") > 1
-
-
-def _config_with_null(option: str) -> str:
-    config: Any = None
-    for key in reversed(option.removeprefix("--").split(".")):
-        config = {key: config}
-    return json.dumps(config)

@@ -15,8 +15,6 @@ import numpy.typing as npt
 COLORS = 10
 """Colors of Matplotlib's cycle, each used with every line style."""
 LINE_STYLES = ("-", "--", ":")
-MARKED_POINTS = 40
-"""A curve with more evaluations has no markers."""
 MAX_NAMED_CURVES = 10
 """A chart of a page with more curves draws them thin and without names, behind the average."""
 MAX_POINTS = 200
@@ -69,10 +67,9 @@ class Chart(NamedTuple):
     xlabel: str = STEPS
 
 
-def line_style(index: int, num_points: int) -> dict[str, Any]:
+def line_style(index: int) -> dict[str, Any]:
     """Return the color and line of the curve at an index; three rounds of ten are distinct."""
     return {
-        "marker": "." if num_points <= MARKED_POINTS else "",
         "linestyle": LINE_STYLES[index // COLORS % len(LINE_STYLES)],
         "color": f"C{index % COLORS}",
     }
@@ -134,7 +131,7 @@ def html_line(index: int | None, is_one_of_many: bool = False) -> str:
         return "1px solid var(--faint)"
     if index is None:
         return "3px solid currentColor"
-    style = line_style(index, 0)
+    style = line_style(index)
     kind = {"-": "solid", "--": "dashed", ":": "dotted"}[style["linestyle"]]
     return f"3px {kind} {to_hex(style['color'])}"
 
@@ -171,7 +168,7 @@ def _draw_curve(axes: Any, curve: Curve, is_one_of_many: bool, ink: str) -> None
     if curve.color_index is None:
         style = {"color": ink, "linewidth": 2.2, "zorder": 3}
     else:
-        style = line_style(curve.color_index, len(x_N))
+        style = line_style(curve.color_index)
         style |= {"linewidth": 0.7, "alpha": 0.5} if is_one_of_many else {"linewidth": 1.3}
     # a marker is as long as ten points of a line: only a single point needs one
     style["marker"] = "." if len(x_N) == 1 else ""

@@ -34,6 +34,7 @@ from tests.helpers.algorithms import (
     make_td3,
     train,
 )
+from tests.helpers.sac import HandCritic
 
 DISCOUNT, TAU, LEARNING_RATE = 0.9, 0.25, 0.1
 STD, CLIP = 0.2, 0.15
@@ -69,17 +70,6 @@ class HandActor(Network):
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Sequence[int]:
         return train_tasks
-
-
-class HandCritic(Network):
-    """``w0 z + w1 a + w2``."""
-
-    def __init__(self, weights: list[float]) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor(weights))
-
-    def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
-        return (x_BD @ self.w[:2] + self.w[2])[..., None]
 
 
 class HandEncoder(Encoder):

@@ -94,6 +94,8 @@ def test_an_option_of_a_class_that_the_run_chooses_may_stand_before_the_run(run)
     assert parse("fit", option, "--resume", run).model.init_args.discount == 0.5
     with pytest.raises(ArgumentError, match="class_path"):
         parse("validate", option)
+    with pytest.raises(ArgumentError, match="class_path"):
+        parse("validate", option, "x" * 999)  # longer than a path may be
 
 
 @pytest.mark.parametrize("command", ["fit", "validate"])

@@ -23,10 +23,11 @@ from mtrl_lightning.envs.benchmarks.dm_control_env import FastStepper
 from mtrl_lightning.envs.benchmarks.padding import Padded
 from mtrl_lightning.envs.fast.arithmetic import SCALES
 from mtrl_lightning.envs.fast.dm_control_fast import (
+    CHECKED,
     NamedField,
     tolerance,
-    unchecked_versions,
 )
+from mtrl_lightning.envs.fast.guard import unchecked_versions
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import ROOT
@@ -409,7 +410,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 
 @pytest.mark.parametrize("package", ["dm_control", "mujoco"])
 def test_cheaper_code_is_off_with_a_warning_where_a_version_was_not_compared(package, monkeypatch):
-    assert unchecked_versions() == []
+    assert unchecked_versions(CHECKED) == []
     version = importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: "9.8.7" if name == package else version(name)

@@ -21,12 +21,13 @@ from metaworld.utils import reward_utils
 from mtrl_lightning.envs import MetaWorld, VectorEnv
 from mtrl_lightning.envs.benchmarks.metaworld_goals import sampled_goals
 from mtrl_lightning.envs.fast import arithmetic
+from mtrl_lightning.envs.fast.guard import unchecked_versions
 from mtrl_lightning.envs.fast.metaworld_fast import (
+    CHECKED,
     SPARE_MODELS,
     _FastSawyer,
     fast_class,
     steps_like_upstream,
-    unchecked_versions,
 )
 from mtrl_lightning.envs.state.state import EnvState
 from tests.helpers.tiers import METAWORLD_TASKS, slow_unless
@@ -347,7 +348,7 @@ def test_a_model_that_goals_were_drawn_with_is_as_a_new_one_and_belongs_to_one_e
 
 
 def test_the_installed_versions_were_compared():
-    assert unchecked_versions() == []
+    assert unchecked_versions(CHECKED) == []
 
 
 @pytest.mark.parametrize("package", ["metaworld", "mujoco"])

@@ -18,8 +18,8 @@ from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite, load
 from mtrl_lightning.envs.benchmarks.dm_control_env import FastStepper, OwnStepper, SuiteEnv
 from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
-from mtrl_lightning.envs.fast.arithmetic import OTHER_NUMBERS
-from mtrl_lightning.envs.fast.dm_control_fast import unchecked_versions
+from mtrl_lightning.envs.fast.dm_control_fast import CHECKED
+from mtrl_lightning.envs.fast.guard import reason_for_upstream
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
@@ -57,14 +57,6 @@ CAMERAS = {"quadruped": 2}
 CHECK_TASK = "walker-walk"
 """The task that is stepped beside dm_control's own at the first use in a process."""
 CHECK_STEPS = 20
-
-
-def reason_for_upstream() -> str:
-    """Return why dm_control's own code has to be used; empty if it has not."""
-    unchecked = unchecked_versions()
-    if unchecked:
-        return f"ours was not compared with {' and '.join(unchecked)}"
-    return "" if steps_like_upstream() else OTHER_NUMBERS
 
 
 @cache
@@ -136,7 +128,7 @@ class SuiteTasks(Benchmark):
                 " times only",
                 stacklevel=3,
             )
-        reason = reason_for_upstream() if fast else ""
+        reason = reason_for_upstream(CHECKED, steps_like_upstream) if fast else ""
         if reason:
             message = f"stepping with dm_control's own, slower code: {reason}"
             warnings.warn(message, stacklevel=3)

@@ -15,7 +15,8 @@ from gymnasium.spaces import Box
 from mtrl_lightning.checks import at_least, one_of, within
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.benchmarks.metaworld_goals import sampled_goals
-from mtrl_lightning.envs.fast.metaworld_fast import fast_class, reason_for_upstream
+from mtrl_lightning.envs.fast.guard import reason_for_upstream
+from mtrl_lightning.envs.fast.metaworld_fast import CHECKED, fast_class, steps_like_upstream
 from mtrl_lightning.envs.render.opengl import import_simulated
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec, known_tasks
@@ -79,7 +80,7 @@ class MetaWorld(Benchmark):
         self.evaluation_horizon = evaluation_horizon
         self.num_goals = num_goals
         self.goal_seed = goal_seed
-        reason = reason_for_upstream() if fast else ""
+        reason = reason_for_upstream(CHECKED, steps_like_upstream) if fast else ""
         if reason:
             message = f"stepping with MetaWorld's own, slower code: {reason}"
             warnings.warn(message, stacklevel=2)

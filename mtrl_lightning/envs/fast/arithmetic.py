@@ -7,7 +7,6 @@ left to ``dot`` and powers to NumPy's scalars, because Python's round otherwise.
 from __future__ import annotations
 
 import math
-import platform
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
@@ -16,10 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-OTHER_NUMBERS = (
-    f"ours gives other numbers with Python {platform.python_version()} and NumPy {np.__version__}"
-)
-"""Why the code of upstream is used where the first steps differ."""
 FLOAT64 = np.float64
 DOUBLE = np.dtype(np.float64)
 FLOATS = frozenset((float, np.float64))

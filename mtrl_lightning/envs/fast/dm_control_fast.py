@@ -7,7 +7,6 @@ converted once, and the arithmetic of single numbers is done without arrays.
 
 from __future__ import annotations
 
-import importlib.metadata
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -30,14 +29,6 @@ Upstream: Any = object
 
 CHECKED = {"dm_control": ("1.0.28",), "mujoco": ("3.3.0",)}
 """Versions that this file's environments were compared with, observation by observation."""
-
-
-def unchecked_versions() -> list[str]:
-    """Return the installed packages whose versions this file was not compared with."""
-    installed = {name: importlib.metadata.version(name) for name in CHECKED}
-    return [
-        f"{name} {version}" for name, version in installed.items() if version not in CHECKED[name]
-    ]
 
 
 class NamedField:

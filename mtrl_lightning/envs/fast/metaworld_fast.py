@@ -9,7 +9,6 @@ MetaWorld's own classes and modules are not changed.
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import struct
 import sys
 import types
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.fast.arithmetic import OTHER_NUMBERS, norm, replacements, tolerance
+from mtrl_lightning.envs.fast.arithmetic import norm, replacements, tolerance
 from mtrl_lightning.errors import import_optional
 
 Upstream: Any = object
@@ -57,22 +56,6 @@ FIRST_RESET_MATTERS = ("SawyerPushEnvV3", "SawyerPushBackEnvV3")
 """Tasks whose second reset of the model depends on the simulation of the first."""
 SPARE_MODELS: dict[str, Any] = {}
 """The last model compiled to sample goals, by its file; an environment may take it."""
-
-
-def unchecked_versions() -> list[str]:
-    """Return the installed packages whose versions this file was not compared with."""
-    installed = {name: importlib.metadata.version(name) for name in CHECKED}
-    return [
-        f"{name} {version}" for name, version in installed.items() if version not in CHECKED[name]
-    ]
-
-
-def reason_for_upstream() -> str:
-    """Return why MetaWorld's own code has to be used; empty if it has not."""
-    unchecked = unchecked_versions()
-    if unchecked:
-        return f"ours was not compared with {' and '.join(unchecked)}"
-    return "" if steps_like_upstream() else OTHER_NUMBERS
 
 
 @cache
