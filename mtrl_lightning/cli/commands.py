@@ -59,7 +59,7 @@ def unknown_command(args: Sequence[str]) -> str:
     elif args[0].startswith("-"):
         hint = f"give the command first, such as {PROGRAM} fit {args[0]}"
     else:
-        hint = f"{name_hint(args[0], known)} {PROGRAM} --help explains the commands"
+        hint = f"{name_hint(args[0], known)} ({PROGRAM} --help explains the commands)"
     return f"there is no command {args[0]}: {hint}"
 
 
