@@ -143,7 +143,5 @@ def test_the_version_is_the_same_everywhere(capsys):
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     released = re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert released[0] == version
-    with pytest.raises(SystemExit) as exit_info:
-        main(["--version"])
-    assert exit_info.value.code == 0
+    main(["--version"])
     assert capsys.readouterr().out == f"mtrl-lightning {version}\n"
