@@ -33,7 +33,6 @@ from mtrl_lightning.callbacks.options import plain
 from mtrl_lightning.callbacks.signals import requeue_signal
 from mtrl_lightning.callbacks.trainer_options import check_trainer
 from mtrl_lightning.cli.parser import RunParser, parser_options
-from mtrl_lightning.cli.suggestions import suggestions
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, only_split
 from mtrl_lightning.errors import (
     ConfigurationError,
@@ -124,18 +123,11 @@ class MultiTaskCLI(LightningCLI):
         """Parse what follows the command.
 
         Raises:
-            ArgumentError: if an argument is unknown or its value does not fit; its message has
-                the options and classes with similar names.
+            ArgumentError: if an argument is unknown or its value does not fit.
             ConfigurationError: if the seed is out of range, or a run cannot be used.
         """
         assert isinstance(parser, RunParser) and isinstance(args, list)
-        try:
-            self.config = parser.parse_args(args)
-        except ArgumentError as error:
-            found = suggestions(error, args, parser.option_names())
-            tips = [f"tip: {tip}" for tip in found]
-            error.message = "\n".join([error.message, *tips])
-            raise
+        self.config = parser.parse_with_tips(args)
         if not 0 <= self.config.seed_everything <= MAX_SEED:
             raise ConfigurationError(
                 f"seed_everything is {self.config.seed_everything}: give a whole number from 0 to"

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ActionConfigFile, DefaultHelpFormatter, Namespace
+from jsonargparse import ActionConfigFile, ArgumentError, DefaultHelpFormatter, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from mtrl_lightning.cli.commands import PROGRAM
 from mtrl_lightning.cli.config_files import ExtendingConfigFile, config_of
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
-from mtrl_lightning.cli.suggestions import FROM_MTRL, WITHOUT_DASHES
+from mtrl_lightning.cli.suggestions import FROM_MTRL, WITHOUT_DASHES, suggestions
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import VALIDATIONS, checkpoint_at, config_file_of, run_folder_of
 
@@ -257,6 +257,20 @@ class RunParser(LightningArgumentParser):
         config = super().parse_args([*first, *given], *rest, **kwargs)
         self._keep_identity(config, stored, str(checkpoint), given)
         return config
+
+    def parse_with_tips(self, args: Sequence[str]) -> Namespace:
+        """Parse what follows the command; errors name similar options and classes.
+
+        Raises:
+            ArgumentError: if an argument is unknown or its value does not fit.
+            ConfigurationError: if a run is given that cannot be used.
+        """
+        try:
+            return self.parse_args(args)
+        except ArgumentError as error:
+            tips = [f"tip: {tip}" for tip in suggestions(error, args, self.option_names())]
+            error.message = "\n".join([error.message, *tips])
+            raise
 
     def _keep_identity(
         self, config: Namespace, stored: dict[str, Any], checkpoint: str, given: Sequence[str]

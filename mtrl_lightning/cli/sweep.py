@@ -8,11 +8,13 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.cli.config_names import find_config
 from mtrl_lightning.errors import ConfigurationError, Interrupted
+from mtrl_lightning.runs import check_name
 
 if TYPE_CHECKING:
     from mtrl_lightning.sweeps.sweep_file import SweepFile
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
 HELP = "Train the configurations of a sweep file of W&B on this machine, and compare them."
 DESCRIPTION = (
     f"{HELP} Each trial is a run of its own; a killed sweep continues when the command is given"
-    " again. ROOT/NAME gets sweep.db (Optuna's database), sweep.csv, sweep.md, plots and a folder"
-    " for each trial. Options after -- are those of fit, for every run."
+    " again. ROOT/NAME gets sweep.db (Optuna's database), sweep.md, plots and a folder for each"
+    " trial. Options after -- are those of fit, for every run."
 )
+USAGE = "mtrl-lightning sweep SWEEP_FILE [--trials N] [--jobs N] [OPTION ...] [-- FIT_OPTION ...]"
 FIT_OPTIONS = "--"
 """Separates the options of ``fit`` from those of ``sweep``."""
-SWEEP_FILE = "SWEEP_FILE"
 LOGGED = ("train/", "rollout/", "time/", "fault/", "system/")
 """Beginnings of the names of metrics that runs log beside those of evaluations."""
 
@@ -34,23 +36,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``sweep``."""
     parser.add_argument(
         "file",
-        metavar=SWEEP_FILE,
+        metavar="SWEEP_FILE",
         help="a sweep file by name, such as sweep/learning_rates (mtrl-lightning list sweep prints"
         " all), or a YAML file in the format of W&B",
     )
     parser.add_argument(
         "--trials",
-        type=_positive,
+        type=int,
         metavar="N",
         help="configurations in all, those of an interrupted start included (default: run_cap of"
         " the file; all of a grid)",
     )
     parser.add_argument(
-        "--jobs", type=_positive, default=1, metavar="N", help="runs at the same time (default 1)"
+        "--jobs", type=int, default=1, metavar="N", help="runs at the same time (default 1)"
     )
     parser.add_argument(
         "--seeds",
-        type=_positive,
+        type=int,
         metavar="N",
         help="seeds 1 to N of every configuration (default: seed_everything of the file)",
     )
@@ -78,12 +80,7 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments after ``sweep``; None for those of the process.
     """
-    parser = CommandParser(
-        "sweep",
-        description=DESCRIPTION,
-        usage="mtrl-lightning sweep SWEEP_FILE [--trials N] [--jobs N] [OPTION ...]"
-        " [-- FIT_OPTION ...]",
-    )
+    parser = CommandParser("sweep", description=DESCRIPTION, usage=USAGE)
     add_arguments(parser)
     words = list(sys.argv[2:] if args is None else args)
     index = words.index(FIT_OPTIONS) if FIT_OPTIONS in words else len(words)
@@ -102,49 +99,51 @@ def _sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> None:
     Raises:
         ConfigurationError: if the sweep cannot be run; with what to do.
     """
-    from mtrl_lightning.sweeps.plots import write_plots
+    from mtrl_lightning.envs.vector.vector import usable_cores
+    from mtrl_lightning.sweeps.results import PLOTS, rows_of, write_plots, write_table
     from mtrl_lightning.sweeps.study import DATABASE
-    from mtrl_lightning.sweeps.sweep import SweepOptions, run_sweep
+    from mtrl_lightning.sweeps.sweep import run_sweep
     from mtrl_lightning.sweeps.sweep_file import read_sweep_file
-    from mtrl_lightning.sweeps.table import printed_table, rows_of, write_tables
 
-    file = read_sweep_file(find_config(options.file), fit_options)
+    at_least(1, prefix="--", trials=options.trials, jobs=options.jobs, seeds=options.seeds)
+    sweep = read_sweep_file(find_config(options.file), fit_options)
     if options.seeds is not None:
-        file = file._replace(seeds=tuple(range(1, options.seeds + 1)))
-    trials = options.trials or file.run_cap
-    if trials is None and file.method != "grid":
+        sweep = sweep._replace(seeds=tuple(range(1, options.seeds + 1)))
+    trials = options.trials or sweep.run_cap
+    if trials is None and sweep.method != "grid":
         raise ConfigurationError(
-            f"{file.path} is a {file.method} search, which has no end: give --trials"
+            f"{sweep.path} is a {sweep.method} search, which has no end: give --trials"
         )
-    metric_every = check_sweep(file)
+    metric_every = check_sweep(sweep)
     if options.dry_run:
-        for values in file.corners:
-            print(f"mtrl-lightning {shlex.join(file.arguments(values, file.seeds[0]))}")
+        for values in sweep.corners:
+            print(f"mtrl-lightning {shlex.join(sweep.arguments(values, sweep.seeds[0]))}")
         return
-    if file.has_target:
-        print("note: metric.target ends a sweep of W&B, not this one")
-    sweep_options = SweepOptions(
-        root=options.root,
-        name=options.name or file.name,
-        trials=trials,
-        jobs=options.jobs,
-        threads=threads_per_run(options.jobs),
-        seed=options.draw_seed,
-    )
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // options.jobs)))
+    name = options.name or sweep.name
+    check_name(name)
+    folder = options.root / name
     try:
-        study = run_sweep(file, sweep_options, metric_every)
+        study = run_sweep(
+            sweep,
+            folder,
+            trials=trials,
+            jobs=options.jobs,
+            seed=options.draw_seed,
+            evaluation_every=metric_every,
+        )
     except Interrupted:
         print("Interrupted; its runs are saved. The same command continues the sweep")
         raise
     import matplotlib
 
     matplotlib.use("agg")  # no window, whatever MPLBACKEND says
-    folder = sweep_options.folder
-    rows = rows_of(study, file)
-    print(printed_table(rows, file))
-    for path in (*write_tables(rows, file, folder), *write_plots(study, file, folder)):
-        print(path)
-    print(f"optuna-dashboard sqlite:///{folder / DATABASE} shows the trials in a browser")
+    rows = rows_of(study, sweep)
+    print(write_table(rows, sweep, folder))
+    if any(row.state == "COMPLETE" for row in rows):
+        write_plots(study, sweep.metric, folder / PLOTS)
+        print(f"Plots are in {folder / PLOTS}")
+    print(f"optuna-dashboard sqlite:///{folder / DATABASE} shows the runs in a browser")
 
 
 def check_sweep(sweep: SweepFile) -> int:
@@ -159,84 +158,39 @@ def check_sweep(sweep: SweepFile) -> int:
     Raises:
         ConfigurationError: if an option or a value is not accepted, or no run logs the metric.
     """
+    from jsonargparse import ArgumentError, ArgumentParser
+
     from mtrl_lightning.cli.lightning_cli import build_parser  # imports PyTorch
-    from mtrl_lightning.reports.record import is_evaluation
-
-    parser = build_parser()
-    arguments = [sweep.arguments(values, sweep.seeds[0]) for values in sweep.corners]
-    configs = [_parse(parser, one, sweep) for one in arguments]
-    config = configs[0]
-    if is_evaluation(sweep.metric):
-        names = _evaluated(config)
-        if sweep.metric not in names:
-            averages = [name for name in names if name.count("/") == 1]
-            raise ConfigurationError(
-                f"{sweep.path}: metric.name is {sweep.metric!r}, which no evaluation of these tasks"
-                f" has: give one of {', '.join(averages)}, or that of a task, such as {names[-1]}"
-            )
-        return config.evaluation.every
-    if not sweep.metric.startswith(LOGGED):
-        raise ConfigurationError(
-            f"{sweep.path}: metric.name is {sweep.metric!r}, which no run logs: give one of an"
-            f" evaluation, such as eval/success, or one that begins with {', '.join(LOGGED)}"
-        )
-    return config.metrics.every
-
-
-def _parse(parser: Any, arguments: list[str], sweep: SweepFile) -> Any:
-    from jsonargparse import ArgumentError
-
-    from mtrl_lightning.cli.suggestions import suggestions
-
-    options = arguments[1:]  # after the command
-    try:
-        return parser.parse_args(options)
-    except (ArgumentError, ConfigurationError) as error:
-        found = suggestions(error, options, parser.option_names())
-        tips = "".join(f"\ntip: {one}" for one in found)
-        raise ConfigurationError(
-            f"the program does not accept a run of {sweep.path}:\n"
-            f"  mtrl-lightning {shlex.join(arguments)}\n{error}{tips}"
-        ) from error
-
-
-def _evaluated(config: Any) -> list[str]:
-    """Return the names of the metrics of a configuration's evaluations."""
-    from jsonargparse import ArgumentParser
-
     from mtrl_lightning.envs import Benchmark
+    from mtrl_lightning.reports.record import is_evaluation
     from mtrl_lightning.rollout.evaluator import metric_names
 
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(Benchmark, "benchmark")
-    parsed = parser.parse_object({"benchmark": config.data.benchmark.as_dict()})
-    return metric_names(parser.instantiate_classes(parsed).benchmark)
-
-
-def threads_per_run(jobs: int) -> int:
-    """Return the threads of each run: those of ``OMP_NUM_THREADS``, or an equal share of the cores.
-
-    Args:
-        jobs: runs at the same time.
-
-    Raises:
-        ConfigurationError: if the variable does not begin with a number above 0.
-    """
-    from mtrl_lightning.envs.vector.vector import usable_cores
-
-    variable = os.environ.get("OMP_NUM_THREADS")
-    if not variable:
-        return max(1, usable_cores() // jobs)
-    outermost = variable.split(",")[0].strip()  # one number per level of nested parallelism
-    if not outermost.isdecimal() or int(outermost) < 1:
+    parser = build_parser()
+    for values in reversed(sweep.corners):
+        arguments = sweep.arguments(values, sweep.seeds[0])
+        try:
+            config = parser.parse_with_tips(arguments[1:])
+        except (ArgumentError, ConfigurationError) as error:
+            raise ConfigurationError(
+                f"the program does not accept a run of {sweep.path}:\n"
+                f"  mtrl-lightning {shlex.join(arguments)}\n{error}"
+            ) from error
+    where = f"{sweep.path}: metric.name is {sweep.metric!r}"
+    if not is_evaluation(sweep.metric):
+        if sweep.metric.startswith(LOGGED):
+            return config.metrics.every
         raise ConfigurationError(
-            f"OMP_NUM_THREADS is {variable!r}: give the threads of a run, such as 4, or unset it"
+            f"{where}, which no run logs: give one of an evaluation, such as eval/success, or one"
+            f" that begins with {', '.join(LOGGED)}"
         )
-    return int(outermost)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
-    return number
+    of_benchmark = ArgumentParser(exit_on_error=False)
+    of_benchmark.add_subclass_arguments(Benchmark, "benchmark")
+    parsed = of_benchmark.parse_object({"benchmark": config.data.benchmark.as_dict()})
+    names = metric_names(of_benchmark.instantiate_classes(parsed).benchmark)
+    if sweep.metric not in names:
+        averages = [name for name in names if name.count("/") == 1]
+        raise ConfigurationError(
+            f"{where}, which no evaluation of these tasks has: give one of {', '.join(averages)},"
+            f" or that of a task, such as {names[-1]}"
+        )
+    return config.evaluation.every

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 
 from mtrl_lightning.__main__ import main
@@ -16,16 +15,11 @@ from mtrl_lightning.__main__ import main
 
 def end_with_parent() -> None:
     """Interrupt this process when the pipe at its standard input is closed."""
-    pipe = os.dup(sys.stdin.fileno())
-    # what the run starts reads nothing from it
-    empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, sys.stdin.fileno())
-    os.close(empty)
-    threading.Thread(target=_wait, args=(pipe,), daemon=True).start()
+    threading.Thread(target=_wait, daemon=True).start()
 
 
-def _wait(pipe: int) -> None:
-    while os.read(pipe, 1):
+def _wait() -> None:
+    while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

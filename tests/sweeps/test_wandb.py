@@ -76,8 +76,8 @@ def test_every_sweep_file_makes_runs_that_the_program_accepts(path, number):
     pytest.importorskip("optuna")
     sweep = read_sweep_file(path)
     assert (sweep.metric, sweep.is_maximized) == ("eval/success", True)
-    seed = values.get("seed_everything")
-    own = sweep.arguments({k: v for k, v in values.items() if k != "seed_everything"}, seed)
+    by_short_name = {short: values[name] for short, name in sweep.options.items()}
+    own = sweep.arguments(by_short_name, values.get("seed_everything"))
     of_agent = [word for word in agent_arguments(path, values) if word != "logger/wandb"]
     of_agent.remove("-c")
     assert sorted(own) == sorted(of_agent), "the same without W&B"
