@@ -118,6 +118,13 @@ NEEDS_SHARED = (
     "nash_mtl",
     "pcgrad",
 )
+WITHOUT_SAC = [name for name in CROSSED if name != "brc"]  # that experiment names SAC itself
+PAIRS = [
+    (name, "famo" if name == "separate" else GRADIENTS[place % len(GRADIENTS)])
+    for place, name in enumerate(WITHOUT_SAC)
+]
+"""Every network with a gradient method that can be used with it, for another algorithm."""
+assert {gradient for _, gradient in PAIRS} == set(GRADIENTS)
 BENCHMARKS: dict[str, Benchmark] = {
     "toy": ToyConflict(num_tasks=4, horizon=5),
     "metaworld": MetaWorld(
@@ -238,33 +245,35 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
 
 
-def check_updates(built: Built, env: str, gradient: str) -> None:
-    """Update what was built for the first precision, then what is built for the second.
+def check_update(built: Built, env: str, gradient: str) -> torch.Tensor:
+    """Update what was built; return how far each number of the networks moved.
 
-    Every number stays finite, every network learns, and the precisions agree closely.
+    Every number stays finite, and every network learns.
     """
+    model = built.model
+    before = parameters_of(model)
+    metrics = update(built, env)
+    after = parameters_of(model)
+    assert all(np.isfinite(value) for value in metrics.values()), metrics
+    assert all(torch.isfinite(value).all() for value in after.values())
+    for part in (
+        "actor.",
+        "critic.",
+        *(["temperature."] if hasattr(model, "temperature") else []),
+    ):
+        assert any(not torch.equal(before[n], after[n]) for n in before if n.startswith(part))
+    assert (f"train/critic_{STATISTIC[gradient]}" in metrics) if gradient in STATISTIC else True
+    return torch.cat([value.flatten() - before[name].flatten() for name, value in after.items()])
+
+
+def check_updates(built: Built, env: str, gradient: str) -> None:
+    """Update what was built in both precisions, which agree closely."""
     ends = []
     for precision in PRECISIONS:
-        built = (
-            built if built.cli.trainer.precision == precision else in_precision(built, precision)
-        )
-        model = built.model
+        if built.cli.trainer.precision != precision:
+            built = in_precision(built, precision)
         assert built.cli.trainer.precision == precision
-        before = parameters_of(model)
-        metrics = update(built, env)
-        after = parameters_of(model)
-        assert all(np.isfinite(value) for value in metrics.values()), metrics
-        assert all(torch.isfinite(value).all() for value in after.values())
-        for part in (
-            "actor.",
-            "critic.",
-            *(["temperature."] if hasattr(model, "temperature") else []),
-        ):
-            assert any(not torch.equal(before[n], after[n]) for n in before if n.startswith(part))
-        assert (f"train/critic_{STATISTIC[gradient]}" in metrics) if gradient in STATISTIC else True
-        ends.append(
-            torch.cat([value.flatten() - before[name].flatten() for name, value in after.items()])
-        )
+        ends.append(check_update(built, env, gradient))
     assert not torch.equal(*ends), "the precision reached the networks"
     assert torch.nn.functional.cosine_similarity(*ends, dim=0) > 0.6
 
@@ -289,7 +298,8 @@ def check_exports(model, folder):
     generator = torch.Generator().manual_seed(0)
     for module in model.acting_modules().values():
         for parameter in module.parameters():
-            torch.nn.init.normal_(parameter, std=0.4, generator=generator)
+            std = parameter.shape[-1] ** -0.5 if parameter.ndim else 1.0
+            torch.nn.init.normal_(parameter, std=std, generator=generator)
     policy = LoadedPolicy(model)
     observation_ED, task_E = exporting.observations_of(model.spec, 40)
     assert policy.act(observation_ED, task_E).std(0).max() > 0.005

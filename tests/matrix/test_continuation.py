@@ -19,13 +19,10 @@ pytestmark = pytest.mark.slow
 PAIRS = [
     ("brc", "famo"),
     ("care", "pcgrad"),
-    ("language", "cagrad_fast"),
-    ("mixture_gate", "cagrad"),
-    ("moore", "aligned_mtl"),
-    ("multi_head", "fairgrad"),
     ("paco", "gradnorm"),
     ("soft_modularization", "nash_mtl"),
 ]
+"""Networks and gradient methods with a state of their own."""
 
 
 @pytest.mark.parametrize(("network", "gradient"), PAIRS)

@@ -1,4 +1,4 @@
-"""PPO with every network and every gradient method, on steps of toy tasks."""
+"""PPO with every network and a gradient method each, on steps of toy tasks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,20 @@ import torch
 
 from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.envs import VectorEnv
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import RolloutBuffer
 from mtrl_lightning.rollout import Collector
+from tests.helpers.command_line import config_args
 from tests.helpers.matrix import (
     BENCHMARKS,
-    CROSSED,
-    GRADIENTS,
-    NEEDS_SHARED,
     NETWORKS,
+    PAIRS,
     build,
     parameters_of,
-    with_gradient,
 )
 
 pytestmark = pytest.mark.slow
 
 SIZES = ["num_steps=8", "num_epochs=1", "num_minibatches=2"]
-OF_SAC = ("brc",)
-"""A stack that is an experiment with SAC."""
 
 
 def iteration(model: PPO) -> dict[str, float]:
@@ -61,18 +56,11 @@ def check(model: Any) -> None:
         assert any(not torch.equal(before[n], after[n]) for n in before if n.startswith(part))
 
 
-@pytest.mark.parametrize("network", [name for name in CROSSED if name not in OF_SAC])
-def test_it_learns_from_an_iteration(command_line, monkeypatch, network):
+@pytest.mark.parametrize(("network", "gradient"), PAIRS)
+def test_it_learns_from_an_iteration(command_line, monkeypatch, network, gradient):
     options = [f"--model.init_args.{size}" for size in SIZES]
-    of_sac = [option for option in NETWORKS[network] if "task_weighting" in option]
-    monkeypatch.setitem(
-        NETWORKS, network, [option for option in NETWORKS[network] if option not in of_sac]
-    )
-    gradient = "-c", "configs/gradient/mean.yaml"
-    built = build(command_line, monkeypatch, "toy", network, *gradient, *options, algorithm="mtppo")
-    for name in GRADIENTS:
-        if network == "separate" and name in NEEDS_SHARED:
-            with pytest.raises((ConfigurationError, ValueError), match=r"shares? no"):
-                with_gradient(built, name)
-        else:
-            check(with_gradient(built, name).model)
+    on_policy = [option for option in NETWORKS[network] if "task_weighting" not in option]
+    monkeypatch.setitem(NETWORKS, network, on_policy)
+    more = config_args(f"gradient/{gradient}")
+    built = build(command_line, monkeypatch, "toy", network, *more, *options, algorithm="mtppo")
+    check(built.model)
