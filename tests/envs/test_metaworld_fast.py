@@ -36,6 +36,8 @@ ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
 HORIZON = {"v1": 250, "v2": 500}
 UNSOLVED = {("hand-insert-v3", "v1"), ("peg-insert-side-v3", "v1"), ("stick-push-v3", "v1")}
 """Where the scripted policy does not succeed with the first goal."""
+ENOUGH = 15
+"""Steps with success, after which little new happens in an episode."""
 
 
 def same(found, wanted):
@@ -99,8 +101,14 @@ def scripted(name, horizon, generator):
 # ---- Stepping ----
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("name", slow_unless(METAWORLD_TASKS, ALL))
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        pytest.param(name, version, marks=() if name in METAWORLD_TASKS else pytest.mark.slow)
+        for version, names in {"v2": ALL, "v1": sorted({*METAWORLD_TASKS, *ALL[::4]})}.items()
+        for name in names
+    ],
+)
 def test_every_task_gives_metaworlds_own_numbers(name, version):
     horizon = HORIZON[version]
     ours, theirs = pair(name, version, horizon)
@@ -120,6 +128,8 @@ def test_every_task_gives_metaworlds_own_numbers(name, version):
         assert result[3] == (step == horizon - 1)
         observation = result[0]
         successes += result[4]["success"]
+        if successes == ENOUGH:
+            break
     assert successes or (name, version) in UNSOLVED, (
         "the parts of a reward that are paid for success were not seen"
     )
@@ -300,7 +310,7 @@ def test_workers_step_the_same():
 @pytest.mark.parametrize("name", slow_unless(METAWORLD_TASKS, ALL))
 def test_goals_of_every_task_are_metaworlds_own(name):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(metaworld, "_N_GOALS", 8)
+        patched.setattr(metaworld, "_N_GOALS", 4)
         before = str(np.random.get_state())
         seed = 100 * ALL.index(name)
         assert sampled_goals(name, seed) == metaworld.MT1(name, seed=seed).train_tasks
