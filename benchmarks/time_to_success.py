@@ -57,7 +57,8 @@ from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import UNKNOWN, markdown
 from mtrl_lightning.reports.charts import draw_band, format_steps, line_style
-from mtrl_lightning.reports.comparison import Band, reaches
+from mtrl_lightning.reports.comparison import reaches
+from mtrl_lightning.reports.statistics import Estimate
 from mtrl_lightning.runs import replacing
 
 CONFIG = Path("configs/quickstart.yaml")
@@ -413,13 +414,13 @@ def plot(sets: Sequence[Mapping[str, Any]], threshold: float, path: Path) -> Pat
 
 def band_of(
     seeds: Sequence[Sequence[Mapping[str, Any]]], measure: str
-) -> tuple[npt.NDArray[np.float64], Band]:
+) -> tuple[npt.NDArray[np.float64], Estimate]:
     """Return all seeds' values of a measure, and there the mean and the range of success."""
     x = [np.array([one[measure] for one in evaluations], float) for evaluations in seeds]
     y = [np.array([mean_success(one) for one in evaluations]) for evaluations in seeds]
     x_N = np.unique(np.concatenate(x))
     y_SN = np.stack([np.interp(x_N, *pair) for pair in zip(x, y, strict=True)])
-    return x_N, Band(y_SN.mean(0), np.stack([y_SN.min(0), y_SN.max(0)], axis=1))
+    return x_N, Estimate(y_SN.mean(0), y_SN.min(0), y_SN.max(0))
 
 
 def text_of(content: Mapping[str, Any]) -> str:

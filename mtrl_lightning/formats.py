@@ -48,20 +48,6 @@ def _fixed(value: float, decimals: int) -> str:
     return f"{value:,.0f}" if abs(value) >= LARGE else f"{value:.{decimals}f}"
 
 
-def signed_with_interval(values: Sequence[float | None] | None) -> str:
-    """Return a difference and its interval with their signs, such as ``+0.012 [-0.003, +0.027]``.
-
-    Args:
-        values: the difference, the lower and the upper end; None for no difference.
-    """
-    if values is None or values[0] is None:
-        return UNKNOWN
-    value, low, high = values
-    if low is None or high is None:
-        return f"{value:+.3f}"
-    return f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
 def whole(value: float | None) -> str:
     """Return a count, such as that of env steps."""
     return UNKNOWN if value is None else f"{value:,.0f}"

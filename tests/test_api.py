@@ -35,21 +35,19 @@ from mtrl_lightning.algorithms import NormalizeObservation, NormalizeReward
 from mtrl_lightning.api import FORMER_ARGUMENTS
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
-    CurvesCallback,
     EvaluationCallback,
     InterruptionCallback,
     MetricsCallback,
     MetricsCSV,
     ReplayCallback,
+    ReportCallback,
     ResetCallback,
     RolloutCallback,
 )
 from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.launch.sections import SECTIONS
 from mtrl_lightning.launch.start import fit
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.reports import defaults
 from mtrl_lightning.rollout import ActionNoise, EpisodeListener, ScaleAction, TransformedPolicy
 from mtrl_lightning.runs import new_run_folder
 from tests.helpers.runs import HERE, SMALL_SAC, small
@@ -146,7 +144,7 @@ def composed(root, order):
         EvaluationCallback(every=300, num_episodes=2, num_workers=0),
         MetricsCallback(every=150),
         ResetCallback(every=450),
-        CurvesCallback(),
+        ReportCallback(),
         ReplayCallback(),
         CheckpointCallback(every=300),
         InterruptionCallback(),
@@ -330,10 +328,6 @@ def test_arguments_of_version_0_2_make_the_same_run_and_name_their_options(tmp_p
     message = r"batch_size is 12 and data\.batch_size is 24"
     with pytest.warns(FutureWarning), pytest.raises(ConfigurationError, match=message):
         train(ToyReach(2), SMALL_SAC, batch_size=12, data={"batch_size": 24}, **common)
-
-
-def test_the_report_compares_with_the_defaults_of_the_same_sections():
-    assert {name: defaults._imported(path) for name, path in defaults.SECTIONS.items()} == SECTIONS
 
 
 def test_threads_of_the_learner_are_set(tmp_path):

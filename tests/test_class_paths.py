@@ -28,7 +28,7 @@ FORMER = {
         "Auxiliary Deterministic HiPBMDP LatentDynamics LossInputs Reconstruction"
     ),
     "mtrl_lightning.callbacks": (
-        "CheckpointCallback CurvesCallback EnvStepProgressBar EnvStepWandbLogger "
+        "CheckpointCallback EnvStepProgressBar EnvStepWandbLogger "
         "EvaluationCallback InterruptionCallback MetricsCSV MetricsCallback ReplayCallback "
         "ResetCallback RolloutCallback"
     ),

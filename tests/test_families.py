@@ -5,8 +5,7 @@ import pytest
 
 pytest.importorskip("dm_control")
 
-from mtrl_lightning.callbacks import read_metrics
-from mtrl_lightning.callbacks.curves import plot_curves
+from mtrl_lightning.callbacks import plot_curves, read_metrics
 from tests.helpers.runs import assert_same_end
 
 pytestmark = pytest.mark.slow
@@ -101,13 +100,13 @@ def test_the_image_has_a_row_for_each_mode_and_one_that_compares_them(tmp_path, 
     rows = [[step, *(step + place for place in range(len(columns)))] for step in (10, 20)]
     figure = figure_of([["env_steps", *columns], *rows], tmp_path, monkeypatch)
     shown = [
-        (axes.get_ylabel(), {line.get_label(): list(line.get_ydata()) for line in axes.lines})
+        (axes.get_title(), {line.get_label(): list(line.get_ydata()) for line in axes.lines})
         for axes in figure.axes
     ]
     assert shown == [
-        ("evaluation return", {"eval_base": [10, 20], "eval_extrapolation": [12, 22]}),
-        ("eval_base return", {"a": [11, 21], "average": [10, 20]}),
-        ("eval_extrapolation return", {"a": [13, 23], "average": [12, 22]}),
+        ("return", {"eval_base": [10, 20], "eval_extrapolation": [12, 22]}),
+        ("eval_base/return", {"a": [11, 21], "average": [10, 20]}),
+        ("eval_extrapolation/return", {"a": [13, 23], "average": [12, 22]}),
     ]
 
 

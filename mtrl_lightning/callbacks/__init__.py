@@ -1,7 +1,6 @@
 """When things happen: rollout, evaluation, logging, checkpoints."""
 
 from mtrl_lightning.callbacks.checkpoint import CheckpointCallback
-from mtrl_lightning.callbacks.curves import CurvesCallback, plot_curves
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.images import ImagesCallback
 from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
@@ -17,10 +16,10 @@ from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import InterruptionCallback
 from mtrl_lightning.callbacks.video import VideoCallback
 from mtrl_lightning.reports.metrics_file import read_metrics
+from mtrl_lightning.reports.run_report import plot_curves
 
 __all__ = [
     "CheckpointCallback",
-    "CurvesCallback",
     "EnvStepProgressBar",
     "EnvStepWandbLogger",
     "EvaluationCallback",

@@ -11,11 +11,11 @@ from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.formats import markdown
 from mtrl_lightning.runs import ensure_writable
 
-HELP = "Compare runs over seeds: a table, learning curves with intervals, a page and a CSV."
+HELP = "Compare runs over seeds: tables, curves with intervals, a page."
 DESCRIPTION = (
     "Compare the evaluations of runs. Runs whose options differ in the seed alone are one method."
     " Print a table, with 95 % intervals of a bootstrap over the seeds, and write a plot, the"
-    " curves and the table as CSV, and a page to look at in a browser. The first method is what the"
+    " curves as CSV, and a page to look at in a browser. The first method is what the"
     " others are compared with."
 )
 
@@ -54,11 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare runs of different protocols, whose numbers do not mean the same",
     )
-    parser.add_argument(
-        "--no_intervals",
-        action="store_true",
-        help="compute no intervals; without two seeds of each method there are none in any case",
-    )
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -82,47 +77,27 @@ def compare(options: argparse.Namespace) -> None:
         OSError: if a file cannot be written.
     """
     # they import NumPy, which the help does without
-    from mtrl_lightning.reports.comparison import (
-        bands_of,
-        compare_runs,
-        curves_csv,
-        default_threshold,
-        rows_csv,
-        summarize,
-        table,
-        task_table,
-    )
-    from mtrl_lightning.reports.comparison_plot import plot_comparison
-    from mtrl_lightning.reports.comparison_report import comparison_page
+    from mtrl_lightning.reports import comparison as tables
+    from mtrl_lightning.reports.comparison_report import comparison_page, plot_comparison
     from mtrl_lightning.reports.render import REPORT, write_page
 
-    comparison = compare_runs(
-        options.runs,
-        options.metric,
-        across_protocols=options.across_protocols,
-        intervals=not options.no_intervals,
-    )
+    comparison = tables.compare_runs(options.runs, options.metric, options.across_protocols)
     threshold = options.threshold
     if threshold is None:
-        threshold = default_threshold(comparison.metric)
+        threshold = tables.default_threshold(comparison.metric)
     folder = options.folder
     ensure_writable(folder)
     for warning in comparison.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    rows = summarize(comparison.curves, threshold, comparison.has_intervals)
-    lines = table(rows, threshold)
-    bounds = " [95 % bootstrap interval]" if comparison.has_intervals else ""
-    num_tasks = len(comparison.tasks)
+    rows = tables.summarize(comparison, threshold)
     print(
-        f"{comparison.metric} of {num_tasks} tasks after {comparison.end:,} env steps:"
-        f" interquartile mean over seeds and tasks{bounds}\n"
+        f"{comparison.metric} of {len(comparison.tasks)} tasks after {comparison.end:,} env steps:"
+        " interquartile mean over seeds and tasks [95 % bootstrap interval]\n"
     )
-    print(markdown(lines))
-    print(f"\nMean over seeds of each task{bounds}\n")
-    print(markdown(task_table(comparison)))
-    bands = bands_of(comparison)
-    (folder / "table.csv").write_text(rows_csv(rows), encoding="utf-8", newline="")
-    (folder / "curves.csv").write_text(curves_csv(comparison, bands), encoding="utf-8", newline="")
-    plot_comparison(comparison, bands, folder / "comparison.png")
-    write_page(folder / REPORT, comparison_page(comparison, bands, rows, threshold))
-    print(f"\n{folder}: {REPORT}, comparison.png, curves.csv, table.csv")
+    print(markdown(tables.table(rows, threshold)))
+    print("\nInterquartile mean over seeds of each task\n")
+    print(markdown(tables.task_table(comparison)))
+    (folder / "curves.csv").write_text(tables.curves_csv(comparison), encoding="utf-8", newline="")
+    plot_comparison(comparison, folder / "comparison.png")
+    write_page(folder / REPORT, comparison_page(comparison, rows, threshold))
+    print(f"\n{folder}: {REPORT}, comparison.png, curves.csv")

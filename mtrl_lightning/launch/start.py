@@ -14,7 +14,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks import (
-    CurvesCallback,
     EnvStepProgressBar,
     EnvStepWandbLogger,
     ImagesCallback,
@@ -103,7 +102,7 @@ def standard_callbacks(
     """
     callbacks: list[Callback] = []
     if fitting:
-        callbacks += [CurvesCallback(), ReportCallback(), InterruptionCallback(restart_id)]
+        callbacks += [ReportCallback(), InterruptionCallback(restart_id)]
         callbacks += [OptionsCallback(options or {}, LEARNING_OPTIONS), ImagesCallback()]
     if progress_bar and not any(isinstance(callback, ProgressBar) for callback in given):
         callbacks.append(EnvStepProgressBar())

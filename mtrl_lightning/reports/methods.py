@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports.record import SEED_AT_END, RunRecord, flat
+from mtrl_lightning.reports.record import RunRecord
 
 WITHOUT_EFFECT = re.compile(
     r"(.*\.)?seed|seed_everything|name|root|config|ckpt_path|overwrite_metrics|verbose"
@@ -41,85 +41,76 @@ def group(labelled: Sequence[tuple[str | None, RunRecord]]) -> list[Method]:
     Raises:
         ConfigurationError: if two runs of a method have the same seed.
     """
-    groups: dict[Any, list[RunRecord]] = {}
-    labels: dict[Any, str | None] = {}
+    groups: dict[tuple[str | None, str], list[RunRecord]] = {}
     for label, run in labelled:
         options = effective(run)
         # a run whose options are not recorded is of the method that it is named after
-        key = label or (_key(options) if options else run.name)
-        groups.setdefault(key, []).append(run)
-        labels[key] = label
+        key = json.dumps(options, sort_keys=True, default=str) if options else run.name
+        groups.setdefault((label, "" if label else key), []).append(run)
     for runs in groups.values():
         _check_seeds(runs)
-    options_of = {key: effective(runs[0]) for key, runs in groups.items()}
-    differing = _differing(list(options_of.values()))
-    made = make_labels([{n: o.get(n) for n in differing} for o in options_of.values()])
+    all_options = [effective(runs[0]) for runs in groups.values()]
+    names = dict.fromkeys(name for options in all_options for name in options)
+    differing = [n for n in names if any(o.get(n) != all_options[0].get(n) for o in all_options)]
+    own = [{n: options[n] for n in differing if n in options} for options in all_options]
+    counts: Counter[str] = Counter()
     methods = []
-    for (key, runs), from_options in zip(groups.items(), made, strict=True):
-        label = labels[key] or from_options or _name(runs)
-        own = {n: options_of[key][n] for n in differing if n in options_of[key]}
-        methods.append(Method(label, runs, own))
-    return _unique(methods)
+    for ((given, _), runs), from_options, options in zip(
+        groups.items(), make_labels(own), own, strict=True
+    ):
+        label = given or from_options or runs[0].name
+        counts[label] += 1
+        unique = label if counts[label] == 1 else f"{label} ({counts[label]})"
+        methods.append(Method(unique, runs, options))
+    return methods
 
 
 def effective(run: RunRecord) -> dict[str, Any]:
     """Return the options that make a run's method, by their full names, without empty ones."""
     return {
         name: value
-        for name, value in flat(run.options)
+        for name, value in _flat(run.options)
         if value is not None and value != {} and WITHOUT_EFFECT.fullmatch(name) is None
     }
 
 
-def make_labels(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a label for each method from the options that differ; no two are the same if possible.
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every option by its full name, such as ``rollout.total_steps``."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def make_labels(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a label for each method from the options that differ; an empty one if it has none.
+
+    Arguments of a class are left out where the classes alone tell the methods apart.
 
     Args:
-        options: for each method the values of the options that differ; None where it has none.
+        methods: values of the options that differ, by their full names.
     """
     suffix = ".class_path"
-    roots = {n.removesuffix(suffix) for one in options for n in one if n.endswith(suffix)}
-
-    def is_detail(name: str) -> bool:
-        return any(name.startswith(f"{root}.init_args.") for root in roots)
-
-    usual = _usual(options)
-    found: list[str] = []
-    for omit_usual, with_details in ((True, False), (True, True), (False, False), (False, True)):
-        found = [
-            _label(
-                {
-                    name: value
-                    for name, value in one.items()
-                    if (with_details or not is_detail(name))
-                    and not (omit_usual and name in usual and usual[name] == value)
-                }
-            )
-            for one in options
-        ]
-        if len(set(found)) == len(found):
-            break
-    return [_shortened(label) for label in found]
-
-
-def _usual(options: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the values that more than half of the methods have, if there are three or more."""
-    usual: dict[str, Any] = {}
-    for name in {name for one in options for name in one} if len(options) > 2 else ():
-        for value in (one.get(name) for one in options):
-            if 2 * sum(one.get(name) == value for one in options) > len(options):
-                usual[name] = value
-    return usual
+    classes = [n.removesuffix(suffix) for one in methods for n in one if n.endswith(suffix)]
+    arguments = tuple(f"{name}.init_args." for name in classes)
+    labels = [
+        _label({name: value for name, value in one.items() if not name.startswith(arguments)})
+        for one in methods
+    ]
+    if len(set(labels)) < len(labels):
+        labels = [_label(one) for one in methods]
+    return [one if len(one) <= LONGEST_LABEL else f"{one[: LONGEST_LABEL - 1]}…" for one in labels]
 
 
 def _label(options: Mapping[str, Any]) -> str:
     """Return a label from options and values, actor and critic together where they agree."""
-    short = {_short_name(n): _short_value(v) for n, v in options.items() if v is not None}
+    short = {_short_name(name): _short_value(value) for name, value in options.items()}
     pieces: dict[str, str] = {}
     for name, value in short.items():
         rest = re.sub(r"^(actor|critic)(?=\b|_)", "", name)
-        pair = {short.get(f"actor{rest}"), short.get(f"critic{rest}")}
-        if rest != name and pair == {value}:
+        both = {short.get(f"actor{rest}"), short.get(f"critic{rest}")}
+        if rest != name and both == {value}:
             name = rest.lstrip("._") or "network"
         pieces[name] = value
     return ", ".join(f"{name} {value}" for name, value in pieces.items())
@@ -134,40 +125,6 @@ def _short_value(value: Any) -> str:
     if isinstance(value, str):
         return value.rpartition(".")[2] or value
     return json.dumps(value, default=str)
-
-
-def _shortened(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
-
-
-def _unique(methods: Sequence[Method]) -> list[Method]:
-    """Number methods whose labels are the same."""
-    seen: dict[str, int] = {}
-    found = []
-    for method in methods:
-        number = seen[method.label] = seen.get(method.label, 0) + 1
-        found.append(method if number == 1 else method._replace(label=f"{method.label} ({number})"))
-    return found
-
-
-def _name(runs: Sequence[RunRecord]) -> str:
-    """Return what the names of a method's runs have in common, without the number of a seed."""
-    names = [run.name for run in runs]
-    pairs = zip(min(names), max(names), strict=False)
-    shared = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    if len(set(names)) > 1:
-        shared = SEED_AT_END.sub("", shared)
-    return shared or names[0]
-
-
-def _key(options: Mapping[str, Any]) -> str:
-    return json.dumps(options, sort_keys=True, default=str)
-
-
-def _differing(options: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the options that do not have one value in all methods, in the order of the first."""
-    names = dict.fromkeys(name for one in options for name in one)
-    return [name for name in names if any(one.get(name) != options[0].get(name) for one in options)]
 
 
 def _check_seeds(runs: Sequence[RunRecord]) -> None:

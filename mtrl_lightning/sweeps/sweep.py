@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from mtrl_lightning.errors import ConfigurationError, Interrupted
-from mtrl_lightning.reports.metrics_file import METRICS, Curve, MetricsReader
+from mtrl_lightning.reports.metrics_file import METRICS, Curve, read_metrics
 from mtrl_lightning.runs import check_idle, ensure_writable, run_lock, versions
 from mtrl_lightning.sweeps.study import next_trial, open_study
 from mtrl_lightning.sweeps.sweep_file import SweepFile, import_optuna
@@ -108,7 +108,9 @@ class _Run:
         seed = sweep.seeds[place]
         self._name = f"trial_{index:04d}/{'run' if seed is None else f'seed_{seed}'}"
         trial.set_user_attr("run", self._name)
-        self._reader: MetricsReader | None = None
+        self._read: tuple[Path, int, int] | None = None
+        """The file of metrics that was read, its time and its size."""
+        self._metrics: dict[str, Curve] = {}
         stored = trial.study.get_trials(deepcopy=False)[trial.number]
         self._values = dict(stored.intermediate_values)
         """The metric by environment steps, as far as it was reported."""
@@ -157,14 +159,16 @@ class _Run:
     def _curves(self) -> dict[str, Curve]:
         """Return every metric logged so far as ``(env_steps, values)``."""
         folders = versions(str(self._folder), self._name)
-        if not folders:
-            return {}
-        path = folders[-1] / METRICS
-        if self._reader is None or self._reader.path != path:
-            self._reader = MetricsReader(path)
-        with contextlib.suppress(OSError, ValueError):  # not written yet, or damaged
-            return self._reader.read()
-        return {}
+        if folders:
+            path = folders[-1] / METRICS
+            # not written yet, or damaged: what was read before is kept
+            with contextlib.suppress(OSError, ValueError):
+                status = path.stat()
+                current = (path, status.st_mtime_ns, status.st_size)
+                if current != self._read:
+                    self._metrics = read_metrics(path)
+                    self._read = current
+        return self._metrics
 
     def _report(self, is_running: bool) -> None:
         """Report new values of the metric, and end the run if Hyperband says so after one."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mtrl_lightning.api import train
-from mtrl_lightning.callbacks.curves import CurvesCallback
+from mtrl_lightning.callbacks import report
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, main
 from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
@@ -88,8 +88,9 @@ def short_train(benchmark, algorithm, *, total_steps, **options):
 
 
 def leave_out_curves(monkeypatch):
-    monkeypatch.setattr(CurvesCallback, "_plot", lambda callback: None)
-    monkeypatch.setattr(render, "svg_of", lambda chart, prefix: "")
+    monkeypatch.setattr(report, "plot_curves", lambda folder: folder / "curves.png")
+    monkeypatch.setattr(report, "log_image", lambda *args: None)
+    monkeypatch.setattr(render, "svg_uri", lambda charts: "")
 
 
 def skip_without_renderer():

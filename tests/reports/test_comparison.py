@@ -11,16 +11,15 @@ from mtrl_lightning.__main__ import main
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import markdown
 from mtrl_lightning.reports.comparison import (
+    Comparison,
     Curves,
-    bands_of,
     compare_runs,
     curves_csv,
-    rows_csv,
     summarize,
     table,
 )
 from mtrl_lightning.reports.methods import effective, make_labels
-from mtrl_lightning.reports.metrics_file import MetricsReader, minutes_until, read_metrics
+from mtrl_lightning.reports.metrics_file import minutes_until, read_metrics
 from mtrl_lightning.reports.record import read_run
 from tests.helpers.report_folders import STEPS, make_run, options_of
 
@@ -37,22 +36,25 @@ def runs(tmp_path):
     return tmp_path
 
 
+def compared(env_steps, **curves):
+    return Comparison("eval/success", ("a",), np.array(env_steps), [], curves, {}, [])
+
+
 def test_a_mean_that_is_less_by_its_last_digit_alone_reaches_the_threshold():
     assert np.mean([0.7, 1.0, 0.7]) < 0.8
-    exact = Curves(np.array([10, 20]), np.array([[[0.7, 1.0], [1.0, 1.0], [0.7, 1.0]]]), None)
+    exact = Curves(np.array([[[0.7, 1.0], [1.0, 1.0], [0.7, 1.0]]]), None)
     below = exact._replace(scores_STN=exact.scores_STN - 1e-6)
-    rows = summarize({"exact": exact, "below": below}, 0.8)
+    rows = summarize(compared([10, 20], exact=exact, below=below), 0.8)
     assert [row["env_steps_to_threshold"] for row in rows] == [10.0, 20.0]
 
 
 def test_a_comparison_by_hand():
-    steps_N = np.array([10, 20, 30])
     minutes_SN = np.array([[1.0, 2.0, 4.0], [2.0, 3.0, 8.0]])
-    first = Curves(steps_N, np.array([[[0.0, 0.5, 1.0]], [[0.0, 1.0, 1.0]]]), minutes_SN)
-    other = Curves(steps_N, np.array([[[0.0, 0.0, 0.6]], [[0.0, 0.0, 0.8]]]), 2 * minutes_SN)
-    rows = summarize({"a": first, "b": other}, 0.8)
-    assert [row["final"] for row in rows] == pytest.approx([1.0, 0.7])
-    assert [row["average"] for row in rows] == pytest.approx(
+    first = Curves(np.array([[[0.0, 0.5, 1.0]], [[0.0, 1.0, 1.0]]]), minutes_SN)
+    other = Curves(np.array([[[0.0, 0.0, 0.6]], [[0.0, 0.0, 0.8]]]), 2 * minutes_SN)
+    rows = summarize(compared([10, 20, 30], a=first, b=other), 0.8)
+    assert [row["final"].value for row in rows] == pytest.approx([1.0, 0.7])
+    assert [row["average"].value for row in rows] == pytest.approx(
         [(0.5 + 2 / 3) / 2, (0.2 + 0.8 / 3) / 2]
     )
     assert [(row["reached"], row["env_steps_to_threshold"]) for row in rows] == [
@@ -61,22 +63,13 @@ def test_a_comparison_by_hand():
     ]
     times = [(row["minutes_to_threshold"], row["minutes"]) for row in rows]
     assert times == [(3.5, 6.0), (16.0, 12.0)]
-    assert rows[0]["less_first"] is None and rows[0]["better_than_first"] is None
-    assert rows[1]["less_first"][0] == pytest.approx((0.2 + 0.8 / 3) / 2 - (0.5 + 2 / 3) / 2)
-    assert rows[1]["less_first"][2] < 0, (
-        "every resample of the second is below every one of the first"
-    )
-    assert rows[1]["better_than_first"] == [0.0, 0.0, 0.0]
-    assert rows[1]["final_of_seeds"] == pytest.approx([0.6, 0.8])
+    assert rows[0]["better_than_first"] is None
+    assert rows[1]["better_than_first"] == (0.0, 0.0, 0.0)
     lines = markdown(table(rows, 0.8)).splitlines()
     cells = [cell.strip() for cell in lines[3].split("|")[1:-1]]
     assert cells[:4] == ["b", "2", "0.70 [0.60, 0.80]", "0.70 [0.60, 0.80]"]
     assert cells[-4:] == ["0.00 [0.00, 0.00]", "30 (1 of 2)", "16.0", "12.0"]
     assert len({len(line) for line in lines}) == 1, "its columns are aligned"
-    (header, _, second) = csv.reader(io.StringIO(rows_csv(rows)))
-    row = dict(zip(header, second, strict=True))
-    assert (row["method"], row["final_of_seeds"]) == ("b", "0.6 0.8")
-    assert float(row["less_first_high"]) < 0
 
 
 def test_minutes_are_summed_from_the_rates_by_hand():
@@ -88,30 +81,25 @@ def test_minutes_are_summed_from_the_rates_by_hand():
     assert minutes_until([600], {}) is None
 
 
-def test_only_whole_and_new_lines_are_read(tmp_path):
+def test_only_whole_lines_are_read(tmp_path):
     folder = make_run(tmp_path / "run", {"reach": (0.0, 0.5, 1.0)})
     file = folder / "metrics.csv"
     whole = read_metrics(folder)
-    assert whole["eval/success/reach"][0] == list(STEPS)
+    assert whole["eval/success/reach"] == (list(STEPS), [0.0, 0.5, 1.0])
+    num_columns = file.read_text().splitlines()[0].count(",") + 1
     with file.open("a") as end:
         end.write("400,1")
-    reader = MetricsReader(file)
-    assert reader.read() == read_metrics(folder) == whole
-    content = file.read_bytes()
-    rest = b",1" * (content.splitlines()[0].count(b",") - 1) + b"\n"
-    # a first line that is damaged later is not read again
-    file.write_bytes(content.replace(b"100,", b"xxx,", 1) + rest)
-    assert reader.read()["eval/success/reach"] == ([*STEPS, 400], [0.0, 0.5, 1.0, 1.0])
+    assert read_metrics(folder) == read_metrics(file) == whole
+    with file.open("a") as end:
+        end.write(",1" * (num_columns - 2) + "\n")
+    assert read_metrics(folder)["eval/success/reach"] == ([*STEPS, 400], [0.0, 0.5, 1.0, 1.0])
+    content = file.read_text()
+    file.write_text(content.replace("100,", "xxx,", 1))
     with pytest.raises(ValueError, match="invalid literal"):
         read_metrics(folder)
-    # another file under the same name, as one with further columns is
-    (folder / "new").write_text("b,env_steps\n3,7\n")
-    (folder / "new").replace(file)
-    assert reader.read() == {"b": ([7], [3.0])}
-    with file.open("a") as end:
-        end.write("4\n")
+    file.write_text(f"{content}4\n")
     with pytest.raises(ValueError, match="zip"):
-        reader.read()
+        read_metrics(folder)
 
 
 def test_runs_are_grouped_by_all_options_but_the_seed(runs):
@@ -124,7 +112,7 @@ def test_runs_are_grouped_by_all_options_but_the_seed(runs):
     assert curves.scores_STN[1].tolist() == [[0.0, 0.4, 1.0], [0.1, 0.8, 1.0]]
     assert curves.minutes_SN[0] == pytest.approx([1 / 3, 2 / 3, 1.0])
     assert "wide" not in str(effective(comparison.methods[0].runs[0]))
-    rows = list(csv.DictReader(io.StringIO(curves_csv(comparison, bands_of(comparison)))))
+    rows = list(csv.DictReader(io.StringIO(curves_csv(comparison))))
     assert len(rows) == 2 * 3 * 3
     (last,) = [
         row
@@ -138,8 +126,8 @@ def test_runs_are_grouped_by_all_options_but_the_seed(runs):
 def test_a_label_before_the_folder_names_a_method(runs):
     given = [f"ours={runs / 'moe'}", f"base line={runs / 'mlp' / 'version_1'}", str(runs / "mlp")]
     comparison = compare_runs(given)
-    assert not comparison.has_intervals
-    assert re.search(r"one seed each has base line, network.* MLP", comparison.warnings[0])
+    assert "one each has base line, network MLP: train more" in comparison.warnings[0]
+    assert "fewer than 3 seeds are much too narrow: ours" in comparison.warnings[1]
     assert [method.label for method in comparison.methods][:2] == ["ours", "base line"]
 
 
@@ -150,8 +138,9 @@ def test_labels_name_what_differs():
     wide = {**mlp, f"{network}.init_args.width": 800}
     care = {f"{network}.class_path": "x.CARE", f"{network}.init_args.k": 6, gradient: "x.Mean"}
     pcgrad = {**mlp, gradient: "x.PCGrad"}
-    assert make_labels([mlp, care]) == ["actor MLP, critic_gradient Mean", *make_labels([care])]
-    assert make_labels([mlp, care, pcgrad]) == ["", "actor CARE", "critic_gradient PCGrad"]
+    names = make_labels([mlp, care, pcgrad])
+    assert names[0] == "actor MLP, critic_gradient Mean"
+    assert names[1:] == ["actor CARE, critic_gradient Mean", "actor MLP, critic_gradient PCGrad"]
     assert make_labels([{"a.width": 1}, {"a.width": 2}]) == ["a.width 1", "a.width 2"]
     assert make_labels([mlp, wide])[1] == "actor MLP, actor.width 800, critic_gradient Mean"
     both = {"model.init_args.actor.init_args.width": 8, "model.init_args.critic.init_args.width": 8}
@@ -169,18 +158,20 @@ def test_runs_evaluated_at_other_steps_are_interpolated_as_far_as_all_have_got(t
     )
     longer = options_of(1, tau=0.1)
     make_run(tmp_path / "b" / "version_0", {"reach": (0.2, 0.6)}, (100, 500), longer)
-    comparison = compare_runs([str(tmp_path / "a"), str(tmp_path / "b")], intervals=False)
+    comparison = compare_runs([str(tmp_path / "a"), str(tmp_path / "b")])
     first, second = comparison.curves.values()
-    assert first.env_steps_N.tolist() == [100, 200, 300]
-    assert first.scores_STN[1, 0] == pytest.approx([0.0, 0.3, 0.4 + 0.2 / 3])
-    assert second.env_steps_N.tolist() == [100, 300]
+    assert comparison.env_steps_N.tolist() == [100, 300]
+    assert first.scores_STN[1, 0] == pytest.approx([0.0, 0.4 + 0.2 / 3])
     assert second.scores_STN[0, 0] == pytest.approx([0.2, 0.4])
     assert second.minutes_SN[0] == pytest.approx([1 / 6, 0.5])
-    assert "interpolated" in comparison.warnings[0] and "after 300" in comparison.warnings[1]
-    assert comparison.warnings[2].endswith(
-        "over different evaluations: tau 0.005 3 times from 100 on; tau 0.1 2 times from 100 on"
+    messages = (
+        "one each has tau 0.1:",
+        "fewer than 3 seeds",
+        "after 300 env steps",
+        "interpolated",
     )
-    assert len(comparison.warnings) == 3
+    for warning, message in zip(comparison.warnings, messages, strict=True):
+        assert message in warning
     assert read_run(one).total_steps == 400
 
 
@@ -205,6 +196,8 @@ def test_what_cannot_be_compared_is_said(runs, tmp_path, capsys, monkeypatch):
     make_run(tmp_path / "again", {"reach": (0, 0, 0), "push": (0, 0, 0)}, options=options_of(1))
     assert "the same seed, 1" in error_of(capsys, "mlp", "again")
     assert "has no eval/score of its tasks" in error_of(capsys, "mlp", "--metric=eval/score")
+    late = make_run(tmp_path / "late", {"reach": (0, 0, 0), "push": (0, 0, 0)}, (500, 600, 700))
+    assert "have none in common" in error_of(capsys, "mlp", late.name)
     (tmp_path / "moe" / "version_1" / "metrics.csv").write_text("env_steps,a/b\n1,2,3\n")
     assert "cannot be read" in error_of(capsys, "moe")
 
@@ -214,13 +207,14 @@ def test_one_seed_is_compared_with_a_sentence_in_place_of_intervals(runs, tmp_pa
     out = tmp_path / "out"
     main(["compare", str(runs / "mlp" / "version_1"), str(runs / others), f"--folder={out}"])
     printed = capsys.readouterr()
-    assert "warning: there are no intervals: they need at least 2 seeds per method" in printed.err
-    num_single = 1 if others == "moe" else 2
-    assert len(re.findall(r"network M", printed.err)) == num_single
-    assert "[" not in printed.out and "| network MOORE | " in re.sub(" +", " ", printed.out)
-    assert "there are no intervals" in (out / "report.html").read_text()
-    rows = list(csv.DictReader((out / "table.csv").open(newline="")))
-    assert len(rows) == 2 and rows[1]["final_low"] == "" and rows[1]["final"]
+    assert "warning: an interval takes two seeds or more, and one each has" in printed.err
+    assert printed.err.count("network M") == 2
+    text = re.sub(" +", " ", printed.out)
+    assert "| network MLP | 1 | 0.45 | 0.45 | " in text
+    assert ("| network MOORE | 2 | 1.00 [0.95, 1.00]" in text) == (others == "moe")
+    assert "an interval takes two seeds" in (out / "report.html").read_text()
+    rows = list(csv.DictReader((out / "curves.csv").open(newline="")))
+    assert rows[0]["method"] == "network MLP" and rows[0]["low"] == "" and rows[0]["value"]
 
 
 def test_runs_of_different_protocols_are_refused_unless_that_is_wanted(runs, capsys):
@@ -251,10 +245,10 @@ def test_copies_of_metrics_are_compared_by_their_names(runs, tmp_path):
     assert comparison.curves["moe"].scores_STN[1].tolist() == [[0.0, 0.4, 1.0], [0.1, 0.8, 1.0]]
     for name in ("depth_2", "depth_4"):
         (tmp_path / f"{name}.csv").write_bytes((tmp_path / "mlp_seed_1.csv").read_bytes())
-    other = compare_runs([str(tmp_path / f"depth_{n}.csv") for n in (2, 4)], intervals=False)
+    other = compare_runs([str(tmp_path / f"depth_{n}.csv") for n in (2, 4)])
     assert [method.label for method in other.methods] == ["depth_2", "depth_4"]
     (tmp_path / "damaged.csv").write_text("env_steps,a\n1\n")
-    with pytest.raises(ConfigurationError, match=r"damaged.csv cannot be read as a metrics.csv"):
+    with pytest.raises(ConfigurationError, match=r"damaged.csv cannot be read"):
         compare_runs([str(tmp_path / "damaged.csv")])
 
 
@@ -266,6 +260,6 @@ def test_compare_prints_a_table_and_writes_what_it_says(runs, tmp_path, capsys):
     assert "| network MOORE | 2 | 1.00 [0.95, 1.00]" in text and "300 (1 of 2)" in text
     assert "| push | 0.20 [0.20, 0.20] | 0.95 [0.90, 1.00] |" in text
     assert "warning: intervals of fewer than 3 seeds" in printed.err
-    names = ["comparison.png", "curves.csv", "report.html", "table.csv"]
+    names = ["comparison.png", "curves.csv", "report.html"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert (out / "comparison.png").read_bytes()[:4] == b"\x89PNG"
