@@ -5,6 +5,7 @@ Nothing here imports PyTorch, so that processes which only step environments sta
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable
 from functools import partial
@@ -151,60 +152,49 @@ def _make_suite_env(benchmark: SuiteTasks, name: str) -> gym.Env:
 
 
 class FaultyMetaWorld(MetaWorld):
-    """MetaWorld with faults at random steps.
+    """MetaWorld whose training environments break at random steps.
 
-    A rebuilt environment samples new steps, so that no fault repeats forever.
+    A rebuilt environment samples a new step, so that no fault repeats forever.
 
     Args:
-        ledger: folder where every fault leaves a file; made if it is missing.
-        limit: faults of all environments together, over all sessions of a run.
+        ledger: file with a line for every fault.
+        limit: faults of all environments together.
         within: a fault comes at a step from 1 to this one after the last, sampled uniformly.
         **kwargs: those of ``MetaWorld``.
     """
 
     def __init__(self, ledger: str, limit: int, within: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.ledger = ledger
+        self.ledger = Path(ledger)
         self.limit = limit
         self.within = within
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment; those of other splits than ``train`` never break."""
+        """Make an environment."""
         env = super().make_env(task, split, seed)
-        if split != "train":
-            return env
-        return _Faulty(env, self.task_names[task], self.ledger, self.limit, self.within, seed)
+        return _Faulty(env, self, seed) if split == "train" else env
 
 
 class _Faulty(gym.Wrapper):
-    """Break at the sampled step."""
-
-    def __init__(
-        self, env: gym.Env, task: str, ledger: str, limit: int, within: int, seed: int
-    ) -> None:
+    def __init__(self, env: gym.Env, benchmark: FaultyMetaWorld, seed: int) -> None:
         super().__init__(env)
-        self._task = task
-        self._ledger = ledger
-        self._limit = limit
-        self._within = within
+        self._benchmark = benchmark
         self._sample(seed)
 
     def _sample(self, seed: int) -> None:
-        self._left = int(np.random.default_rng(seed).integers(1, self._within + 1))
+        self._left = int(np.random.default_rng(seed).integers(1, self._benchmark.within + 1))
 
     def reset(
         self, *, seed: int | None = None, options: dict | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; a seed also decides when the next fault comes."""
         if seed is not None:
             self._sample(seed)
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, or break."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._left -= 1
-        kind = claim(self._ledger, self._limit, self._task) if self._left == 0 else None
+        kind = self._next_kind() if self._left == 0 else None
         if kind == "raise":
             raise RuntimeError("a fault for measuring")
         if kind == "nan":
@@ -212,17 +202,14 @@ class _Faulty(gym.Wrapper):
             observation[3] = np.nan
         return observation, np.inf if kind == "infinite" else reward, terminated, truncated, info
 
-
-def claim(ledger: str, limit: int, task: str) -> str | None:
-    """Add a fault to the ledger shared by all processes; return its kind, None if none is left."""
-    folder = Path(ledger)
-    folder.mkdir(parents=True, exist_ok=True)
-    for i in range(limit):
-        kind = FAULTS[i % len(FAULTS)]
-        try:
-            with (folder / f"{i:04d}").open("x") as file:
-                file.write(f"{task} {kind}\n")
-        except FileExistsError:
-            continue
+    def _next_kind(self) -> str | None:
+        """Note a fault in the ledger; return its kind, None if none is left."""
+        with self._benchmark.ledger.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # the workers share it
+            file.seek(0)
+            number = len(file.readlines())
+            if number == self._benchmark.limit:
+                return None
+            kind = FAULTS[number % len(FAULTS)]
+            file.write(f"{kind}\n")
         return kind
-    return None

@@ -129,7 +129,7 @@ def parser_of(
 def parse(
     parser: argparse.ArgumentParser,
     args: Sequence[str] | None,
-    check: Callable[[argparse.Namespace], None] = lambda options: None,
+    check: Callable[[argparse.Namespace], object] = lambda options: None,
 ) -> argparse.Namespace:
     """Return the options, with ``command`` and ``notes`` added.
 
@@ -499,6 +499,8 @@ def program(
 ) -> Callable[..., int]:
     """Return a benchmark's ``main``, which measures, prints, and returns the exit code.
 
+    The code is 1 if the content has an ``ok`` that is false.
+
     Args:
         name: of the benchmark.
         options_of: returns the options of the command line.
@@ -514,7 +516,7 @@ def program(
         measured = measure(options)  # may add to the notes
         content = {**heading(name, options), **measured}
         publish(content, (text_of or text_of_tables)(content), options.json)
-        return 0
+        return int(not content.get("ok", True))
 
     return main
 

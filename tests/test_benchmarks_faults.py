@@ -1,25 +1,16 @@
 """A small version of the fault benchmark, and its judges, which must find what is wrong."""
 
 import json
-import random
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks import faults
-from benchmarks.environments import FAULTS, FaultyMetaWorld, claim
-from benchmarks.fault_runs import (
-    TOY_HORIZON,
-    TOY_TASKS,
-    check_chain,
-    check_toy_chain,
-    compare_rows,
-    differences,
-)
-from benchmarks.faults import Fault, Row, all_ok, damaged, options_of, table
-from mtrl_lightning.envs import ToyReach
+from benchmarks.environments import FAULTS, FaultyMetaWorld
+from benchmarks.faults import Bench, Fault, Outcome, Row, check_chain, differences, options_of
 from tests.helpers.replay import columns_of
 
 HORIZON = 5
@@ -27,44 +18,30 @@ check = partial(check_chain, horizon=HORIZON)
 
 
 @pytest.mark.slow
-def test_the_small_version_survives_everything(tmp_path):
-    rows = ["kill", "worker", "nan", "corruption"]
-    counts = ["--counts", "kill=2", "worker=1", "nan=2", "corruption=2"]
-    path = tmp_path / "faults.json"
-    small = ["--total_steps=600", "--folder", str(tmp_path / "runs"), f"--json={path}"]
-    code = faults.main([*small, "--rows", *rows, *counts])
-    found = json.loads(path.read_text())
-    assert [row["name"] for row in found["rows"]] == rows
-    assert [row["failures"] for row in found["rows"]] == [[], [], [], []]
-    assert code == 0 and found["ok"]
-    kill, worker, nan, corruption = found["rows"]
-    for row in (kill, corruption):
-        assert row["exact"] is True and (row["lost"], row["false"]) == (0, 0)
-        assert row["injected"] == row["survived"] == 2
-    assert (worker["injected"], worker["survived"], worker["lost"], worker["false"]) == (1, 1, 0, 0)
-    assert nan["injected"] >= 1 and (nan["lost"], nan["false"]) == (0, 0)
-    assert found["machine"]["torch"] == torch.__version__
-    assert found["command"].startswith("python -m benchmarks.faults --total_steps=600")
+def test_a_killed_run_ends_as_the_uninterrupted_one(capsys):
+    assert faults.main(["--total_steps=310", "--rows", "kill=1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["command"] == "python -m benchmarks.faults --total_steps=310 --rows kill=1 --json"
+    (row,) = found["tables"][0]["rows"]
+    assert (row["injected"], row["survived"], row["lost"], row["false"]) == (1, 1, 0, 0)
+    assert (row["exact"], row["verdict"]) == ("yes", "ok")
+    assert found["ok"] and found["notes"] == ["kill: 1 meant for save; 1 left an unfinished file"]
 
 
 def test_a_run_of_several_processes_has_rows_of_its_own(capsys):
-    assert options_of([]).rows == list(faults.FAULTS)
-    several = options_of(["--ranks=2", "--counts", "kill=3"])
-    assert several.rows == list(faults.RANK_FAULTS)
-    assert several.counts == ["kill=3", "restart=2", "hang=2", "worker=6"]
+    def rows(*args):
+        return [(row.name, row.number) for row in faults.rows_of(options_of(args))]
+
+    assert rows() == [("kill", 20), ("worker", 20), ("hang", 2), ("nan", 6)]
+    assert rows("--ranks=2") == [("kill", 20), ("restart", 2), ("hang", 2), ("worker", 6)]
+    assert rows("--rows", "nan", "kill=3") == [("nan", 6), ("kill", 3)]
     for args, message in (
-        (["--ranks=2", "--rows", "kill", "nan"], "nan: with --ranks 2, give kill, restart"),
-        (["--counts", "kill"], "--counts kill: takes ROW=NUMBER, as kill=2"),
-        (["--folder", "."], ". exists: give a folder that does not"),
+        (["--ranks=2", "--rows", "nan"], "--rows nan: with --ranks 2, give kill, restart"),
+        (["--rows", "kill=many"], "--rows kill=many: with --ranks 1, give kill, worker"),
     ):
         with pytest.raises(SystemExit):
             options_of(args)
         assert message in capsys.readouterr().err
-
-
-def whole_row(**changes):
-    counts = {"injected": 2, "survived": 2, "lost": 0, "false": 0, "exact": True}
-    return Row("kill", **counts | changes)
 
 
 @pytest.mark.parametrize(
@@ -73,17 +50,17 @@ def whole_row(**changes):
         {"injected": 0, "survived": 0},
         {"survived": 1},
         {"lost": 1},
+        {"lost": None},
         {"false": 1},
         {"exact": False},
         {"failures": ["a process is left"]},
     ],
 )
 def test_a_row_that_fails_is_seen(changes):
-    whole = [whole_row(), whole_row(exact=None, lost=None, false=None)]
-    assert all_ok(whole) and table(whole).endswith("all rows are ok")
-    assert not all_ok([whole_row(), whole_row(**changes)])
-    assert "SOME ROWS FAILED" in table([whole_row(**changes)])
-    assert not all_ok([]), "no row at all is a failure"
+    whole = {"injected": 2, "survived": 2, "lost": 0, "false": 0, "exact": True}
+    assert Row("kill", 2, **whole).ok and Row("nan", 2, **whole | {"exact": None}).ok
+    assert Row("kill", 2, **whole).shown()["verdict"] == "ok"
+    assert Row("kill", 2, **whole | changes).shown()["verdict"] == "FAILED"
 
 
 def test_an_error_in_a_row_is_its_failure(tmp_path, monkeypatch, capsys):
@@ -91,10 +68,12 @@ def test_an_error_in_a_row_is_its_failure(tmp_path, monkeypatch, capsys):
         row.injected = 3
         raise TimeoutError("nothing came")
 
-    monkeypatch.setitem(faults.FAULTS, "hang", Fault(broken, 2, False, ""))
-    assert faults.main(["--rows", "hang", "--folder", str(tmp_path / "runs")]) == 1
-    assert "TimeoutError: nothing came" in capsys.readouterr().out
-    assert (tmp_path / "runs").exists()
+    monkeypatch.setattr(faults.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    monkeypatch.setitem(faults.FAULTS, "hang", Fault(broken, 2))
+    assert faults.main(["--rows", "hang"]) == 1
+    printed = capsys.readouterr().out
+    assert "hang: FAILED: TimeoutError: nothing came" in printed
+    assert f"the runs are kept in {tmp_path}" in printed and tmp_path.exists()
 
 
 def episodes(lengths, seed=0):
@@ -115,37 +94,6 @@ def episodes(lengths, seed=0):
 
 def without(rows, k):
     return {name: torch.cat([field[:k], field[k + 1 :]]) for name, field in rows.items()}
-
-
-def toy_episodes(task, lengths):
-    """Rows of an environment of ``ToyReach``."""
-    env = ToyReach(TOY_TASKS, TOY_HORIZON).make_env(task, "train", seed=task)
-    generator = np.random.default_rng(task)
-    steps = []
-    for length in lengths:
-        here, _ = env.reset()
-        for _ in range(length):
-            action = generator.uniform(-1.5, 1.5, 2).astype(np.float32)
-            after, reward, *_ = env.step(action)
-            steps.append((here, action, np.float32(reward), after))
-            here = after
-    columns = (torch.from_numpy(np.array(column)) for column in zip(*steps, strict=True))
-    here, action, reward, after = columns
-    return columns_of(here, action, reward, after, torch.zeros(len(reward)) > 0)
-
-
-def test_rows_of_the_toy_benchmark_are_checked_by_its_equations():
-    rows = toy_episodes(1, [TOY_HORIZON, 7, TOY_HORIZON, 3])
-    assert check_toy_chain(rows, 1) == (0, 1, 0, 0)
-    later = toy_episodes(0, [3, TOY_HORIZON, 3])
-    assert check_toy_chain(later, 0, from_beginning=False).cut == 0
-    assert check_toy_chain(toy_episodes(0, [TOY_HORIZON + 2]), 0).overlong == 2
-    assert check_toy_chain(rows, 2).false == 50, "another task has another reward"
-    for field in ("observation", "action", "next_observation", "reward"):
-        wrong = {**rows, field: rows[field].clone()}
-        wrong[field][4] -= 0.01 * wrong[field][4].sign()
-        assert check_toy_chain(wrong, 1).false == 1, field
-    assert check_toy_chain(without(rows, 4), 1).cut == 3, "a row is missing"
 
 
 def test_true_transitions_are_found_true():
@@ -173,15 +121,6 @@ def test_a_lost_transition_and_an_episode_without_its_end_are_found():
     assert check(episodes([5, 7, 5])).overlong == 2
 
 
-def test_rows_are_compared_whatever_their_order():
-    rows = episodes([5, 5])
-    turned = {name: field.flip(0) for name, field in rows.items()}
-    assert compare_rows([rows], [turned]) == (0, 0)
-    assert compare_rows([rows], [without(rows, 3)]) == (1, 0)
-    turned["reward"][2] += 1
-    assert compare_rows([rows], [turned]) == (1, 1)
-
-
 def test_differences_sees_every_bit():
     tensor = torch.tensor([1.0, float("nan"), 0.0])
     value = {"a": [tensor, 1], "b": float("nan")}
@@ -194,41 +133,60 @@ def test_differences_sees_every_bit():
     assert len(differences(value, {"a": [tensor, 1]})) == 1
 
 
-def test_every_harm_changes_a_file(tmp_path):
-    generator = random.Random(0)
-    content = bytes(range(1, 201)) * 10
-    for harm in faults.HARMS:
-        if harm == "missing":
-            continue
-        changed = damaged(content, harm, generator, tmp_path / "executed")
-        assert changed != content
-        if harm == "flip":
-            different = [a ^ b for a, b in zip(content, changed, strict=True) if a != b]
-            assert len(different) == 1 and different[0].bit_count() == 1
-        sizes = {"flip": 2000, "zero": 2000, "insert": 2016}
-        assert len(changed) == sizes.get(harm, len(changed))
-    (tmp_path / "code.pt").write_bytes(damaged(content, "code", generator, tmp_path / "executed"))
-    torch.load(tmp_path / "code.pt", weights_only=False)
-    assert (tmp_path / "executed").is_dir(), "the code would run where files are unpickled"
+@pytest.fixture
+def judged(monkeypatch, tmp_path):
+    """Return a function that judges two rings after a fault, with changes of their counters."""
+
+    def judge(*rings, metrics=("1", "1"), **changes):
+        stored = sum(len(rows["reward"]) for rows in rings)
+        counters = {"env_steps": stored, "vector_steps": 8, "dropped_transitions": 1}
+        counters |= {"worker_restarts": 1} | changes
+        names = ("fault/worker_restarts", "fault/dropped_transitions")
+        logged = dict(zip(names, metrics, strict=True))
+        outcome = Outcome({"mtrl_lightning": {"counters": counters}}, list(rings), [logged])
+        monkeypatch.setattr(faults, "read_outcome", lambda run: outcome)
+        row = Row("worker", 1, injected=1)
+        Bench(tmp_path, 1, 15, 1).judge_rows(row, SimpleNamespace())
+        return row
+
+    monkeypatch.setattr(faults, "check_chain", check)
+    return judge
+
+
+def test_rows_after_a_fault_are_judged(judged):
+    whole = episodes([5, 3])
+    broken = episodes([5, 2])  # a step of eight was dropped, with the episode that it belonged to
+    broken_before = episodes([2, 5])
+    row = judged(whole, broken_before)
+    assert row.ok and (row.survived, row.lost, row.false) == (1, 0, 0)
+    assert "1 restarts, 1 steps dropped, 1 episodes broken, 15 rows stored" in row.checks
+    assert judged(whole, whole).lost == 1, "more is stored than happened"
+    assert judged(whole, without(whole, 6)).lost == 0, "the dropped step itself"
+    assert judged(whole, broken, env_steps=16).lost == 1
+    assert judged(whole, broken, env_steps=14).failures == ["ended too early"]
+    assert not judged(whole, broken_before, worker_restarts=2).ok
+    assert not judged(whole, broken_before, worker_restarts=0).ok
+    assert not judged(whole, broken_before, dropped_transitions=2, vector_steps=9).ok
+    assert not judged(whole, broken_before, metrics=("1", "2")).ok
+    assert not judged(whole, episodes([7])).ok, "an episode did not end in time"
 
 
 def test_faults_of_environments_are_counted_and_end(tmp_path):
-    ledger = tmp_path / "ledger"
-    assert [claim(str(ledger), 4, "reach-v3") for _ in range(6)] == [*FAULTS, "nan", None, None]
-    benchmark = FaultyMetaWorld(str(tmp_path / "other"), 3, 4, tasks=["reach"], horizon=50)
+    ledger = tmp_path / "ledger.txt"
+    benchmark = FaultyMetaWorld(str(ledger), 4, 4, tasks=["reach"], horizon=50)
     env = benchmark.make_env(0, "train", 0)
-    seen = set()
-    for seed in range(3):
+    seen = []
+    for seed in range(6):
         env.reset(seed=seed)
         for _ in range(4):
             try:
                 observation, reward, *_ = env.step(np.zeros(4, np.float32))
             except RuntimeError:
-                seen.add("raise")
+                seen.append("raise")
                 break
             if np.isnan(observation).any():
-                seen.add("nan")
+                seen.append("nan")
             elif np.isinf(reward):
-                seen.add("infinite")
-    assert seen == set(FAULTS)
+                seen.append("infinite")
+    assert seen == [*FAULTS, "nan"] == ledger.read_text().split()
     assert type(benchmark.make_env(0, "eval", 0)).__name__ == "_GoalSelection"
