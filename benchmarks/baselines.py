@@ -21,7 +21,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from benchmarks.environments import Strategy, names_of, one_hot_makers
-from benchmarks.measuring import NEVER, Pacer, synchronize
+from benchmarks.measuring import NEVER, SB3, Pacer, synchronize
 from benchmarks.plain_sac import Hyperparameters, PlainReplay, PlainSAC, Sizes
 from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.envs import MetaWorld
@@ -70,11 +70,7 @@ class OneHotPolicy:
         act_best: returns actions ``[E, A]`` without noise for such observations and the tasks.
     """
 
-    def __init__(
-        self,
-        num_tasks: int,
-        act_best: Callable[[npt.NDArray, npt.NDArray[np.int64]], npt.NDArray],
-    ) -> None:
+    def __init__(self, num_tasks: int, act_best: Callable[..., npt.NDArray]) -> None:
         self._one_hot_TT = np.eye(num_tasks)
         self._act_best = act_best
 
@@ -95,12 +91,12 @@ class Job:
 
     tasks: list[str]
     """A set such as ``MT10``, or names."""
-    width: int
-    depth: int
     device: str
     """``cpu`` or ``cuda``."""
     threads: int | None
     """PyTorch's; None for its own choice."""
+    width: int
+    depth: int = 3
     settle: int
     """Vector steps with updates, or iterations of PPO, before the first window."""
     vector: Strategy = "sync"
@@ -138,11 +134,13 @@ class Job:
 class SACJob(Job):
     """The work of SAC."""
 
-    batch_size: int
-    capacity: int
-    warmup: int
+    width: int = 400
+    settle: int = 10
+    batch_size: int = 1280
+    capacity: int = 1_000_000
+    warmup: int = 100
     """Vector steps with random actions."""
-    steps: int
+    steps: int = 40
     """Vector steps of a window."""
     updates: int = 1
     """Per vector step."""
@@ -151,20 +149,35 @@ class SACJob(Job):
     num_episodes: int = 0
     """Test episodes per task after each window; 0 for none."""
 
-    def examiner(self) -> Examiner:
-        """Return the runner of test episodes."""
+    def examination(
+        self, act_best: Callable[..., npt.NDArray], counts: Callable[[], tuple[int, int]]
+    ) -> Callable[[], dict[str, Any]]:
+        """Return a function that runs the test episodes, if there are any.
+
+        Args:
+            act_best: of ``OneHotPolicy``.
+            counts: returns the env steps and updates so far.
+        """
+        if not self.num_episodes:
+            return dict
         benchmark = MetaWorld(list(names_of(self.tasks)), horizon=self.horizon)
-        return Examiner(benchmark, self.num_episodes)
+        examiner = Examiner(benchmark, self.num_episodes)
+        policy = OneHotPolicy(self.num_tasks, act_best)
+        return lambda: examiner.examine(policy, *counts())
 
 
 @dataclass(kw_only=True)
 class PPOJob(Job):
     """The work of PPO, whose window is an iteration: collection and all its updates."""
 
-    num_steps: int
+    width: int = 256
+    settle: int = 1
+    envs_per_task: int = 10
+    horizon: int = 200
+    num_steps: int = 200
     """Steps of each environment in an iteration."""
-    num_epochs: int
-    num_minibatches: int
+    num_epochs: int = 8
+    num_minibatches: int = 16
     """Of an epoch."""
 
     @property
@@ -199,7 +212,7 @@ def train(kind: str, job: dict[str, Any]) -> None:
 
 def sb3_vector(makers: Sequence[Callable[[], gym.Env]], strategy: Strategy) -> Any:
     """Return Stable-Baselines3's ``DummyVecEnv`` or ``SubprocVecEnv``."""
-    vec_env = import_optional("stable_baselines3", '"mtrl_lightning[bench]"').common.vec_env
+    vec_env = import_optional(*SB3).common.vec_env
     if strategy == "sync":
         return vec_env.DummyVecEnv(makers)
     if "forkserver" in multiprocessing.get_all_start_methods():
@@ -209,16 +222,13 @@ def sb3_vector(makers: Sequence[Callable[[], gym.Env]], strategy: Strategy) -> A
 
 def train_sb3_sac(job: SACJob) -> None:
     """Train Stable-Baselines3's SAC with its MLP policy."""
-    sb3 = import_optional("stable_baselines3", '"mtrl_lightning[bench]"')
+    sb3 = import_optional(*SB3)
     envs = sb3_vector(job.makers(), job.vector)
     chosen = Hyperparameters(**job.hyperparameters)
-    examine: Callable[[], dict[str, Any]] = dict
-    if job.num_episodes:
-        policy = OneHotPolicy(
-            job.num_tasks, lambda x_ED, _: model.predict(x_ED, deterministic=True)[0]
-        )
-        examiner = job.examiner()
-        examine = lambda: examiner.examine(policy, model.num_timesteps, model._n_updates)  # noqa: E731
+    examine = job.examination(
+        lambda x_ED, _: model.predict(x_ED, deterministic=True)[0],
+        lambda: (model.num_timesteps, model._n_updates),
+    )
     pacer = Pacer(job.steps, job.settle, examine=examine)
     warmup = job.warmup * envs.num_envs
 
@@ -252,7 +262,7 @@ def train_sb3_sac(job: SACJob) -> None:
 
 def train_sb3_ppo(job: PPOJob) -> None:
     """Train Stable-Baselines3's PPO with its MLP policy."""
-    sb3 = import_optional("stable_baselines3", '"mtrl_lightning[bench]"')
+    sb3 = import_optional(*SB3)
     envs = sb3_vector(job.makers(), job.vector)
     watch = Stopwatch()
     pacer = Pacer(1, job.settle, watch.drain)
@@ -308,13 +318,10 @@ def train_plain(job: SACJob) -> None:
     replay = PlainReplay(job.num_envs, D, A, job.capacity, job.seed, job.envs_per_task)
     step = 0
     updates = 0
-    examine: Callable[[], dict[str, Any]] = dict
-    if job.num_episodes:
-        policy = OneHotPolicy(
-            T, lambda x_ED, tested_E: agent.act_best(x_ED, torch.as_tensor(tested_E))
-        )
-        examiner = job.examiner()
-        examine = lambda: examiner.examine(policy, step * job.num_envs, updates)  # noqa: E731
+    examine = job.examination(
+        lambda x_ED, tested_E: agent.act_best(x_ED, torch.as_tensor(tested_E)),
+        lambda: (step * job.num_envs, updates),
+    )
     watch = Stopwatch()
     pacer = Pacer(job.steps, job.settle, watch.drain, examine=examine)
     task_E = torch.arange(T, device=job.device).repeat_interleave(job.envs_per_task)

@@ -1,15 +1,13 @@
-"""Environments of the benchmarks: those of other libraries, and MetaWorld that breaks.
+"""Environments that ours are compared with.
 
 Nothing here imports PyTorch, so that processes which only step environments start quickly.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -30,8 +28,6 @@ Strategy = Literal["sync", "async"]
 """Environments in the process of the trainer, or each in a process of its own."""
 ENVIRONMENTS = ("metaworld", "our goals", "ours")
 """MetaWorld's own; its own code with the goals of our benchmark; our faster code."""
-FAULTS = ("nan", "infinite", "raise")
-"""A NaN in the observation, an infinite reward, an exception."""
 
 
 # ---- MetaWorld ----
@@ -146,70 +142,3 @@ def _make_suite_env(benchmark: SuiteTasks, name: str) -> gym.Env:
     if not (np.all(bounds.low == -1) and np.all(bounds.high == 1)):  # the quadruped
         env = RescaleAction(env, np.float32(-1), np.float32(1))
     return pad_to_spec(env, benchmark.spec)
-
-
-# ---- MetaWorld with faults ----
-
-
-class FaultyMetaWorld(MetaWorld):
-    """MetaWorld whose training environments break at random steps.
-
-    A rebuilt environment samples a new step, so that no fault repeats forever.
-
-    Args:
-        ledger: file with a line for every fault.
-        limit: faults of all environments together.
-        within: a fault comes at a step from 1 to this one after the last, sampled uniformly.
-        **kwargs: those of ``MetaWorld``.
-    """
-
-    def __init__(self, ledger: str, limit: int, within: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.ledger = Path(ledger)
-        self.limit = limit
-        self.within = within
-
-    def make_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment."""
-        env = super().make_env(task, split, seed)
-        return _Faulty(env, self, seed) if split == "train" else env
-
-
-class _Faulty(gym.Wrapper):
-    def __init__(self, env: gym.Env, benchmark: FaultyMetaWorld, seed: int) -> None:
-        super().__init__(env)
-        self._benchmark = benchmark
-        self._sample(seed)
-
-    def _sample(self, seed: int) -> None:
-        self._left = int(np.random.default_rng(seed).integers(1, self._benchmark.within + 1))
-
-    def reset(
-        self, *, seed: int | None = None, options: dict | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        if seed is not None:
-            self._sample(seed)
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        self._left -= 1
-        kind = self._next_kind() if self._left == 0 else None
-        if kind == "raise":
-            raise RuntimeError("a fault for measuring")
-        if kind == "nan":
-            observation = np.array(observation)
-            observation[3] = np.nan
-        return observation, np.inf if kind == "infinite" else reward, terminated, truncated, info
-
-    def _next_kind(self) -> str | None:
-        """Note a fault in the ledger; return its kind, None if none is left."""
-        with self._benchmark.ledger.open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # the workers share it
-            file.seek(0)
-            number = len(file.readlines())
-            if number == self._benchmark.limit:
-                return None
-            kind = FAULTS[number % len(FAULTS)]
-            file.write(f"{kind}\n")
-        return kind

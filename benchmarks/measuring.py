@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -24,16 +23,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import UNKNOWN, number, text_table, with_interval
-
-if TYPE_CHECKING:
-    from mtrl_lightning.precision import ProductTimes
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = (
@@ -48,16 +44,17 @@ PACKAGES = (
 )
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 START_TIME = time.monotonic()
-PRECISIONS = ("32-true", "bf16-mixed")
 COMMAND = ["-m", "mtrl_lightning"]
 NEVER = 10**12
 """Environment steps that no run reaches: an interval, or a run's end."""
+SB3 = ("stable_baselines3", '"mtrl_lightning[bench]"')
+"""The module, and what pip installs it with."""
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
 """How many of each unit a second has."""
 PIPE = "BENCHMARK_PIPE"
 """Environment variable with the descriptor that a process writes its windows to."""
-WINDOW_TIMEOUT = 900.0
-"""Seconds to wait for a window, or for the end of start-up and warm-up."""
+WINDOW_TIMEOUT = 3_600.0
+"""Seconds to wait for a window, or for the end of start-up and warm-up: machines may be slow."""
 
 
 # ---- options ----
@@ -93,7 +90,7 @@ def parser_of(
         description: for ``--help``.
         rounds: default of ``--rounds``; None for a program without it.
         device: whether it has ``--device``.
-        precisions: whether it has ``--precisions``.
+        precisions: whether it has ``--precisions``, for which it needs a device.
         threads: whether it has ``--threads``.
     """
     parser = argparse.ArgumentParser(
@@ -119,7 +116,7 @@ def parser_of(
         add("--device", choices=["cpu", "cuda"], default=found, help="(default %(default)s)")
     if precisions:
         text = "each a variant of ours (default both, without bf16-mixed where it is slower)"
-        add("--precisions", nargs="+", choices=PRECISIONS, help=text)
+        add("--precisions", nargs="+", choices=["32-true", "bf16-mixed"], help=text)
     if threads:
         text = "of PyTorch (default its own choice, one per core)"
         add("--threads", type=positive, help=text)
@@ -153,53 +150,16 @@ def parse(
 
 def _choose_precisions(options: argparse.Namespace) -> None:
     """Set both precisions, but not a bfloat16 that is slower, which is noted."""
-    options.precisions = list(PRECISIONS)
-    times = slow_bfloat16(options.device)
-    if times is not None:
+    from mtrl_lightning.precision import time_products
+
+    options.precisions = ["32-true", "bf16-mixed"]
+    times = time_products() if options.device == "cpu" else None
+    if times is not None and times.is_bfloat16_slower:
         options.precisions.remove("bf16-mixed")
         options.notes.append(
             f"bf16-mixed is left out: matrix products take {times.slowdown:.1f} times as long"
             " in bfloat16 as in float32 on this processor; --precisions bf16-mixed measures it"
         )
-
-
-def slow_bfloat16(device: str) -> ProductTimes | None:
-    """Return the times of matrix products if bfloat16 is slower than float32 there, else None.
-
-    Args:
-        device: ``cpu`` or ``cuda``, where nothing is timed.
-    """
-    from mtrl_lightning.precision import time_products
-
-    times = time_products() if device == "cpu" else None
-    return times if times is not None and times.is_bfloat16_slower else None
-
-
-def require(module: str, instead: str) -> None:
-    """Check that a baseline is installed.
-
-    Args:
-        module: the baseline's name.
-        instead: what to do without it.
-
-    Raises:
-        ConfigurationError: with the command that installs it.
-    """
-    if importlib.util.find_spec(module) is None:
-        raise ConfigurationError(
-            f'{module} is not installed: pip install "mtrl_lightning[bench]", or {instead}'
-        )
-
-
-def check_files(paths: Sequence[str | Path]) -> None:
-    """Check that configuration files exist.
-
-    Raises:
-        ConfigurationError: with the first that does not.
-    """
-    for path in paths:
-        if not Path(path).is_file():
-            raise ConfigurationError(f"{path} does not exist: start in the repository's folder")
 
 
 # ---- statistics ----
@@ -215,16 +175,12 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[s
     return spread([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
-def quickest(seconds: Mapping[str, Sequence[float]], names: Sequence[str]) -> str | None:
-    """Return the name with the smallest median; None if none of the names was measured."""
-    measured = [name for name in names if name in seconds]
-    return min(measured, key=lambda name: statistics.median(seconds[name]), default=None)
-
-
 def rows_of(
     seconds: Mapping[str, Sequence[float]],
-    references: Sequence[str | None] = (),
+    references: Sequence[str] = (),
     unit: str = "ms",
+    rate: str | None = None,
+    amount: float = 1.0,
 ) -> list[dict[str, Any]]:
     """Return a row per variant: the spread of its rounds, and its speed beside the references.
 
@@ -232,13 +188,17 @@ def rows_of(
         seconds: of each variant's rounds.
         references: names of variants; those that were not measured are left out.
         unit: of the times in the rows, a name in ``UNITS``.
+        rate: name of a column with what is made in a second; None for none.
+        amount: that is made in the time of a round.
     """
-    known = [name for name in dict.fromkeys(references) if name is not None and name in seconds]
+    known = [name for name in dict.fromkeys(references) if name in seconds]
     rows = []
     for name, values in seconds.items():
         scaled = [value * UNITS[unit] for value in values]
         row: dict[str, Any] = {"variant": name, unit: spread(scaled)}
         row |= {f"times as fast as {other}": ratios(seconds[other], values) for other in known}
+        if rate is not None:
+            row[rate] = spread([amount / value for value in values])
         rows.append(row | {"rounds": scaled})
     return rows
 
@@ -252,16 +212,31 @@ def alternate(variants: Mapping[str, Callable[[], float]], rounds: int) -> dict[
     return seconds
 
 
-def timed(call: Callable[[], Any], calls: int) -> Callable[[], float]:
+def turns(
+    calls: Mapping[str, Callable[[], Any]], times: int, rounds: int
+) -> dict[str, list[float]]:
+    """Return the seconds of calls in this process, in turn, after one round that is not counted.
+
+    Args:
+        calls: what is measured.
+        times: how often each is called in a round; its seconds are the mean.
+        rounds: number of rounds.
+    """
+    measures = {name: timed(call, times) for name, call in calls.items()}
+    alternate(measures, 1)  # memory is touched, code is loaded
+    return alternate(measures, rounds)
+
+
+def timed(call: Callable[[], Any], times: int = 1) -> Callable[[], float]:
     """Return a function that measures the seconds of one call, as the mean of several."""
 
     def measure() -> float:
         synchronize()
         start = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(times):
             call()
         synchronize()
-        return (time.perf_counter() - start) / calls
+        return (time.perf_counter() - start) / times
 
     return measure
 
@@ -331,12 +306,9 @@ class Variant:
         name: in the table.
         command: to start; it has to use a ``Pacer``.
         folder: for the file of its output.
-        timeout: seconds to wait for a window, or for the end of start-up and warm-up.
     """
 
-    def __init__(
-        self, name: str, command: list[str], folder: Path, timeout: float = WINDOW_TIMEOUT
-    ) -> None:
+    def __init__(self, name: str, command: list[str], folder: Path) -> None:
         self.name = name
         self.command = command
         self.ready_seconds = 0.0
@@ -345,7 +317,6 @@ class Variant:
         """What it wrote when it was ready."""
         self.memory_mib = 0.0
         """Of all its processes, after the last window of ``take_turns``."""
-        self._timeout = timeout
         self._log = folder / f"{name.replace(' ', '_').replace(',', '')}.log"
         self._windows: list[dict[str, Any]] = []
         self._process: subprocess.Popen[bytes] | None = None
@@ -393,7 +364,7 @@ class Variant:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process is not None
-        end = time.monotonic() + self._timeout
+        end = time.monotonic() + WINDOW_TIMEOUT
         while b"\n" not in self._rest:
             readable, _, _ = select.select([self._results], [], [], 1.0)
             read = os.read(self._results, 65536) if readable else b""
@@ -414,10 +385,11 @@ class Variant:
         medians = {n: statistics.median(shares.get(n, 0.0) for shares in windows) for n in names}
         return dict(sorted(medians.items(), key=lambda item: -item[1]))
 
-    def memory(self) -> float:
-        """Return the MiB that it takes with all its processes."""
+    @property
+    def pid(self) -> int:
+        """Of its process."""
         assert self._process is not None
-        return proportional_set_size(self._process.pid)
+        return self._process.pid
 
     def close(self) -> None:
         """End it with all that it started."""
@@ -456,14 +428,23 @@ def started(variants: Sequence[Variant]) -> Iterator[None]:
         yield
 
 
-def take_turns(variants: Sequence[Variant], rounds: int) -> dict[str, list[float]]:
-    """Start processes, run their windows in turn, and end them; return the windows' seconds."""
+def take_turns(variants: Sequence[Variant], rounds: int, steps: int = 1) -> dict[str, list[float]]:
+    """Start processes, run their windows in turn, and end them.
+
+    Args:
+        variants: not started yet.
+        rounds: windows of each.
+        steps: of a window.
+
+    Returns:
+        The seconds per step in each window, by the variants' names.
+    """
     with started(variants):
         say(f"{rounds} rounds")
         seconds = alternate({one.name: one.window for one in variants}, rounds)
         for one in variants:
-            one.memory_mib = one.memory()
-    return seconds
+            one.memory_mib = proportional_set_size(one.pid)
+    return {name: [value / steps for value in values] for name, values in seconds.items()}
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -481,11 +462,6 @@ def proportional_set_size(pid: int | None = None) -> float:
             memory = one.memory_full_info()
             total += getattr(memory, "pss", memory.uss)  # only Linux has the proportional size
     return total / 2**20
-
-
-def end_on_sigterm() -> None:
-    """Let SIGTERM end the program as an error does, so that no process is left."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 # ---- the result ----
@@ -509,51 +485,51 @@ def program(
     """
 
     def main(args: Sequence[str] | None = None) -> int:
-        end_on_sigterm()
+        # SIGTERM ends it as an error does, so that no process is left
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         options = options_of(args)
         for note in options.notes:
             say(note)
         measured = measure(options)  # may add to the notes
-        content = {**heading(name, options), **measured}
-        publish(content, (text_of or text_of_tables)(content), options.json)
+        content = {"benchmark": name, **provenance(options.command), **measured}
+        content |= {"settings": settings_of(options), "notes": options.notes}
+        if options.json == "-":
+            print(json.dumps(content))
+        else:
+            if options.json is not None:
+                Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
+            known = {name: value for name, value in content["machine"].items() if value}
+            print(", ".join(f"{name} {value}" for name, value in known.items()))
+            print(content["command"], content["commit"], sep="\n")
+            print(f"\n{(text_of or text_of_tables)(content)}")
         return int(not content.get("ok", True))
 
     return main
 
 
-def heading(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the first entries of every result: command, commit, machine, settings."""
+def provenance(command: str) -> dict[str, Any]:
+    """Return what every result says of its origin: command, commit, machine."""
+    return {"command": command, "commit": commit(), "machine": machine()}
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options as values of JSON."""
     own = ("json", "command", "notes")
-    settings = {
-        key: value if isinstance(value, (int, float, str, list, type(None))) else str(value)
-        for key, value in vars(options).items()
-        if key not in own
-    }
-    return {
-        "benchmark": name,
-        "command": options.command,
-        "commit": commit(),
-        "machine": machine(),
-        "settings": settings,
-        "notes": options.notes,
-    }
+    given = {name: value for name, value in vars(options).items() if name not in own}
+    return json.loads(json.dumps(given, default=str))
 
 
 def commit() -> str:
     """Return the commit of the clone, and whether files were changed."""
-    revision = _git("rev-parse", "HEAD")
-    is_changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
-    return f"{revision or 'unknown'}{' with changes' if is_changed else ''}"
-
-
-def _git(*words: str) -> str:
     try:
-        ended = subprocess.run(
-            ["git", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=30
+        changes = ["status", "--porcelain", "--untracked-files=no"]
+        revision, changed = (
+            subprocess.check_output(["git", *words], cwd=REPOSITORY, text=True, timeout=30)
+            for words in (["rev-parse", "HEAD"], changes)
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return ended.stdout.strip() if ended.returncode == 0 else ""
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return revision.strip() + (" with changes" if changed.strip() else "")
 
 
 def machine() -> dict[str, Any]:
@@ -561,24 +537,22 @@ def machine() -> dict[str, Any]:
     import torch
 
     flags = _cpu_info("flags").split()
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    has_gpu = torch.cuda.is_available()
-    return {
+    found = {
         "cpu": _cpu_info("model name") or platform.processor() or platform.machine(),
         "cpu_features": [flag for flag in CPU_FLAGS if flag in flags],
         "cores": usable_cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpu": torch.cuda.get_device_name(0) if has_gpu else None,
-        "cuda": torch.version.cuda if has_gpu else None,
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "cuda": torch.version.cuda,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        **versions,
     }
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _cpu_info(key: str) -> str:
@@ -587,25 +561,6 @@ def _cpu_info(key: str) -> str:
             if line.split(":")[0].strip() == key:
                 return line.split(":", 1)[1].strip()
     return ""
-
-
-def described(found: Mapping[str, Any]) -> str:
-    """Return the machine in one line."""
-    hardware = [f"{found['cpu']} ({' '.join(found['cpu_features'])})", f"{found['cores']} cores"]
-    if found["gpu"]:
-        hardware.append(found["gpu"])
-    names = ("python", "torch", *PACKAGES)
-    return ", ".join([*hardware, *(f"{name} {found[name]}" for name in names if name in found)])
-
-
-def publish(content: Mapping[str, Any], text: str, json_file: str | None) -> None:
-    """Print the result as JSON for ``-``; else print tables, and write JSON to a file if given."""
-    if json_file == "-":
-        print(json.dumps(content))
-        return
-    if json_file is not None:
-        Path(json_file).write_text(json.dumps(content, indent=1) + "\n")
-    print(f"{described(content['machine'])}\n{content['command']}, {content['commit']}\n\n{text}")
 
 
 def text_of_tables(content: Mapping[str, Any]) -> str:

@@ -233,13 +233,15 @@ class PlainReplay:
         seed: int = 0,
         envs_per_task: int = 1,
     ) -> None:
-        rows = capacity // num_envs
-        self._observation = np.zeros((rows, num_envs, observation_dim), np.float32)
-        self._next_observation = np.zeros((rows, num_envs, observation_dim), np.float32)
-        self._action = np.zeros((rows, num_envs, action_dim), np.float32)
-        self._reward = np.zeros((rows, num_envs), np.float32)
-        self._terminated = np.zeros((rows, num_envs), np.bool_)
-        self._rows = rows
+        self._rows = capacity // num_envs
+        shape = (self._rows, num_envs)
+        self._rings = (
+            np.zeros((*shape, observation_dim), np.float32),
+            np.zeros((*shape, action_dim), np.float32),
+            np.zeros(shape, np.float32),
+            np.zeros((*shape, observation_dim), np.float32),
+            np.zeros(shape, np.bool_),
+        )
         self._envs_per_task = envs_per_task
         self._num_tasks = num_envs // envs_per_task
         self._added = 0
@@ -248,14 +250,7 @@ class PlainReplay:
     def add(self, *fields: npt.NDArray) -> None:
         """Store observation, action, reward, next observation, termination of each environment."""
         row = self._added % self._rows
-        rings = (
-            self._observation,
-            self._action,
-            self._reward,
-            self._next_observation,
-            self._terminated,
-        )
-        for ring, field in zip(rings, fields, strict=True):
+        for ring, field in zip(self._rings, fields, strict=True):
             ring[row] = field
         self._added += 1
 
@@ -266,13 +261,6 @@ class PlainReplay:
         row = self._generator.integers(0, min(self._added, self._rows), len(task))
         copy_B = self._generator.integers(0, self._envs_per_task, len(task))
         env = task * self._envs_per_task + copy_B
-        rings = (
-            self._observation,
-            self._action,
-            self._reward,
-            self._next_observation,
-            self._terminated,
-        )
-        columns = (*(ring[row, env] for ring in rings), task)
+        columns = (*(ring[row, env] for ring in self._rings), task)
         tensors = (torch.as_tensor(column, device=device) for column in columns)
         return PlainBatch(*tensors)  # type: ignore[arg-type]

@@ -31,7 +31,6 @@ from benchmarks.measuring import (
     program,
     rows_of,
     say,
-    spread,
     take_turns,
 )
 from mtrl_lightning.envs.render.opengl import VARIABLE, find_renderer
@@ -128,18 +127,13 @@ def compare(task: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         Variant(kind, call_of(render_in_windows, {"kind": kind, **shared}), folder)
         for kind in options.variants
     ]
-    windows = take_turns(variants, options.rounds)
-    seconds = {
-        name: [value / options.frames for value in values] for name, values in windows.items()
-    }
+    seconds = take_turns(variants, options.rounds, options.frames)
     shape = (options.size, options.size, 3)
     images = {one.name: np.reshape(one.about["image"], shape) for one in variants}
-    rows = rows_of(seconds, ["dm_control"])
+    rows = rows_of(seconds, ["dm_control"], rate="frames/s")
     for row in rows:
-        name = row["variant"]
-        row["frames/s"] = spread([1 / value for value in seconds[name]])
         if "dm_control" in images:
-            difference = np.abs(images[name] - images["dm_control"])
+            difference = np.abs(images[row["variant"]] - images["dm_control"])
             row["mean difference of 255"] = float(difference.mean())
     renderer = options.renderer or "own library"
     title = f"{task}: ms per frame of {options.size} x {options.size}, {renderer}"

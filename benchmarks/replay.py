@@ -4,7 +4,7 @@ Parts (``--parts``):
 
   sampling  a replay of MetaWorld's sizes beside Stable-Baselines3's (sb3), and the share that
             sampling has of an update of SAC. With --device cuda ours is measured in the host's
-            memory too, with and without pinned memory
+            memory too, with the copy to the device
   saving    a checkpoint's replay files beside torch.save and torch.load of the same arrays; every
             write waits for the disk
 """
@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,19 @@ import numpy.typing as npt
 import torch
 from gymnasium.spaces import Box
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from torch.utils.data import DataLoader, IterableDataset
 
 from benchmarks.measuring import (
-    alternate,
+    SB3,
     parse,
     parser_of,
     positive,
     program,
     ratios,
-    require,
     rows_of,
     say,
     spread,
     timed,
+    turns,
 )
 from benchmarks.updates import ACTION, OBSERVATION, Work, direct_update, make_batches, make_sac
 from mtrl_lightning.envs import MetaWorld
@@ -53,6 +52,8 @@ from mtrl_lightning.types import Transitions
 PARTS = ("sampling", "saving")
 KINDS = ("ours", "sb3")
 MILLION = 1_000_000
+WIDTH = 400
+"""Of the updated networks."""
 CHECKPOINTS = 10
 """Checkpoints in a measurement of saving."""
 
@@ -70,7 +71,6 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     add("--capacity", type=positive, help=text)
     text = "in a round: samples, ten times as many additions (default %(default)s)"
     add("--calls", type=positive, default=50, help=text)
-    add("--width", type=positive, default=400, help="of the updated networks (default %(default)s)")
     text = "on the disk that is measured (default the system's temporary one)"
     add("--folder", type=Path, help=text)
     return parse(parser, args, _check)
@@ -78,31 +78,7 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _check(options: argparse.Namespace) -> None:
     if "sampling" in options.parts and "sb3" in options.variants:
-        require("stable_baselines3", "leave it out with --variants ours")
-
-
-def turns(
-    calls: dict[str, tuple[Callable[[], Any], int]], options: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Return the seconds of calls in turn, after one round that is not counted.
-
-    Args:
-        calls: what is measured, and how often in a round.
-        options: of the program.
-    """
-    measures = {name: timed(call, times) for name, (call, times) in calls.items()}
-    alternate(measures, 1)  # memory is touched, code is loaded
-    return alternate(measures, options.rounds)
-
-
-def part_of(seconds: dict[str, list[float]], what: str) -> dict[str, list[float]]:
-    """Return the entries whose name begins with a word, by the rest of their names."""
-    prefix = f"{what}: "
-    return {
-        name.removeprefix(prefix): values
-        for name, values in seconds.items()
-        if name.startswith(prefix)
-    }
+        import_optional(*SB3, "leave it out with --variants ours")
 
 
 # ---- sampling ----
@@ -132,6 +108,7 @@ class OurReplay:
             task_E,
         )
         self._batch_size = work.batch_size
+        self._device = torch.device(work.device)
         for _ in range(capacity // work.tasks):
             self.add()
         held = self.buffer.capacity
@@ -142,8 +119,9 @@ class OurReplay:
         self.buffer.add(self._step)
 
     def sample(self) -> Any:
-        """Sample the same number of transitions of every task."""
-        return self.buffer.sample(self._batch_size)
+        """Sample the same number of transitions of every task, and copy them to the device."""
+        batch = self.buffer.sample(self._batch_size)
+        return move_data_to_device(batch, self._device)
 
 
 class SB3Replay:
@@ -155,7 +133,7 @@ class SB3Replay:
     """
 
     def __init__(self, work: Work, capacity: int) -> None:
-        sb3 = import_optional("stable_baselines3", '"mtrl_lightning[bench]"')
+        sb3 = import_optional(*SB3)
         spaces = (
             Box(-np.inf, np.inf, (OBSERVATION + work.tasks,), np.float64),
             Box(-1.0, 1.0, (ACTION,), np.float32),
@@ -194,27 +172,6 @@ def vector_step(num_tasks: int, one_hot: bool = False) -> tuple[npt.NDArray, ...
     return observation_ED, action_EA, reward_E, next_ED, np.zeros(num_tasks, np.bool_)
 
 
-class _Batches(IterableDataset):
-    """Sample batches without an end.
-
-    Args:
-        sample: samples a batch.
-    """
-
-    def __init__(self, sample: Callable[[], Any]) -> None:
-        self._sample = sample
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            yield self._sample()
-
-
-def stream(sample: Callable[[], Any], device: str, pin_memory: bool) -> Callable[[], Any]:
-    """Return a call that samples a batch through a loader and copies it to the device."""
-    batches = iter(DataLoader(_Batches(sample), batch_size=None, pin_memory=pin_memory))
-    return lambda: move_data_to_device(next(batches), torch.device(device))
-
-
 def make_replays(work: Work, capacity: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return filled replays by their names."""
     made: dict[str, Any] = {}
@@ -232,35 +189,28 @@ def sampling_tables(num_tasks: int, options: argparse.Namespace) -> list[dict[st
     say(f"{num_tasks} tasks: filling")
     capacity = options.capacity or 200_000
     batch_size = options.rows * num_tasks
-    work = Work(num_tasks, batch_size, options.width, 3, options.device)
+    work = Work(num_tasks, batch_size, WIDTH, 3, options.device)
     replays = make_replays(work, capacity, options)
-    calls = {}
-    for name, replay in replays.items():
-        calls[f"add: {name}"] = (replay.add, 10 * options.calls)
-        calls[f"sample: {name}"] = (replay.sample, options.calls)
-    if "ours, on the host" in replays:
-        sample = replays["ours, on the host"].sample
-        for pin in (False, True):
-            name = f"sample: ours, on the host, {'pinned' if pin else 'copied'}"
-            calls[name] = (stream(sample, options.device, pin), options.calls)
-    for precision in options.precisions:
-        calls[f"update: {precision}"] = (update_of(work, precision), 3)
     say(f"{num_tasks} tasks: {options.rounds} rounds")
-    seconds = turns(calls, options)
-    added = rows_of(part_of(seconds, "add"), ["sb3"], "us")
-    for row in added:
+    add_calls = {name: replay.add for name, replay in replays.items()}
+    sample_calls = {name: replay.sample for name, replay in replays.items()}
+    update_calls = {precision: update_of(work, precision) for precision in options.precisions}
+    added = turns(add_calls, 10 * options.calls, options.rounds)
+    sampled = turns(sample_calls, options.calls, options.rounds)
+    updated = turns(update_calls, 3, options.rounds)
+    add_rows = rows_of(added, ["sb3"], "us")
+    for row in add_rows:
         row["bytes per transition"] = replays[row["variant"]].bytes_per_transition
-    sampled = rows_of(part_of(seconds, "sample"), ["sb3"], "us")
-    updates = part_of(seconds, "update")
-    for row in sampled:
-        for precision, values in updates.items():
-            own = seconds[f"sample: {row['variant']}"]
-            row[f"share of an update {precision}"] = ratios(own, values)
+    sample_rows = rows_of(sampled, ["sb3"], "us")
+    for row in sample_rows:
+        for precision, values in updated.items():
+            share = ratios(sampled[row["variant"]], values)
+            row[f"share of an update {precision}"] = share
     where = f"{num_tasks} tasks, {capacity:,} transitions, on {options.device}"
     return [
-        {"title": f"us to add a vector step; {where}", "rows": added},
-        {"title": f"us to sample a batch of {batch_size:,}; {where}", "rows": sampled},
-        {"title": "ms per update of SAC", "rows": rows_of(updates)},
+        {"title": f"us to add a vector step; {where}", "rows": add_rows},
+        {"title": f"us to sample a batch of {batch_size:,}; {where}", "rows": sample_rows},
+        {"title": "ms per update of SAC", "rows": rows_of(updated)},
     ]
 
 

@@ -40,7 +40,6 @@ from benchmarks.measuring import (
     Variant,
     alternate,
     call_of,
-    option_and_value,
     parse,
     parser_of,
     positive,
@@ -61,12 +60,14 @@ from mtrl_lightning.resources import keep_freed_memory
 
 PARTS = ("updates", "methods", "runs")
 SHARES = ("compute", "reduction", "waiting")
+WARMUP = 1_000
+"""Random env steps of a rank of a whole run."""
 SETTLE = 5
 """Updates of a whole run before its first window."""
-EXCHANGES = ("all_reduce", "all_gather", "broadcast")
+MESSAGES = ("all_reduce", "all_gather", "broadcast")
 """Functions of ``torch.distributed`` that an update calls."""
-AVERAGES = ("average", "average_gradients", "gather_tensor", "largest")
-"""Functions of ``mtrl_lightning.ranks.distributed`` that also copy the tensors they exchange."""
+EXCHANGES = ("average", "average_gradients", "gather_tensor", "largest")
+"""Functions of ``mtrl_lightning.ranks.distributed`` that call them, and copy the tensors."""
 RUNS = {"experiment/mtmhsac": (1280, 1, 10), "quickstart": (192, 6, 80)}
 """Batch size and environments per task of a rank of a whole run, and vector steps of a window."""
 
@@ -84,12 +85,6 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     add("--width", type=positive, default=400, help="of the hidden layers (default %(default)s)")
     add("--depth", type=positive, default=3, help="number of them (default %(default)s)")
     add("--updates", type=positive, default=6, help="of a window (default %(default)s)")
-    text = "methods (default all)"
-    add("--gradients", nargs="+", choices=list(GRADIENTS), default=list(GRADIENTS), help=text)
-    text = "whole runs (default all)"
-    add("--runs", nargs="+", choices=list(RUNS), default=list(RUNS), help=text)
-    text = "further options of the whole runs, without the dashes"
-    add("--also", nargs="*", default=[], type=option_and_value, metavar="OPTION=VALUE", help=text)
     return parse(parser, args, _check)
 
 
@@ -199,78 +194,62 @@ def serve_ranks(size: int, works: dict[str, dict[str, Any]]) -> None:
 
 
 class ExchangeLog:
-    """Note when this rank enters and leaves each exchange, its bytes, and the time of copying.
+    """Note when this rank begins and ends each exchange, and its messages and bytes.
 
     It replaces functions of ``torch.distributed`` and of ``mtrl_lightning.ranks.distributed``.
     """
 
     def __init__(self) -> None:
         self.times: list[tuple[float, float]] = []
-        self.num_bytes = 0
-        self.copying = 0.0
-        """Seconds in ``AVERAGES`` without the exchanges in them."""
+        self.messages: list[int] = []
+        """Bytes of each."""
         self._depth = 0
+        for name in MESSAGES:
+            setattr(dist, name, self._noting(getattr(dist, name), is_message=True))
         for name in EXCHANGES:
-            setattr(dist, name, self._noting(getattr(dist, name)))
-        for name in AVERAGES:
-            setattr(distributed, name, self._timing(getattr(distributed, name)))
+            setattr(distributed, name, self._noting(getattr(distributed, name), is_message=False))
 
     def clear(self) -> None:
         """Forget everything."""
         self.times = []
-        self.num_bytes = 0
-        self.copying = 0.0
+        self.messages = []
 
-    def _noting(self, exchange: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(exchange)
-        def noting(first: Any, *more: Any, **options: Any) -> Any:
-            tensor = first if isinstance(first, Tensor) else more[0]
+    def _noting(self, function: Callable[..., Any], is_message: bool) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def noting(*arguments: Any, **options: Any) -> Any:
+            if is_message:
+                tensor = next(one for one in arguments if isinstance(one, Tensor))
+                self.messages.append(tensor.nbytes)
+            self._depth += 1
             begin = time.perf_counter()
-            result = exchange(first, *more, **options)
-            end = time.perf_counter()
-            self.times.append((begin, end))
-            self.num_bytes += tensor.nbytes
-            if self._depth:
-                self.copying -= end - begin
+            result = function(*arguments, **options)
+            self._depth -= 1
+            if self._depth == 0:
+                self.times.append((begin, time.perf_counter()))
             return result
 
         return noting
 
-    def _timing(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def timing(*arguments: Any, **options: Any) -> Any:
-            self._depth += 1
-            begin = time.perf_counter()
-            try:
-                return function(*arguments, **options)
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self.copying += time.perf_counter() - begin
-
-        return timing
-
 
 def split_window(
-    seconds_N: list[float], times_NX2: list[list[tuple[float, float]]], copying_N: list[float]
+    seconds_N: list[float], times_NX2: list[list[tuple[float, float]]]
 ) -> dict[str, float]:
     """Split the seconds of a window into ``compute``, ``reduction`` and ``waiting``.
 
-    An exchange starts when the last rank has entered it: until then the others wait. From then on
-    until a rank leaves it is reduction, and so is the copying before and after. Everything else is
-    compute. All three are means over the ranks.
+    An exchange starts when the last rank has begun it: until then the others wait. From then on
+    until a rank ends it is reduction, with the copying of tensors. Everything else is compute. All
+    three are means over the ranks.
 
     Args:
         seconds_N: of the window, on each rank.
-        times_NX2: when each rank has entered and left each exchange.
-        copying_N: seconds in which each rank has copied the exchanged tensors.
+        times_NX2: when each rank has begun and ended each exchange.
     """
     seconds = float(np.mean(seconds_N))
     times = np.array(times_NX2).reshape(len(seconds_N), -1, 2)
     last_X = times[:, :, 0].max(0)
     waiting = float((last_X - times[:, :, 0]).sum(1).mean())
     # a rank that is late to read may leave before another one enters the next exchange
-    reduction = float((times[:, :, 1] - last_X).clip(min=0).sum(1).mean() + np.mean(copying_N))
+    reduction = float((times[:, :, 1] - last_X).clip(min=0).sum(1).mean())
     return {
         "compute": seconds - waiting - reduction,
         "reduction": reduction,
@@ -313,15 +292,15 @@ class Updater:
         for _ in range(times):
             self._updates[work]()
         seconds = time.perf_counter() - begin
-        num_bytes = self._log.num_bytes / times
-        messages = len(self._log.times) / times
-        own = (seconds, self._log.times, self._log.copying)
-        parts = split_window(*map(list, zip(*distributed.gather(own), strict=True)))  # type: ignore[arg-type]
+        messages = self._log.messages
+        own = (seconds, self._log.times)
+        seconds_N, times_NX2 = map(list, zip(*distributed.gather(own), strict=True))
+        parts = split_window(seconds_N, times_NX2)  # type: ignore[arg-type]
         return {
             "seconds": seconds,
             "shares": {key: value / times for key, value in parts.items()},
-            "bytes": num_bytes,
-            "messages": messages,
+            "bytes": sum(messages) / times,
+            "messages": len(messages) / times,
         }
 
 
@@ -341,7 +320,7 @@ def works_of(size: int, options: argparse.Namespace) -> dict[str, dict[str, Any]
     if size > 1:
         works["strong"] = asdict(shared) | {"gradient": "mean"}
     if size == options.ranks[1] and "methods" in options.parts:
-        works |= {name: asdict(base) | {"gradient": name} for name in options.gradients}
+        works |= {name: asdict(base) | {"gradient": name} for name in GRADIENTS}
     return works
 
 
@@ -403,7 +382,7 @@ def methods_table(groups: Mapping[int, Variant], options: argparse.Namespace) ->
     """Return the table of gradient methods, with the first number of several ranks."""
     say("gradient methods")
     size = options.ranks[1]
-    works = {name: (size, name) for name in options.gradients}
+    works = {name: (size, name) for name in GRADIENTS}
     rows = rows_of_updates(works, max(1, options.updates // 3), groups, options)
     return {"title": f"gradient methods, {size} ranks, weak scaling: ms per update", "rows": rows}
 
@@ -414,7 +393,7 @@ def methods_table(groups: Mapping[int, Variant], options: argparse.Namespace) ->
 def runs_of(options: argparse.Namespace, folder: Path) -> dict[tuple[str, int], Variant]:
     """Return the whole runs by configuration and number of ranks, not started yet."""
     runs = {}
-    for config in options.runs:
+    for config in RUNS:
         batch_size, envs_per_task, steps = RUNS[config]
         for size in options.ranks:
             given = {
@@ -427,9 +406,8 @@ def runs_of(options: argparse.Namespace, folder: Path) -> dict[tuple[str, int], 
                 "rollout.envs_per_task": size * envs_per_task,
                 "rollout.num_workers": 0,
                 "rollout.learner_threads": 1,
-                "rollout.warmup_steps": size * 1_000,
+                "rollout.warmup_steps": size * WARMUP,
                 **without_intervals(),
-                **dict(pair.split("=", 1) for pair in options.also),
             }
             arguments = paced_arguments([config], given, steps, SETTLE)
             command = call_of(run_ranks, {"size": size, "arguments": arguments})
@@ -441,9 +419,9 @@ def runs_table(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the table of whole runs."""
     say("whole runs")
     runs = runs_of(options, folder)
-    windows = take_turns(list(runs.values()), options.rounds)
-    steps = {variant.name: RUNS[config][-1] for (config, _), variant in runs.items()}
-    seconds = {n: [value / steps[n] for value in values] for n, values in windows.items()}
+    seconds = take_turns(list(runs.values()), options.rounds)
+    for (config, _), variant in runs.items():
+        seconds[variant.name] = [value / RUNS[config][-1] for value in seconds[variant.name]]
     rows = rows_of(seconds)
     for row, ((config, size), variant) in zip(rows, runs.items(), strict=True):
         own = seconds[variant.name]

@@ -37,7 +37,6 @@ from benchmarks.measuring import (
     ratios,
     rows_of,
     say,
-    spread,
     take_turns,
 )
 from mtrl_lightning.envs import DMControl, DMControlFamily, MetaWorld
@@ -207,12 +206,10 @@ def compare(number: int, options: argparse.Namespace, folder: Path) -> dict[str,
     say(f"{number} tasks")
     steps = max(5, options.env_steps // number)
     variants = variants_of(number, steps, options, folder)
-    windows = take_turns(variants, options.rounds)
-    seconds = {name: [value / steps for value in values] for name, values in windows.items()}
-    rows = rows_of(seconds, [SYNC, ASYNC])
+    seconds = take_turns(variants, options.rounds, steps)
+    rows = rows_of(seconds, [SYNC, ASYNC], rate="env steps/s", amount=number)
     for row, variant in zip(rows, variants, strict=True):
         row |= split_gain(variant.name, seconds)
-        row["env steps/s"] = spread([number / value for value in seconds[variant.name]])
         row |= variant.about
     title = f"{options.benchmark}, {number} tasks, windows of {steps} vector steps"
     return {"title": title, "tasks": number, "steps": steps, "rows": rows}

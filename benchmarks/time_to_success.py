@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,30 +38,30 @@ from benchmarks.environments import names_of, tasks_option
 from benchmarks.measuring import (
     COMMAND,
     NEVER,
+    REPOSITORY,
+    SB3,
     Variant,
     call_of,
-    check_files,
-    machine,
     parse,
     parser_of,
     positive,
     program,
-    require,
+    provenance,
     say,
     started,
 )
 from benchmarks.plain_sac import Hyperparameters
 from benchmarks.whole_runs import paced_arguments
 from mtrl_lightning.envs.vector.vector import usable_cores
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.formats import UNKNOWN, markdown
+from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.formats import markdown
 from mtrl_lightning.reports.charts import draw_band, format_steps, line_style
 from mtrl_lightning.reports.comparison import reaches
 from mtrl_lightning.reports.statistics import Estimate
 from mtrl_lightning.runs import replacing
 
-CONFIG = Path("configs/quickstart.yaml")
-PPO_CONFIG = Path("configs/quickstart_ppo.yaml")
+CONFIG = REPOSITORY / "configs/quickstart.yaml"
+PPO_CONFIG = REPOSITORY / "configs/quickstart_ppo.yaml"
 PPO_UPDATES = 256
 """Of PPO between test episodes: two iterations of it, which have 12,000 env steps."""
 TASKS = (
@@ -80,37 +79,31 @@ VARIANTS = {
 }
 """Their names in the table."""
 OURS = {"ours": CONFIG, "ours_ppo": PPO_CONFIG}
+THRESHOLD = 0.8
+"""Of the mean success over tasks."""
+EVERY = 9_000
+"""Env steps between two evaluations."""
+NUM_EPISODES = 10
+"""Test episodes per task in an evaluation."""
+HORIZON = 200
+"""Steps of an episode."""
 IN_A_ROW = 2
 """Evaluations at the threshold that count as reaching it: one may be luck."""
 MEASURES = {"env_steps": "env steps", "updates": "updates", "minutes": "minutes"}
 MARKED_POINTS = 40
 """A curve with more test episodes has no markers."""
-WINDOW_TIMEOUT = 3_600.0
-"""Seconds after which a variant counts as hung; many updates take long on a slow machine."""
 
 
 def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = parser_of("time_to_success", __doc__, rounds=None, threads=True)
+    parser = parser_of("time_to_success", __doc__, rounds=None, device=True, threads=True)
     add = parser.add_argument
     add("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     text = "a set of tasks; several sets by several of it (default two sets of three)"
     add("--tasks", nargs="+", action="append", help=text)
-    text = "SAC with MLPs, whose hyper-parameters the baselines have (default %(default)s)"
-    add("--config", type=Path, default=CONFIG, help=text)
     add("--seeds", type=positive, default=2, help="runs of each variant (default %(default)s)")
-    text = "of the mean over tasks (default %(default)s)"
-    add("--threshold", type=float, default=0.8, help=text)
     text = "of training, after which a run ends (default %(default)s)"
     add("--minutes", type=float, default=15.0, help=text)
-    text = "env steps between two evaluations (default %(default)s; PPO 12000)"
-    add("--every", type=positive, default=9_000, help=text)
-    text = "test episodes per task in an evaluation (default %(default)s)"
-    add("--num_episodes", type=positive, default=10, help=text)
-    add("--horizon", type=positive, default=200, help="of an episode (default %(default)s)")
-    text = "that the baselines step: MetaWorld's code or our faster one (default %(default)s)"
-    choices = ["metaworld", "ours"]
-    add("--baseline_environments", choices=choices, default="metaworld", help=text)
     text = "of the results (default %(default)s)"
     add("--folder", type=Path, default=Path("runs/time_to_success"), help=text)
     return parse(parser, args, _check)
@@ -118,12 +111,10 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _check(options: argparse.Namespace) -> None:
     options.tasks = options.tasks or [list(tasks) for tasks in TASKS]
-    check_files([options.config])
     if any(name.startswith("sb3") for name in options.variants):
-        require("stable_baselines3", "leave it out with --variants ours plain")
+        import_optional(*SB3, "leave it out with --variants ours plain")
     for tasks in options.tasks:
         names_of(tasks)
-    recipe_of(options.config)
 
 
 # ---- the runs ----
@@ -133,100 +124,70 @@ def recipe_of(config: Path) -> dict[str, Any]:
     """Read the hyper-parameters of a configuration of SAC with MLPs, as fields of ``SACJob``.
 
     ``warmup`` is in env steps.
-
-    Raises:
-        ConfigurationError: if one is missing, or if there is not one update per vector step.
     """
     given = yaml.safe_load(config.read_text())
-    try:
-        model = given["model"]["init_args"]
-        actor = model["actor"]["init_args"]
-        adam = model["actor_optimizer"]["init_args"]
-        hyperparameters = Hyperparameters(
-            learning_rate=adam["lr"],
-            epsilon=adam.get("eps", 1e-8),
-            discount=model["discount"],
-            tau=model["tau"],
-            temperature=model["temperature"]["init_args"]["initial"],
-        )
-        recipe = {
-            "width": actor["width"],
-            "depth": actor["depth"],
-            "batch_size": given["data"]["batch_size"],
-            "capacity": given["data"]["capacity"],
-            "envs_per_task": given["rollout"]["envs_per_task"],
-            "warmup": given["rollout"]["warmup_steps"],
-            "hyperparameters": hyperparameters._asdict(),
-        }
-    except (KeyError, TypeError) as error:
-        raise ConfigurationError(
-            f"{config} does not set {error}, which the baselines need:"
-            f" give all hyper-parameters that {CONFIG} has"
-        ) from error
-    updates_per_step = given["rollout"].get("updates_per_step", 1)
-    if updates_per_step != 1:
-        raise ConfigurationError(
-            f"{config} has rollout.updates_per_step {updates_per_step}: give a file with 1, which"
-            " the baselines make"
-        )
-    return recipe
+    model = given["model"]["init_args"]
+    actor = model["actor"]["init_args"]
+    adam = model["actor_optimizer"]["init_args"]
+    hyperparameters = Hyperparameters(
+        learning_rate=adam["lr"],
+        epsilon=adam.get("eps", 1e-8),
+        discount=model["discount"],
+        tau=model["tau"],
+        temperature=model["temperature"]["init_args"]["initial"],
+    )
+    return {
+        "width": actor["width"],
+        "depth": actor["depth"],
+        "batch_size": given["data"]["batch_size"],
+        "capacity": given["data"]["capacity"],
+        "envs_per_task": given["rollout"]["envs_per_task"],
+        "warmup": given["rollout"]["warmup_steps"],
+        "hyperparameters": hyperparameters._asdict(),
+    }
 
 
 def job_of(name: str, tasks: list[str], seed: int, options: argparse.Namespace) -> SACJob:
-    """Return the work of a variant: a baseline by itself, ours by the command line.
-
-    Raises:
-        ConfigurationError: if there are more environments than env steps between evaluations.
-    """
-    recipe = recipe_of(options.config)
+    """Return the work of a variant: a baseline by itself, ours by the command line."""
+    recipe = recipe_of(CONFIG)
     if name == "sb3":  # the other defaults of the plain loop are Stable-Baselines3's
         defaults = Hyperparameters(epsilon=1e-8)._asdict()
         recipe |= {"envs_per_task": 1, "batch_size": 256, "hyperparameters": defaults}
         recipe |= {"capacity": 1_000_000, "width": 256, "depth": 2}
     num_envs = len(names_of(tasks)) * recipe["envs_per_task"]
-    if options.every < num_envs:
-        raise ConfigurationError(
-            f"--every {options.every}: give at least {num_envs}, one step of each environment"
-        )
     recipe["warmup"] = -(-recipe["warmup"] // num_envs)
     return SACJob(
         tasks=tasks,
-        device="cpu",
+        device=options.device,
         threads=options.threads or usable_cores(),
         settle=0,
-        environments="ours" if options.baseline_environments == "ours" else "our goals",
-        horizon=options.horizon,
+        environments="our goals",
+        horizon=HORIZON,
         seed=seed,
-        steps=options.every // num_envs,
+        steps=EVERY // num_envs,
         updates=num_envs if name == "sb3_updates" else 1,
-        num_episodes=options.num_episodes,
+        num_episodes=NUM_EPISODES,
         **recipe,
     )
 
 
-def variant_of(name: str, job: SACJob, options: argparse.Namespace, folder: Path) -> Variant:
+def variant_of(name: str, job: SACJob, folder: Path) -> Variant:
     """Return a variant, not started yet; ``folder`` is that of its output and of our run."""
     if name not in OURS:
         kind = "plain" if name == "plain" else "sb3_sac"
         command = call_of(baselines.train, {"kind": kind, "job": asdict(job)})
-        return Variant(name, command, folder, WINDOW_TIMEOUT)
+        return Variant(name, command, folder)
     given = {
         "root": folder,
         "seed_everything": job.seed,
-        "trainer.accelerator": job.device,
+        "trainer.accelerator": "gpu" if job.device == "cuda" else "cpu",
         "data.benchmark.init_args.tasks": tasks_option(job.tasks),
         "data.benchmark.init_args.horizon": job.horizon,
         "evaluation.every": NEVER,  # test episodes are run between windows instead
     }
     updates = PPO_UPDATES if name == "ours_ppo" else job.steps
-    config = config_of(name, options)
-    arguments = paced_arguments([config], given, updates, job.settle, job.num_episodes)
-    return Variant(name, [sys.executable, *COMMAND, *arguments], folder, WINDOW_TIMEOUT)
-
-
-def config_of(name: str, options: argparse.Namespace) -> Path:
-    """Return the configuration of one of ours."""
-    return PPO_CONFIG if name == "ours_ppo" else options.config
+    arguments = paced_arguments([OURS[name]], given, updates, job.settle, job.num_episodes)
+    return Variant(name, [sys.executable, *COMMAND, *arguments], folder)
 
 
 def train(name: str, job: SACJob, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -237,11 +198,11 @@ def train(name: str, job: SACJob, options: argparse.Namespace) -> list[dict[str,
     """
     evaluations: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="time_to_success-") as folder:
-        variant = variant_of(name, job, options, Path(folder))
+        variant = variant_of(name, job, Path(folder))
         with started([variant]):
             minutes = variant.ready_seconds / 60
             while not evaluations or (
-                minutes < options.minutes and reached_at(evaluations, options.threshold) is None
+                minutes < options.minutes and reached_at(evaluations) is None
             ):
                 answer = variant.ask("go")
                 minutes += answer["seconds"] / 60
@@ -265,10 +226,9 @@ def train_or_read(
     """
     path = folder / f"{name}_{seed}.json"
     job = job_of(name, tasks, seed, options)
-    settings = {key: getattr(options, key) for key in ("threshold", "minutes", "every")}
-    made_with = {"job": asdict(job), **settings}
+    made_with = {"job": asdict(job), "minutes": options.minutes}
     if name in OURS:
-        made_with["config"] = yaml.safe_load(config_of(name, options).read_text())
+        made_with["config"] = yaml.safe_load(OURS[name].read_text())
     if path.exists():
         written = json.loads(path.read_text())
         if written["made_with"] != made_with:
@@ -277,7 +237,7 @@ def train_or_read(
             )
         return written["evaluations"]
     evaluations = train(name, job, options)
-    content = {"made_with": made_with, "machine": machine(), "evaluations": evaluations}
+    content = {**provenance(options.command), "made_with": made_with, "evaluations": evaluations}
     with replacing(path) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1))
     return evaluations
@@ -291,69 +251,33 @@ def mean_success(evaluation: Mapping[str, Any]) -> float:
     return float(np.mean(list(evaluation["success"].values())))
 
 
-def reached_at(evaluations: Sequence[Mapping[str, Any]], threshold: float) -> int | None:
+def reached_at(evaluations: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the index of the first of two evaluations in a row at the threshold, or None."""
-    is_above = reaches([mean_success(evaluation) for evaluation in evaluations], threshold)
+    is_above = reaches([mean_success(evaluation) for evaluation in evaluations], THRESHOLD)
     for index in range(len(is_above) - IN_A_ROW + 1):
         if all(is_above[index : index + IN_A_ROW]):
             return index
     return None
 
 
-class Bound(NamedTuple):
-    """A measured number, or a lower bound of it where the threshold was not reached."""
-
-    value: float
-    is_lower: bool
-
-    def text(self, decimals: int) -> str:
-        """Return it as text, a lower bound after ``>``."""
-        return f"{'> ' if self.is_lower else ''}{self.value:,.{decimals}f}"
-
-
-def median(bounds: Sequence[Bound]) -> Bound:
-    """Return the median, given in ascending order; runs that did not reach it come last."""
-    middle = bounds[(len(bounds) - 1) // 2 : len(bounds) // 2 + 1]
-    value = statistics.mean(bound.value for bound in middle)
-    return Bound(value, any(bound.is_lower for bound in middle))
-
-
-def summarize(
-    runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], threshold: float
-) -> list[dict[str, Any]]:
-    """Return a row for each variant: what it took to the threshold, and times ours.
+def row_of(name: str, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the row of a variant: what each seed took to the threshold.
 
     Args:
-        runs: evaluations of each seed, by the variant's name.
-        threshold: of the mean over tasks.
+        name: of the variant.
+        seeds: evaluations of each seed.
 
     Returns:
-        Rows with ``Bound``s, which are ``[value, is_lower]`` in JSON.
+        ``reached`` and each of ``MEASURES``, lists with an entry for each seed; a seed that has not
+        reached the threshold has its last number there, which is a lower bound.
     """
-    rows: list[dict[str, Any]] = []
-    for name, seeds in runs.items():
-        places = [reached_at(evaluations, threshold) for evaluations in seeds]
-        reached = sum(place is not None for place in places)
-        row: dict[str, Any] = {"variant": name, "seeds": len(seeds), "reached": reached}
-        for measure in MEASURES:
-            bounds = [
-                Bound(evaluations[-1 if place is None else place][measure], place is None)
-                for evaluations, place in zip(seeds, places, strict=True)
-            ]
-            bounds.sort(key=lambda bound: (bound.is_lower, bound.value))
-            row[measure] = {"median": median(bounds), "min": bounds[0], "max": bounds[-1]}
-        rows.append(row)
-    ours = next((row for row in rows if row["variant"] == "ours"), None)
-    for row in rows:
-        row["times_ours"] = {measure: _ratio(row, ours, measure) for measure in MEASURES}
-    return rows
-
-
-def _ratio(row: Mapping[str, Any], ours: Mapping[str, Any] | None, measure: str) -> Bound | None:
-    if ours is None or ours[measure]["median"].is_lower:
-        return None
-    theirs = row[measure]["median"]
-    return Bound(theirs.value / ours[measure]["median"].value, theirs.is_lower)
+    places = [reached_at(evaluations) for evaluations in seeds]
+    ends = [
+        evaluations[-1 if place is None else place]
+        for evaluations, place in zip(seeds, places, strict=True)
+    ]
+    row: dict[str, Any] = {"variant": name, "reached": [place is not None for place in places]}
+    return row | {measure: [end[measure] for end in ends] for measure in MEASURES}
 
 
 # ---- the result ----
@@ -369,19 +293,19 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for seed in range(1, options.seeds + 1):
             for name in options.variants:
                 runs[name].append(train_or_read(name, tasks, seed, options, folder))
-        sets.append({"tasks": tasks, "rows": summarize(runs, options.threshold), "runs": runs})
-    figure = plot(sets, options.threshold, options.folder / "time_to_success.png")
+        rows = [row_of(name, seeds) for name, seeds in runs.items()]
+        sets.append({"tasks": tasks, "rows": rows, "runs": runs})
+    figure = plot(sets, options.folder / "time_to_success.png")
     return {"sets": sets, "figure": str(figure)}
 
 
-def plot(sets: Sequence[Mapping[str, Any]], threshold: float, path: Path) -> Path:
+def plot(sets: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Plot success over env steps and over minutes, a row for each set of tasks.
 
     A line is the mean over seeds, its band their range. A seed that has ended keeps its last value.
 
     Args:
         sets: tasks and runs of each set.
-        threshold: is drawn as a line.
         path: of the PNG.
 
     Returns:
@@ -398,7 +322,7 @@ def plot(sets: Sequence[Mapping[str, Any]], threshold: float, path: Path) -> Pat
                 style = line_style(list(VARIANTS).index(name))
                 style["marker"] = "." if len(x_N) <= MARKED_POINTS else ""
                 draw_band(axes, x_N, band, style, f"{VARIANTS[name]} ({len(seeds)} seeds)")
-            axes.axhline(threshold, color="gray", linestyle=":", linewidth=1)
+            axes.axhline(THRESHOLD, color="gray", linestyle=":", linewidth=1)
             axes.grid(alpha=0.3)
             axes.set_ylim(-0.03, 1.03)
         title = ", ".join(one["tasks"])
@@ -425,30 +349,24 @@ def band_of(
 
 def text_of(content: Mapping[str, Any]) -> str:
     """Return the tables."""
-    settings = content["settings"]
     parts = [
-        f"To a success of {settings['threshold']} in {IN_A_ROW} evaluations in a row, every"
-        f" {settings['every']:,} env steps, {settings['num_episodes']} test episodes per task:"
-        f" median [smallest, largest] of the seeds. > is a lower bound: not reached in"
-        f" {settings['minutes']:g} minutes."
+        f"To a success of {THRESHOLD} in {IN_A_ROW} evaluations in a row, every {EVERY:,} env"
+        f" steps (PPO 12,000), {NUM_EPISODES} test episodes per task: seed 1 / seed 2 / ... > is a"
+        f" lower bound: not reached in {content['settings']['minutes']:g} minutes."
     ]
     for one in content["sets"]:
-        lines = [["", "reached", *MEASURES.values(), "times our env steps", "times our minutes"]]
-        lines += [_cells(row) for row in one["rows"]]
+        lines = [["", *MEASURES.values()]]
+        for row in one["rows"]:
+            cells = [
+                [
+                    f"{'' if reached else '> '}{value:,.{1 if measure == 'minutes' else 0}f}"
+                    for reached, value in zip(row["reached"], row[measure], strict=True)
+                ]
+                for measure in MEASURES
+            ]
+            lines.append([VARIANTS[row["variant"]], *map(" / ".join, cells)])
         parts += [", ".join(one["tasks"]), markdown(lines)]
     return "\n\n".join([*parts, content["figure"]])
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    cells = [VARIANTS[row["variant"]], f"{row['reached']} of {row['seeds']}"]
-    for measure in MEASURES:
-        decimals = 1 if measure == "minutes" else 0
-        middle, low, high = (row[measure][key].text(decimals) for key in ("median", "min", "max"))
-        cells.append(f"{middle} [{low}, {high}]")
-    for measure in ("env_steps", "minutes"):
-        ratio = row["times_ours"][measure]
-        cells.append(UNKNOWN if ratio is None else ratio.text(1))
-    return cells
 
 
 main = program("time_to_success", options_of, measure, text_of)

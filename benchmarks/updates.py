@@ -37,21 +37,20 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from benchmarks.measuring import (
     NEVER,
+    SB3,
     Pacer,
     Variant,
-    alternate,
     call_of,
     parse,
     parser_of,
     positive,
     program,
     ratios,
-    require,
     rows_of,
     say,
     spread,
     take_turns,
-    timed,
+    turns,
 )
 from benchmarks.plain_sac import PlainBatch, PlainSAC, Sizes
 from mtrl_lightning.algorithms import SAC, Algorithm, RandomShift
@@ -102,8 +101,8 @@ GRADIENTS: dict[str, Callable[[EnvSpec], GradientMethod]] = {
     "fairgrad": FairGrad,
 }
 """As in ``configs/gradient``."""
-PIXEL_TASKS = 4
-"""Tasks of the updates from images."""
+PIXEL_WORK: dict[str, Any] = {"tasks": 4, "batch_size": 128, "width": 256, "depth": 2}
+"""Of the updates from images."""
 STRIDES = {"pixels": (2, 1, 1, 1), "pixels_small": (2, 2, 1, 1)}
 """Of the convolutions in ``configs/encoder``."""
 PIXEL_METHODS: dict[str, dict[str, Any]] = {
@@ -125,15 +124,6 @@ class Encoding(NamedTuple):
     size: int
     """Pixels of an image's side."""
 
-    @classmethod
-    def parse(cls, text: str) -> Encoding:
-        """Return the encoder that ``NAME:SIZE`` on the command line names."""
-        name, _, size = text.partition(":")
-        if name not in STRIDES or not size.isdecimal():
-            known = " or ".join(STRIDES)
-            raise argparse.ArgumentTypeError(f"{text}: takes NAME:SIZE, where NAME is {known}")
-        return cls(name, int(size))
-
     def __str__(self) -> str:
         return f"{self.name}, {self.size} x {self.size}"
 
@@ -151,8 +141,6 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     text = "values of SAC's option, each a variant (default %(default)s)"
     choices = ["none", "default", "cudagraphs"]
     add("--compile", nargs="+", choices=choices, default=["none"], help=text)
-    text = "gradient methods beside the mean (default all)"
-    add("--gradients", nargs="+", choices=list(GRADIENTS), default=list(GRADIENTS), help=text)
     text = "of update and gradients (default %(default)s)"
     add("--tasks", nargs="+", type=positive, default=[10], help=text)
     text = "per task of a batch (default %(default)s)"
@@ -162,19 +150,6 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     add("--depth", type=positive, default=3, help="number of them (default %(default)s)")
     add("--updates", type=positive, default=20, help="of a window (default %(default)s)")
     add("--settle", type=int, default=5, help="updates before the windows (default %(default)s)")
-    text = f"of the parts from images (default {' '.join(f'{n}:{s}' for n, s in ENCODINGS)})"
-    add(
-        "--encoders",
-        nargs="+",
-        type=Encoding.parse,
-        default=ENCODINGS,
-        metavar="NAME:SIZE",
-        help=text,
-    )
-    text = "per task of a batch of images (default %(default)s)"
-    add("--pixel_rows", type=positive, default=32, help=text)
-    text = "of the hidden layers behind an encoder (default %(default)s)"
-    add("--pixel_width", type=positive, default=256, help=text)
     return parse(parser, args, _check)
 
 
@@ -182,8 +157,7 @@ def _check(options: argparse.Namespace) -> None:
     for how in options.compile:
         check_compile(how, torch.device(options.device))
     if "update" in options.parts and "sb3" in options.variants:
-        without = "leave it out with --variants direct trainer plain"
-        require("stable_baselines3", without)
+        import_optional(*SB3, "leave it out with --variants direct trainer plain")
 
 
 # ---- the work of an update ----
@@ -333,7 +307,7 @@ def plain_of(work: Work) -> Callable[[], Any]:
 
 def sb3_of(work: Work) -> Callable[[], Any]:
     """Return the update of Stable-Baselines3's SAC, which samples its batch each time."""
-    sb3 = import_optional("stable_baselines3", '"mtrl_lightning[bench]"')
+    sb3 = import_optional(*SB3)
     network = {
         "net_arch": [work.width] * work.depth,
         "n_critics": 2,
@@ -429,37 +403,25 @@ class _Batches(IterableDataset[TransitionBatch]):
 # ---- images ----
 
 
-def pixel_spec(size: int) -> EnvSpec:
+def pixel_spec(num_tasks: int, size: int) -> EnvSpec:
     """Return tasks with stacks of 3 frames, as ``Pixels`` has them, and six actions."""
     return EnvSpec(
-        task_names=tuple(f"task-{i}" for i in range(PIXEL_TASKS)),
+        task_names=tuple(f"task-{i}" for i in range(num_tasks)),
         observation_space=Box(0, 255, (3, 3, size, size), np.uint8),
         action_space=Box(-1.0, 1.0, (6,), np.float32),
         horizon=1_000,
         has_success=False,
-        train_tasks=tuple(range(PIXEL_TASKS)),
+        train_tasks=tuple(range(num_tasks)),
         protocol={},
         frame_stack=3,
     )
 
 
-def pixel_work(options: argparse.Namespace, precision: str) -> Work:
-    """Return the work of an update from images."""
-    return Work(
-        tasks=PIXEL_TASKS,
-        batch_size=options.pixel_rows * PIXEL_TASKS,
-        width=options.pixel_width,
-        depth=2,
-        device=options.device,
-        precision=precision,
-    )
-
-
-def pixel_batch(size: int, options: argparse.Namespace) -> TransitionBatch:
+def pixel_batch(work: Work, size: int) -> TransitionBatch:
     """Return a batch of random images on the device, and random actions and rewards."""
     generator = torch.Generator().manual_seed(0)
-    spec = pixel_spec(size)
-    B = options.pixel_rows * PIXEL_TASKS
+    spec = pixel_spec(work.tasks, size)
+    B = work.batch_size
     shape = (B, *spec.observation_space.shape)
 
     def images() -> torch.Tensor:
@@ -472,7 +434,7 @@ def pixel_batch(size: int, options: argparse.Namespace) -> TransitionBatch:
         "next_observation": images(),
         "terminated": torch.zeros(B, dtype=torch.bool),
     }
-    return on_device(batch_of(columns, torch.arange(PIXEL_TASKS)), options.device)
+    return on_device(batch_of(columns, torch.arange(work.tasks)), work.device)
 
 
 def pixel_sac(
@@ -495,7 +457,7 @@ def pixel_sac(
     network = partial(MLP, width=work.width, depth=work.depth)
     how: Any = work.compile
     sac = SAC(
-        pixel_spec(encoding.size),
+        pixel_spec(work.tasks, encoding.size),
         encoder=encoder,
         actor=network,
         critic=network,
@@ -535,31 +497,19 @@ def update_table(work: Work, options: argparse.Namespace, folder: Path) -> dict[
     )
     say(title)
     variants = variants_of(work, options, folder)
-    windows = take_turns(variants, options.rounds)
-    seconds = {name: [value / work.steps for value in values] for name, values in windows.items()}
+    seconds = take_turns(variants, options.rounds, work.steps)
     first = options.precisions[0]
-    rows = rows_of(seconds, ["sb3 32-true", f"plain {first}", f"direct {first}"])
+    references = ["sb3 32-true", f"plain {first}", f"direct {first}"]
+    rows = rows_of(seconds, references, rate="updates/s")
     for row, variant in zip(rows, variants, strict=True):
-        row["updates/s"] = spread([1 / value for value in seconds[variant.name]])
         direct = seconds.get(variant.name.replace("trainer", "direct"))
         if variant.name.startswith("trainer") and direct is not None:
             pairs = zip(seconds[variant.name], direct, strict=True)
             row["ms more than direct"] = spread([(a - b) * 1e3 for a, b in pairs])
-        row["MiB"] = variant.memory_mib
-        row["s until ready"] = variant.ready_seconds
     return {"title": f"{title}: ms per update, windows of {work.steps}", "rows": rows}
 
 
 # ---- parts whose variants share this process ----
-
-
-def turns(
-    calls: Mapping[str, Callable[[], Any]], times: int, options: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Return the seconds of each call, in turn, after one round that is not counted."""
-    measures = {name: timed(call, times) for name, call in calls.items()}
-    alternate(measures, 1)  # memory is touched, code is loaded
-    return alternate(measures, options.rounds)
 
 
 def multiples(
@@ -574,24 +524,24 @@ def gradient_table(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     """Let the gradient methods take turns; return a table."""
     title = f"gradient methods, {work.tasks} tasks, batch {work.batch_size}, {work.precision}"
     say(title)
-    calls = {name: direct_of(work, name) for name in dict.fromkeys(["mean", *options.gradients])}
-    rows = multiples(turns(calls, max(1, work.steps // 4), options), "mean", "times the mean")
+    calls = {name: direct_of(work, name) for name in GRADIENTS}
+    rows = multiples(
+        turns(calls, max(1, work.steps // 4), options.rounds), "mean", "times the mean"
+    )
     return {"title": f"{title}: ms per update", "rows": rows}
 
 
 def encoder_table(encoding: Encoding, options: argparse.Namespace) -> dict[str, Any]:
     """Let precisions and memory formats of an encoder take turns; return a table."""
     say(str(encoding))
-    batch = pixel_batch(encoding.size, options)
     calls = {}
     for precision, channels_last in itertools.product(options.precisions, (False, True)):
-        work = pixel_work(options, precision)
+        work = Work(**PIXEL_WORK, device=options.device, precision=precision)
         update = direct_update(work, pixel_sac(work, encoding, channels_last))
+        batch = pixel_batch(work, encoding.size)
         calls[f"{precision}{', channels_last' if channels_last else ''}"] = partial(update, batch)
-    seconds = turns(calls, pixel_updates(options), options)
-    rows = rows_of(seconds, [next(iter(calls))])
-    for row in rows:
-        row["updates/s"] = spread([1 / value for value in seconds[row["variant"]]])
+    seconds = turns(calls, pixel_updates(options), options.rounds)
+    rows = rows_of(seconds, [next(iter(calls))], rate="updates/s")
     return {"title": f"{encoding}: ms per update of SAC, batch {work.batch_size}", "rows": rows}
 
 
@@ -603,13 +553,13 @@ def pixel_updates(options: argparse.Namespace) -> int:
 def method_table(encoding: Encoding, precision: str, options: argparse.Namespace) -> dict[str, Any]:
     """Let the methods that train an encoder take turns; return a table."""
     say(f"methods, {encoding}, {precision}")
-    batch = pixel_batch(encoding.size, options)
-    work = pixel_work(options, precision)
+    work = Work(**PIXEL_WORK, device=options.device, precision=precision)
+    batch = pixel_batch(work, encoding.size)
     calls = {}
     for method in PIXEL_METHODS:
         sac = pixel_sac(work, encoding, method=method)
         calls[method] = partial(direct_update(work, sac), batch)
-    seconds = turns(calls, pixel_updates(options), options)
+    seconds = turns(calls, pixel_updates(options), options.rounds)
     rows = multiples(seconds, "sac", "times sac")
     return {"title": f"{encoding}, {precision}: ms per update", "rows": rows}
 
@@ -627,9 +577,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for work, precision in itertools.product(works_of(options), options.precisions):
             tables.append(gradient_table(replace(work, precision=precision), options))
     if "encoders" in options.parts:
-        tables += [encoder_table(encoding, options) for encoding in options.encoders]
+        tables += [encoder_table(encoding, options) for encoding in ENCODINGS]
     if "pixel_methods" in options.parts:
-        for encoding, precision in itertools.product(options.encoders, options.precisions):
+        for encoding, precision in itertools.product(ENCODINGS, options.precisions):
             tables.append(method_table(encoding, precision, options))
     return {"tables": tables}
 

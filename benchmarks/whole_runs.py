@@ -6,13 +6,12 @@ logging are not in the windows.
   --algorithm sac   configs/experiment/mtmhsac.yaml beside Stable-Baselines3's SAC and a plain
                     loop of our algorithm (CleanRL's way), with the same sizes; a window is some
                     vector steps, each one step of every environment and one update
-  --algorithm ppo   multi-task PPO on MT10 beside Stable-Baselines3's PPO with the same numbers of
-                    environments, steps, epochs and rows of a minibatch; a window is one iteration:
-                    collection and all updates, none ended early by the KL divergence
+  --algorithm ppo   configs/experiment/mt10_cpu.yaml beside Stable-Baselines3's PPO with the same
+                    numbers of environments, steps, epochs and rows of a minibatch; a window is one
+                    iteration: collection and all updates, none ended early by the KL divergence
 
-Each variant is a process. Ours is compared with the quickest variant of each baseline, whose
-environments are stepped in its process (sync) or in processes of their own (async). --threads is
-for the baselines alone.
+Each variant is a process. The baselines' environments are stepped in their process (sync) or in
+processes of their own (async). --threads is for the baselines alone.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,56 +33,23 @@ from benchmarks.environments import names_of, tasks_option
 from benchmarks.measuring import (
     COMMAND,
     NEVER,
+    SB3,
     Pacer,
     Variant,
     call_of,
-    check_files,
     option_and_value,
     parse,
     parser_of,
-    positive,
     program,
-    quickest,
-    require,
     rows_of,
     spread,
     take_turns,
 )
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.envs.vector.vector import default_num_workers
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, import_optional
 
-CONFIGS = {
-    "sac": ["configs/experiment/mtmhsac.yaml"],
-    "ppo": [
-        "configs/base.yaml",
-        "configs/env/metaworld_mt10.yaml",
-        "configs/algorithm/mtppo.yaml",
-        "configs/encoder/standardize.yaml",
-    ],
-}
-SIZES = {
-    "sac": {
-        "width": (400, "of the hidden layers"),
-        "depth": (3, "number of hidden layers"),
-        "batch_size": (1280, ""),
-        "capacity": (1_000_000, "of the replay"),
-        "warmup": (100, "vector steps with random actions"),
-        "settle": (10, "vector steps with updates before the windows"),
-        "steps": (40, "vector steps of a window"),
-    },
-    "ppo": {
-        "width": (256, "of the hidden layers"),
-        "depth": (3, "number of hidden layers"),
-        "envs_per_task": (10, ""),
-        "horizon": (200, "steps of an episode"),
-        "num_steps": (200, "steps of each environment in an iteration"),
-        "num_epochs": (8, "passes over an iteration's transitions"),
-        "num_minibatches": (16, "of a pass"),
-        "settle": (1, "iterations before the windows"),
-    },
-}
-"""Default and meaning of the sizes of each algorithm."""
+CONFIGS = {"sac": "experiment/mtmhsac", "ppo": "experiment/mt10_cpu"}
+JOBS: dict[str, type[Job]] = {"sac": SACJob, "ppo": PPOJob}
 TRAINERS = {"sb3": {"sac": "sb3_sac", "ppo": "sb3_ppo"}, "plain": {"sac": "plain"}}
 """Names in ``baselines.TRAINERS``, by variant and algorithm."""
 
@@ -169,9 +135,8 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = parser_of("whole_runs", __doc__, device=True, precisions=True, threads=True)
     add = parser.add_argument
-    add("--algorithm", choices=list(SIZES), default="sac", help="(default %(default)s)")
+    add("--algorithm", choices=list(JOBS), default="sac", help="(default %(default)s)")
     add("--variants", nargs="+", choices=["ours", "sb3", "plain"], help="(default all)")
-    add("--configs", nargs="+", help="what ours trains (default as above)")
     text = "MT10, MT25, MT50, or names (default %(default)s)"
     add("--tasks", nargs="+", default=["MT10"], help=text)
     add(
@@ -196,49 +161,37 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
         default=["metaworld"],
         help=f"{text} (default %(default)s)",
     )
-    for name in dict.fromkeys(name for sizes in SIZES.values() for name in sizes):
-        meanings = {kind: sizes[name] for kind, sizes in SIZES.items() if name in sizes}
-        meaning = next(iter(meanings.values()))[1]
-        defaults = ", ".join(f"{kind} {default}" for kind, (default, _) in meanings.items())
-        add(f"--{name}", type=positive, help=f"{meaning} (default {defaults})".strip())
+    text = "other sizes of the work, fields of baselines.SACJob and PPOJob, such as width=32"
+    add("--sizes", nargs="+", default=[], type=option_and_value, metavar="NAME=VALUE", help=text)
     return parse(parser, args, _check)
 
 
 def _check(options: argparse.Namespace) -> None:
     """Set what depends on the algorithm, and check it."""
-    sizes = SIZES[options.algorithm]
-    names = {name for known in SIZES.values() for name in known}
-    for name in names - {*sizes}:
-        if getattr(options, name) is not None:
-            raise ConfigurationError(f"--{name} is not an option of {options.algorithm}")
-    for name, (default, _) in sizes.items():
-        setattr(
-            options, name, default if getattr(options, name) is None else getattr(options, name)
-        )
+    sizes = {one.name for one in fields(JOBS[options.algorithm]) if one.type == "int"}
+    chosen = dict(pair.split("=", 1) for pair in options.sizes)
+    for name, value in chosen.items():
+        if name not in sizes or not value.isdecimal():
+            raise ConfigurationError(
+                f"--sizes {name}={value}: give one of {', '.join(sorted(sizes))}, and a number"
+            )
     known = ["ours", *(name for name, kinds in TRAINERS.items() if options.algorithm in kinds)]
     options.variants = options.variants or known
     for name in options.variants:
         if name not in known:
             raise ConfigurationError(f"--variants {name}: give {', '.join(known)}")
-    options.configs = options.configs or CONFIGS[options.algorithm]
-    if "ours" in options.variants:
-        check_files(options.configs)
     if "sb3" in options.variants:
-        require("stable_baselines3", "leave it out with --variants ours")
-    job = job_of(options)
-    if isinstance(job, PPOJob) and job.envs_per_task * job.num_steps % job.num_minibatches:
-        raise ConfigurationError(
-            f"an iteration's {job.envs_per_task} x {job.num_steps} env steps per task cannot be"
-            f" shared out equally among {job.num_minibatches} minibatches: give a divisor"
-        )
+        import_optional(*SB3, "leave it out with --variants ours")
     names_of(options.tasks)
 
 
 def job_of(options: argparse.Namespace) -> Job:
     """Return the work that all variants do."""
-    job = SACJob if options.algorithm == "sac" else PPOJob
-    sizes = {name: getattr(options, name) for name in SIZES[options.algorithm]}
-    return job(tasks=options.tasks, device=options.device, threads=options.threads, **sizes)
+    sizes = dict(pair.split("=", 1) for pair in options.sizes)
+    given: dict[str, Any] = {name: int(value) for name, value in sizes.items()}
+    for name in ("tasks", "device", "threads"):
+        given[name] = getattr(options, name)
+    return JOBS[options.algorithm](**given)
 
 
 # ---- variants ----
@@ -256,66 +209,42 @@ def differences_of_ours(options: argparse.Namespace) -> dict[str, dict[str, Any]
     return variants
 
 
-def command_of_ours(
-    job: Job, configs: Sequence[str], chosen: Mapping[str, Any], folder: Path
-) -> list[str]:
+def command_of_ours(job: Job, config: str, chosen: Mapping[str, Any], folder: Path) -> list[str]:
     """Return a user's command line with the sizes of the work."""
     options: dict[str, Any] = {
         "root": folder,
         "trainer.accelerator": "gpu" if job.device == "cuda" else "cpu",
         "data.benchmark.init_args.tasks": tasks_option(job.tasks),
+        "rollout.envs_per_task": job.envs_per_task,
         **without_intervals(),
     }
+    for network in ("actor", "critic"):
+        for name in ("width", "depth"):
+            options[f"model.init_args.{network}.init_args.{name}"] = getattr(job, name)
     if isinstance(job, SACJob):
-        options |= _options_of_sac(job)
+        options["data.batch_size"] = job.batch_size
+        options["data.capacity"] = job.capacity
+        options["rollout.warmup_steps"] = job.warmup * job.num_tasks
         steps, settle = job.steps, job.settle
     else:
         assert isinstance(job, PPOJob)
-        options |= _options_of_ppo(job)
+        options["data.benchmark.init_args.horizon"] = job.horizon
+        options["model.init_args.max_kl"] = "null"
+        for name in ("num_steps", "num_epochs", "num_minibatches"):
+            options[f"model.init_args.{name}"] = getattr(job, name)
         steps, settle = job.updates, job.settle * job.updates
-    arguments = paced_arguments(configs, options | dict(chosen), steps, settle)
+    arguments = paced_arguments([config], options | dict(chosen), steps, settle)
     return [sys.executable, *COMMAND, *arguments]
 
 
-def _options_of_sac(job: SACJob) -> dict[str, Any]:
-    networks = {
-        f"model.init_args.{network}.init_args.{name}": getattr(job, name)
-        for network in ("actor", "critic")
-        for name in ("width", "depth")
-    }
-    return networks | {
-        "data.batch_size": job.batch_size,
-        "data.capacity": job.capacity,
-        "rollout.warmup_steps": job.warmup * job.num_tasks,
-    }
-
-
-def _options_of_ppo(job: PPOJob) -> dict[str, Any]:
-    sizes = {"width": job.width, "depth": job.depth}
-    actor = {"class_path": "MLP", "init_args": {**sizes, "output_bound": 1e-3}}
-    critic = {"class_path": "MultiHead", "init_args": {**sizes, "layer_norm": True}}
-    options: dict[str, Any] = {
-        "data.benchmark.init_args.horizon": job.horizon,
-        "rollout.envs_per_task": job.envs_per_task,
-        "model.init_args.max_kl": "null",
-    }
-    for name, network in (("actor", actor), ("critic", critic)):
-        path = f"mtrl_lightning.networks.{network['class_path']}"
-        options[f"model.init_args.{name}"] = json.dumps({**network, "class_path": path})
-    for name in ("num_steps", "num_epochs", "num_minibatches"):
-        options[f"model.init_args.{name}"] = getattr(job, name)
-    return options
-
-
-def variants_of(options: argparse.Namespace, folder: Path) -> dict[str, list[Variant]]:
-    """Return the variants by their kind, not started yet."""
+def variants_of(options: argparse.Namespace, folder: Path) -> list[Variant]:
+    """Return the variants, not started yet."""
     job = job_of(options)
-    variants: dict[str, list[Variant]] = {}
+    variants = []
     if "ours" in options.variants:
-        variants["ours"] = [
-            Variant(name, command_of_ours(job, options.configs, chosen, folder), folder)
-            for name, chosen in differences_of_ours(options).items()
-        ]
+        for name, chosen in differences_of_ours(options).items():
+            command = command_of_ours(job, CONFIGS[options.algorithm], chosen, folder)
+            variants.append(Variant(name, command, folder))
     for kind in (name for name in TRAINERS if name in options.variants):
         for environments in options.baseline_environments:
             suffix = ", our environments" if environments == "ours" else ""
@@ -323,8 +252,7 @@ def variants_of(options: argparse.Namespace, folder: Path) -> dict[str, list[Var
                 given = asdict(job) | {"vector": vector, "environments": environments}
                 trainer = TRAINERS[kind][options.algorithm]
                 command = call_of(baselines.train, {"kind": trainer, "job": given})
-                one = Variant(f"{kind} {vector}{suffix}", command, folder)
-                variants.setdefault(f"{kind}{suffix}", []).append(one)
+                variants.append(Variant(f"{kind} {vector}{suffix}", command, folder))
     return variants
 
 
@@ -332,16 +260,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Start all, let them take turns, and return the table."""
     job = job_of(options)
     with tempfile.TemporaryDirectory(prefix="whole_runs-") as folder:
-        kinds = variants_of(options, Path(folder))
-        variants = [one for group in kinds.values() for one in group]
-        windows = take_turns(variants, options.rounds)
-    unit, steps = ("ms", job.steps) if isinstance(job, SACJob) else ("s", 1)
-    seconds = {name: [value / steps for value in values] for name, values in windows.items()}
-    references = [
-        quickest(seconds, [one.name for one in group])
-        for kind, group in kinds.items()
-        if kind != "ours"
-    ]
+        variants = variants_of(options, Path(folder))
+        unit, steps = ("ms", job.steps) if isinstance(job, SACJob) else ("s", 1)
+        seconds = take_turns(variants, options.rounds, steps)
+    references = [name for name in seconds if not name.startswith("ours")]
     rows = rows_of(seconds, references, unit)
     for row, one in zip(rows, variants, strict=True):
         # ours may step more environments, by --also
@@ -352,21 +274,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         row["s until ready"] = one.ready_seconds
         row["shares of the time"] = one.shares()
         row["command"] = one.command
-    return {"tables": [{"title": title_of(job, options), "rows": rows}]}
-
-
-def title_of(job: Job, options: argparse.Namespace) -> str:
-    """Return the title of the table."""
     if isinstance(job, SACJob):
-        windows = f"ms per vector step with one update, windows of {job.steps} vector steps"
+        window = f"ms per vector step with one update, windows of {job.steps}"
     else:
         assert isinstance(job, PPOJob)
-        windows = f"s per iteration of {job.env_steps:,} env steps and {job.updates} updates"
-    workers = default_num_workers(job.num_envs, spare=int(isinstance(job, SACJob)))
-    return (
-        f"{options.algorithm}, {' '.join(options.tasks)}, {job.depth} x {job.width}, on"
-        f" {options.device}; {windows}; {workers} workers of ours unless the variant says otherwise"
-    )
+        window = f"s per iteration of {job.env_steps:,} env steps and {job.updates} updates"
+    title = f"{options.algorithm}, {' '.join(options.tasks)}, {job.depth} x {job.width}"
+    title = f"{title}, on {options.device}; {window}"
+    return {"tables": [{"title": title, "rows": rows}]}
 
 
 main = program("whole_runs", options_of, measure)

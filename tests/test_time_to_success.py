@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import sys
 from dataclasses import asdict
 
 import pytest
 import yaml
 
-from benchmarks import baselines, measuring, time_to_success
+from benchmarks import baselines, time_to_success
 from benchmarks.baselines import SACJob
+from benchmarks.measuring import COMMAND, call_of
 from benchmarks.plain_sac import Hyperparameters
-from benchmarks.time_to_success import Bound
 from benchmarks.whole_runs import paced_arguments
-from mtrl_lightning.__main__ import main as command_line
 from mtrl_lightning.errors import ConfigurationError
+from tests.helpers.benchmarks import lines_of
 from tests.helpers.command_line import ROOT, resolve
-
-pytestmark = pytest.mark.slow
 
 TASKS = ["reach", "push"]
 """The names are looked up; nothing is simulated where the runs are faked."""
@@ -66,37 +62,24 @@ def evaluations(*successes, minutes=1.0):
 
 def test_the_threshold_takes_two_evaluations_in_a_row():
     reached_at = time_to_success.reached_at
-    assert reached_at(evaluations(0.2, 0.6, 0.4, 0.6, 0.8), 0.8) == 3
-    assert reached_at(evaluations(0.6, 0.4, 0.6), 0.8) is None
-    assert reached_at([], 0.8) is None
+    assert reached_at(evaluations(0.2, 0.6, 0.4, 0.6, 0.8)) == 3
+    assert reached_at(evaluations(0.6, 0.4, 0.6)) is None
+    assert reached_at([]) is None
     exact = {"success": {"a": 0.7, "b": 1.0, "c": 0.7}}
-    assert reached_at([exact, exact], 0.8) == 0, "2.4 / 3 is a little less in floating point"
+    assert reached_at([exact, exact]) == 0, "2.4 / 3 is a little less in floating point"
 
 
 def test_rows_by_hand():
     quick = evaluations(0.6, 0.6)
     slow = evaluations(0.0, 0.0, 0.6, 0.6, minutes=2.0)
     never = evaluations(0.0, 0.0, 0.0, minutes=5.0)
-    runs = {"ours": [slow, quick], "sb3": [never, slow], "sb3_quickstart": [slow, slow]}
-    ours, sb3, better = time_to_success.summarize(runs, 0.8)
-    assert ours["env_steps"] == {
-        "median": Bound(200, False),
-        "min": Bound(100, False),
-        "max": Bound(300, False),
+    assert time_to_success.row_of("ours", [slow, quick, never]) == {
+        "variant": "ours",
+        "reached": [True, True, False],
+        "env_steps": [300, 100, 300],
+        "updates": [30, 10, 30],
+        "minutes": [6.0, 1.0, 15.0],
     }
-    assert (ours["reached"], sb3["reached"], ours["seeds"]) == (2, 1, 2)
-    assert ours["minutes"]["median"] == Bound(3.5, False)
-    assert sb3["minutes"] == {
-        "median": Bound(10.5, True),
-        "min": Bound(6.0, False),
-        "max": Bound(15.0, True),
-    }
-    assert sb3["times_ours"]["minutes"] == Bound(3.0, True)
-    assert better["times_ours"]["env_steps"] == Bound(1.5, False)
-    three = [Bound(1, False), Bound(2, False), Bound(1, True)]
-    assert time_to_success.median(three) == Bound(2, False)
-    (alone,) = time_to_success.summarize({"sb3": [slow]}, 0.8)
-    assert alone["times_ours"]["minutes"] is None
 
 
 class FakeVariant:
@@ -142,29 +125,33 @@ def test_runs_take_turns_are_written_and_are_not_made_again(tmp_path, capsys, mo
     assert one["tasks"] == TASKS
     assert [len(run) for run in one["runs"]["ours"]] == [2, 2]
     assert one["runs"]["sb3"][1][0]["minutes"] == 1.5  # the start counts
-    assert one["rows"][1]["times_ours"]["minutes"] == [1.0, False]
+    assert one["rows"][1] == {
+        "variant": "sb3",
+        "reached": [True, True],
+        "env_steps": [100, 100],
+        "updates": [10, 10],
+        "minutes": [1.5, 1.5],
+    }
     assert (tmp_path / "time_to_success.png").read_bytes()[:4] == b"\x89PNG"
     assert content["command"].startswith("python -m benchmarks.time_to_success --variants ours")
+    written = json.loads((tmp_path / "reach_push" / "ours_1.json").read_text())
+    assert (written["command"], written["commit"]) == (content["command"], content["commit"])
 
     calls.clear()
     (tmp_path / "reach_push" / "sb3_2.json").unlink()
     time_to_success.main(base[:-1])
-    table = " ".join(capsys.readouterr().out.split())
-    assert "its defaults | 2 of 2 | 100 [100, 100] | 10 [10, 10] | 1.5" in table
-    assert calls == ["sb3", "sb3 ended"]
-    commented = tmp_path / "commented.yaml"
-    commented.write_text(f"# the same\n{(ROOT / 'configs' / 'quickstart.yaml').read_text()}")
-    time_to_success.main([*base, f"--config={commented}"])
+    assert "| 100 / 100 | 10 / 10 | 1.5 / 1.5 |" in " ".join(capsys.readouterr().out.split())
     assert calls == ["sb3", "sb3 ended"]
     with pytest.raises(ConfigurationError, match=r"ours_1\.json is of a run with other options"):
         time_to_success.main([*base, "--minutes=3"])
 
     calls.clear()
     short = [*base, "--minutes=1.1", "--seeds=1", f"--folder={tmp_path / 'short'}"]
-    time_to_success.main([*short, "--threshold=0.96"])
+    monkeypatch.setattr(time_to_success, "THRESHOLD", 0.96)
+    time_to_success.main(short)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"][0]
     assert [len(runs[0]) for runs in found["runs"].values()] == [1, 1]
-    assert [row["reached"] for row in found["rows"]] == [0, 0]
+    assert [row["reached"] for row in found["rows"]] == [[False], [False]]
 
 
 def test_the_baselines_get_the_quickstarts_hyperparameters(monkeypatch):
@@ -173,7 +160,7 @@ def test_the_baselines_get_the_quickstarts_hyperparameters(monkeypatch):
     assert options.tasks == [list(tasks) for tasks in time_to_success.TASKS]
     quickstart = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     assert options.tasks[0] == quickstart["data"]["benchmark"]["init_args"]["tasks"]
-    assert options.horizon == quickstart["data"]["benchmark"]["init_args"]["horizon"]
+    assert quickstart["data"]["benchmark"]["init_args"]["horizon"] == time_to_success.HORIZON
     assert "updates_per_step" not in quickstart["rollout"]  # which is 1
     names = ("sb3", "sb3_quickstart", "sb3_updates", "plain")
     jobs = {name: time_to_success.job_of(name, TASKS, 7, options) for name in names}
@@ -199,27 +186,18 @@ def test_ppo_trains_its_own_configuration_in_windows_of_two_iterations(tmp_path,
     monkeypatch.chdir(ROOT)
     options = time_to_success.options_of(["--threads=1"])
     job = time_to_success.job_of("ours_ppo", TASKS, 7, options)
-    command = time_to_success.variant_of("ours_ppo", job, options, tmp_path).command
-    assert {"configs/quickstart_ppo.yaml", "--seed_everything=7"} <= {*command}
+    command = time_to_success.variant_of("ours_ppo", job, tmp_path).command
+    assert {str(time_to_success.PPO_CONFIG), "--seed_everything=7"} <= {*command}
     model = resolve("quickstart_ppo")["model"]["init_args"]
     updates = 2 * model["num_epochs"] * model["num_minibatches"]
     pace = json.loads(command[-1].removeprefix("--trainer.callbacks+="))["init_args"]
     assert pace == {"steps": updates, "settle": 0, "num_episodes": 10}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--config=nowhere.yaml"], "nowhere.yaml does not exist"),
-        (["--tasks=nothing"], "MetaWorld has no task nothing-v3"),
-        (["--config=configs/base.yaml"], "does not set 'model', which the baselines need"),
-    ],
-)
-def test_mistakes_are_said(arguments, message, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
+def test_unknown_tasks_are_errors(capsys):
     with pytest.raises(SystemExit):
-        time_to_success.options_of(arguments)
-    assert message in capsys.readouterr().err
+        time_to_success.options_of(["--tasks=nothing"])
+    assert "MetaWorld has no task nothing-v3" in capsys.readouterr().err
 
 
 JOB = SACJob(
@@ -241,21 +219,11 @@ JOB = SACJob(
 )
 
 
-def examined(train, monkeypatch):
-    """Let a variant train in this process for two windows; return its lines."""
-    read, written = os.pipe()
-    monkeypatch.setenv(measuring.PIPE, str(written))
-    monkeypatch.setattr(sys, "stdin", io.StringIO("go\ngo\n"))
-    train()
-    lines = [json.loads(line) for line in os.read(read, 10_000).decode().splitlines()]
-    os.close(read)
-    return lines
-
-
 @pytest.mark.parametrize("kind", ["sb3_sac", "plain"])
 def test_baselines_run_test_episodes_between_windows(kind, monkeypatch):
     job = asdict(JOB)
-    first, *windows = examined(lambda: baselines.train(kind, job), monkeypatch)
+    command = call_of(baselines.train, {"kind": kind, "job": job})
+    first, *windows = lines_of(command, monkeypatch)
     assert first == {}
     extra = 2 * (kind == "sb3_sac")  # it has made the step before the update
     assert [line["env_steps"] for line in windows] == [10 + extra, 14 + extra]
@@ -268,14 +236,8 @@ def test_ours_runs_test_episodes_between_windows(tmp_path, monkeypatch):
     config.write_text(yaml.safe_dump(TINY))
     monkeypatch.chdir(tmp_path)
 
-    def train():
-        arguments = paced_arguments([config], {"evaluation.every": 10**12}, 2, 0, num_episodes=2)
-        monkeypatch.setattr(sys, "argv", ["mtrl-lightning", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            command_line()
-        assert not ended.value.code
-
-    first, *windows = examined(train, monkeypatch)
+    arguments = paced_arguments([config], {"evaluation.every": 10**12}, 2, 0, num_episodes=2)
+    first, *windows = lines_of([sys.executable, *COMMAND, *arguments], monkeypatch)
     assert first == {"environments": 2.0}
     assert [line["env_steps"] for line in windows] == [14, 18]
     assert [line["updates"] for line in windows] == [2, 4]
