@@ -20,15 +20,18 @@ from mtrl_lightning.cli.play import (
     named_classes,
 )
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
-from mtrl_lightning.errors import ConfigurationError, name_hint
-from mtrl_lightning.export.names import FORMATS, MINARI, ONNX, POLICY_FILES, REMOVED, TORCH_EXPORT
-from mtrl_lightning.runs import config_file_of, ensure_writable, run_folder_of
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.export.names import FORMATS, MINARI, POLICY_FILES
+from mtrl_lightning.formats import text_table, whole
+from mtrl_lightning.runs import config_file_of, run_folder_of
 
+CONFIG = "config.yaml"
+"""The run's configuration beside the exported policy."""
 HELP = "Write a run's policy as ONNX or torch.export, or its replay for Minari."
 DESCRIPTION = (
     "Write the best actions of a checkpoint's policy as one file, with the task as an input, that"
-    " runs without this package; compare its actions with the policy's, time it, and write a model"
-    " card (README.md) beside it. RUN is the folder of a run, whose best checkpoint is taken, or a"
+    " runs without this package; compare its actions with the policy's, and write a model card"
+    " (README.md) beside it. RUN is the folder of a run, whose best checkpoint is taken, or a"
     f" checkpoint.{TRUST} With --replay, write the episodes of a run's replay as a Minari data set"
     " of each task; that imports none of them."
 )
@@ -46,8 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         required=True,
         choices=FORMATS,
-        type=_format,
-        metavar="FORMAT",
         help="onnx (policy.onnx; needs the extra [export]) or torch.export (policy.pt2) for a"
         " policy; minari (needs the extra [minari]) for a replay",
     )
@@ -65,25 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _format(text: str) -> str:
-    """Return a format.
-
-    Raises:
-        argparse.ArgumentTypeError: naming the nearest ones, if it is unknown.
-    """
-    if text in FORMATS:
-        return text
-    if text.lower() == REMOVED:
-        raise argparse.ArgumentTypeError(
-            f"{text} is no longer written, as PyTorch has deprecated it: give {ONNX}, for programs"
-            f" in any language, or {TORCH_EXPORT}, for PyTorch"
-        )
-    raise argparse.ArgumentTypeError(
-        f"unknown format {text!r}: {name_hint(text.lower(), FORMATS)} Formats are"
-        f" {', '.join(FORMATS)}"
-    )
-
-
 def main(args: Sequence[str] | None = None) -> None:
     """Run ``export``; a user's mistake ends it with exit code 2.
 
@@ -92,21 +74,19 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     parser = CommandParser("export", usage=USAGE, description=DESCRIPTION)
     add_arguments(parser)
-    given = sys.argv[2:] if args is None else list(args)
-    options = parser.parse_args(given)
+    options = parser.parse_args(sys.argv[2:] if args is None else args)
     with mistakes_end_the_program():
         if options.replay is not None:
             export_replay(options)
         else:
-            export_checkpoint(options, ["mtrl-lightning", "export", *given])
+            export_checkpoint(options)
 
 
-def export_checkpoint(options: argparse.Namespace, command: Sequence[str]) -> None:
+def export_checkpoint(options: argparse.Namespace) -> None:
     """Write the policy of a checkpoint and its card, and print where they are.
 
     Args:
         options: what ``add_arguments`` names.
-        command: the program and its arguments, for the card.
 
     Raises:
         ConfigurationError: if the policy cannot be exported.
@@ -121,12 +101,11 @@ def export_checkpoint(options: argparse.Namespace, command: Sequence[str]) -> No
     run_folder = run_folder_of(checkpoint)
     folder = options.folder or run_folder / "export"
 
-    from mtrl_lightning.export.card import CARD, CONFIG, Origin, write_card
-    from mtrl_lightning.export.policy import check_packages, export_policy
+    from mtrl_lightning.export.card import write_card
+    from mtrl_lightning.export.policy import export_policy
     from mtrl_lightning.launch.quiet import quiet
     from mtrl_lightning.loading import load_policy
 
-    check_packages(options.to)
     config, config_file = _config(run_folder)
     with quiet():
         if not config:
@@ -134,21 +113,14 @@ def export_checkpoint(options: argparse.Namespace, command: Sequence[str]) -> No
         action_transforms = action_transforms_of(config) if config else []
         trusted = named_classes(config) if config else []
         policy = load_policy(checkpoint, trust=[*trusted, *options.trust])
-    ensure_writable(folder)
-    file, comparison = export_policy(policy, options.to, folder, action_transforms)
-    origin = Origin(checkpoint, run_folder, config, command)
-    write_card(folder, policy, options.to, comparison, origin)
+    file, difference = export_policy(policy, options.to, folder, action_transforms)
     if config_file is not None:
         shutil.copyfile(config_file, folder / CONFIG)
+    card = write_card(file, policy, difference, checkpoint, CONFIG if config else None)
     print(f"{checkpoint}, after {policy.env_steps:,} env steps, {len(policy.task_names)} tasks")
-    print(
-        f"Actions of {comparison.num_observations:,} observations: largest difference"
-        f" {comparison.max_difference:.1e}. One action takes"
-        f" {comparison.exported_microseconds:.0f} µs, policy.act"
-        f" {comparison.policy_microseconds:.0f} µs"
-    )
+    print(f"Largest difference of an action from the policy's: {difference:.1e}")
     size = file.stat().st_size / 2**10
-    print(f"Exported to {file} ({size:,.0f} KiB), with the card {folder / CARD}")
+    print(f"Exported to {file} ({size:,.0f} KiB), with the card {card}")
 
 
 def _config(run_folder: Path) -> tuple[dict[str, Any], Path | None]:
@@ -193,6 +165,8 @@ def export_replay(options: argparse.Namespace) -> None:
     from mtrl_lightning.launch.quiet import quiet
 
     with quiet():
-        exported = export_to_minari(options.replay, options.folder)
-    print(exported.table())
-    print(f"Exported: Minari reads them with MINARI_DATASETS_PATH={exported.folder}")
+        folder, exported = export_to_minari(options.replay, options.folder)
+    lines = [["data set", "episodes", "steps", "cut episodes", "steps left out"]]
+    lines += [[name, *map(whole, counts)] for name, *counts in exported]
+    print(text_table(lines, num_texts=1))
+    print(f"Exported: Minari reads them with MINARI_DATASETS_PATH={folder}")

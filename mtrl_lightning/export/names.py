@@ -8,5 +8,3 @@ MINARI = "minari"
 POLICY_FILES = {ONNX: "policy.onnx", TORCH_EXPORT: "policy.pt2"}
 """The file of a policy in each format."""
 FORMATS = (*POLICY_FILES, MINARI)
-REMOVED = "torchscript"
-"""A format of earlier versions, which PyTorch has deprecated."""

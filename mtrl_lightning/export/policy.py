@@ -8,16 +8,17 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from gymnasium.spaces import Box
+from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
@@ -35,26 +36,11 @@ TOLERANCE = 1e-4
 """Largest difference of a number of an action, between -1 and 1, that is rounding."""
 NUM_OBSERVATIONS = 1_000
 """Observations on which the exported policy's actions are compared."""
-NUM_TIMED = 300
-"""Single observations whose actions are timed."""
 LARGEST_BOUND = 1e3
 """An observation space with larger bounds counts as unbounded."""
 
 Actions = Callable[[npt.NDArray, npt.NDArray[np.int64]], npt.NDArray]
 """Maps observations ``[E, D]`` and tasks ``[E]`` to actions ``[E, A]``."""
-
-
-class Comparison(NamedTuple):
-    """How an exported policy compares with the one that it was made from."""
-
-    num_observations: int
-    """Observations, in one batch and one by one."""
-    max_difference: float
-    """Largest absolute difference of a number of an action."""
-    policy_microseconds: float
-    """Median time of ``policy.act`` for one observation."""
-    exported_microseconds: float
-    """Median time of the exported policy for one observation."""
 
 
 class DeterministicPolicy(nn.Module):
@@ -75,39 +61,17 @@ class DeterministicPolicy(nn.Module):
         self.networks = nn.ModuleDict(algorithm.acting_modules())
         # no submodule: critics and optimizers are not exported
         self.__dict__["_algorithm"] = algorithm
-        self._action_transforms = list(action_transforms)
+        self.action_transforms = list(action_transforms)
 
     def forward(self, observation: Tensor, task: Tensor) -> Tensor:
         """Map observations ``[E, D]`` and tasks ``[E]`` to actions ``[E, A]``."""
         algorithm: Algorithm = self.__dict__["_algorithm"]
         action_EA = algorithm.best_action(observation, task)
-        for transform in self._action_transforms:
-            action_EA = _transformed(transform, action_EA, task)
-        return action_EA.clamp(LOW, HIGH) if self._action_transforms else action_EA
-
-
-def _transformed(transform: ActionTransform, action_EA: Tensor, task_E: Tensor) -> Tensor:
-    """Apply a transform of arrays to tensors, which have the same operations.
-
-    Raises:
-        ConfigurationError: if it needs operations that only arrays have.
-    """
-    try:
-        changed: Any = transform.transform(action_EA, task_E, False)  # type: ignore[arg-type]
-    except Exception as error:
-        raise _no_transform(transform, f"{type(error).__name__}: {_first_line(error)}") from error
-    if not isinstance(changed, Tensor):
-        raise _no_transform(transform, f"it returns {type(changed).__name__} for tensors")
-    return changed.to(action_EA.dtype)
-
-
-def _no_transform(transform: ActionTransform, cause: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the action transform {type(transform).__name__} cannot be exported ({cause}): let its"
-        " transform use only operations that arrays and tensors both have, such as clip and *, or"
-        " remove it from rollout.action_transforms in the run's config.yaml and apply it to the"
-        " exported policy's actions"
-    )
+        for transform in self.action_transforms:
+            # of arrays: tensors have the same operations
+            changed_EA: Any = transform.transform(action_EA, task, False)  # type: ignore[arg-type]
+            action_EA = changed_EA.to(action_EA.dtype)
+        return action_EA.clamp(LOW, HIGH) if self.action_transforms else action_EA
 
 
 def export_policy(
@@ -116,7 +80,7 @@ def export_policy(
     folder: str | Path,
     action_transforms: Sequence[ActionTransform] = (),
     num_observations: int = NUM_OBSERVATIONS,
-) -> tuple[Path, Comparison]:
+) -> tuple[Path, float]:
     """Write a policy's best actions as one file, and compare it with the policy.
 
     The file takes ``observation [E, D]`` and ``task [E]`` (``int64``), for any number of rows, and
@@ -131,14 +95,16 @@ def export_policy(
         num_observations: observations on which the actions are compared, at least 1.
 
     Returns:
-        The file, and the comparison.
+        The file, and the largest difference of a number of an action.
 
     Raises:
         ConfigurationError: if the policy cannot be exported, a package is missing, or the actions
             differ; no file is written then.
     """
     one_of(POLICY_FILES, format=format)
-    check_packages(format)
+    if format == ONNX:
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            import_optional(package, '"mtrl_lightning[export]"')
     folder = Path(folder)
     program = capture(policy, action_transforms)
     ensure_writable(folder)
@@ -146,26 +112,15 @@ def export_policy(
         file = Path(unfinished) / POLICY_FILES[format]
         write(program, format, file)
         exported = load_exported(file, format)
-        comparison = compare(policy, exported, action_transforms, num_observations)
-        if not comparison.max_difference <= TOLERANCE:
+        difference = max_difference(policy, exported, action_transforms, num_observations)
+        if not difference <= TOLERANCE:
             raise ConfigurationError(
-                f"the {format} file's actions differ by {comparison.max_difference:.2g} from the"
-                f" policy's, more than {TOLERANCE:g}: an operation of the policy has another"
-                " result there; choose another format"
+                f"the {format} file's actions differ by {difference:.2g} from the policy's, more"
+                f" than {TOLERANCE:g}: an operation of the policy has another result there; choose"
+                " another format"
             )
         os.replace(file, folder / file.name)
-    return folder / file.name, comparison
-
-
-def check_packages(format: str) -> None:
-    """Check that what a format needs is installed.
-
-    Raises:
-        ConfigurationError: naming the extra that installs it.
-    """
-    if format == ONNX:
-        for module in ("onnx", "onnxscript", "onnxruntime"):
-            import_optional(module, '"mtrl_lightning[export]"')
+    return folder / file.name, difference
 
 
 def capture(
@@ -194,33 +149,28 @@ def capture(
             return torch.export.export(
                 module, example, dynamic_shapes=({0: rows}, {0: rows}), strict=False
             )
-    except ConfigurationError:
-        raise
     except Exception as error:
-        part = _failing_module(error.__traceback__, algorithm) or type(algorithm).__name__
+        part = _failing_part(error.__traceback__, [*algorithm.modules(), *action_transforms])
+        first_line = str(error).strip().partition("\n")[0]
         raise ConfigurationError(
-            f"the policy cannot be exported, because of {part}"
-            f" ({type(error).__name__}: {_first_line(error)}): a forward pass that is exported may"
-            " not branch on the values of tensors, nor leave PyTorch; use torch.where, or train"
-            " with another encoder or network"
+            f"the policy cannot be exported, because of {part or type(algorithm).__name__}"
+            f" ({type(error).__name__}: {first_line}): what is exported may not branch on the"
+            " values of tensors, nor leave PyTorch. Use torch.where, or train with another encoder"
+            " or network. Action transforms may use operations that arrays and tensors both have,"
+            " such as clip and *; remove others from rollout.action_transforms in the run's"
+            " config.yaml, and apply them to the exported policy's actions"
         ) from error
 
 
-def _failing_module(traceback: TracebackType | None, algorithm: Algorithm) -> str | None:
-    """Return the class of the innermost module of the algorithm in which an error arose."""
-    modules = {id(module) for module in algorithm.modules() if module is not algorithm}
+def _failing_part(traceback: TracebackType | None, parts: Sequence[object]) -> str | None:
+    """Return the class of the innermost part in which an error arose."""
     found = None
     while traceback is not None:
         owner = traceback.tb_frame.f_locals.get("self")
-        if id(owner) in modules:
+        if any(owner is part for part in parts):
             found = type(owner).__name__
         traceback = traceback.tb_next
     return found
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else ""
 
 
 def write(program: ExportedProgram, format: str, file: Path) -> None:
@@ -257,71 +207,47 @@ def load_exported(file: str | Path, format: str) -> Actions:
     if format == ONNX:
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        session = onnxruntime.InferenceSession(
-            str(file), options, providers=["CPUExecutionProvider"]
-        )
-
-        def run_session(observation_ED: npt.NDArray, task_E: npt.NDArray) -> npt.NDArray:
-            return session.run(None, {"observation": observation_ED, "task": task_E})[0]
-
-        return run_session
+        session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        return lambda observation_ED, task_E: session.run(
+            None, {"observation": observation_ED, "task": task_E}
+        )[0]
     with _quiet():
         loaded: Any = torch.export.load(Path(file)).module()
-
-    @torch.no_grad()
-    def run_module(observation_ED: npt.NDArray, task_E: npt.NDArray) -> npt.NDArray:
-        action: Tensor = loaded(torch.from_numpy(observation_ED), torch.from_numpy(task_E))
-        return action.numpy()
-
-    return run_module
+    return lambda observation_ED, task_E: (
+        loaded(torch.from_numpy(observation_ED), torch.from_numpy(task_E)).detach().numpy()
+    )
 
 
-def compare(
+def max_difference(
     policy: LoadedPolicy,
     exported: Actions,
     action_transforms: Sequence[ActionTransform] = (),
     num_observations: int = NUM_OBSERVATIONS,
-) -> Comparison:
-    """Compare the actions of an exported policy with the policy's own, and time both.
+) -> float:
+    """Return how far the actions of an exported policy are from the policy's own.
 
     Args:
         policy: what was exported.
         exported: what ``load_exported`` returns.
         action_transforms: change the policy's actions.
-        num_observations: observations of all tasks, see ``observations_of``.
+        num_observations: observations of all tasks, in one batch and one by one; see
+            ``observations_of``.
+
+    Returns:
+        The largest difference of a number of an action; infinite where shapes or NaN differ.
     """
     observation_ED, task_E = observations_of(policy.spec, num_observations)
-
-    def act(observation_ED: npt.NDArray, task_E: npt.NDArray) -> npt.NDArray:
-        chosen_EA = policy.act(observation_ED, task_E)
-        return sent_actions(action_transforms, chosen_EA, task_E, is_training=False)
-
-    expected_EA = act(observation_ED, task_E)
+    chosen_EA = policy.act(observation_ED, task_E)
+    expected_EA = sent_actions(action_transforms, chosen_EA, task_E, is_training=False)
     difference = _difference(exported(observation_ED, task_E), expected_EA)
-    singles = [(observation_ED[[i]], task_E[[i]]) for i in range(len(task_E))]
-    own_seconds = []
-    seconds = []
-    for i, single in enumerate(singles):
-        started = time.perf_counter()
-        action_1A = exported(*single)
-        seconds.append(time.perf_counter() - started)
-        difference = max(difference, _difference(action_1A, expected_EA[[i]]))
-        if i < NUM_TIMED:
-            started = time.perf_counter()
-            act(*single)
-            own_seconds.append(time.perf_counter() - started)
-    return Comparison(
-        num_observations,
-        difference,
-        1e6 * float(np.median(own_seconds)),
-        1e6 * float(np.median(seconds)),
-    )
+    for index in range(num_observations):
+        row = [index]
+        action_1A = exported(observation_ED[row], task_E[row])
+        difference = max(difference, _difference(action_1A, expected_EA[row]))
+    return difference
 
 
 def _difference(action_EA: npt.NDArray, expected_EA: npt.NDArray) -> float:
-    """Return the largest difference, infinite where shapes or NaN differ."""
     if action_EA.shape != expected_EA.shape:
         return float("inf")
     # max() of Python and of NumPy disagree about NaN
@@ -330,31 +256,27 @@ def _difference(action_EA: npt.NDArray, expected_EA: npt.NDArray) -> float:
 
 
 def observations_of(spec: EnvSpec, num: int) -> tuple[npt.NDArray, npt.NDArray[np.int64]]:
-    """Draw observations ``[num, D]`` of all tasks in turn, and their tasks ``[num]``.
+    """Sample observations ``[num, D]`` of all tasks in turn, and their tasks ``[num]``.
 
-    They are uniform where the space is bounded, and otherwise standard normal within its bounds.
-    What is not the task's own is 0.
+    They are uniform where the space is bounded, and otherwise as Gymnasium samples unbounded
+    spaces. What is not the task's own is 0.
 
     Args:
         spec: the tasks.
         num: number of observations.
     """
-    space = spec.observation_space
     task_E = np.arange(num) % spec.num_tasks
-    generator = np.random.default_rng(0)
-    if not np.issubdtype(space.dtype, np.floating):
-        low_D = space.low.astype(np.int64)
-        high_D = space.high.astype(np.int64)
-        drawn_ED = generator.integers(low_D, high_D, (num, *space.shape), endpoint=True)
-        return drawn_ED.astype(space.dtype), task_E
-    is_bounded_D = np.maximum(np.abs(space.low), np.abs(space.high)) <= LARGEST_BOUND
-    lowest_D = np.where(is_bounded_D, space.low, 0.0)
-    highest_D = np.where(is_bounded_D, space.high, 1.0)
-    uniform_ED = generator.uniform(lowest_D, highest_D, (num, *space.shape))
-    normal_ED = generator.standard_normal((num, *space.shape)).clip(space.low, space.high)
-    observation_ED = np.where(is_bounded_D, uniform_ED, normal_ED)
-    observation_ED = np.where(spec.observation_mask_TD[task_E], observation_ED, 0.0)
-    return observation_ED.astype(np.float32), task_E
+    space = spec.observation_space
+    if np.issubdtype(space.dtype, np.floating):
+        low_D = np.where(space.low < -LARGEST_BOUND, -np.inf, space.low).astype(np.float32)
+        high_D = np.where(space.high > LARGEST_BOUND, np.inf, space.high).astype(np.float32)
+        space = Box(low_D, high_D)
+    batch = batch_space(space, num)
+    batch.seed(0)
+    observation_ED = batch.sample()
+    if spec.observation_sizes:
+        observation_ED[~spec.observation_mask_TD[task_E]] = 0
+    return observation_ED, task_E
 
 
 @contextlib.contextmanager

@@ -25,7 +25,6 @@ from mtrl_lightning.algorithms.rebuilding import rebuild_spec
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.checkpoints.parts import RANKS
 from mtrl_lightning.errors import ConfigurationError, import_optional
-from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
@@ -64,7 +63,6 @@ class ReplayEpisode(NamedTuple):
 class Exported(NamedTuple):
     """What ``export_to_minari`` has written of a task."""
 
-    task: str
     dataset_id: str
     num_episodes: int
     num_steps: int
@@ -74,24 +72,9 @@ class Exported(NamedTuple):
     """Transitions of episodes whose start is not in the replay."""
 
 
-class ExportedReplay(NamedTuple):
-    """What ``export_to_minari`` has written."""
-
-    folder: Path
-    """Value of ``MINARI_DATASETS_PATH`` with which Minari finds the data sets."""
-    tasks: list[Exported]
-
-    def table(self) -> str:
-        """Return a text table of the tasks."""
-        header = ["data set", "episodes", "steps", "cut episodes", "steps left out"]
-        lines = [header]
-        for one in self.tasks:
-            counts = (one.num_episodes, one.num_steps, one.num_cut, one.num_left_out)
-            lines.append([one.dataset_id, *map(whole, counts)])
-        return text_table(lines, num_texts=1)
-
-
-def export_to_minari(run: str | Path, folder: str | Path | None = None) -> ExportedReplay:
+def export_to_minari(
+    run: str | Path, folder: str | Path | None = None
+) -> tuple[Path, list[Exported]]:
     """Write the episodes of a run's replay as a Minari data set of each task.
 
     - Transitions before the first episode start that a full ring still has are left out.
@@ -106,14 +89,21 @@ def export_to_minari(run: str | Path, folder: str | Path | None = None) -> Expor
         run: the folder of a run, for its newest complete checkpoint, or a checkpoint.
         folder: where the data sets are written; None for ``export/minari`` in the run's folder.
 
+    Returns:
+        The folder, which Minari takes as ``MINARI_DATASETS_PATH``, and the data sets.
+
     Raises:
         ConfigurationError: if Minari is not installed, the run has no replay, no episode of it is
             whole, or the folder has its data sets already.
         OSError: if a file cannot be written.
     """
-    import_optional("minari", '"mtrl_lightning[minari]"')
-    import_optional("h5py", '"mtrl_lightning[minari]"')
-    checkpoint, content = _checkpoint(Path(run))
+    for package in ("minari", "h5py"):
+        import_optional(package, '"mtrl_lightning[minari]"')
+    checkpoint = checkpoint_at(Path(run))
+    if checkpoint.name == "last.ckpt":
+        checkpoint, content = load_newest_whole(checkpoint, with_replay=False)
+    else:
+        content = load_checkpoint(checkpoint)
     run_folder = run_folder_of(checkpoint)
     folder = run_folder / "export" / "minari" if folder is None else Path(folder)
     spec = rebuild_spec(content["mtrl_lightning"]["spec"])
@@ -133,22 +123,18 @@ def export_to_minari(run: str | Path, folder: str | Path | None = None) -> Expor
             rings = np.flatnonzero(task_E == task).tolist()
             found = [one for env in rings for one in episodes(storage, env, spec.horizon, has_all)]
             dataset_id = f"{namespace}/{_name(spec.task_names[task])}-v{VERSION}"
-            kept = sorted(
-                (one for one in found if one.has_start), key=lambda one: (one.first, one.env)
-            )
+            kept = [one for one in found if one.has_start]
+            kept.sort(key=lambda one: (one.first, one.env))
             if kept:
                 with _datasets_in(unfinished):
                     _write(dataset_id, kept, spec, task, algorithm)
-            cut = [one for one in kept if not one.terminated and one.length < spec.horizon]
-            left_out = [one.length for one in found if not one.has_start]
             exported.append(
                 Exported(
-                    spec.task_names[task],
                     dataset_id,
                     len(kept),
                     sum(one.length for one in kept),
-                    len(cut),
-                    sum(left_out),
+                    sum(not one.terminated and one.length < spec.horizon for one in kept),
+                    sum(one.length for one in found if not one.has_start),
                 )
             )
         if not any(one.num_episodes for one in exported):
@@ -159,14 +145,7 @@ def export_to_minari(run: str | Path, folder: str | Path | None = None) -> Expor
             )
         (folder / namespace).parent.mkdir(parents=True, exist_ok=True)
         os.replace(Path(unfinished) / namespace, folder / namespace)
-    return ExportedReplay(folder.resolve(), exported)
-
-
-def _checkpoint(path: Path) -> tuple[Path, dict[str, Any]]:
-    found = checkpoint_at(path)
-    if found.name == "last.ckpt":
-        return load_newest_whole(found, with_replay=False)
-    return found, load_checkpoint(found)
+    return folder.resolve(), exported
 
 
 def read_replay(checkpoint: Path, content: Mapping[str, Any]) -> Storage:
@@ -268,8 +247,11 @@ def _write(
     from minari import create_dataset_from_buffers
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
-    observation_space = _own_space(spec.observation_space, spec.observation_sizes, task)
-    action_space = _own_space(spec.action_space, spec.action_sizes, task)
+    # None, for tasks of one size, is the whole
+    observation_size = spec.observation_sizes[task] if spec.observation_sizes else None
+    action_size = spec.action_sizes[task] if spec.action_sizes else None
+    observation_space = _own_space(spec.observation_space, observation_size)
+    action_space = _own_space(spec.action_space, action_size)
     buffers = []
     for number, one in enumerate(found):
         terminations = np.zeros(one.length, np.bool_)
@@ -279,8 +261,8 @@ def _write(
         buffers.append(
             EpisodeBuffer(
                 id=number,
-                observations=_own(one.observation, observation_space),  # type: ignore[arg-type]
-                actions=_own(one.action, action_space),  # type: ignore[arg-type]
+                observations=one.observation[:, :observation_size],  # type: ignore[arg-type]
+                actions=one.action[:, :action_size],  # type: ignore[arg-type]
                 rewards=one.reward,  # type: ignore[arg-type]
                 terminations=terminations,  # type: ignore[arg-type]
                 truncations=truncations,  # type: ignore[arg-type]
@@ -300,20 +282,11 @@ def _write(
         )
 
 
-def _own_space(space: Box, sizes: Sequence[int], task: int) -> Box:
-    """Return the part of a space that is a task's own, of the type in which it is stored."""
-    low = space.low
-    high = space.high
-    if sizes:
-        low = low[: sizes[task]]
-        high = high[: sizes[task]]
-    is_float = np.issubdtype(low.dtype, np.floating)
-    dtype = np.float32 if is_float else low.dtype
-    return Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
-
-
-def _own(values: npt.NDArray, space: Box) -> npt.NDArray:
-    return values[:, : space.shape[0]] if len(space.shape) == 1 else values
+def _own_space(space: Box, size: int | None) -> Box:
+    """Return the first numbers of a space, of the type in which they are stored."""
+    is_float = np.issubdtype(space.dtype, np.floating)
+    dtype: Any = np.float32 if is_float else space.dtype
+    return Box(space.low[:size].astype(dtype), space.high[:size].astype(dtype), dtype=dtype)
 
 
 def _name(text: str) -> str:

@@ -146,12 +146,12 @@ def test_minari_reads_the_episodes_of_each_task(tmp_path, monkeypatch):
     pytest.importorskip("h5py")
     recorded = Recorded(Scripted(2), [0, 0, 1, 1], 24, 15)
     run = recorded.save(tmp_path)
-    exported = export_to_minari(run)
-    assert exported.folder == run / "export" / "minari"
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(exported.folder))
-    assert sorted(minari.list_local_datasets()) == [one.dataset_id for one in exported.tasks]
+    folder, exported = export_to_minari(run)
+    assert folder == run / "export" / "minari"
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder))
+    assert sorted(minari.list_local_datasets()) == [one.dataset_id for one in exported]
     storage = recorded.buffer.storage
-    for task, one in enumerate(exported.tasks):
+    for task, one in enumerate(exported):
         assert one.dataset_id == f"try/version_0/task-{task}-v0"
         data = minari.load_dataset(one.dataset_id)
         assert data.observation_space.shape == (4,) and data.action_space.shape == (2,)
@@ -186,9 +186,9 @@ def test_observations_and_actions_have_the_tasks_own_size(tmp_path, monkeypatch)
     pytest.importorskip("h5py")
     recorded = Recorded(Scripted(2), [0, 1], 12, 50)
     recorded.spec = recorded.spec._replace(observation_sizes=(4, 3), action_sizes=(1, 2))
-    exported = export_to_minari(recorded.save(tmp_path), tmp_path / "own")
+    _, exported = export_to_minari(recorded.save(tmp_path), tmp_path / "own")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "own"))
-    small, large = (minari.load_dataset(one.dataset_id) for one in exported.tasks)
+    small, large = (minari.load_dataset(one.dataset_id) for one in exported)
     assert small.observation_space.shape == (4,) and small[0].actions.shape[1:] == (1,)
     assert large.observation_space.shape == (3,) and large[0].observations.shape[1:] == (3,)
 

@@ -310,5 +310,5 @@ def check_exports(model, folder):
     file = folder / POLICY_FILES[ONNX]
     exporting.write(program, ONNX, file)
     exported = exporting.load_exported(file, ONNX)
-    comparison = exporting.compare(policy, exported, num_observations=40)
-    assert comparison.max_difference <= exporting.TOLERANCE
+    difference = exporting.max_difference(policy, exported, num_observations=40)
+    assert difference <= exporting.TOLERANCE
