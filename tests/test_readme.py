@@ -96,7 +96,7 @@ SHORT = {
 EXPECTED = {
     "fit": "average",
     "validate": "average",
-    "clear": "To delete",
+    "clear": "Nothing was deleted",
     "compare": "comparison: report.html",
     "sweep": "mtrl-lightning fit -c ",
     "export": "Exported",

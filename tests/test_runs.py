@@ -122,8 +122,8 @@ def test_a_run_in_training_is_refused_until_its_process_is_killed(
         in error
     )
     for args in (
-        ["clear", f"--run={command_line.folder()}"],
-        ["clear", f"--run={command_line.folder()}", "--yes"],
+        ["clear", str(command_line.folder())],
+        ["clear", str(command_line.folder()), "--yes"],
     ):
         monkeypatch.setattr(sys, "argv", ["cli.py", *args])
         with pytest.raises(SystemExit) as exit_info:
