@@ -37,7 +37,6 @@ DESCRIPTION = (
 )
 USAGE = (
     "mtrl-lightning export RUN --to {onnx,torch.export} [--folder PATH]\n"
-    "       mtrl-lightning export --ckpt_path {best,last} --to FORMAT [--name NAME] [--root ROOT]\n"
     "       mtrl-lightning export --replay RUN --to minari [--folder PATH]"
 )
 
@@ -97,7 +96,7 @@ def export_checkpoint(options: argparse.Namespace) -> None:
             f"--to {options.to} is for a replay: give --replay RUN, or export the policy to"
             f" {', '.join(POLICY_FILES)}"
         )
-    checkpoint = chosen_checkpoint(options, "export")
+    checkpoint = chosen_checkpoint(options.run, "export")
     run_folder = run_folder_of(checkpoint)
     folder = options.folder or run_folder / "export"
 
@@ -157,10 +156,8 @@ def export_replay(options: argparse.Namespace) -> None:
     """
     if options.to != MINARI:
         raise ConfigurationError(f"--replay is exported --to {MINARI}, and --to is {options.to}")
-    if options.run or options.ckpt_path:
-        raise ConfigurationError(
-            "the run is given by --replay RUN: leave out RUN before it and --ckpt_path"
-        )
+    if options.run:
+        raise ConfigurationError("the run is given by --replay RUN: leave out RUN before it")
     from mtrl_lightning.export.replay import export_to_minari
     from mtrl_lightning.launch.quiet import quiet
 

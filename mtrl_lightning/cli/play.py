@@ -24,7 +24,6 @@ from mtrl_lightning.runs import (
     checkpoint_at,
     config_file_of,
     ensure_writable,
-    find_checkpoint,
     is_in_training,
     run_folder_of,
 )
@@ -98,12 +97,6 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
         help="the run's folder, ROOT/NAME/version_N, or one of its checkpoints",
     )
     parser.add_argument(
-        "--ckpt_path",
-        metavar="CKPT_PATH",
-        help="in place of RUN: the folder, the checkpoint, or best or last for that of the newest"
-        " run of --name",
-    )
-    parser.add_argument(
         "--trust",
         action="append",
         default=[],
@@ -111,8 +104,6 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
         help="a module or package whose classes the checkpoint may use beside those that the run's"
         " config.yaml names; may be given several times",
     )
-    parser.add_argument("--name", default="run", help="name of the run, for best and last")
-    parser.add_argument("--root", default="runs", help="folder of all runs, for best and last")
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -145,7 +136,7 @@ def play(options: argparse.Namespace) -> None:
         EnvironmentFaultError: if an environment breaks.
         OSError: if a file cannot be written.
     """
-    checkpoint = chosen_checkpoint(options, "play")
+    checkpoint = chosen_checkpoint(options.run, "play")
     run_folder = run_folder_of(checkpoint)
     config = read_run_config(config_file_of(run_folder))
 
@@ -298,27 +289,22 @@ def _instantiated(kind: Any, described: Any, what: str) -> Any:
         ) from error
 
 
-def chosen_checkpoint(options: argparse.Namespace, command: str) -> Path:
-    """Return the checkpoint that is asked for: the best one of a run's folder if it has one.
+def chosen_checkpoint(run: str | None, command: str) -> Path:
+    """Return a checkpoint that is given, or the best one of the run whose folder is given.
 
     Args:
-        options: what ``add_checkpoint_arguments`` names.
+        run: the folder or the checkpoint; a run without a best checkpoint has its last one taken.
         command: that asks for it.
 
     Raises:
-        ConfigurationError: if none or several are named, or there is none.
+        ConfigurationError: if none is named, or there is none.
     """
-    given = options.run or options.ckpt_path
-    if given is None or (options.run and options.ckpt_path):
+    if run is None:
         raise ConfigurationError(
-            f"{command} needs one run: {command} runs/NAME/version_0, or --ckpt_path with a run's"
-            " folder, a checkpoint, best or last"
+            f"{command} needs a run's folder or a checkpoint: {command} runs/NAME/version_0"
         )
-    if options.ckpt_path in ("best", "last"):
-        found = find_checkpoint(given, options.root, options.name)
-    else:
-        best = Path(given) / "checkpoints" / "best.ckpt"
-        found = best if best.is_file() else checkpoint_at(Path(given))
+    best = Path(run) / "checkpoints" / "best.ckpt"
+    found = best if best.is_file() else checkpoint_at(Path(run))
     if found.name == "last.ckpt":
         from mtrl_lightning.run.checkpoint_file import load_newest_whole
 

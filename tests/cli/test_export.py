@@ -28,7 +28,7 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
     run = command_line.folder()
     capsys.readouterr()
 
-    main(["export", "--ckpt_path", "best", "--to", "torch.export", f"--root={tmp_path}"])
+    main(["export", str(run), "--to", "torch.export"])
     printed = capsys.readouterr().out
     assert "best.ckpt, after 330 env steps, 3 tasks" in printed
     assert "Largest difference of an action from the policy's: " in printed
@@ -81,7 +81,7 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
         (["run"], "the following arguments are required: --to"),
         (["run", "--to=onx"], "invalid choice: 'onx' (choose from"),
         (["run", "--to=minari"], "--to minari is for a replay: give --replay RUN"),
-        (["--to=onnx"], "export needs one run: export runs/NAME/version_0"),
+        (["--to=onnx"], "export needs a run's folder or a checkpoint: export runs/NAME/version_0"),
         (["--replay=run", "--to=onnx"], "--replay is exported --to minari, and --to is onnx"),
         (["x", "--replay=y", "--to=minari"], "the run is given by --replay RUN"),
         (["nowhere", "--to=onnx"], "there is no checkpoint nowhere"),

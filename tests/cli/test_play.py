@@ -16,7 +16,7 @@ SMALL = ["--width=64", "--height=48", "--num_workers=0"]
 
 @pytest.fixture
 def run(command_line):
-    command_line("fit", "--rollout.total_steps=330", "--evaluation.every=330")
+    command_line.finished()
     return command_line.folder()
 
 
@@ -28,10 +28,11 @@ def error_of(capsys, *args):
 
 
 def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
+    best = load_policy(run / "checkpoints" / "best.ckpt").env_steps
     capsys.readouterr()
     main(["play", str(run), *SMALL, "--task", "goal-2", "--task=goal-0", "--episodes=2"])
     lines = capsys.readouterr().out.splitlines()
-    assert "best.ckpt, after 330 env steps; split eval, 2 of 3 tasks" in lines[0]
+    assert f"best.ckpt, after {best} env steps; split eval, 2 of 3 tasks" in lines[0]
     assert lines[1].split() == ["task", "episode", "return", "length", "success"]
     assert [line.split()[:2] for line in lines[2:6]] == [
         ["goal-2", "0"],
@@ -40,18 +41,18 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
         ["goal-0", "1"],
     ]
     assert all(line.split()[3] == "20" for line in lines[2:6])
-    folder = run / "videos" / "step_000000000330"
+    folder = run / "videos" / f"step_{best:012d}"
     assert lines[6] == f"Videos in {folder}: goal-2.mp4, goal-0.mp4, all_tasks.mp4"
     assert sorted(path.name for path in folder.iterdir()) == [
         "all_tasks.mp4",
         "goal-0.mp4",
         "goal-2.mp4",
     ]
-    assert 'src="videos/step_000000000330/all_tasks.mp4"' in (run / "report.html").read_text()
+    assert f'src="videos/step_{best:012d}/all_tasks.mp4"' in (run / "report.html").read_text()
     assert frames_of(folder / "goal-2.mp4")[0].shape == (2 * 61, 48, 64, 3)
 
-    given = [f"--root={tmp_path}", *SMALL, "--task=goal-1", f"--folder={tmp_path / 'own'}"]
-    main(["play", "--ckpt_path=last", *given])
+    last = str(run / "checkpoints" / "last.ckpt")
+    main(["play", last, *SMALL, "--task=goal-1", f"--folder={tmp_path / 'own'}"])
     assert "last.ckpt, after" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["goal-1.mp4"]
 
@@ -69,10 +70,8 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "play needs one run: play runs/NAME/version_0"),
-        (["a", "--ckpt_path=best"], "play needs one run"),
+        ([], "play needs a run's folder or a checkpoint: play runs/NAME/version_0"),
         (["nowhere"], "there is no checkpoint nowhere"),
-        (["--ckpt_path=best", "--root=nowhere"], "no run in nowhere/run has a best.ckpt"),
     ],
 )
 def test_what_is_no_run(capsys, args, message):
