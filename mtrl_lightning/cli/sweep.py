@@ -61,13 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name", help="the sweep's folder is ROOT/NAME (default: name of the file)"
     )
     parser.add_argument(
-        "--draw_seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="seed of the random choice of configurations (default 0)",
-    )
-    parser.add_argument(
         "--dry_run",
         action="store_true",
         help="check the sweep file, print commands of runs, and start nothing",
@@ -129,7 +122,6 @@ def _sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> None:
             folder,
             trials=trials,
             jobs=options.jobs,
-            seed=options.draw_seed,
             evaluation_every=metric_every,
         )
     except Interrupted:

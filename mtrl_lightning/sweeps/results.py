@@ -21,8 +21,6 @@ PLOTS = "plots"
 """The plots' folder in that of the sweep."""
 DECIMALS = 3
 """Of results, in which trials may differ by little."""
-MAX_ROWS = 20
-"""Configurations of the printed table, the best first."""
 STATES = ("COMPLETE", "PRUNED", "FAIL")
 """States of finished runs, the worst last; a pruned one ended early."""
 MIN_TRIALS = 4
@@ -70,7 +68,7 @@ def rows_of(study: Study, sweep: SweepFile) -> list[Row]:
 
 
 def write_table(rows: list[Row], sweep: SweepFile, folder: Path) -> str:
-    """Write all configurations as ``sweep.md``, and return the best ones as text.
+    """Write all configurations as ``sweep.md``, and return them as text.
 
     Args:
         rows: what ``rows_of`` returns.
@@ -88,10 +86,10 @@ def write_table(rows: list[Row], sweep: SweepFile, folder: Path) -> str:
     best = "largest" if sweep.is_maximized else "smallest"
     notes = [f"{sweep.metric}: the {best} value of a run, averaged over seeds"]
     notes += [f"trial {row.trial} failed: {error}" for row in rows for error in row.errors]
+    text = "\n\n".join([markdown(lines), *notes])
     with replacing(folder / TABLE) as unfinished:
-        page = "\n\n".join([markdown(lines), *notes])
-        unfinished.write_text(page + "\n", encoding="utf-8")
-    return "\n".join([markdown(lines[: MAX_ROWS + 1]), *notes])
+        unfinished.write_text(text + "\n", encoding="utf-8")
+    return text
 
 
 def write_plots(study: Study, metric: str, folder: Path) -> None:

@@ -5,7 +5,6 @@ Every run is a trial: with ``S`` seeds, trial ``n`` is configuration ``n // S`` 
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ MAY_CHANGE = ("path", "name", "run_cap")
 """Parts of a sweep file that may."""
 
 
-def open_study(folder: Path, sweep: SweepFile, seed: int, evaluation_every: int) -> Study:
+def open_study(folder: Path, sweep: SweepFile, evaluation_every: int) -> Study:
     """Open or create a sweep's study, and let the trials that a kill interrupted wait for a start.
 
     The caller holds the lock of the folder.
@@ -33,7 +32,6 @@ def open_study(folder: Path, sweep: SweepFile, seed: int, evaluation_every: int)
     Args:
         folder: of the sweep.
         sweep: content of the sweep file.
-        seed: of the random configurations.
         evaluation_every: environment steps between two evaluations, the unit of Hyperband.
 
     Raises:
@@ -61,7 +59,7 @@ def open_study(folder: Path, sweep: SweepFile, seed: int, evaluation_every: int)
             f"{path} cannot be read as the database of a sweep ({error}): move it away, or give"
             " another --name"
         ) from error
-    _check_identity(study, path, sweep, seed)
+    _check_identity(study, path, sweep)
     for trial in trials:
         if trial.state == optuna.trial.TrialState.RUNNING:
             trial_id = storage.get_trial_id_from_study_id_trial_number(
@@ -71,10 +69,10 @@ def open_study(folder: Path, sweep: SweepFile, seed: int, evaluation_every: int)
     return study
 
 
-def _check_identity(study: Study, path: Path, sweep: SweepFile, seed: int) -> None:
+def _check_identity(study: Study, path: Path, sweep: SweepFile) -> None:
     """Check that a study, with the values that become options, belongs to this sweep."""
-    parts = {"seed": seed, **sweep._asdict()}
-    here = {name: str(part) for name, part in parts.items() if name not in MAY_CHANGE}
+    parts = sweep._asdict().items()
+    here = {name: str(part) for name, part in parts if name not in MAY_CHANGE}
     there = study.user_attrs.get(IDENTITY)
     if there is None:
         study.set_user_attr(IDENTITY, here)
@@ -93,15 +91,16 @@ def _check_identity(study: Study, path: Path, sweep: SweepFile, seed: int) -> No
         )
 
 
-def next_trial(study: Study, sweep: SweepFile, trials: int | None, seed: int) -> Trial | None:
+def next_trial(study: Study, sweep: SweepFile, trials: int | None) -> Trial | None:
     """Return the next trial with values of all parameters; None if there is none.
+
+    Random numbers depend on the trial's number alone. So neither the order in which runs end nor a
+    kill changes the configurations of a random search.
 
     Args:
         study: of the sweep.
         sweep: content of the sweep file.
         trials: configurations in all; None for all of a grid.
-        seed: of the random configurations. Each has a seed of its own, so that neither the order
-            in which runs end nor a kill changes those of a random search.
     """
     optuna = import_optuna()
     grid = sweep.grid[:trials] if sweep.method == "grid" else []
@@ -118,9 +117,8 @@ def next_trial(study: Study, sweep: SweepFile, trials: int | None, seed: int) ->
             study.enqueue_trial(existing[number - place].params)
         elif grid:
             study.enqueue_trial(grid[index])
-    sampler_seed = zlib.crc32(f"{seed}/{number}".encode())
     if sweep.method == "bayes":
-        study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=sampler_seed)
+        study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=number)
     else:
-        study.sampler = optuna.samplers.RandomSampler(sampler_seed)
+        study.sampler = optuna.samplers.RandomSampler(seed=number)
     return study.ask(sweep.parameters)

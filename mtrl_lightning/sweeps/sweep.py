@@ -44,7 +44,6 @@ def run_sweep(
     *,
     trials: int | None = None,
     jobs: int = 1,
-    seed: int = 0,
     evaluation_every: int = 1,
     program: Sequence[str] = PROGRAM,
 ) -> Study:
@@ -57,7 +56,6 @@ def run_sweep(
         folder: of the sweep.
         trials: configurations in all, those of previous starts included; None for all of a grid.
         jobs: runs at the same time.
-        seed: of the random configurations.
         evaluation_every: environment steps between two evaluations, the unit of Hyperband.
         program: the command of a run, without its arguments.
 
@@ -67,12 +65,12 @@ def run_sweep(
     """
     ensure_writable(folder)
     with run_lock(folder), _signals_raise():
-        study = open_study(folder, sweep, seed, evaluation_every)
+        study = open_study(folder, sweep, evaluation_every)
         running: list[_Run] = []
         try:
             while True:
                 while len(running) < jobs:
-                    trial = next_trial(study, sweep, trials, seed)
+                    trial = next_trial(study, sweep, trials)
                     if trial is None:
                         break
                     running.append(_Run(trial, sweep, folder, program))
