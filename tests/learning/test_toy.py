@@ -7,10 +7,10 @@ from tests.helpers.command_line import CONFIGS
 @pytest.mark.slow
 def test_sac_learns_the_toy_tasks_that_a_random_policy_fails(command_line):
     arguments = [
-        "--rollout.total_steps=9000",
+        "--rollout.total_steps=4500",
         "--rollout.num_workers=0",
         "--rollout.warmup_steps=900",
-        "--evaluation.every=9000",
+        "--evaluation.every=4500",
         "--evaluation.num_episodes=20",
         "--evaluation.num_workers=0",
         "--metrics.every=300",
