@@ -175,7 +175,8 @@ def test_the_python_code_learns_as_a_script_without_a_main_guard(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     assert "drawer-close-v3" in result.stdout
     (success,) = re.findall(r"^runs/run/version_0 (\S+)", result.stdout, re.MULTILINE)
-    assert float(success) >= 0.5, "a random policy has 0.1"
+    # both tasks are learned: a random policy has 0.1, and drawer-close alone gives 0.5
+    assert float(success) >= 0.7
     assert (tmp_path / "runs/run/version_0/metrics.csv").is_file()
 
 
