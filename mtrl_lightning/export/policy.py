@@ -43,7 +43,7 @@ Actions = Callable[[npt.NDArray, npt.NDArray[np.int64]], npt.NDArray]
 """Maps observations ``[E, D]`` and tasks ``[E]`` to actions ``[E, A]``."""
 
 
-class DeterministicPolicy(nn.Module):
+class _DeterministicPolicy(nn.Module):
     """What is exported: the policy's best actions, as environments are sent them.
 
     It contains the normalization of observations, the encoder, the actor, what replaces untrained
@@ -106,11 +106,11 @@ def export_policy(
         for package in ("onnx", "onnxscript", "onnxruntime"):
             import_optional(package, '"mtrl_lightning[export]"')
     folder = Path(folder)
-    program = capture(policy, action_transforms)
+    program = _capture(policy, action_transforms)
     ensure_writable(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished_") as unfinished:
         file = Path(unfinished) / POLICY_FILES[format]
-        write(program, format, file)
+        _write(program, format, file)
         exported = load_exported(file, format)
         difference = max_difference(policy, exported, action_transforms, num_observations)
         if not difference <= TOLERANCE:
@@ -123,9 +123,7 @@ def export_policy(
     return folder / file.name, difference
 
 
-def capture(
-    policy: LoadedPolicy, action_transforms: Sequence[ActionTransform] = ()
-) -> ExportedProgram:
+def _capture(policy: LoadedPolicy, action_transforms: Sequence[ActionTransform]) -> ExportedProgram:
     """Record the operations of a policy for any number of rows.
 
     Raises:
@@ -138,7 +136,7 @@ def capture(
                 f"{type(algorithm).__name__} has its own {name}, which is not exported: let its"
                 " policy and transforms do what it does"
             )
-    module = DeterministicPolicy(algorithm, action_transforms).eval()
+    module = _DeterministicPolicy(algorithm, action_transforms).eval()
     # other sizes than 1, which would be taken for fixed
     observation_ED, task_E = observations_of(policy.spec, max(2, policy.spec.num_tasks))
     example = (torch.from_numpy(observation_ED), torch.from_numpy(task_E))
@@ -173,14 +171,7 @@ def _failing_part(traceback: TracebackType | None, parts: Sequence[object]) -> s
     return found
 
 
-def write(program: ExportedProgram, format: str, file: Path) -> None:
-    """Write what was recorded.
-
-    Args:
-        program: what ``capture`` returns.
-        format: ``onnx`` or ``torch.export``.
-        file: the path; an existing file is replaced.
-    """
+def _write(program: ExportedProgram, format: str, file: Path) -> None:
     with torch.no_grad(), _quiet():
         if format == TORCH_EXPORT:
             torch.export.save(program, file)

@@ -269,13 +269,12 @@ def _hyperband(path: Path, entry: Any) -> tuple[int | None, int]:
     """Return ``min_iter`` and ``eta``."""
     if entry is None:
         return None, DEFAULT_ETA
-    where = f"{path}: early_terminate"
-    is_complete = isinstance(entry, dict) and entry.get("type") == "hyperband"
-    if not is_complete or "min_iter" not in entry:
+    found = {"eta": DEFAULT_ETA, **entry} if isinstance(entry, dict) else {}
+    are_whole = type(found.get("min_iter")) is int and type(found["eta"]) is int
+    if found.get("type") != "hyperband" or not are_whole:
         raise ConfigurationError(
-            f"{where} is {entry!r}: give {{type: hyperband, min_iter: 3, eta: 3}}"
+            f"{path}: early_terminate is {entry!r}: give {{type: hyperband, min_iter: 3, eta: 3}}"
         )
-    eta = entry.get("eta", DEFAULT_ETA)
-    at_least(1, min_iter=entry["min_iter"], prefix=f"{where}.")
-    at_least(2, eta=eta, prefix=f"{where}.")
-    return entry["min_iter"], eta
+    at_least(1, min_iter=found["min_iter"], prefix=f"{path}: early_terminate.")
+    at_least(2, eta=found["eta"], prefix=f"{path}: early_terminate.")
+    return found["min_iter"], found["eta"]

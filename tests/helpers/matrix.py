@@ -18,7 +18,7 @@ from mtrl_lightning import gradients
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
 from mtrl_lightning.export import policy as exporting
-from mtrl_lightning.export.names import ONNX, POLICY_FILES
+from mtrl_lightning.export.names import ONNX
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.rollout import Collector
@@ -303,12 +303,8 @@ def check_exports(model, folder):
     policy = LoadedPolicy(model)
     observation_ED, task_E = exporting.observations_of(model.spec, 40)
     assert policy.act(observation_ED, task_E).std(0).max() > 0.005
-    program = exporting.capture(policy)
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     # the file of torch.export holds the program itself, and is tested once
-    file = folder / POLICY_FILES[ONNX]
-    exporting.write(program, ONNX, file)
-    exported = exporting.load_exported(file, ONNX)
-    difference = exporting.max_difference(policy, exported, num_observations=40)
+    _, difference = exporting.export_policy(policy, ONNX, folder, num_observations=40)
     assert difference <= exporting.TOLERANCE
