@@ -360,7 +360,7 @@ def _successors(observation_ED: Any, done_E: Any, info: dict[str, Any]) -> Any:
 
 
 TRAINERS: dict[str, tuple[Any, Callable[[Any], None]]] = {
-    "sb3_sac": (SACJob, train_sb3_sac),
-    "sb3_ppo": (PPOJob, train_sb3_ppo),
-    "plain": (SACJob, train_plain),
+    "sb3 sac": (SACJob, train_sb3_sac),
+    "sb3 ppo": (PPOJob, train_sb3_ppo),
+    "plain sac": (SACJob, train_plain),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import json
 import os
@@ -491,13 +492,16 @@ def program(
         for note in options.notes:
             say(note)
         measured = measure(options)  # may add to the notes
+        own = ("json", "command", "notes")
+        settings = {key: value for key, value in vars(options).items() if key not in own}
         content = {"benchmark": name, **provenance(options.command), **measured}
-        content |= {"settings": settings_of(options), "notes": options.notes}
+        content |= {"settings": settings, "notes": options.notes}
+        as_json = functools.partial(json.dumps, content, default=str)
         if options.json == "-":
-            print(json.dumps(content))
+            print(as_json())
         else:
             if options.json is not None:
-                Path(options.json).write_text(json.dumps(content, indent=1) + "\n")
+                Path(options.json).write_text(as_json(indent=1) + "\n")
             known = {name: value for name, value in content["machine"].items() if value}
             print(", ".join(f"{name} {value}" for name, value in known.items()))
             print(content["command"], content["commit"], sep="\n")
@@ -510,13 +514,6 @@ def program(
 def provenance(command: str) -> dict[str, Any]:
     """Return what every result says of its origin: command, commit, machine."""
     return {"command": command, "commit": commit(), "machine": machine()}
-
-
-def settings_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options as values of JSON."""
-    own = ("json", "command", "notes")
-    given = {name: value for name, value in vars(options).items() if name not in own}
-    return json.loads(json.dumps(given, default=str))
 
 
 def commit() -> str:

@@ -61,16 +61,7 @@ def _check(options: argparse.Namespace) -> None:
 def render_in_windows(
     kind: str, task: str, size: int, renderer: str, steps: int, settle: int
 ) -> None:
-    """Render until no further window is requested; the function of a variant's process.
-
-    Args:
-        kind: one of ``KINDS``.
-        task: of the DeepMind Control Suite, such as ``walker-walk``.
-        size: pixels of an image's side.
-        renderer: value of ``MUJOCO_GL``.
-        steps: frames of a window.
-        settle: frames before the first window.
-    """
+    """Render until no further window is requested; the function of a variant's process."""
     os.environ[VARIABLE] = renderer  # dm_control reads it when it is imported
     import mujoco
 

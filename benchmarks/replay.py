@@ -16,7 +16,8 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -172,29 +173,27 @@ def vector_step(num_tasks: int, one_hot: bool = False) -> tuple[npt.NDArray, ...
     return observation_ED, action_EA, reward_E, next_ED, np.zeros(num_tasks, np.bool_)
 
 
-def make_replays(work: Work, capacity: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return filled replays by their names."""
-    made: dict[str, Any] = {}
-    if "ours" in options.variants:
-        made["ours"] = OurReplay(work, capacity, work.device)
-        if work.device == "cuda":
-            made["ours, on the host"] = OurReplay(work, capacity, CPU.type)
-    if "sb3" in options.variants:
-        made["sb3"] = SB3Replay(work, capacity)
-    return made
-
-
 def sampling_tables(num_tasks: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the tables of adding and of sampling."""
     say(f"{num_tasks} tasks: filling")
     capacity = options.capacity or 200_000
     batch_size = options.rows * num_tasks
     work = Work(num_tasks, batch_size, WIDTH, 3, options.device)
-    replays = make_replays(work, capacity, options)
+    replays: dict[str, Any] = {}
+    if "ours" in options.variants:
+        replays["ours"] = OurReplay(work, capacity, work.device)
+        if work.device == "cuda":
+            replays["ours, on the host"] = OurReplay(work, capacity, CPU.type)
+    if "sb3" in options.variants:
+        replays["sb3"] = SB3Replay(work, capacity)
     say(f"{num_tasks} tasks: {options.rounds} rounds")
     add_calls = {name: replay.add for name, replay in replays.items()}
     sample_calls = {name: replay.sample for name, replay in replays.items()}
-    update_calls = {precision: update_of(work, precision) for precision in options.precisions}
+    update_calls = {}
+    for precision in options.precisions:
+        chosen = replace(work, precision=precision)
+        update = direct_update(chosen, make_sac(chosen))
+        update_calls[precision] = partial(update, make_batches(chosen)[0])
     added = turns(add_calls, 10 * options.calls, options.rounds)
     sampled = turns(sample_calls, options.calls, options.rounds)
     updated = turns(update_calls, 3, options.rounds)
@@ -212,12 +211,6 @@ def sampling_tables(num_tasks: int, options: argparse.Namespace) -> list[dict[st
         {"title": f"us to sample a batch of {batch_size:,}; {where}", "rows": sample_rows},
         {"title": "ms per update of SAC", "rows": rows_of(updated)},
     ]
-
-
-def update_of(work: Work, precision: str) -> Callable[[], Any]:
-    """Return an update of SAC on a batch that is there already."""
-    chosen = Work(**{**vars(work), "precision": precision})
-    return partial(direct_update(chosen, make_sac(chosen)), make_batches(chosen)[0])
 
 
 # ---- saving ----
@@ -256,8 +249,8 @@ def measure_saving(folder: Path, capacity: int) -> dict[str, float]:
         waits = []
         for _ in range(10):
             fill(storage, every // 10, generator)
-            waits.append(timed(lambda: snapshots.write_full_chunk(storage, wait=False), 1)())
-        waits.append(timed(lambda: snapshots.save(storage), 1)())
+            waits.append(timed(lambda: snapshots.write_full_chunk(storage, wait=False))())
+        waits.append(timed(lambda: snapshots.save(storage))())
         longest = max(longest, *waits)
         saves.append(sum(waits))
         sizes.append((used(folder) - before) / 2**20)
@@ -270,28 +263,25 @@ def measure_saving(folder: Path, capacity: int) -> dict[str, float]:
         "the first checkpoint, s": saves[0],
         "the tenth checkpoint, s": saves[-1],
         "the longest wait of a step, s": longest,
-        "all at once, s": timed(lambda: fresh.save(storage), 1)(),
-        "torch.save, s": timed(lambda: torch_save(columns, path), 1)(),
+        "all at once, s": timed(lambda: fresh.save(storage))(),
+        "torch.save, s": timed(lambda: torch_save(columns, path))(),
     }
     manifest = fresh.save(storage)
     empty = RingStorage(fields, spec.num_tasks, storage.capacity)
-    found["load, s"] = timed(lambda: ReplaySnapshots(folder / "fresh").load(manifest, empty), 1)()
-    found["torch.load, s"] = timed(lambda: torch_load(columns, path), 1)()
+    found["load, s"] = timed(lambda: ReplaySnapshots(folder / "fresh").load(manifest, empty))()
+    found["torch.load, s"] = timed(lambda: torch_load(columns, path))()
     return found
 
 
 def fill(storage: RingStorage, rows: int, generator: np.random.Generator) -> None:
-    """Add random transitions of all tasks, in parts."""
-    per_task = rows // storage.num_envs
-    for start in range(0, per_task, 1000):
-        n = min(1000, per_task - start)
-        ring_N = np.repeat(np.arange(storage.num_envs), n)
-        N = len(ring_N)
-        observation_ND = generator.standard_normal((N, OBSERVATION))
-        action_NA = generator.uniform(-1, 1, (N, ACTION)).astype(np.float32)
-        reward_N = generator.standard_normal(N)
-        columns = (observation_ND, action_NA, reward_N, observation_ND, np.zeros(N, np.bool_))
-        storage.add(ring_N, dict(zip(STORED, columns, strict=True)))
+    """Add random transitions of all tasks."""
+    ring_N = np.repeat(np.arange(storage.num_envs), rows // storage.num_envs)
+    N = len(ring_N)
+    observation_ND = generator.standard_normal((N, OBSERVATION))
+    action_NA = generator.uniform(-1, 1, (N, ACTION)).astype(np.float32)
+    reward_N = generator.standard_normal(N)
+    columns = (observation_ND, action_NA, reward_N, observation_ND, np.zeros(N, np.bool_))
+    storage.add(ring_N, dict(zip(STORED, columns, strict=True)))
 
 
 def columns_of(storage: RingStorage) -> dict[str, torch.Tensor]:

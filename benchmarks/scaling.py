@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,61 +104,46 @@ def _check(options: argparse.Namespace) -> None:
 # ---- the processes: a group of ranks ----
 
 
-@dataclass
-class Group:
-    """Ranks on this machine."""
+def start_ranks(size: int) -> int:
+    """Start the ranks from 1 on, which end with their process group; return that of this process.
 
-    rank: int
-    size: int
-    port: int
+    They are copies of the first one, which has only imported modules: that takes seconds.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    rank = 0
+    for other in range(1, size):
+        if os.fork() == 0:
+            os.close(int(os.environ[PIPE]))  # the first rank alone writes to it
+            rank = other
+            break
+    numbers = {  # as torchrun sets them
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": "scaling",
+    }
+    if size > 1:
+        os.environ.update({name: str(value) for name, value in numbers.items()})
+    use_one_core(rank)
+    return rank
 
-    @property
-    def core(self) -> int | None:
-        """The core of this rank; None where a process cannot choose."""
-        if not hasattr(os, "sched_getaffinity"):
-            return None
+
+def use_one_core(rank: int) -> None:
+    """Compute with one thread, on a core of this rank where a process can choose."""
+    if hasattr(os, "sched_getaffinity"):
         cores = sorted(os.sched_getaffinity(0))
-        return cores[self.rank % len(cores)]
-
-    @classmethod
-    def start(cls, size: int) -> Group:
-        """Start the ranks from 1 on, which end with their process group, and set each up.
-
-        They are copies of this process, which has only imported modules: that takes seconds.
-        """
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        group = cls(0, size, port)
-        for rank in range(1, size):
-            if os.fork() == 0:
-                os.close(int(os.environ[PIPE]))  # the first rank alone writes to it
-                group = cls(rank, size, port)
-                break
-        group.enter()
-        return group
-
-    def enter(self) -> None:
-        """Set what ``torchrun`` sets, and compute with one thread on this rank's core."""
-        if self.size > 1:
-            numbers = {
-                "RANK": self.rank,
-                "LOCAL_RANK": self.rank,
-                "WORLD_SIZE": self.size,
-                "LOCAL_WORLD_SIZE": self.size,
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": self.port,
-                "TORCHELASTIC_RUN_ID": "scaling",
-            }
-            os.environ.update({name: str(value) for name, value in numbers.items()})
-        if self.core is not None:
-            os.sched_setaffinity(0, {self.core})
-        torch.set_num_threads(1)
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    torch.set_num_threads(1)
 
 
 def run_ranks(size: int, arguments: list[str]) -> None:
     """Train with several ranks through the command line, as ``torchrun`` starts it."""
-    Group.start(size)
+    start_ranks(size)
     from mtrl_lightning.__main__ import main as command_line
 
     command_line(arguments)
@@ -171,26 +156,16 @@ def serve_ranks(size: int, works: dict[str, dict[str, Any]]) -> None:
         size: number of ranks.
         works: see ``Updater``.
     """
-    group = Group.start(size)
+    rank = start_ranks(size)
     keep_freed_memory()  # as a run does
     if size > 1:
         dist.init_process_group("gloo")
     updater = Updater(works)
-    is_first = group.rank == 0
-    out = os.fdopen(int(os.environ[PIPE]), "w", buffering=1) if is_first else None
-    if out is not None:
-        out.write(json.dumps({"core": group.core}) + "\n")
-    while True:
-        request = None
-        if out is not None:
-            line = sys.stdin.readline()
-            request = json.loads(line) if line else None
-        request = distributed.broadcast(request)
-        if request is None:
-            break
-        answer = updater.update(**request)
-        if out is not None:
-            out.write(json.dumps(answer) + "\n")
+    target = int(os.environ[PIPE]) if rank == 0 else os.open(os.devnull, os.O_WRONLY)
+    out = os.fdopen(target, "w", buffering=1)
+    out.write("{}\n")
+    while line := distributed.broadcast(sys.stdin.readline() if rank == 0 else ""):
+        out.write(json.dumps(updater.update(**json.loads(line))) + "\n")
 
 
 class ExchangeLog:
@@ -276,15 +251,9 @@ class Updater:
             self._updates[name] = lambda update=update, batches=batches: update(next(batches))
 
     def update(self, work: str, times: int) -> dict[str, Any]:
-        """Make updates.
+        """Make updates; return the window's ``seconds``.
 
-        Args:
-            work: name of the work.
-            times: number of updates.
-
-        Returns:
-            ``seconds`` of the window; for each update ``shares``, the seconds of ``split_window``,
-            and ``bytes`` and ``messages``.
+        Per update: ``shares``, the seconds of ``split_window``, ``bytes`` and ``messages``.
         """
         distributed.total(0)
         self._log.clear()
@@ -332,11 +301,7 @@ def rows_of_updates(
 ) -> list[dict[str, Any]]:
     """Let groups update in turn; return a row per variant with the parts of its time.
 
-    Args:
-        works: number of ranks and name of the work, by variant.
-        times: updates of a window.
-        groups: by number of ranks.
-        options: of the program.
+    ``works`` has the number of ranks and the name of the work, by variant.
     """
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in works}
 

@@ -104,16 +104,7 @@ def tasks_of(number: int, benchmark: str = "metaworld") -> list[str]:
 def step_in_windows(
     kind: str, benchmark: str, tasks: list[str], workers: int, steps: int, settle: int
 ) -> None:
-    """Step until no further window is requested; the function of a variant's process.
-
-    Args:
-        kind: one of ``KINDS``.
-        benchmark: ``metaworld``, ``dm_control`` or a family.
-        tasks: of ``tasks_of``.
-        workers: of ours.
-        steps: vector steps of a window.
-        settle: vector steps before the first window.
-    """
+    """Step until no further window is requested; the function of a variant's process."""
     if benchmark == "metaworld":  # its import belongs to no variant
         import_optional("metaworld", "metaworld")
     else:
@@ -212,7 +203,7 @@ def compare(number: int, options: argparse.Namespace, folder: Path) -> dict[str,
         row |= split_gain(variant.name, seconds)
         row |= variant.about
     title = f"{options.benchmark}, {number} tasks, windows of {steps} vector steps"
-    return {"title": title, "tasks": number, "steps": steps, "rows": rows}
+    return {"title": title, "rows": rows}
 
 
 def split_gain(name: str, seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:

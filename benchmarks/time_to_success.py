@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import yaml
 
 from benchmarks import baselines
@@ -55,9 +54,8 @@ from benchmarks.whole_runs import paced_arguments
 from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.formats import markdown
-from mtrl_lightning.reports.charts import draw_band, format_steps, line_style
+from mtrl_lightning.reports.charts import format_steps, line_style
 from mtrl_lightning.reports.comparison import reaches
-from mtrl_lightning.reports.statistics import Estimate
 from mtrl_lightning.runs import replacing
 
 CONFIG = REPOSITORY / "configs/quickstart.yaml"
@@ -90,8 +88,6 @@ HORIZON = 200
 IN_A_ROW = 2
 """Evaluations at the threshold that count as reaching it: one may be luck."""
 MEASURES = {"env_steps": "env steps", "updates": "updates", "minutes": "minutes"}
-MARKED_POINTS = 40
-"""A curve with more test episodes has no markers."""
 
 
 def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -174,7 +170,7 @@ def job_of(name: str, tasks: list[str], seed: int, options: argparse.Namespace) 
 def variant_of(name: str, job: SACJob, folder: Path) -> Variant:
     """Return a variant, not started yet; ``folder`` is that of its output and of our run."""
     if name not in OURS:
-        kind = "plain" if name == "plain" else "sb3_sac"
+        kind = "plain sac" if name == "plain" else "sb3 sac"
         command = call_of(baselines.train, {"kind": kind, "job": asdict(job)})
         return Variant(name, command, folder)
     given = {
@@ -295,22 +291,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 runs[name].append(train_or_read(name, tasks, seed, options, folder))
         rows = [row_of(name, seeds) for name, seeds in runs.items()]
         sets.append({"tasks": tasks, "rows": rows, "runs": runs})
-    figure = plot(sets, options.folder / "time_to_success.png")
+    figure = options.folder / "time_to_success.png"
+    plot(sets, figure)
     return {"sets": sets, "figure": str(figure)}
 
 
-def plot(sets: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Plot success over env steps and over minutes, a row for each set of tasks.
-
-    A line is the mean over seeds, its band their range. A seed that has ended keeps its last value.
-
-    Args:
-        sets: tasks and runs of each set.
-        path: of the PNG.
-
-    Returns:
-        The file's path.
-    """
+def plot(sets: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Plot success over env steps and minutes, a row for each set of tasks, a line per seed."""
     from matplotlib.figure import Figure  # takes a second to import
 
     figure = Figure(figsize=(13, 0.6 + 4 * len(sets)), layout="constrained")
@@ -318,10 +305,12 @@ def plot(sets: Sequence[Mapping[str, Any]], path: Path) -> Path:
     for one, (by_steps, by_minutes) in zip(sets, all_axes, strict=True):
         for axes, measure in ((by_steps, "env_steps"), (by_minutes, "minutes")):
             for name, seeds in one["runs"].items():
-                x_N, band = band_of(seeds, measure)
                 style = line_style(list(VARIANTS).index(name))
-                style["marker"] = "." if len(x_N) <= MARKED_POINTS else ""
-                draw_band(axes, x_N, band, style, f"{VARIANTS[name]} ({len(seeds)} seeds)")
+                for k, evaluations in enumerate(seeds):
+                    x = [evaluation[measure] for evaluation in evaluations]
+                    y = [mean_success(evaluation) for evaluation in evaluations]
+                    label = None if k else f"{VARIANTS[name]} ({len(seeds)} seeds)"
+                    axes.plot(x, y, **style, label=label)
             axes.axhline(THRESHOLD, color="gray", linestyle=":", linewidth=1)
             axes.grid(alpha=0.3)
             axes.set_ylim(-0.03, 1.03)
@@ -333,18 +322,6 @@ def plot(sets: Sequence[Mapping[str, Any]], path: Path) -> Path:
     figure.legend(*handles, loc="outside upper left", ncols=2)
     with replacing(path) as unfinished:
         figure.savefig(unfinished, dpi=110)
-    return path
-
-
-def band_of(
-    seeds: Sequence[Sequence[Mapping[str, Any]]], measure: str
-) -> tuple[npt.NDArray[np.float64], Estimate]:
-    """Return all seeds' values of a measure, and there the mean and the range of success."""
-    x = [np.array([one[measure] for one in evaluations], float) for evaluations in seeds]
-    y = [np.array([mean_success(one) for one in evaluations]) for evaluations in seeds]
-    x_N = np.unique(np.concatenate(x))
-    y_SN = np.stack([np.interp(x_N, *pair) for pair in zip(x, y, strict=True)])
-    return x_N, Estimate(y_SN.mean(0), y_SN.min(0), y_SN.max(0))
 
 
 def text_of(content: Mapping[str, Any]) -> str:

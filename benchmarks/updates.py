@@ -22,21 +22,19 @@ import argparse
 import itertools
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.spaces import Box
 from lightning.pytorch import Trainer
-from torch.utils.data import DataLoader, IterableDataset
 
 from benchmarks.measuring import (
-    NEVER,
     SB3,
     Pacer,
     Variant,
@@ -117,18 +115,8 @@ CONTEXT = partial(TaskEncoder, width=100, depth=1, out_dim=50, embedding=partial
 """Of HiP-BMDP's encoder, as in ``configs/encoder/pixels_context.yaml``."""
 
 
-class Encoding(NamedTuple):
-    """An encoder of ``configs/encoder`` and the size of its images."""
-
-    name: str
-    size: int
-    """Pixels of an image's side."""
-
-    def __str__(self) -> str:
-        return f"{self.name}, {self.size} x {self.size}"
-
-
-ENCODINGS = [Encoding("pixels", 84), Encoding("pixels_small", 64), Encoding("pixels_small", 48)]
+ENCODINGS = (("pixels", 84), ("pixels_small", 64), ("pixels_small", 48))
+"""Encoders of ``configs/encoder``, and the pixels of an image's side."""
 
 
 def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
@@ -163,6 +151,20 @@ def _check(options: argparse.Namespace) -> None:
 # ---- the work of an update ----
 
 
+def spec_of(num_tasks: int, observations: Box, num_actions: int, **more: Any) -> EnvSpec:
+    """Return the spec of some tasks that are all trained."""
+    return EnvSpec(
+        task_names=tuple(f"task-{i}" for i in range(num_tasks)),
+        observation_space=observations,
+        action_space=Box(-1.0, 1.0, (num_actions,), np.float32),
+        horizon=500,
+        has_success=True,
+        train_tasks=tuple(range(num_tasks)),
+        protocol={},
+        **more,
+    )
+
+
 @dataclass
 class Work:
     """What is updated, and how."""
@@ -187,15 +189,8 @@ class Work:
     @property
     def spec(self) -> EnvSpec:
         """Tasks with MetaWorld's spaces."""
-        return EnvSpec(
-            task_names=tuple(f"task-{i}" for i in range(self.tasks)),
-            observation_space=Box(-np.inf, np.inf, (OBSERVATION,), np.float64),
-            action_space=Box(-1.0, 1.0, (ACTION,), np.float32),
-            horizon=500,
-            has_success=True,
-            train_tasks=tuple(range(self.tasks)),
-            protocol={},
-        )
+        space = Box(-np.inf, np.inf, (OBSERVATION,), np.float64)
+        return spec_of(self.tasks, space, ACTION)
 
     @property
     def autocast(self) -> torch.autocast:
@@ -385,19 +380,7 @@ def train(work: Work) -> None:
         enable_model_summary=False,
         callbacks=[PaceCallback(work.steps, work.settle)],
     )
-    loader = DataLoader(_Batches(make_batches(work)), batch_size=None)
-    trainer.fit(make_sac(work), loader, weights_only=True)
-
-
-class _Batches(IterableDataset[TransitionBatch]):
-    def __init__(self, batches: list[TransitionBatch]) -> None:
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return NEVER
-
-    def __iter__(self) -> Iterator[TransitionBatch]:
-        return itertools.cycle(self._batches)
+    trainer.fit(make_sac(work), itertools.cycle(make_batches(work)), weights_only=True)
 
 
 # ---- images ----
@@ -405,16 +388,7 @@ class _Batches(IterableDataset[TransitionBatch]):
 
 def pixel_spec(num_tasks: int, size: int) -> EnvSpec:
     """Return tasks with stacks of 3 frames, as ``Pixels`` has them, and six actions."""
-    return EnvSpec(
-        task_names=tuple(f"task-{i}" for i in range(num_tasks)),
-        observation_space=Box(0, 255, (3, 3, size, size), np.uint8),
-        action_space=Box(-1.0, 1.0, (6,), np.float32),
-        horizon=1_000,
-        has_success=False,
-        train_tasks=tuple(range(num_tasks)),
-        protocol={},
-        frame_stack=3,
-    )
+    return spec_of(num_tasks, Box(0, 255, (3, 3, size, size), np.uint8), 6, frame_stack=3)
 
 
 def pixel_batch(work: Work, size: int) -> TransitionBatch:
@@ -438,27 +412,28 @@ def pixel_batch(work: Work, size: int) -> TransitionBatch:
 
 
 def pixel_sac(
-    work: Work, encoding: Encoding, channels_last: bool = False, method: str = "sac"
+    work: Work, encoder: str, size: int, channels_last: bool = False, method: str = "sac"
 ) -> SAC:
     """Return SAC with an encoder of images.
 
     Args:
         work: width, depth, device and ``compile`` of the algorithm.
-        encoding: the encoder.
+        encoder: a name in ``STRIDES``.
+        size: pixels of an image's side.
         channels_last: whether a pixel's channels lie together in memory.
         method: a name in ``PIXEL_METHODS``.
     """
-    encoder = partial(
+    make_encoder = partial(
         PixelEncoder,
-        strides=STRIDES[encoding.name],
+        strides=STRIDES[encoder],
         channels_last=channels_last,
         context=CONTEXT if method == "hipbmdp" else None,
     )
     network = partial(MLP, width=work.width, depth=work.depth)
     how: Any = work.compile
     sac = SAC(
-        pixel_spec(work.tasks, encoding.size),
-        encoder=encoder,
+        pixel_spec(work.tasks, size),
+        encoder=make_encoder,
         actor=network,
         critic=network,
         actor_every=2,
@@ -512,56 +487,51 @@ def update_table(work: Work, options: argparse.Namespace, folder: Path) -> dict[
 # ---- parts whose variants share this process ----
 
 
-def multiples(
-    seconds: Mapping[str, Sequence[float]], reference: str, column: str
-) -> list[dict[str, Any]]:
-    """Return a row per variant with its time as a multiple of the reference's."""
-    rows = rows_of(seconds)
-    return [row | {column: ratios(seconds[row["variant"]], seconds[reference])} for row in rows]
-
-
-def gradient_table(work: Work, options: argparse.Namespace) -> dict[str, Any]:
-    """Let the gradient methods take turns; return a table."""
-    title = f"gradient methods, {work.tasks} tasks, batch {work.batch_size}, {work.precision}"
+def shared_table(
+    title: str, calls: Mapping[str, Callable[[], Any]], times: int, rounds: int
+) -> dict[str, Any]:
+    """Let updates take turns; return a table with multiples of the first one's time."""
     say(title)
-    calls = {name: direct_of(work, name) for name in GRADIENTS}
-    rows = multiples(
-        turns(calls, max(1, work.steps // 4), options.rounds), "mean", "times the mean"
-    )
+    seconds = turns(calls, times, rounds)
+    first = next(iter(calls))
+    rows = rows_of(seconds, [first], rate="updates/s")
+    for row in rows:
+        row[f"times {first}"] = ratios(seconds[row["variant"]], seconds[first])
     return {"title": f"{title}: ms per update", "rows": rows}
 
 
-def encoder_table(encoding: Encoding, options: argparse.Namespace) -> dict[str, Any]:
-    """Let precisions and memory formats of an encoder take turns; return a table."""
-    say(str(encoding))
-    calls = {}
-    for precision, channels_last in itertools.product(options.precisions, (False, True)):
+def gradient_table(work: Work, options: argparse.Namespace) -> dict[str, Any]:
+    """Let the gradient methods take turns, the mean first; return a table."""
+    title = f"gradient methods, {work.tasks} tasks, batch {work.batch_size}, {work.precision}"
+    calls = {name: direct_of(work, name) for name in GRADIENTS}
+    return shared_table(title, calls, max(1, work.steps // 4), options.rounds)
+
+
+def pixel_tables(encoder: str, size: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Let encoders and methods that train one take turns; return the tables of the parts."""
+
+    def update_of(precision: str, channels_last: bool, method: str) -> Callable[[], Any]:
         work = Work(**PIXEL_WORK, device=options.device, precision=precision)
-        update = direct_update(work, pixel_sac(work, encoding, channels_last))
-        batch = pixel_batch(work, encoding.size)
-        calls[f"{precision}{', channels_last' if channels_last else ''}"] = partial(update, batch)
-    seconds = turns(calls, pixel_updates(options), options.rounds)
-    rows = rows_of(seconds, [next(iter(calls))], rate="updates/s")
-    return {"title": f"{encoding}: ms per update of SAC, batch {work.batch_size}", "rows": rows}
+        update = direct_update(work, pixel_sac(work, encoder, size, channels_last, method))
+        return partial(update, pixel_batch(work, size))
 
-
-def pixel_updates(options: argparse.Namespace) -> int:
-    """Return the updates of a round: an even number, since every second includes the actor."""
-    return max(2, options.updates // 5 // 2 * 2)
-
-
-def method_table(encoding: Encoding, precision: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Let the methods that train an encoder take turns; return a table."""
-    say(f"methods, {encoding}, {precision}")
-    work = Work(**PIXEL_WORK, device=options.device, precision=precision)
-    batch = pixel_batch(work, encoding.size)
-    calls = {}
-    for method in PIXEL_METHODS:
-        sac = pixel_sac(work, encoding, method=method)
-        calls[method] = partial(direct_update(work, sac), batch)
-    seconds = turns(calls, pixel_updates(options), options.rounds)
-    rows = multiples(seconds, "sac", "times sac")
-    return {"title": f"{encoding}, {precision}: ms per update", "rows": rows}
+    times = max(2, options.updates // 5 // 2 * 2)  # even: every second includes the actor
+    tables = []
+    if "encoders" in options.parts:
+        formats = {"": False, ", channels_last": True}
+        calls = {
+            f"{precision}{name}": update_of(precision, channels_last, "sac")
+            for precision in options.precisions
+            for name, channels_last in formats.items()
+        }
+        tables.append(
+            shared_table(f"SAC, {encoder}, {size} x {size}", calls, times, options.rounds)
+        )
+    for precision in options.precisions if "pixel_methods" in options.parts else ():
+        calls = {method: update_of(precision, False, method) for method in PIXEL_METHODS}
+        title = f"methods, {encoder}, {size} x {size}, {precision}"
+        tables.append(shared_table(title, calls, times, options.rounds))
+    return tables
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -576,11 +546,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if "gradients" in options.parts:
         for work, precision in itertools.product(works_of(options), options.precisions):
             tables.append(gradient_table(replace(work, precision=precision), options))
-    if "encoders" in options.parts:
-        tables += [encoder_table(encoding, options) for encoding in ENCODINGS]
-    if "pixel_methods" in options.parts:
-        for encoding, precision in itertools.product(ENCODINGS, options.precisions):
-            tables.append(method_table(encoding, precision, options))
+    for encoder, size in ENCODINGS:
+        tables += pixel_tables(encoder, size, options)
     return {"tables": tables}
 
 

@@ -50,8 +50,6 @@ from mtrl_lightning.errors import ConfigurationError, import_optional
 
 CONFIGS = {"sac": "experiment/mtmhsac", "ppo": "experiment/mt10_cpu"}
 JOBS: dict[str, type[Job]] = {"sac": SACJob, "ppo": PPOJob}
-TRAINERS = {"sb3": {"sac": "sb3_sac", "ppo": "sb3_ppo"}, "plain": {"sac": "plain"}}
-"""Names in ``baselines.TRAINERS``, by variant and algorithm."""
 
 
 class PaceCallback(Callback):
@@ -175,7 +173,8 @@ def _check(options: argparse.Namespace) -> None:
             raise ConfigurationError(
                 f"--sizes {name}={value}: give one of {', '.join(sorted(sizes))}, and a number"
             )
-    known = ["ours", *(name for name, kinds in TRAINERS.items() if options.algorithm in kinds)]
+    theirs = [name.split()[0] for name in baselines.TRAINERS if options.algorithm in name]
+    known = ["ours", *theirs]
     options.variants = options.variants or known
     for name in options.variants:
         if name not in known:
@@ -245,12 +244,12 @@ def variants_of(options: argparse.Namespace, folder: Path) -> list[Variant]:
         for name, chosen in differences_of_ours(options).items():
             command = command_of_ours(job, CONFIGS[options.algorithm], chosen, folder)
             variants.append(Variant(name, command, folder))
-    for kind in (name for name in TRAINERS if name in options.variants):
+    for kind in (name for name in options.variants if name != "ours"):
         for environments in options.baseline_environments:
             suffix = ", our environments" if environments == "ours" else ""
             for vector in options.vectors:
                 given = asdict(job) | {"vector": vector, "environments": environments}
-                trainer = TRAINERS[kind][options.algorithm]
+                trainer = f"{kind} {options.algorithm}"
                 command = call_of(baselines.train, {"kind": trainer, "job": given})
                 variants.append(Variant(f"{kind} {vector}{suffix}", command, folder))
     return variants

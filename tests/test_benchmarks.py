@@ -32,7 +32,6 @@ from benchmarks.updates import (
     OBSERVATION,
     PIXEL_METHODS,
     STRIDES,
-    Encoding,
     Work,
     direct_update,
     make_batches,
@@ -141,7 +140,7 @@ def test_updates_run_all_programs(capsys, in_this_process):
 
 def test_gradient_methods_and_encoders_are_measured_in_this_process(capsys, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    monkeypatch.setattr(updates, "ENCODINGS", [Encoding("pixels_small", 24)])
+    monkeypatch.setattr(updates, "ENCODINGS", [("pixels_small", 24)])
     monkeypatch.setattr(updates, "PIXEL_WORK", dict(tasks=4, batch_size=8, width=8, depth=2))
     chosen = {name: updates.GRADIENTS[name] for name in ("mean", "pcgrad", "famo")}
     monkeypatch.setattr(updates, "GRADIENTS", chosen)
@@ -153,8 +152,8 @@ def test_gradient_methods_and_encoders_are_measured_in_this_process(capsys, monk
     assert "2 tasks, batch 8, 32-true" in two["title"]
     assert "3 tasks, batch 12, 32-true" in three["title"]
     for table, reference, column in (
-        (two, "mean", "times the mean"),
-        (three, "mean", "times the mean"),
+        (two, "mean", "times mean"),
+        (three, "mean", "times mean"),
         (pixel_methods, "sac", "times sac"),
     ):
         first, second, *_ = table["rows"]
@@ -285,7 +284,7 @@ def test_scaling_runs_ranks_through_the_command_line(capsys, monkeypatch, in_thi
     monkeypatch.setattr(scaling, "SETTLE", 1)
     monkeypatch.setattr(scaling, "WARMUP", 60)
     # one process is this one, and keeps its cores and threads
-    monkeypatch.setattr(scaling.Group, "enter", lambda group: None)
+    monkeypatch.setattr(scaling, "use_one_core", lambda rank: None)
     small = ["--parts=runs", "--ranks", "1", "2", "--rounds=2"]
     (table,) = measured(scaling, *small, capsys=capsys)
     one, two = table["rows"]
@@ -637,7 +636,7 @@ def test_the_measured_encoders_and_methods_are_those_of_the_configs():
     work = replace(WORK, tasks=4)
     for name, strides in STRIDES.items():
         expected = options_in(f"encoder/{name}")["encoder"]["init_args"]
-        sac = pixel_sac(work, Encoding(name, 24))
+        sac = pixel_sac(work, name, 24)
         assert list(strides) == expected["strides"]
         assert sac.encoder.latent_dim == expected["out_dim"]
         assert sac.encoder.convolutions[0].out_channels == expected["channels"]
@@ -646,7 +645,7 @@ def test_the_measured_encoders_and_methods_are_those_of_the_configs():
     assert sac.target_every == schedule["target_every"]
     for method in PIXEL_METHODS:
         expected = options_in(f"algorithm/{'mtsac' if method == 'sac' else method}")
-        sac = pixel_sac(work, Encoding("pixels_small", 24), method=method)
+        sac = pixel_sac(work, "pixels_small", 24, method=method)
         for kind in ("auxiliaries", "transforms"):
             names = [part["class_path"].rpartition(".")[2] for part in expected.get(kind) or []]
             found = [type(part).__name__ for part in getattr(sac, kind)]

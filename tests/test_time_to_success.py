@@ -219,13 +219,13 @@ JOB = SACJob(
 )
 
 
-@pytest.mark.parametrize("kind", ["sb3_sac", "plain"])
+@pytest.mark.parametrize("kind", ["sb3 sac", "plain sac"])
 def test_baselines_run_test_episodes_between_windows(kind, monkeypatch):
     job = asdict(JOB)
     command = call_of(baselines.train, {"kind": kind, "job": job})
     first, *windows = lines_of(command, monkeypatch)
     assert first == {}
-    extra = 2 * (kind == "sb3_sac")  # it has made the step before the update
+    extra = 2 * (kind == "sb3 sac")  # it has made the step before the update
     assert [line["env_steps"] for line in windows] == [10 + extra, 14 + extra]
     assert [line["updates"] for line in windows] == [4, 8]
     assert all(set(line["success"]) == {"reach-v3"} for line in windows)
