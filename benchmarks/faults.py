@@ -47,6 +47,7 @@ from mtrl_lightning.schema import transition_fields
 
 TASKS = ["reach", "push"]
 HORIZON = 50
+NUM_WORKERS = 2
 WORKER_TIMEOUT = 20.0
 """Seconds after which a stopped worker counts as hung; rebuilding an environment must take less."""
 RANK_TIMEOUT = 30.0
@@ -420,7 +421,7 @@ class Bench:
         self.seed = seed
         self.total_steps = total_steps
         self.ranks = ranks
-        self.num_workers = 2 if ranks == 1 else 1
+        self.num_workers = max(1, NUM_WORKERS // ranks)
         """Of each process."""
         self._runs: list[FaultRun] = []
 

@@ -17,7 +17,8 @@ check = partial(check_chain, horizon=HORIZON)
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_as_the_uninterrupted_one(capsys):
+def test_a_killed_run_ends_as_the_uninterrupted_one(capsys, monkeypatch):
+    monkeypatch.setattr(faults, "NUM_WORKERS", 1)
     assert faults.main(["--total_steps=310", "--rows", "kill=1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["command"] == "python -m benchmarks.faults --total_steps=310 --rows kill=1 --json"
