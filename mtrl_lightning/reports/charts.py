@@ -128,14 +128,17 @@ def _save(charts: Sequence[Chart], file: Any, columns: int, **options: Any) -> N
     from matplotlib.figure import Figure
 
     columns = max(1, min(columns, len(charts)))
+    num_rows = max(1, math.ceil(len(charts) / columns))
     with rc_context(SETTINGS):
         figure = Figure()
-        all_axes = [figure.add_axes((0, 0, 1, 1)) for _ in charts]
+        all_axes = figure.subplots(num_rows, columns, squeeze=False).ravel()
         legend: dict[str, Any] = {}
-        for axes, chart in zip(all_axes, charts, strict=True):
+        for axes, chart in zip(all_axes, charts, strict=False):
             _draw(axes, chart)
             handles, names = axes.get_legend_handles_labels()
             legend |= dict(zip(names, handles, strict=True))
+        for axes in all_axes[len(charts) :]:
+            axes.remove()
         longest = max(map(len, legend), default=0)
         num_columns = max(1, columns * LEGEND_CHARACTERS // (longest + 8))
         legend_height = LEGEND_LINE * math.ceil(len(legend) / num_columns) + 0.1
@@ -144,17 +147,17 @@ def _save(charts: Sequence[Chart], file: Any, columns: int, **options: Any) -> N
                 legend.values(), legend.keys(), loc="upper left", ncols=num_columns, frameon=False
             )
         width = WIDTH * columns
-        height = HEIGHT * max(1, math.ceil(len(charts) / columns)) + legend_height
+        height = HEIGHT * num_rows + legend_height
         figure.set_size_inches(width, height)
         # Matplotlib's own layout takes as long as drawing does
-        for index, axes in enumerate(all_axes):
-            row, column = divmod(index, columns)
-            left = WIDTH * column + LEFT
-            bottom = height - legend_height - HEIGHT * (row + 1) + BOTTOM
-            inside = (WIDTH - LEFT - RIGHT, HEIGHT - BOTTOM - TOP)
-            axes.set_position(
-                (left / width, bottom / height, inside[0] / width, inside[1] / height)
-            )
+        figure.subplots_adjust(
+            left=LEFT / width,
+            right=1 - RIGHT / width,
+            bottom=BOTTOM / height,
+            top=1 - (TOP + legend_height) / height,
+            wspace=(LEFT + RIGHT) / (WIDTH - LEFT - RIGHT),
+            hspace=(BOTTOM + TOP) / (HEIGHT - BOTTOM - TOP),
+        )
         figure.savefig(file, **options)
 
 
