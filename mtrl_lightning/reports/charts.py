@@ -21,7 +21,7 @@ from mtrl_lightning.runs import replacing
 COLORS = 10
 """Colors of Matplotlib's cycle, each used with every line style."""
 LINE_STYLES = ("-", "--", ":")
-MAX_NAMED_CURVES = len(LINE_STYLES) * COLORS
+MAX_NAMED_CURVES = len(LINE_STYLES) * COLORS + 1
 """A chart with more curves draws them thin and without names, behind the average."""
 MAX_POINTS = 2_000
 """Points of a chart beyond which only some of each curve are drawn: it bounds the file's size."""
@@ -81,23 +81,6 @@ def line_style(index: int) -> dict[str, Any]:
         "linestyle": LINE_STYLES[index // COLORS % len(LINE_STYLES)],
         "color": f"C{index % COLORS}",
     }
-
-
-def draw_band(
-    axes: Any, x_N: npt.ArrayLike, band: Estimate, style: dict[str, Any], label: str | None = None
-) -> None:
-    """Draw a line and, where it has one, its interval.
-
-    Args:
-        axes: to draw into.
-        x_N: where the values are.
-        band: the values ``[N]``.
-        style: of ``line_style``.
-        label: in the legend.
-    """
-    axes.plot(x_N, band.value, label=label, **style)
-    if band.low is not None:
-        axes.fill_between(x_N, band.low, band.high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def format_steps(axes: Any) -> None:
@@ -173,10 +156,15 @@ def _draw(axes: Any, chart: Chart) -> None:
             style |= {"linewidth": 1.3} if num_curves <= MAX_NAMED_CURVES else THIN
         x_N = np.asarray(curve.x_N)
         shown = np.unique(np.linspace(0, len(x_N) - 1, num_points).round().astype(int))
-        band = Estimate(*(None if y is None else np.asarray(y)[shown] for y in curve.band))
-        style["marker"] = "." if len(shown) == 1 else ""
+        value_N, low_N, high_N = (None if y is None else np.asarray(y)[shown] for y in curve.band)
+        # a marker is as long as ten points of a line: only a single point needs one
+        marker = "." if len(shown) == 1 else ""
         is_average = curve.color_index is None and num_curves > 1
-        draw_band(axes, x_N[shown], band, style, curve.name if is_named or is_average else None)
+        label = curve.name if is_named or is_average else None
+        axes.plot(x_N[shown], value_N, label=label, marker=marker, **style)
+        if low_N is not None:
+            color = style["color"]
+            axes.fill_between(x_N[shown], low_N, high_N, color=color, alpha=0.15, linewidth=0)
     axes.set_title(chart.title, fontsize="medium")
     axes.set_xlabel(chart.xlabel)
     axes.grid(alpha=0.3)
