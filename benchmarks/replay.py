@@ -220,8 +220,7 @@ def saving_table(options: argparse.Namespace) -> dict[str, Any]:
     """Return the table of saving and loading a replay of MT10's sizes."""
     capacity = options.capacity or MILLION
     rounds = []
-    for k in range(options.rounds):
-        say(f"saving: round {k + 1} of {options.rounds}")
+    for _ in range(options.rounds):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             rounds.append(measure_saving(Path(folder), capacity))
     rows = []

@@ -49,6 +49,8 @@ from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
 CONFIGS = {"sac": "experiment/mtmhsac", "ppo": "experiment/mt10_cpu"}
+NOT_SIZES = {"seed", "updates", "num_episodes"}
+"""Fields of a job that differ from ours, which has those of its configuration."""
 JOBS: dict[str, type[Job]] = {"sac": SACJob, "ppo": PPOJob}
 
 
@@ -166,7 +168,7 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _check(options: argparse.Namespace) -> None:
     """Set what depends on the algorithm, and check it."""
-    sizes = {one.name for one in fields(JOBS[options.algorithm]) if one.type == "int"}
+    sizes = {one.name for one in fields(JOBS[options.algorithm]) if one.type == "int"} - NOT_SIZES
     chosen = dict(pair.split("=", 1) for pair in options.sizes)
     for name, value in chosen.items():
         if name not in sizes or not value.isdecimal():
@@ -214,6 +216,7 @@ def command_of_ours(job: Job, config: str, chosen: Mapping[str, Any], folder: Pa
         "root": folder,
         "trainer.accelerator": "gpu" if job.device == "cuda" else "cpu",
         "data.benchmark.init_args.tasks": tasks_option(job.tasks),
+        "data.benchmark.init_args.horizon": job.horizon,
         "rollout.envs_per_task": job.envs_per_task,
         **without_intervals(),
     }
@@ -227,7 +230,6 @@ def command_of_ours(job: Job, config: str, chosen: Mapping[str, Any], folder: Pa
         steps, settle = job.steps, job.settle
     else:
         assert isinstance(job, PPOJob)
-        options["data.benchmark.init_args.horizon"] = job.horizon
         options["model.init_args.max_kl"] = "null"
         for name in ("num_steps", "num_epochs", "num_minibatches"):
             options[f"model.init_args.{name}"] = getattr(job, name)

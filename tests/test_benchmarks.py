@@ -383,6 +383,7 @@ def test_a_missing_baseline_is_an_error_with_a_hint(program, without, monkeypatc
         (whole_runs, ["--also", "rollout.num_workers"], "takes OPTION=VALUE"),
         (whole_runs, ["--sizes", "num_steps=3"], "num_steps=3: give one of batch_size, capacity"),
         (whole_runs, ["--sizes", "width=wide"], "width=wide: give one of"),
+        (whole_runs, ["--sizes", "updates=2"], "updates=2: give one of"),
         (whole_runs, ["--algorithm=ppo", "--variants=plain"], "plain: give ours, sb3"),
         (scaling, ["--ranks", "2", "4"], "--ranks takes 1 first"),
         (scaling, ["--rows=6"], "--rows 6 cannot be shared out among 4 ranks"),
