@@ -127,7 +127,9 @@ def records_of(folder):
 
 
 @pytest.mark.slow
-def test_a_preempted_run_is_marked_and_continues_exactly(command_line, monkeypatch, request):
+def test_a_preempted_run_is_marked_and_continues_exactly(
+    command_line, monkeypatch, request, caplog
+):
     wandb = pytest.importorskip("wandb")
     for name, value in {**SWEEP, "WANDB_SILENT": "true"}.items():
         monkeypatch.setenv(name, value)
@@ -159,11 +161,11 @@ def test_a_preempted_run_is_marked_and_continues_exactly(command_line, monkeypat
     assert metrics["rollout/return"].max and "train/q" not in metrics
     assert {record.run.sweep_id for record in first if record.HasField("run")} == {"s1"}
 
-    # the agent starts the same command with the same id, in another process
-    process = command_line.process("fit", configs=(*CONFIGS, "logger/wandb"))
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
-    assert "W&B started run r1 of the sweep again: the run continues from" in output
+    # the agent starts the same command with the same id
+    caplog.clear()
+    main(arguments)
+    wandb.finish()
+    assert "W&B started run r1 of the sweep again: the run continues from" in caplog.text
     assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
     assert (folder / "config_from_000000000600.yaml").exists()
     both = records_of(folder)
