@@ -441,7 +441,6 @@ def take_turns(variants: Sequence[Variant], rounds: int, steps: int = 1) -> dict
         The seconds per step in each window, by the variants' names.
     """
     with started(variants):
-        say(f"{rounds} rounds")
         seconds = alternate({one.name: one.window for one in variants}, rounds)
         for one in variants:
             one.memory_mib = proportional_set_size(one.pid)
@@ -491,6 +490,7 @@ def program(
         options = options_of(args)
         for note in options.notes:
             say(note)
+        commit()  # before anything is measured, which may take hours
         measured = measure(options)  # may add to the notes
         own = ("json", "command", "notes")
         settings = {key: value for key, value in vars(options).items() if key not in own}
@@ -516,8 +516,9 @@ def provenance(command: str) -> dict[str, Any]:
     return {"command": command, "commit": commit(), "machine": machine()}
 
 
+@functools.cache
 def commit() -> str:
-    """Return the commit of the clone, and whether files were changed."""
+    """Return the commit of the clone at the first call, and whether files were changed."""
     try:
         changes = ["status", "--porcelain", "--untracked-files=no"]
         revision, changed = (

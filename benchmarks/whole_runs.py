@@ -268,9 +268,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     rows = rows_of(seconds, references, unit)
     for row, one in zip(rows, variants, strict=True):
         # ours may step more environments, by --also
-        share = one.about.get("environments", job.num_envs) / job.num_envs
-        rates = [share * job.env_steps / value for value in seconds[one.name]]
-        row["env steps/s"] = spread(rates)
+        env_steps = job.env_steps * one.about.get("environments", job.num_envs) / job.num_envs
+        row["env steps/s"] = spread([env_steps / value for value in seconds[one.name]])
         row["MiB"] = one.memory_mib
         row["s until ready"] = one.ready_seconds
         row["shares of the time"] = one.shares()
