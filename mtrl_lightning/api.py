@@ -39,7 +39,12 @@ from mtrl_lightning.launch.sections import CALLBACKS, SECTIONS, SEEDS, complete,
 from mtrl_lightning.launch.start import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks
 from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.policy import Policy
-from mtrl_lightning.rollout import ActionTransform, EpisodeListener, Evaluator
+from mtrl_lightning.rollout import (
+    ActionTransform,
+    CorrelatedNoise,
+    EpisodeListener,
+    Evaluator,
+)
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.run.data import ROWS_PER_TASK, TRANSITIONS_PER_TASK, MultiTaskData
 
@@ -280,6 +285,7 @@ def train(
                 _described(transform) for transform in rollout["action_transforms"] or ()
             ]
             or None,
+            "exploration": rollout["exploration"] and _described(rollout["exploration"]),
         },
     }
     has_bar = options["trainer"]["enable_progress_bar"] is not False
@@ -382,8 +388,8 @@ def _schedules(
     }
 
 
-def _described(transform: ActionTransform) -> dict[str, Any]:
-    """Return an action transform as a ``config.yaml`` names it, with its attributes.
+def _described(transform: ActionTransform | CorrelatedNoise) -> dict[str, Any]:
+    """Return an action transform or exploration as ``config.yaml`` names it, with its attributes.
 
     A run that continues with another description warns of it.
     """

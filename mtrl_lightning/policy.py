@@ -30,6 +30,20 @@ class Policy(Protocol):
         ...
 
 
+class NoisyPolicy(Policy, Protocol):
+    """A policy that makes its actions from given noise."""
+
+    def act(
+        self,
+        observation_ED: npt.NDArray,
+        task_E: npt.NDArray[np.int64],
+        mode: Mode,
+        noise_EA: npt.NDArray[np.float32] | None = None,
+    ) -> ActOutput:
+        """Choose actions; to explore, from standard normal noise ``[E, A]`` in place of its own."""
+        ...
+
+
 @runtime_checkable
 class SeededPolicy(Policy, Protocol):
     """A policy whose random actions can be seeded."""

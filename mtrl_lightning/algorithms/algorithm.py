@@ -339,9 +339,19 @@ class Algorithm(LightningModule):
 
     @torch.no_grad()
     def act(
-        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+        self,
+        observation_ED: npt.NDArray,
+        task_E: npt.NDArray[np.int64],
+        mode: Mode,
+        noise_EA: npt.NDArray[np.float32] | None = None,
     ) -> ActOutput:
         """Choose actions ``[E, A]`` between -1 and 1; padding entries are 0.
+
+        Args:
+            observation_ED: the environments' observations.
+            task_E: their tasks.
+            mode: how to choose.
+            noise_EA: standard normal noise with which it explores; None to sample it here.
 
         Returns:
             The actions; with the ``policy_fields`` where there are some and it explores.
@@ -369,8 +379,11 @@ class Algorithm(LightningModule):
         if mode == "exploit":
             action_BA = policy.mode()
         else:
-            noise_EA = torch.randn(shape, generator=generator, device=self.device)
-            action_BA, fields = self.explore(policy, noise_EA.unflatten(0, rows))
+            if noise_EA is None:
+                noise = torch.randn(shape, generator=generator, device=self.device)
+            else:
+                noise = to_device(noise_EA, self.device)
+            action_BA, fields = self.explore(policy, noise.unflatten(0, rows))
         chosen_BA = zero_padding(action_BA, self.action_mask(task_B))
         chosen_EA = chosen_BA.cpu().numpy().reshape(shape)
         self.guard.read()  # the device was waited for already

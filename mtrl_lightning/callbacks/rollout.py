@@ -21,7 +21,7 @@ from mtrl_lightning.precision import check_precision
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.distributed import RANK_TIMEOUT
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
-from mtrl_lightning.rollout import ActionTransform, EpisodeListener
+from mtrl_lightning.rollout import ActionTransform, CorrelatedNoise, EpisodeListener
 from mtrl_lightning.run.data import check_share
 from mtrl_lightning.run.loop import TrainingLoop
 from mtrl_lightning.run.off_policy import off_policy_only, refuse_off_policy_options
@@ -65,7 +65,10 @@ class RolloutCallback(SessionCallback):
             ``EpisodeListener``.
         action_transforms: change the actions that are sent to the environments, one after another;
             the actions that the policy chose are stored. An evaluation has them too, without noise.
-            ActOutput by ``class_path``; see ``ActionTransform``.
+            Chosen by ``class_path``; see ``ActionTransform``.
+        exploration: noise of the actions that explore, which persists over steps; null for
+            the algorithm's own, white noise. Chosen by ``class_path``: ``AdaptiveNoise`` or
+            ``CorrelatedNoise``. The warm-up is uniformly random without it.
         check_every: environment steps between two checks that all processes of a run still have the
             same weights, statistics and optimizer states; a difference ends the run. One process
             checks nothing.
@@ -78,6 +81,7 @@ class RolloutCallback(SessionCallback):
         "updates_per_step",
         "envs_per_task",
         "action_transforms",
+        "exploration",
     )
 
     @off_policy_only("warmup_steps", "warmup_updates", "updates_per_step")
@@ -95,6 +99,7 @@ class RolloutCallback(SessionCallback):
         max_restarts: int = 10,
         listeners: list[EpisodeListener] | None = None,
         action_transforms: list[ActionTransform] | None = None,
+        exploration: CorrelatedNoise | None = None,
         check_every: int = 10_000,
         rank_timeout: float = RANK_TIMEOUT,
         seed: int = 0,
@@ -127,6 +132,7 @@ class RolloutCallback(SessionCallback):
         self._seed = seed
         self._listeners = listeners or []
         self._action_transforms = action_transforms or []
+        self._exploration = exploration
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the training environments and take the memory for their transitions."""
@@ -153,9 +159,12 @@ class RolloutCallback(SessionCallback):
             key = (index, 0, rank) if rank else (index, 0)
             seeding = np.random.SeedSequence(self._seed, spawn_key=key)
             transform.seed(int(seeding.generate_state(1)[0]))
-        _print_summary(session, envs)
+        if self._exploration is not None:
+            seeding = np.random.SeedSequence(self._seed, spawn_key=(0, 0, 0, distributed.rank()))
+            self._exploration.seed(int(seeding.generate_state(1)[0]))
         with distributed.raise_on_all_ranks(ConfigurationError):
-            session.open(envs, self._window, device, self._listeners)
+            session.open(envs, self._window, device, self._listeners, self._exploration)
+        _print_summary(session, envs)
         if session.algorithm.collection is not None:
             self._print_whole_iterations()
 
@@ -322,7 +331,9 @@ def _print_summary(session: Session, envs: VectorEnv) -> None:
     protocol = {key: v for key, v in session.spec.protocol.items() if key != "wrappers"}
     rank_zero_info(", ".join(f"{key} {value}" for key, value in protocol.items()))
     algorithm = session.algorithm
-    for line in (_pipeline(session), algorithm.summary, algorithm.untrained_summary):
+    exploration = session.collector.exploration
+    explored = "" if exploration is None else f"Exploration: {exploration}"
+    for line in (_pipeline(session), algorithm.summary, algorithm.untrained_summary, explored):
         if line:
             rank_zero_info(line)
     num_processes = distributed.world_size()

@@ -50,8 +50,8 @@ def episode_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
     """Return the metrics of finished episodes beside the means of ``rollout_metrics``.
 
     ``rollout/episodes`` counts them since the run began; ``time/seconds_per_episode`` is the
-    mean over this process' finished episodes since the last call; see
-    ``EpisodeWindows.metrics`` for the others.
+    mean over this process' finished episodes since the last call; ``train/exploration`` is the
+    correlation of the noise in this process; see ``EpisodeWindows.metrics`` for the others.
 
     Args:
         session: the run.
@@ -61,6 +61,11 @@ def episode_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
     counts = {task: float(windows.count_T[task]) for task in session.spec.train_tasks}
     metrics = named("rollout/episodes", session.counters.episodes, counts, names)
     metrics |= windows.metrics(names)
+    exploration = session.collector.exploration
+    if exploration is not None:
+        correlations = exploration.correlations()
+        mean = float(np.mean(list(correlations.values())))
+        metrics |= named("train/exploration", mean, correlations, names)
     seconds = session.collector.times.drain()
     if seconds:
         mean = float(np.mean(list(seconds.values())))

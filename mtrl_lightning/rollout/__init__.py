@@ -10,14 +10,17 @@ from mtrl_lightning.rollout.action_transforms import (
 from mtrl_lightning.rollout.collector import Collector
 from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.evaluator import Evaluation, Evaluator
+from mtrl_lightning.rollout.exploration import AdaptiveNoise, CorrelatedNoise
 from mtrl_lightning.rollout.listeners import EpisodeListener
 from mtrl_lightning.rollout.sample import Sample
 
 __all__ = [
     "ActionNoise",
     "ActionTransform",
+    "AdaptiveNoise",
     "ClipAction",
     "Collector",
+    "CorrelatedNoise",
     "EpisodeListener",
     "EpisodeWindows",
     "Evaluation",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,18 @@ from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.state.simulator import from_text, to_text
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.policy import Mode, Policy, SeededPolicy, WeightedPolicy
+from mtrl_lightning.policy import (
+    ActOutput,
+    Mode,
+    NoisyPolicy,
+    Policy,
+    SeededPolicy,
+    WeightedPolicy,
+)
 from mtrl_lightning.ranks.resharding import Rules, Share
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
+from mtrl_lightning.rollout.exploration import CorrelatedNoise, check_takes_noise
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.rollout.part_states import load_states, reshard_states, states_of
@@ -27,11 +35,11 @@ from mtrl_lightning.rollout.sample import Sample, concatenated, quotas
 from mtrl_lightning.saved import HINT, restoring
 from mtrl_lightning.types import Episode, Transitions
 
-COMPONENTS = ("windows", "episodes", "listeners", "action_transforms")
+COMPONENTS = ("windows", "episodes", "listeners", "action_transforms", "exploration")
 """Parts of a collector's state.
 
 Statistics of finished episodes; running episodes with their environments; the states of the
-listeners and of the action transforms.
+listeners, of the action transforms and of the exploration.
 """
 WEIGHTS = "weights"
 """A further part: the policy's weights. A run's checkpoints hold them beside this state."""
@@ -50,9 +58,10 @@ class Collector:
         listeners: called at the events of every episode; they make stepping slower.
         action_transforms: change the actions that are sent, one after another. The policy's own are
             in the transitions.
+        exploration: makes the noise of explored actions in place of the policy.
 
     Raises:
-        ConfigurationError: if the policy does not know a task.
+        ConfigurationError: if the policy does not know a task, or takes no noise.
     """
 
     def __init__(
@@ -64,6 +73,7 @@ class Collector:
         window: int = 50,
         listeners: Sequence[EpisodeListener] = (),
         action_transforms: Sequence[ActionTransform] = (),
+        exploration: CorrelatedNoise | None = None,
     ) -> None:
         at_least(1, window=window)
         self.envs = envs
@@ -72,6 +82,10 @@ class Collector:
         self.windows = EpisodeWindows(envs.spec_.num_tasks, window)
         self.listeners = list(listeners)
         self.action_transforms = list(action_transforms)
+        self.exploration = exploration
+        if exploration is not None:
+            check_takes_noise(policy)
+            exploration.begin(envs.spec_, envs.task_E)
         self.times = EpisodeTimes(envs.task_E)
         """Wall-clock seconds of finished episodes."""
         self._running = RunningEpisodes(envs.task_E, envs.spec_.info_keys)
@@ -120,6 +134,8 @@ class Collector:
         self._running.reset()
         self._observation_ED, _ = self.envs.reset(seed=seed)
         self.times.start(slice(None))
+        if self.exploration is not None:
+            self.exploration.start_episodes(np.ones(self.envs.num_envs, np.bool_), {})
         self._events.started(self._observation_ED, everywhere)
 
     def remake_envs(self, benchmark: Benchmark | None = None) -> None:
@@ -151,15 +167,22 @@ class Collector:
             self.reset()
         self._events.built()
         assert self._observation_ED is not None
-        # a copy, because this observation becomes part of the transition, and a policy may write
-        # into its argument (MetaWorld's scripted door-open policy does)
-        chosen = self._matched_policy.act(self._observation_ED.copy(), self.envs.task_E, mode)
+        chosen = self._act(self._observation_ED, mode)
         chosen_EA, self._policy_columns = chosen if isinstance(chosen, tuple) else (chosen, {})
         action_EA = np.array(chosen_EA, np.float32)
         task_E = self.envs.task_E
         is_training = mode != "exploit"
         self.envs.send(sent_actions(self.action_transforms, action_EA, task_E, is_training))
         self._action_EA = action_EA
+
+    def _act(self, observation_ED: npt.NDArray, mode: Mode) -> ActOutput:
+        # a copy, because this observation becomes part of the transition, and a policy may write
+        # into its argument (MetaWorld's scripted door-open policy does)
+        copied_ED = observation_ED.copy()
+        if self.exploration is None or mode != "explore":
+            return self._matched_policy.act(copied_ED, self.envs.task_E, mode)
+        noisy_policy = cast("NoisyPolicy", self._matched_policy)
+        return noisy_policy.act(copied_ED, self.envs.task_E, mode, self.exploration.noise())
 
     def receive(
         self, selected_E: npt.NDArray[np.bool_] | None = None
@@ -186,6 +209,8 @@ class Collector:
         done_E = result.terminated_E | result.truncated_E | ~result.valid_E
         if done_E.any():
             self.times.start(done_E)
+            if self.exploration is not None:
+                self.exploration.start_episodes(done_E, ended)
         if ended and self._unreported_info:
             self._warn_of_unreported_info(ended)
         kept_E = result.valid_E if selected_E is None else result.valid_E & selected_E
@@ -251,8 +276,12 @@ class Collector:
             or self._observation_ED is None
         ):
             self.reset(seed)
-        if seed is not None and isinstance(self.policy, SeededPolicy):
-            self.policy.seed_actions(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+        if seed is not None:
+            of_policy, of_exploration = np.random.SeedSequence(seed).generate_state(2).tolist()
+            if isinstance(self.policy, SeededPolicy):
+                self.policy.seed_actions(of_policy)
+            if self.exploration is not None:
+                self.exploration.seed(of_exploration)
         weights_seq_no = self.weights_seq_no
         steps: Iterable[tuple[Transitions, dict[int, Episode]]]
         if num_steps is not None:
@@ -305,7 +334,7 @@ class Collector:
         Args:
             components: some of ``windows`` (finished episodes), ``episodes`` (running episodes and
                 the environments' states, for which the workers are asked), ``listeners``,
-                ``action_transforms``, and ``weights`` (the policy's, with their
+                ``action_transforms``, ``exploration``, and ``weights`` (the policy's, with their
                 ``weights_seq_no``); by default all but the weights. The weights alone fit a
                 collector of other environments.
 
@@ -339,6 +368,8 @@ class Collector:
             state["listeners"] = states_of(self.listeners)
         if "action_transforms" in components:
             state["action_transforms"] = states_of(self.action_transforms)
+        if "exploration" in components:
+            state["exploration"] = states_of(self._explorations)
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -372,6 +403,12 @@ class Collector:
             self._set_episodes(state)
         load_states(self.listeners, state.get("listeners", {}))
         load_states(self.action_transforms, state.get("action_transforms", {}))
+        with restoring("noise of the exploration"):
+            load_states(self._explorations, state.get("exploration", {}))
+
+    @property
+    def _explorations(self) -> list[CorrelatedNoise]:
+        return [] if self.exploration is None else [self.exploration]
 
     def _weighted_policy(self) -> WeightedPolicy:
         if not isinstance(self.policy, WeightedPolicy):
@@ -409,6 +446,7 @@ class Collector:
             "envs": share.of_envs,
             "listeners": partial(reshard_states, self.listeners, share=share),
             "action_transforms": partial(reshard_states, self.action_transforms, share=share),
+            "exploration": partial(reshard_states, self._explorations, share=share),
         }
         return share.join("the collector", states, rules)
 

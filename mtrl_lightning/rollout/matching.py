@@ -30,11 +30,16 @@ class _MatchedPolicy:
         self._own_task_T = np.array([numbers.get(name, -1) for name in spec.task_names])
 
     def act(
-        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+        self,
+        observation_ED: npt.NDArray,
+        task_E: npt.NDArray[np.int64],
+        mode: Mode,
+        noise_EA: npt.NDArray[np.float32] | None = None,
     ) -> ActOutput:
         """Choose actions ``[E, A]`` of the environments' size for their tasks' numbers."""
+        given = () if noise_EA is None else (_padded_to(noise_EA, self._own.action_space.shape),)
         own_ED = _padded_to(observation_ED, self._own.observation_space.shape)
-        chosen = self._policy.act(own_ED, self._own_task_T[task_E], mode)
+        chosen = self._policy.act(own_ED, self._own_task_T[task_E], mode, *given)
         action_EA, fields = chosen if isinstance(chosen, tuple) else (chosen, None)
         action_EA = _padded_to(np.asarray(action_EA), self.spec.action_space.shape)
         return action_EA if fields is None else (action_EA, fields)

@@ -21,7 +21,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.resharding import Rules, Share
 from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
-from mtrl_lightning.rollout import ActionTransform, Collector, EpisodeListener
+from mtrl_lightning.rollout import ActionTransform, Collector, CorrelatedNoise, EpisodeListener
 from mtrl_lightning.run.data import NO_LOOP, MultiTaskData
 from mtrl_lightning.run.rank_status import RankStatus
 
@@ -145,6 +145,7 @@ class Session:
         window: int,
         device: torch.device,
         listeners: Sequence[EpisodeListener] = (),
+        exploration: CorrelatedNoise | None = None,
     ) -> None:
         """Take the training environments, whose workers are started, and memory for transitions.
 
@@ -153,6 +154,7 @@ class Session:
             window: finished episodes per task over which statistics are kept, over all processes.
             device: of the buffers and the algorithm.
             listeners: called at the events of every training episode.
+            exploration: makes the noise of explored actions in place of the algorithm.
         """
         self._collector = Collector(
             envs,
@@ -161,6 +163,7 @@ class Session:
             window=-(-window // distributed.world_size()),
             listeners=listeners,
             action_transforms=self.action_transforms,
+            exploration=exploration,
         )
         fields = self.algorithm.policy_fields
         tasks = envs.task_E.tolist()

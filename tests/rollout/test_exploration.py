@@ -1,0 +1,201 @@
+"""Noise that persists: its statistics by Monte Carlo, its steps by hand, exact in a checkpoint."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.algorithms import PPO, SAC, TD3
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.ranks.resharding import share_of
+from mtrl_lightning.rollout import AdaptiveNoise, Collector, CorrelatedNoise
+from mtrl_lightning.types import Episode
+from tests.helpers.command_line import fails
+from tests.helpers.fakes import Constant, point_in_space
+from tests.helpers.runs import assert_same
+
+SPEC = ToyReach(2).spec
+TASK_E = np.array([0, 0, 1, 1])
+ADAPTIVE = "--rollout.exploration=mtrl_lightning.rollout.AdaptiveNoise"
+
+
+def begun(noise, spec=SPEC, task_E=TASK_E, seed=0):
+    noise.begin(spec, task_E)
+    noise.seed(seed)
+    return noise
+
+
+def episode(env, success=False, return_=0.0):
+    return Episode(int(TASK_E[env]), return_, 10, success, success, env)
+
+
+def where(*envs):
+    return np.isin(np.arange(len(TASK_E)), envs)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_every_step_is_standard_normal_and_two_steps_have_the_correlation(correlation):
+    noise = begun(CorrelatedNoise(correlation), task_E=np.zeros(20_000, np.int64))
+    steps_SEA = np.stack([noise.noise() for _ in range(12)])
+    for step_EA in steps_SEA:
+        assert np.abs(step_EA.mean(0)).max() < 0.03
+        assert np.abs(step_EA.std(0) - 1).max() < 0.03
+    for lag in (1, 3):
+        found = (steps_SEA[lag:] * steps_SEA[:-lag]).mean()
+        assert found == pytest.approx(correlation**lag, abs=0.01)
+    numbers = np.corrcoef(steps_SEA[-1].T)[0, 1]
+    assert abs(numbers) < 0.03, "each number of an action has its own"
+
+
+def test_a_step_by_hand_and_a_new_episode():
+    noise = begun(CorrelatedNoise(0.6), seed=3)
+    generator = np.random.default_rng(3)
+    first, second, third = (generator.standard_normal((4, 2)) for _ in range(3))
+    np.testing.assert_allclose(noise.noise(), first, rtol=1e-6)
+    last = 0.6 * first + 0.8 * second
+    np.testing.assert_allclose(noise.noise(), last, rtol=1e-6)
+    noise.start_episodes(where(1), {1: episode(1)})
+    expected = 0.6 * last + 0.8 * third
+    expected[1] = third[1]
+    np.testing.assert_allclose(noise.noise(), expected, rtol=1e-6)
+
+
+def test_the_correlation_falls_as_a_task_succeeds_and_changes_between_episodes_only():
+    noise = begun(AdaptiveNoise(0.8, step_size=0.5))
+    assert noise.correlations() == {0: 0.8, 1: 0.8}
+    noise.start_episodes(where(0), {0: episode(0, success=True)})
+    # the task's success is (0.5 + 0) / 2, and its other environment is in an episode
+    assert noise.correlations()[0] == pytest.approx((0.8 * 0.75 + 0.8) / 2)
+    noise.start_episodes(where(0, 1), {e: episode(e, success=True) for e in (0, 1)})
+    # 0.75 and 0.5
+    assert noise.correlations() == pytest.approx({0: 0.8 * (1 - 0.625), 1: 0.8})
+    noise.start_episodes(where(0), {})
+    assert noise.correlations()[0] == pytest.approx(0.8 * 0.375), "a rebuilt one teaches nothing"
+
+
+def test_without_a_success_signal_it_follows_the_score():
+    spec = SPEC._replace(has_success=False, max_return=200.0)
+    noise = begun(AdaptiveNoise(0.8, step_size=1.0), spec)
+    assert str(noise) == "AdaptiveNoise, correlation 0.8 (1 - score)"
+    noise.start_episodes(where(0, 1), {e: episode(e, return_=50.0) for e in (0, 1)})
+    noise.start_episodes(where(2, 3), {e: episode(e, return_=-9.0) for e in (2, 3)})
+    assert noise.correlations() == pytest.approx({0: 0.6, 1: 0.8})
+
+
+def test_with_neither_it_is_refused():
+    spec = GymnasiumTasks({"space": point_in_space}, horizon=5).spec
+    with pytest.raises(ConfigurationError, match="neither a success signal nor a largest return"):
+        AdaptiveNoise().begin(spec, TASK_E)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: CorrelatedNoise(1.0), "correlation is 1.0: give a number of at least 0 and below"),
+        (lambda: CorrelatedNoise(-0.1), "correlation is -0.1"),
+        (lambda: AdaptiveNoise(step_size=0.0), "step_size is 0.0: give a number above 0"),
+    ],
+)
+def test_options_out_of_range(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("kind", [SAC, PPO, TD3])
+def test_an_algorithm_explores_with_the_noise_that_it_is_given(kind):
+    algorithm = kind(SPEC, seed=1)
+    observation_ED = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+    noise_EA = np.random.default_rng(1).normal(size=(4, 2)).astype(np.float32)
+    chosen = algorithm.act(observation_ED, TASK_E, "explore", noise_EA)
+    action_EA = chosen[0] if isinstance(chosen, tuple) else chosen
+    policy = algorithm.policy(torch.from_numpy(observation_ED), torch.from_numpy(TASK_E))
+    if kind is SAC:
+        expected_EA = torch.tanh(
+            policy.mean_BA + policy.log_std_BA.exp() * torch.from_numpy(noise_EA)
+        )
+    else:
+        drawn_EA = policy.mean_BA + policy.log_std_BA.exp() * torch.from_numpy(noise_EA)
+        expected_EA = drawn_EA.clamp(-1, 1)
+    np.testing.assert_allclose(action_EA, expected_EA.detach().numpy(), atol=1e-6)
+    if kind is PPO:
+        std_EA = policy.log_std_BA.exp()
+        density = torch.distributions.Normal(policy.mean_BA, std_EA).log_prob(drawn_EA).sum(-1)
+        np.testing.assert_allclose(chosen[1]["log_prob"], density.detach().numpy(), rtol=1e-4)
+
+
+def test_a_collector_explores_with_it_and_exploits_without():
+    def noise_after(mode):
+        envs = VectorEnv(ToyReach(2, horizon=3), TASK_E.tolist(), num_workers=0)
+        collector = Collector(envs, SAC(SPEC), exploration=CorrelatedNoise(0.5))
+        collector.sample(num_steps=16, mode=mode, seed=4)
+        return collector.get_state()["exploration"][
+            "mtrl_lightning.rollout.exploration.CorrelatedNoise:0"
+        ]
+
+    explored = noise_after("explore")
+    assert explored == noise_after("explore"), "the seed of a sample is that of the noise, too"
+    assert explored["is_first"] == [False] * 4
+    assert noise_after("exploit")["is_first"] == [True] * 4
+
+
+def test_a_policy_that_takes_no_noise_is_refused():
+    envs = VectorEnv(ToyReach(2), [0, 1], num_workers=0)
+    with pytest.raises(ConfigurationError, match="act takes noise_EA, and that of Constant"):
+        Collector(envs, Constant(), exploration=CorrelatedNoise())
+
+
+def test_a_process_takes_over_the_noise_of_its_environments():
+    noise = begun(AdaptiveNoise(0.8))
+    noise.noise()
+    noise.start_episodes(where(1), {1: episode(1, success=True)})
+    saved = noise.state_dict()
+    of_ranks = [AdaptiveNoise.reshard([saved], share_of([TASK_E.tolist()], r, 2)) for r in (0, 1)]
+    for name in ("noise", "is_first", "correlation", "success"):
+        value = saved[name]
+        assert [part[name] for part in of_ranks] == [[value[0], value[2]], [value[1], value[3]]]
+    assert [part["generator"] for part in of_ranks] == [saved["generator"], None]
+    begun(AdaptiveNoise(0.8), task_E=np.array([0, 1])).load_state_dict(of_ranks[1])
+
+
+def test_a_damaged_state_is_refused():
+    noise = begun(AdaptiveNoise(0.8))
+    with pytest.raises(ValueError, match="fractions"):
+        noise.load_state_dict({**noise.state_dict(), "correlation": [1.5] * 4})
+
+
+def test_a_value_out_of_range_ends_the_program_with_it(command_line, capsys):
+    code, error = fails(
+        command_line, capsys, "fit", f"{ADAPTIVE}", "--rollout.exploration.correlation=1"
+    )
+    assert code == 2 and "correlation is 1" in error and "below 1" in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["mtsac", "mttd3", "mtppo"])
+def test_a_continued_run_is_the_same_run_and_logs_the_correlations(command_line, algorithm):
+    configs = ("base", "env/toy", f"algorithm/{algorithm}", "network/mlp", "gradient/mean")
+    options = [ADAPTIVE, "--metrics.every=30", "--evaluation.every=90"]
+    options += ["--evaluation.num_episodes=1", "--checkpoint.every=90"]
+    options += ["--data.benchmark.init_args.horizon=7", "--trainer.enable_progress_bar=false"]
+    if algorithm == "mtppo":
+        options += ["--model.init_args.num_steps=10", "--model.init_args.num_minibatches=2"]
+    else:
+        options += ["--rollout.warmup_steps=30", "--data.batch_size=12"]
+
+    def run(name, steps, *more):
+        total = f"--rollout.total_steps={steps}"
+        command_line("fit", *options, f"--name={name}", total, *more, configs=configs, small=False)
+
+    run("whole", 180)
+    run("parts", 90)
+    run("parts", 180, "--ckpt_path=last")
+    paths = [command_line.folder(name) / "checkpoints" / "last.ckpt" for name in ("whole", "parts")]
+    whole, parts = map(load_checkpoint, paths)
+    assert_same(whole, parts)
+    assert command_line.rows("whole") == command_line.rows("parts")
+    assert whole["callbacks"]["rollout"]["collector"]["exploration"]
+    last = command_line.rows("whole")[-1]
+    assert 0 <= float(last["train/exploration/goal-0"]) <= 0.9
