@@ -1,20 +1,16 @@
 import os
 import signal
-import time
 
 import psutil
 import pytest
 
+from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
-from tests.helpers.runs import ENDLESS, wait_for
+from mtrl_lightning.rollout import Collector
+from tests.helpers.runs import ENDLESS, checkpoint, signal_in_call, wait_for
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
-)
-def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(
-    command_line, number
-):
+def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(command_line):
     process = command_line.process("fit", *ENDLESS)
     metrics = command_line.folder() / "metrics.csv"
     wait_for(
@@ -24,9 +20,9 @@ def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(
     )
     workers = psutil.Process(process.pid).children(recursive=True)
     assert len(workers) >= 2
-    os.kill(process.pid, number)
+    os.kill(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, output
+    assert process.returncode == 143, output
     assert "continue with mtrl-lightning fit --resume" in output and "Traceback" not in output
     wait_for(lambda: not any(worker.is_running() for worker in workers), 10)
     path = command_line.folder() / "checkpoints" / "last.ckpt"
@@ -75,35 +71,20 @@ def test_a_second_signal_ends_the_run_at_once_and_unsaved(command_line):
 
 
 @pytest.mark.slow
-def test_an_interrupted_evaluation_is_made_up_for(command_line):
-    process = command_line.process(
-        "fit",
-        *ENDLESS[:2],
-        "--evaluation.every=600",
-        "--evaluation.num_episodes=1000000",
-        "--metrics.every=50",
-    )
-    metrics = command_line.folder() / "metrics.csv"
-
-    def evaluating():
-        rows = metrics.read_text().splitlines()[1:] if metrics.exists() else []
-        return (rows and int(rows[-1].split(",")[0]) >= 540) or process.poll() is not None
-
-    wait_for(evaluating)
-    time.sleep(2)
-    os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    path = command_line.folder() / "checkpoints" / "last.ckpt"
-    steps = load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"]
-    command_line(
-        "fit",
-        f"--ckpt_path={path}",
-        f"--rollout.total_steps={steps + 30}",
-        "--evaluation.every=600",
-    )
-    evaluated = [int(row["env_steps"]) for row in command_line.rows() if row["eval/success"]]
-    assert evaluated[0] == steps
+def test_an_interrupted_evaluation_is_made_up_for(command_line, monkeypatch):
+    options = ["--rollout.warmup_steps=150", "--evaluation.every=150"]
+    with monkeypatch.context() as patch:
+        # the second evaluation, whose first step sees the signal
+        signal_in_call(patch, Collector, "run_episodes", 2, signal.SIGINT)
+        with pytest.raises(SystemExit) as exit_info:
+            command_line("fit", *options)
+    assert exit_info.value.code == 130
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 300
+    evaluated = [row["env_steps"] for row in command_line.rows() if row["eval/success"]]
+    assert evaluated == ["153"]
+    command_line("fit", *options, "--ckpt_path=last", "--rollout.total_steps=330")
+    evaluated = [row["env_steps"] for row in command_line.rows() if row["eval/success"]]
+    assert evaluated == ["153", "300", "330"]
 
 
 @pytest.mark.slow
@@ -123,52 +104,44 @@ def test_ctrl_c_in_a_terminal_reaches_starting_workers_too(command_line):
         return children or process.poll() is not None
 
     wait_for(starting)
+    workers = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    assert "continue with mtrl-lightning fit --resume" in output
+    assert "continue with mtrl-lightning fit --resume" in output and "Traceback" not in output
+    wait_for(lambda: not any(worker.is_running() for worker in workers), 10)
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["updates"] > 0
     assert not metrics.exists() or metrics.read_text()
 
 
 @pytest.mark.slow
-def test_an_interrupted_warm_up_goes_on(command_line):
-    process = command_line.process(
-        "fit", "--rollout.warmup_steps=30000000", "--rollout.total_steps=40000000"
-    )
-    replay = command_line.folder() / "config.yaml"
-    wait_for(lambda: replay.exists() or process.poll() is not None)
-    time.sleep(3)
-    os.kill(process.pid, signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 143, output
-    path = command_line.folder() / "checkpoints" / "last.ckpt"
-    counters = load_checkpoint(path)["mtrl_lightning"]["counters"]
-    steps = counters["env_steps"]
-    assert counters["updates"] == 0 and steps > 0
-    options = [f"--rollout.warmup_steps={steps + 30}", f"--rollout.total_steps={steps + 60}"]
-    command_line("fit", f"--ckpt_path={path}", *options)
-    after = load_checkpoint(path)["mtrl_lightning"]["counters"]
-    assert (after["env_steps"], after["updates"]) == (steps + 60, 10)
+def test_an_interrupted_warm_up_goes_on(command_line, monkeypatch):
+    with monkeypatch.context() as patch:
+        signal_in_call(patch, Collector, "send", 20, signal.SIGTERM)
+        with pytest.raises(SystemExit) as exit_info:
+            command_line("fit")
+    assert exit_info.value.code == 143
+    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    assert (counters["env_steps"], counters["updates"]) == (60, 0)
+    options = ["--rollout.warmup_steps=90", "--rollout.total_steps=120"]
+    command_line("fit", "--ckpt_path=last", *options)
+    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    assert (counters["env_steps"], counters["updates"]) == (120, 10)
 
 
 @pytest.mark.slow
-def test_an_interruption_during_a_burst_saves_the_updates(command_line):
-    process = command_line.process(
-        "fit", "--rollout.warmup_updates=10000000", "--rollout.warmup_steps=300"
-    )
-    folder = command_line.folder() / "checkpoints"
-    wait_for(lambda: folder.exists() or process.poll() is not None)
-    time.sleep(4)
-    os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    counters = load_checkpoint(folder / "last.ckpt")["mtrl_lightning"]["counters"]
-    assert counters["env_steps"] == 300 and counters["updates"] > 10
+def test_an_interruption_during_a_burst_saves_the_updates(command_line, monkeypatch):
+    signal_in_call(monkeypatch, SAC, "training_step", 20, signal.SIGINT)
+    with pytest.raises(SystemExit) as exit_info:
+        command_line("fit", "--rollout.warmup_updates=10000000")
+    assert exit_info.value.code == 130
+    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    assert (counters["env_steps"], counters["updates"]) == (300, 20)
 
 
 @pytest.mark.slow
 def test_signals_are_given_back(command_line):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    command_line("fit")
+    command_line("fit", "--rollout.total_steps=303")
     assert signal.getsignal(signal.SIGINT) is before[0]
     assert signal.getsignal(signal.SIGTERM) is before[1]

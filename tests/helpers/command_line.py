@@ -6,9 +6,10 @@ import copy
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ SMALL = [
     "--trainer.enable_progress_bar=false",
     "--trainer.accelerator=cpu",
 ]
+SHORT = [
+    "--rollout.warmup_steps=60",
+    "--rollout.total_steps=180",
+    "--evaluation.every=60",
+    "--metrics.every=30",
+    "--checkpoint.every=60",
+]
+"""A run with 40 updates, whose evaluations and checkpoints are after 63, 120 and 180 steps."""
 CONFIGS = ("base", "env/toy", "algorithm/mtsac", "network/mlp", "gradient/mean")
 
 
@@ -145,6 +154,8 @@ class CommandLine:
             "stderr": subprocess.STDOUT,
             "text": True,
             "start_new_session": True,
+            # a shell's background job ignores Ctrl-C, and so would its children
+            "preexec_fn": partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         }
         # another test in this process may have started W&B's helper, which would take the run for
         # its own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from functools import partial
 
@@ -27,6 +29,19 @@ def wait_for(condition, seconds=90.0):
     while not condition():
         assert time.monotonic() < end, "timed out"
         time.sleep(0.1)
+
+
+def signal_in_call(monkeypatch, owner, method, call, number):
+    """Send this process a signal in a call of a method, counted from 1."""
+    original = getattr(owner, method)
+    calls = itertools.count(1)
+
+    def interrupting(*args, **kwargs):
+        if next(calls) == call:
+            os.kill(os.getpid(), number)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, method, interrupting)
 
 
 CONNECTORS = [
