@@ -1,39 +1,48 @@
 """Train 2N in one go; train N, stop, go on in a new process: the same run, bit for bit."""
 
-import os
 import signal
 
 import pytest
 
-from mtrl_lightning.checkpoints import load_checkpoint
-from tests.helpers.runs import CONNECTORS, assert_same, assert_same_end, wait_for
+from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.rollout import Collector
+from tests.helpers.runs import (
+    CONNECTORS,
+    assert_same,
+    assert_same_end,
+    checkpoint,
+    signal_in_call,
+)
 
-MT10 = ("base", "env/metaworld_mt10", "algorithm/mtsac", "network/multi_head", "gradient/mean")
+METAWORLD = ("base", "env/metaworld_mt10", "algorithm/mtsac", "network/multi_head", "gradient/mean")
+TOY = ("base", "env/toy", *METAWORLD[2:])
 SHORT = [
     # episodes are under way whenever a checkpoint is written
     "--data.benchmark.init_args.horizon=35",
-    "--data.batch_size=80",
-    "--data.capacity=800",  # the rings wrap around
-    "--replay.chunk_mebibytes=0.0477",
-    "--evaluation.every=400",
+    "--data.batch_size=90",
+    "--data.capacity=390",  # the rings wrap around
+    "--replay.chunk_mebibytes=0.0238",
+    "--evaluation.every=300",
     "--evaluation.num_episodes=1",
     "--rollout.warmup_steps=200",
     "--metrics.every=100",
-    "--checkpoint.every=400",
+    "--checkpoint.every=300",
     "--checkpoint.keep_last=-1",
 ]
 
 
-def test_mt10_continued_in_mid_episode_with_other_workers_is_the_same_run(command_line):
-    def fit(*options, run=command_line):
-        return run("fit", *SHORT, *options, configs=MT10)
+def test_metaworld_continued_in_mid_episode_with_other_workers_is_the_same_run(command_line):
+    tasks = "--data.benchmark.init_args.tasks=[reach,push,peg-insert-side]"
 
-    fit("--name=whole", "--rollout.total_steps=1600", "--rollout.num_workers=1")
-    fit("--name=parts", "--rollout.total_steps=800", "--rollout.num_workers=2")
-    saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
+    def fit(*options, run=command_line):
+        return run("fit", *SHORT, tasks, *options, configs=METAWORLD)
+
+    fit("--name=whole", "--rollout.total_steps=600")
+    fit("--name=parts", "--rollout.total_steps=300", "--rollout.num_workers=2")
+    saved = checkpoint(command_line, "parts")
     running = saved["callbacks"]["rollout"]["collector"]["running"]
-    assert running["length"] == [80 % 35] * 10
-    more = ["--ckpt_path=last", "--rollout.total_steps=1600", "--rollout.num_workers=3"]
+    assert running["length"] == [100 % 35] * 3
+    more = ["--ckpt_path=last", "--rollout.total_steps=600"]
     process = fit("--name=parts", *more, run=command_line.process)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
@@ -43,11 +52,9 @@ def test_mt10_continued_in_mid_episode_with_other_workers_is_the_same_run(comman
 @pytest.mark.slow
 def test_a_continued_run_in_bf16_is_the_same_run(command_line):
     options = [
-        "--data.benchmark.init_args.tasks=[reach,push,peg-insert-side]",
         "--data.batch_size=96",
         "--data.capacity=480",
-    ]
-    options += [
+        "--replay.chunk_mebibytes=0.0025",
         "--trainer.precision=bf16-mixed",
         "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
     ]
@@ -60,66 +67,59 @@ def test_a_continued_run_in_bf16_is_the_same_run(command_line):
             f"--name={name}",
             f"--rollout.total_steps={steps}",
             *more,
-            configs=MT10,
+            configs=TOY,
         )
 
-    run("whole", 800)
-    run("parts", 400)
-    run("parts", 800, "--ckpt_path=last")
+    run("whole", 600)
+    run("parts", 300)
+    run("parts", 600, "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")
 
 
 @pytest.mark.slow
-def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line):
+def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, monkeypatch):
     options = [
-        "--rollout.total_steps=2400",
-        "--data.capacity=1500",
+        "--rollout.total_steps=750",
+        "--data.capacity=450",
         "--replay.chunk_mebibytes=0.01383",
         "--metrics.every=60",
+        "--evaluation.every=600",
+        "--checkpoint.every=100000",
     ]
-    options += ["--evaluation.every=1500", "--checkpoint.every=100000", "--rollout.num_workers=2"]
     command_line("fit", *options, "--name=whole")
-    for number, name in ((signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")):
-        process = command_line.process("fit", *options, f"--name={name}")
-        metrics = command_line.folder(name) / "metrics.csv"
-        wait_for(
-            lambda: (
-                (metrics.exists() and metrics.read_text().count("\n") > 10)  # noqa: B023
-                or process.poll() is not None  # noqa: B023
-            )
-        )
-        os.kill(process.pid, number)
-        process.communicate(timeout=60)
-        path = command_line.folder(name) / "checkpoints" / "last.ckpt"
-        assert 300 < load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] < 2400
-        command_line("fit", *options, f"--name={name}", "--ckpt_path=last")
-        # the extra checkpoint is among those saved, and its rows are in a file of their own
-        whole, parts = (
-            load_checkpoint(command_line.folder(n) / "checkpoints" / "last.ckpt")
-            for n in ("whole", name)
-        )
-        for checkpoint in (whole, parts):
-            del (
-                checkpoint["callbacks"]["checkpoint"],
-                checkpoint["MultiTaskData"]["replay"]["chunks"],
-            )
-        assert_same(whole, parts)
-        assert command_line.rows("whole") == command_line.rows(name)
+    options += ["--rollout.num_workers=1", "--name=parts"]
+    # the worker steps during an update; both calls are between two rows of the metrics
+    for owner, method, number, steps, more in (
+        (SAC, "training_step", signal.SIGTERM, 399, []),
+        (Collector, "send", signal.SIGINT, 498, ["--ckpt_path=last"]),
+    ):
+        with monkeypatch.context() as patch:
+            signal_in_call(patch, owner, method, 33, number)
+            with pytest.raises(SystemExit) as exit_info:
+                command_line("fit", *options, *more)
+        assert exit_info.value.code == 128 + number
+        saved = checkpoint(command_line, "parts")
+        assert saved["mtrl_lightning"]["counters"]["env_steps"] == steps
+    command_line("fit", *options, "--ckpt_path=last")
+    # the extra checkpoints are among those saved, and their rows are in files of their own
+    whole, parts = (checkpoint(command_line, name) for name in ("whole", "parts"))
+    for end in (whole, parts):
+        del end["callbacks"]["checkpoint"], end["MultiTaskData"]["replay"]["chunks"]
+    assert_same(whole, parts)
+    assert command_line.rows("whole") == command_line.rows("parts")
 
 
 @pytest.mark.slow
 def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_line):
-    options = ["--evaluation.every=400", "--metrics.every=400", "--checkpoint.every=400"]
-    command_line("fit", *options, "--name=whole", "--rollout.total_steps=1500")
-    command_line("fit", *options, "--name=parts", "--rollout.total_steps=1005")
-    command_line("fit", *options, "--name=parts", "--rollout.total_steps=1500", "--ckpt_path=last")
-    whole, parts = (
-        load_checkpoint(command_line.folder(n) / "checkpoints" / "last.ckpt")
-        for n in ("whole", "parts")
-    )
+    options = ["--evaluation.every=200", "--metrics.every=200", "--checkpoint.every=200"]
+    options.append("--rollout.warmup_steps=150")
+    command_line("fit", *options, "--name=whole", "--rollout.total_steps=450")
+    command_line("fit", *options, "--name=parts", "--rollout.total_steps=345")
+    command_line("fit", *options, "--name=parts", "--rollout.total_steps=450", "--ckpt_path=last")
+    whole, parts = (checkpoint(command_line, name) for name in ("whole", "parts"))
     for key in ("state_dict", "optimizer_states", "mtrl_lightning"):
         assert_same(whole[key], parts[key])
-    scheduled = [row for row in command_line.rows("parts") if row["env_steps"] != "1005"]
+    scheduled = [row for row in command_line.rows("parts") if row["env_steps"] != "345"]
     assert scheduled == command_line.rows("whole")
 
 
@@ -139,9 +139,11 @@ def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_
     ],
 )
 def test_other_ratios_and_environments_are_continued_exactly_too(command_line, options):
-    command_line("fit", *options, "--name=whole", "--rollout.total_steps=900")
+    every = [f"--{section}.every=60" for section in ("evaluation", "metrics", "checkpoint")]
+    options = [*options, *every, "--rollout.warmup_steps=120"]
+    command_line("fit", *options, "--name=whole", "--rollout.total_steps=300")
     command_line(
-        "fit", *options, "--name=parts", "--rollout.total_steps=600", "--rollout.num_workers=2"
+        "fit", *options, "--name=parts", "--rollout.total_steps=180", "--rollout.num_workers=1"
     )
-    command_line("fit", *options, "--name=parts", "--rollout.total_steps=900", "--ckpt_path=last")
+    command_line("fit", *options, "--name=parts", "--rollout.total_steps=300", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")

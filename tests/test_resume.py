@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.connectors.checkpoint_connector import _Checkpoin
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
+from tests.helpers.command_line import SHORT
 from tests.helpers.runs import checkpoint
 
 
@@ -17,31 +18,26 @@ def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_lin
     command_line.finished()
     before = checkpoint(command_line)
     rows = command_line.rows()
-    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1500")
+    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
     after = checkpoint(command_line)
     assert command_line.rows()[: len(rows)] == rows
-    assert read_metrics(command_line.folder())["eval/success"][0][-2:] == [1200, 1500]
+    assert read_metrics(command_line.folder())["eval/success"][0][-2:] == [900, 1200]
     old, new = before["mtrl_lightning"]["counters"], after["mtrl_lightning"]["counters"]
-    assert (old["env_steps"], new["env_steps"]) == (900, 1500)
+    assert (old["env_steps"], new["env_steps"]) == (900, 1200)
     # no second warm-up: an update for every vector step
-    assert new["updates"] - old["updates"] == 200
-    assert new["episodes"] == 75
+    assert new["updates"] - old["updates"] == 100
+    assert new["episodes"] == 60
     windows = after["callbacks"]["rollout"]["collector"]["windows"]["windows"]
-    assert [len(window) for window in windows] == [25, 25, 25]
+    assert [len(window) for window in windows] == [20, 20, 20]
 
 
 @pytest.mark.slow
 def test_continuing_twice_from_one_checkpoint_gives_the_same_run(command_line):
     command_line.finished()
     shutil.copytree(command_line.folder(), command_line.folder("copy"))
-    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1500")
-    command_line(
-        "fit",
-        "--ckpt_path=last",
-        "--rollout.total_steps=1500",
-        "--name=copy",
-        "--rollout.num_workers=2",
-    )
+    longer = ["--ckpt_path=last", "--rollout.total_steps=1020"]
+    command_line("fit", *longer)
+    command_line("fit", *longer, "--name=copy", "--rollout.num_workers=1")
     assert command_line.rows() == command_line.rows("copy")
     one, other = checkpoint(command_line), checkpoint(command_line, "copy")
     for key, value in one["state_dict"].items():
@@ -72,7 +68,7 @@ def test_weights_targets_temperatures_and_replay_come_back_exactly(command_line)
 def test_an_older_checkpoint_drops_later_rows_only_when_asked_and_keeps_later_files(
     command_line, capsys, caplog
 ):
-    command_line("fit", "--checkpoint.keep_last=-1")
+    command_line.finished("--checkpoint.keep_last=-1")
     folder = command_line.folder() / "checkpoints"
     newer = (folder / "step_000000000900.ckpt").read_bytes()
     older = ["fit", f"--ckpt_path={folder / 'step_000000000600.ckpt'}", "--rollout.total_steps=750"]
@@ -92,25 +88,24 @@ def test_an_older_checkpoint_drops_later_rows_only_when_asked_and_keeps_later_fi
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 750
     assert (folder / "step_000000000900.ckpt").read_bytes() == newer
     command_line(
-        "fit", f"--ckpt_path={folder / 'step_000000000900.ckpt'}", "--rollout.total_steps=1200"
+        "fit", f"--ckpt_path={folder / 'step_000000000900.ckpt'}", "--rollout.total_steps=930"
     )
-    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 1200
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 930
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("keep_last", "keep_best", "expected"),
-    [(1, False, [900]), (2, False, [600, 900]), (-1, False, [300, 600, 900]), (0, False, [900])],
+    ("keep_last", "expected"), [(1, [180]), (2, [120, 180]), (-1, [63, 120, 180]), (0, [180])]
 )
-def test_retention(command_line, keep_last, keep_best, expected):
+def test_retention(command_line, keep_last, expected):
     command_line(
-        "fit", f"--checkpoint.keep_last={keep_last}", f"--checkpoint.keep_best={keep_best}"
+        "fit", *SHORT, f"--checkpoint.keep_last={keep_last}", "--checkpoint.keep_best=false"
     )
     folder = command_line.folder()
     steps = sorted(
         int(path.stem.split("_")[1]) for path in (folder / "checkpoints").glob("step_*.ckpt")
     )
-    assert [round(step, -2) for step in steps] == expected
+    assert steps == expected
     listed = {
         chunk["file"]
         for path in (folder / "checkpoints").glob("step_*.ckpt")
@@ -128,7 +123,7 @@ def test_each_checkpoint_is_read_once_for_the_replay_files_that_it_needs(command
         return load_checkpoint(path, verify)
 
     monkeypatch.setattr("mtrl_lightning.callbacks.checkpoint.load_checkpoint", load)
-    command_line("fit", "--checkpoint.keep_last=-1")
+    command_line("fit", *SHORT, "--checkpoint.keep_last=-1")
     checkpoints = list((command_line.folder() / "checkpoints").glob("step_*.ckpt"))
     assert len(read) == len(checkpoints) >= 3
 
@@ -140,7 +135,7 @@ def test_no_replay_file_is_deleted_while_a_checkpoint_cannot_be_read(command_lin
     (folder / "checkpoints" / "step_000000000600.ckpt").write_bytes(b"no checkpoint")
     needed = folder / "replay" / "rows_that_only_this_checkpoint_lists.npy"
     needed.touch()
-    longer = ["--rollout.total_steps=1200", "--checkpoint.keep_last=-1"]
+    longer = ["--rollout.total_steps=930", "--checkpoint.keep_last=-1"]
     with pytest.warns(UserWarning, match="no replay file is deleted while .*step_000000000600"):
         command_line("fit", "--ckpt_path=last", *longer)
     assert needed.exists()
@@ -148,12 +143,13 @@ def test_no_replay_file_is_deleted_while_a_checkpoint_cannot_be_read(command_lin
 
 @pytest.mark.slow
 def test_the_best_is_kept_though_newer_ones_come(command_line):
-    command_line("fit", "--checkpoint.keep_last=1", "--rollout.total_steps=1500")
-    steps, success = read_metrics(command_line.folder())["eval/success"]
+    best_metric = "--checkpoint.best_metric=eval/return/goal-1"  # which gets worse here
+    command_line("fit", *SHORT, "--checkpoint.keep_last=1", best_metric)
+    steps, returns = read_metrics(command_line.folder())["eval/return/goal-1"]
     best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
-    assert best == steps[success.index(max(success))]
+    assert best == steps[returns.index(max(returns))] < 180
     names = {path.name for path in (command_line.folder() / "checkpoints").iterdir()}
-    assert names == {"last.ckpt", "best.ckpt", f"step_{best:012d}.ckpt", "step_000000001500.ckpt"}
+    assert names == {"last.ckpt", "best.ckpt", f"step_{best:012d}.ckpt", "step_000000000180.ckpt"}
 
 
 def test_a_missing_or_damaged_replay_file_is_named(command_line, capsys):
@@ -171,29 +167,28 @@ def test_a_missing_or_damaged_replay_file_is_named(command_line, capsys):
 
 @pytest.mark.slow
 def test_a_copied_run_folder_can_be_continued(command_line, tmp_path):
-    command_line("fit")
+    command_line.finished()
     shutil.copytree(command_line.folder(), tmp_path / "moved" / "there" / "version_4")
     path = tmp_path / "moved" / "there" / "version_4" / "checkpoints" / "last.ckpt"
-    command_line("fit", f"--ckpt_path={path}", "--rollout.total_steps=1200")
-    assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == 1200
+    command_line("fit", f"--ckpt_path={path}", "--rollout.total_steps=930")
+    assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == 930
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 900
 
 
 @pytest.mark.slow
 def test_going_back_makes_last_and_best_those_of_the_new_branch(command_line, capsys):
-    command_line("fit", "--checkpoint.keep_last=-1", "--rollout.total_steps=1500")
+    keep = "--checkpoint.keep_last=-1"
+    command_line("fit", *SHORT, keep, "--rollout.total_steps=240")
     folder = command_line.folder() / "checkpoints"
-    old = folder / "step_000000000600.ckpt"
-    options = ["--checkpoint.keep_last=-1", "--overwrite_metrics"]
-    command_line("fit", f"--ckpt_path={old}", "--rollout.total_steps=900", *options)
+    old = folder / "step_000000000120.ckpt"
+    command_line("fit", *SHORT, keep, f"--ckpt_path={old}", "--overwrite_metrics")
     state = checkpoint(command_line)["callbacks"]["checkpoint"]
-    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 900
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 180
     best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
-    assert f"step_{best:012d}.ckpt" == state["best"][1] and best <= 900
-    for which in ("best", "last", folder / "step_000000001500.ckpt"):
-        command_line(
-            "fit", f"--ckpt_path={which}", "--rollout.total_steps=1600", "--overwrite_metrics"
-        )
+    assert f"step_{best:012d}.ckpt" == state["best"][1] and best <= 180
+    longer = ["--rollout.total_steps=252", "--overwrite_metrics"]
+    for which in ("best", "last", folder / "step_000000000240.ckpt"):
+        command_line("fit", *SHORT, f"--ckpt_path={which}", *longer)
 
 
 @pytest.mark.slow
@@ -201,10 +196,10 @@ def test_the_saved_config_stays_that_of_a_new_run(command_line):
     command_line.finished()
     folder = command_line.folder()
     first = (folder / "config.yaml").read_bytes()
-    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
+    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=930")
     assert (folder / "config.yaml").read_bytes() == first
     saved = yaml.safe_load((folder / "config_from_000000000900.yaml").read_text())
-    assert saved["ckpt_path"] is None and saved["rollout"]["total_steps"] == 1200
+    assert saved["ckpt_path"] is None and saved["rollout"]["total_steps"] == 930
     command_line(
         "fit",
         f"--config={folder / 'config_from_000000000900.yaml'}",
@@ -212,7 +207,7 @@ def test_the_saved_config_stays_that_of_a_new_run(command_line):
         configs=(),
         small=False,
     )
-    assert read_metrics(command_line.folder("new"))["eval/success"][0][-1] == 1200
+    assert read_metrics(command_line.folder("new"))["eval/success"][0][-1] == 930
 
 
 def test_a_finished_run_is_left_as_it_is(command_line):
@@ -229,6 +224,7 @@ def test_a_finished_run_is_left_as_it_is(command_line):
 def test_without_success_there_is_none_anywhere_and_best_goes_by_return(command_line, capsys):
     command_line(
         "fit",
+        *SHORT,
         "--data.benchmark=tests.helpers.altered_reach.NoSuccess",
         "--trainer.enable_progress_bar=true",
     )
@@ -261,23 +257,22 @@ def refused(command_line, capsys, *options):
 
 @pytest.mark.slow
 def test_other_options_of_a_finished_run_need_more_steps(command_line, capsys):
-    command_line("fit")
+    command_line("fit", *SHORT)
     folder = command_line.folder()
     before = files_of(folder)
-    others = ["--evaluation.num_episodes=3", "--model.init_args.discount=0.9"]
+    others = [*SHORT, "--evaluation.num_episodes=3", "--model.init_args.discount=0.9"]
     error = refused(command_line, capsys, *others)
     assert "evaluation.num_episodes 2 there and 3 here" in error
     assert "model.init_args.discount 0.99 there and 0.9 here" in error
-    assert "Give a rollout.total_steps above 900" in error
-    assert "total_steps 900 there and 600 here" in refused(
-        command_line, capsys, "--rollout.total_steps=600"
-    )
-    command_line("fit", "--ckpt_path=last")
+    assert "Give a rollout.total_steps above 180" in error
+    fewer = refused(command_line, capsys, *SHORT, "--rollout.total_steps=120")
+    assert "total_steps 180 there and 120 here" in fewer
+    command_line("fit", *SHORT, "--ckpt_path=last")
     assert files_of(folder) == before
-    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=960", *others)
-    config = yaml.safe_load((folder / "config_from_000000000900.yaml").read_text())
+    command_line("fit", *others, "--ckpt_path=last", "--rollout.total_steps=210")
+    config = yaml.safe_load((folder / "config_from_000000000180.yaml").read_text())
     assert config["evaluation"]["num_episodes"] == 3
-    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 960
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 210
 
 
 @pytest.mark.slow
@@ -328,14 +323,17 @@ def test_a_new_number_of_updates_counts_from_here(command_line):
 @pytest.mark.slow
 def test_a_lost_replay_is_filled_on_top_of_the_steps_that_are_asked_for(command_line, capsys):
     command_line.finished("--replay.save=false")
-    longer = ["--replay.save=false", "--ckpt_path=last", "--rollout.total_steps=1200"]
-    command_line("fit", *longer)
+    assert not (command_line.folder() / "replay").exists()
+    longer = ["--replay.save=false", "--ckpt_path=last", "--rollout.total_steps=930"]
+    saved_without = r"empty replay, because the checkpoint was saved without it \(replay.save\)"
+    with pytest.warns(UserWarning, match=saved_without):
+        command_line("fit", *longer)
     counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
-    # 300 env steps as in the warm-up, and then an update for each of the 100 vector steps
-    assert (counters["env_steps"], counters["updates"]) == (900 + 300 + 300, 200 + 100)
+    # 300 env steps as in the warm-up, and then an update for each of the 10 vector steps
+    assert (counters["env_steps"], counters["updates"]) == (900 + 300 + 30, 200 + 10)
     error = refused(command_line, capsys, *longer, "--evaluation.num_episodes=3")
-    assert "Give a rollout.total_steps above 1,200" in error
-    again = ["--rollout.total_steps=1260", "--rollout.warmup_steps=150"]
+    assert "Give a rollout.total_steps above 930" in error
+    again = ["--rollout.total_steps=990", "--rollout.warmup_steps=150"]
     command_line("fit", *longer, *again)
     counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
-    assert (counters["env_steps"], counters["updates"]) == (1500 + 150 + 60, 300 + 20)
+    assert (counters["env_steps"], counters["updates"]) == (1230 + 150 + 60, 210 + 20)
