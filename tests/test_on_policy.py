@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import signal
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ from mtrl_lightning.callbacks import ReplayCallback, RolloutCallback, read_metri
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.run.off_policy import refuse_off_policy_options
-from tests.helpers.runs import assert_same
+from tests.helpers.runs import assert_same, signal_in_call
 
 CONFIGS = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
 METAWORLD = ("base", "env/metaworld_custom", *CONFIGS[2:])
@@ -139,32 +137,19 @@ def test_the_ratios_of_every_iteration_start_from_one(command_line, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["collecting", "learning"])
-@pytest.mark.parametrize("gradient", ["famo", "pcgrad"])
+@pytest.mark.parametrize(("kind", "gradient"), [("collecting", "pcgrad"), ("learning", "famo")])
 def test_a_run_interrupted_anywhere_ends_as_the_uninterrupted_one(
     command_line, monkeypatch, kind, gradient
 ):
     configs = (*CONFIGS[:4], f"gradient/{gradient}")
     fit(command_line, "--name=whole", configs=configs)
-    owner, method = {
-        "collecting": (PPO, "act"),
-        "learning": (PPO, "training_step"),
-    }[kind]
-    original = getattr(owner, method)
-    calls = []
-
-    def interrupting(self, *args, **kwargs):
-        calls.append(self)
-        # in the middle of the second iteration, where episodes are under way
-        if len(calls) == {"collecting": 70, "learning": 19}[kind]:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(owner, method, interrupting)
-    with pytest.raises(SystemExit) as exit_info:
-        fit(command_line, "--name=parts", configs=configs)
+    # in the middle of the second iteration, where episodes are under way
+    method, call = {"collecting": ("act", 70), "learning": ("training_step", 19)}[kind]
+    with monkeypatch.context() as patch:
+        signal_in_call(patch, PPO, method, call, signal.SIGTERM)
+        with pytest.raises(SystemExit) as exit_info:
+            fit(command_line, "--name=parts", configs=configs)
     assert exit_info.value.code == 143
-    monkeypatch.setattr(owner, method, original)
     state = checkpoint(command_line, "parts")["MultiTaskData"]["rollout_buffer"]
     if kind == "collecting":
         assert 0 < len(state["valid"]) < 48 and not state["computed"]
@@ -181,17 +166,9 @@ def test_a_run_interrupted_in_its_first_iteration_ends_as_the_uninterrupted_one(
 ):
     options = ["--model.init_args.actor.init_args.output_bound=0", "--rollout.total_steps=288"]
     fit(command_line, *options, "--name=whole")
-    training_step = PPO.training_step
-
-    def interrupting(self, batch, batch_idx):
-        if self.counters.updates == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        training_step(self, batch, batch_idx)
-
-    monkeypatch.setattr(PPO, "training_step", interrupting)
-    with pytest.raises(SystemExit):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        signal_in_call(patch, PPO, "training_step", 6, signal.SIGTERM)
         fit(command_line, *options, "--name=parts")
-    monkeypatch.setattr(PPO, "training_step", training_step)
     assert checkpoint(command_line, "parts")["mtrl_lightning"]["counters"]["updates"] == 6
     fit(command_line, *options, "--name=parts", "--ckpt_path=last")
     assert_same_run(command_line, "whole", "parts", ignored=["checkpoint"])
@@ -202,17 +179,9 @@ def test_a_run_interrupted_in_its_first_iteration_ends_as_the_uninterrupted_one(
 def test_an_iteration_of_a_checkpoint_has_what_the_algorithm_computes(
     command_line, monkeypatch, capsys, column, other
 ):
-    training_step = PPO.training_step
-
-    def interrupting(self, batch, batch_idx):
-        if self.counters.updates == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        training_step(self, batch, batch_idx)
-
-    monkeypatch.setattr(PPO, "training_step", interrupting)
-    with pytest.raises(SystemExit):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        signal_in_call(patch, PPO, "training_step", 6, signal.SIGTERM)
         fit(command_line, "--name=parts")
-    monkeypatch.setattr(PPO, "training_step", training_step)
     changed = checkpoint(command_line, "parts")
     computed = changed["MultiTaskData"]["rollout_buffer"]["computed"]
     computed[other] = computed.pop(column)
@@ -247,20 +216,19 @@ def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(c
 
 
 @pytest.mark.slow
-def test_metaworld_is_the_same_run_with_0_1_and_3_workers(command_line):
+def test_metaworld_is_the_same_run_with_0_and_2_workers(command_line):
     options = [
         "--data.benchmark.init_args.horizon=25",
         "--rollout.envs_per_task=2",
-        "--rollout.total_steps=768",
+        "--rollout.total_steps=576",
         "--model.init_args.num_steps=48",
         "--evaluation.every=100000",
         "--evaluation.num_episodes=1",
     ]
-    for workers in (0, 1, 3):
+    for workers in (0, 2):
         more = [f"--rollout.num_workers={workers}", f"--name=w{workers}"]
         fit(command_line, *options, *more, configs=METAWORLD)
-    for one, other in pairwise(["w0", "w1", "w3"]):
-        assert_same_run(command_line, one, other)
+    assert_same_run(command_line, "w0", "w2")
 
 
 def test_a_rebuilt_environment_leaves_a_gap_and_the_run_ends_well(command_line, monkeypatch):
@@ -396,11 +364,9 @@ REPLAY_OPTIONS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("option", REPLAY_OPTIONS)
-def test_options_of_a_replay_are_refused_with_what_replaces_them(command_line, capsys, option):
-    message = refused(command_line, capsys, option)
-    assert REPLAY_OPTIONS[option] in message
+def test_options_of_a_replay_are_refused_together_with_what_replaces_them(command_line, capsys):
+    message = refused(command_line, capsys, *REPLAY_OPTIONS)
+    assert ", ".join(REPLAY_OPTIONS.values()) in message
     assert "num_steps, num_epochs and num_minibatches" in message
 
 
@@ -426,12 +392,6 @@ def test_ppo_trains_by_default_and_prints_its_minibatches(tmp_path, caplog):
 )
 def test_the_derived_number_of_minibatches_divides_the_steps(num_steps, expected):
     assert PPO(ToyReach().spec, num_steps=num_steps).collection.num_minibatches == expected
-
-
-def test_options_of_a_replay_are_named_together(command_line, capsys):
-    options = ("--rollout.warmup_steps=300", "--data.capacity=3000", "--replay.save_last=10")
-    message = refused(command_line, capsys, *options)
-    assert "data.capacity 3000, rollout.warmup_steps 300, replay.save_last 10" in message
 
 
 def test_off_policy_options_are_those_that_are_documented_so():

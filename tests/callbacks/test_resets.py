@@ -9,14 +9,20 @@ from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.callbacks import ResetCallback
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
+from tests.helpers.command_line import SHORT
 from tests.helpers.runs import assert_same_end
 
 RESETS = (
-    "--resets.every=300",
+    "--resets.every=60",
     "--resets.times=2",
     "--model.init_args.reward_scale=mtrl_lightning.algorithms.MeanReward",
 )
-LONG = ("--rollout.total_steps=1200", "--checkpoint.every=100", "--checkpoint.keep_last=-1")
+LONG = (
+    *SHORT,
+    "--rollout.total_steps=240",
+    "--checkpoint.every=30",
+    "--checkpoint.keep_last=-1",
+)
 
 
 @pytest.fixture
@@ -42,7 +48,7 @@ def resets(monkeypatch):
 def test_the_networks_begin_anew_on_schedule_and_scales_are_computed_at_once(command_line, resets):
     command_line("fit", *RESETS, *LONG)
     seen, told = resets
-    assert seen == [600, 900], "two multiples of 300 after the warm-up"
+    assert seen == [120, 180], "two multiples of 60 after the warm-up"
     assert len(told) == 3
     assert all(mean.shape == (3,) and (mean != 0).all() for mean in told)
 
@@ -58,39 +64,39 @@ def test_evaluation_and_best_checkpoint_at_a_reset_are_of_the_networks_before(co
     best = ("--checkpoint.best_metric=eval/return", "--checkpoint.best_mode=max")
     command_line("fit", *RESETS, *LONG, *best, "--name=whole")
     command_line("fit", *LONG, *RESETS[2:], *best, "--name=plain")
-    same = [row for row in command_line.rows("plain") if float(row["env_steps"]) <= 600]
+    same = [row for row in command_line.rows("plain") if float(row["env_steps"]) <= 120]
     assert len(same) >= 3 and command_line.rows("whole")[: len(same)] == same
     assert command_line.rows("whole") != command_line.rows("plain")
     folder = command_line.folder("whole") / "checkpoints"
-    files = [path.name for path in folder.glob("step_000000000600*.ckpt")]
-    plain = actor_at(command_line, "plain", "step_000000000600.ckpt")
-    if "step_000000000600_after_reset.ckpt" in files:
-        assert torch.equal(actor_at(command_line, "whole", "step_000000000600.ckpt"), plain)
+    files = [path.name for path in folder.glob("step_000000000120*.ckpt")]
+    plain = actor_at(command_line, "plain", "step_000000000120.ckpt")
+    if "step_000000000120_after_reset.ckpt" in files:
+        assert torch.equal(actor_at(command_line, "whole", "step_000000000120.ckpt"), plain)
     after = actor_at(command_line, "whole", sorted(files)[-1])
     assert not torch.equal(after, plain), "the last checkpoint is of the networks after the reset"
-    later = [actor_at(command_line, name, "step_000000000702.ckpt") for name in ("whole", "plain")]
+    later = [actor_at(command_line, name, "step_000000000150.ckpt") for name in ("whole", "plain")]
     assert not torch.equal(*later)
 
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_with_its_first_schedule_makes_up_for_nothing(command_line, resets):
-    command_line("fit", RESETS[2], "--name=parts", "--rollout.total_steps=900")
+    command_line("fit", *LONG, RESETS[2], "--name=parts", "--rollout.total_steps=180")
     command_line("fit", *RESETS, *LONG, "--name=parts", "--ckpt_path=last")
-    assert resets[0] == [], "1,200 is the end"
+    assert resets[0] == [], "240 is the end"
     command_line(
-        "fit", *RESETS, *LONG, "--rollout.total_steps=1500", "--name=parts", "--ckpt_path=last"
+        "fit", *RESETS, *LONG, "--rollout.total_steps=300", "--name=parts", "--ckpt_path=last"
     )
-    assert resets[0] == [1200]
+    assert resets[0] == [240]
 
 
 @pytest.mark.slow
 def test_without_a_schedule_nothing_begins_anew(command_line, resets):
-    command_line("fit")
+    command_line("fit", *SHORT)
     assert resets[0] == [] and len(resets[1]) == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("total", [600, 900])
+@pytest.mark.parametrize("total", [120, 180])
 def test_a_run_with_resets_continued_is_the_same_run(command_line, total):
     command_line.finished(*RESETS, *LONG, name="whole")
     command_line("fit", *RESETS, *LONG, f"--rollout.total_steps={total}", "--name=parts")

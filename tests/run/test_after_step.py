@@ -18,15 +18,14 @@ from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.run import loop
 from mtrl_lightning.run.session import StepAction
+from tests.helpers.command_line import SHORT
 from tests.helpers.runs import assert_same_end
 
 EVERYTHING = (
-    "--rollout.total_steps=900",
-    "--checkpoint.every=150",
+    *SHORT,
     "--checkpoint.keep_last=-1",
-    "--metrics.every=150",
-    "--evaluation.every=150",
-    "--resets.every=300",
+    "--metrics.every=60",
+    "--resets.every=60",
     "--model.init_args.reward_scale=mtrl_lightning.algorithms.MeanReward",
 )
 ACTIONS = {
@@ -50,7 +49,7 @@ def test_after_a_vector_step_everything_happens_in_one_order(command_line, monke
 
         monkeypatch.setattr(owner, method, noting)
     command_line("fit", *EVERYTHING)
-    for env_steps in range(303, 900, 3):
+    for env_steps in range(63, 180, 3):
         assert [name for step, name in seen if step == env_steps] == [*ACTIONS]
 
 
@@ -77,11 +76,11 @@ class EpisodeCounts(SessionCallback):
 def test_one_more_thing_after_a_vector_step_is_one_entry_and_one_class(command_line, monkeypatch):
     order = (*loop.AFTER_UPDATES[:2], "count_episodes", *loop.AFTER_UPDATES[2:])
     monkeypatch.setattr(loop, "AFTER_UPDATES", order)
-    command_line("fit", f"--trainer.callbacks={__name__}.EpisodeCounts")
+    command_line("fit", *SHORT, f"--trainer.callbacks={__name__}.EpisodeCounts")
     path = command_line.folder() / "checkpoints" / "last.ckpt"
     seen = torch.load(path, weights_only=True)["callbacks"]["episode_counts"]["seen"]
-    assert [step for step, _ in seen] == list(range(303, 901, 3))
-    assert seen[-1][1] == 45
+    assert [step for step, _ in seen] == list(range(63, 181, 3))
+    assert seen[-1][1] == 9
 
 
 def test_an_action_that_the_list_does_not_have_is_no_silent_mistake(command_line):
@@ -98,7 +97,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_the_list_continues_there(
     original = getattr(owner, method)
 
     def interrupted(self, env_steps, at_end):
-        if env_steps == 600:
+        if env_steps == 120:
             os.kill(os.getpid(), signal.SIGTERM)
             self.session.check_signals()
         original(self, env_steps, at_end)
@@ -109,7 +108,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_the_list_continues_there(
         command_line("fit", *EVERYTHING, "--name=parts")
     assert exit_info.value.code == 143
     last = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
-    assert last["mtrl_lightning"]["counters"]["env_steps"] == 600
+    assert last["mtrl_lightning"]["counters"]["env_steps"] == 120
     assert last["callbacks"]["rollout"]["next_call"] == action
     monkeypatch.setattr(owner, method, original)
     command_line("fit", *EVERYTHING, "--name=parts", "--ckpt_path=last")
@@ -122,7 +121,7 @@ def test_a_run_that_is_stopped_in_the_middle_of_the_list_continues_there(
 )
 def test_what_is_best_can_be_chosen(command_line, metric, mode):
     options = [] if metric is None else [f"--checkpoint.best_metric={metric}"]
-    command_line("fit", *EVERYTHING[:5], *options, f"--checkpoint.best_mode={mode}")
+    command_line("fit", *SHORT, *options, f"--checkpoint.best_mode={mode}")
     name = metric or "eval/success"
     values = [(float(r[name]), int(r["env_steps"])) for r in command_line.rows() if r[name]]
     choose = max if mode == "max" else min
