@@ -50,6 +50,7 @@ from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.rollout import ActionNoise, EpisodeListener, ScaleAction, TransformedPolicy
 from mtrl_lightning.runs import new_run_folder
+from tests.helpers.command_line import SHORT
 from tests.helpers.runs import HERE, SMALL_SAC, small
 
 
@@ -61,13 +62,13 @@ def rows_of(folder):
 
 @pytest.mark.curves
 def test_a_run_has_its_folder_its_last_evaluation_and_a_policy(tmp_path):
-    run = small(ToyReach(2), tmp_path, total_steps=600)
+    run = small(ToyReach(2), tmp_path, total_steps=300)
     assert run.folder == tmp_path / "run" / "version_0"
     assert run.checkpoint.is_file()
     assert (run.folder / "curves.png").is_file()
     last = [row for row in rows_of(run.folder) if row.get("eval/success")][-1]
     assert run.evaluation["eval/return"] == float(last["eval/return"])
-    assert int(last["env_steps"]) == 600
+    assert int(last["env_steps"]) == 300
     again = run.evaluate(2, num_workers=0)
     assert again == run.evaluation, "the same test episodes and the same networks"
     action = run.policy.act(np.zeros((3, 2), np.float32), np.array([0, 1, 1]), "exploit")
@@ -77,13 +78,13 @@ def test_a_run_has_its_folder_its_last_evaluation_and_a_policy(tmp_path):
 @pytest.mark.slow
 def test_what_is_not_given_is_derived_and_printed(tmp_path, caplog):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
-        run = small(ToyReach(3), tmp_path, data={"batch_size": 100})
+        run = small(ToyReach(3), tmp_path, total_steps=300, data={"batch_size": 100})
     text = caplog.text
     assert "data.batch_size 99" in text, "rounded to equal shares"
     names = ("data.capacity", "rollout.warmup_steps", "evaluation.every", "checkpoint.every")
     for option in names:
         assert f"{option} " in text
-    assert load_checkpoint(run.checkpoint)["mtrl_lightning"]["counters"]["env_steps"] == 900
+    assert load_checkpoint(run.checkpoint)["mtrl_lightning"]["counters"]["env_steps"] == 300
 
 
 @pytest.mark.slow
@@ -95,7 +96,7 @@ def test_any_number_of_tasks_works_with_any_batch(tmp_path, num_tasks, batch_siz
 
 @pytest.mark.slow
 def test_the_command_line_and_train_make_the_same_run(command_line, tmp_path):
-    command_line("fit", "--seed_everything=3", "--name=typed")
+    command_line("fit", *SHORT, "--seed_everything=3", "--name=typed")
     adam = partial(torch.optim.Adam, lr=3e-4, eps=1e-5, fused=True)
     algorithm = partial(
         SAC,
@@ -112,10 +113,11 @@ def test_the_command_line_and_train_make_the_same_run(command_line, tmp_path):
         name="called",
         seed=3,
         data={"batch_size": 96, "capacity": 30_000},
-        rollout={"warmup_steps": 300},
-        evaluation={"every": 300},
-        metrics={"every": 150},
-        checkpoint={"every": 300},
+        total_steps=180,
+        rollout={"warmup_steps": 60},
+        evaluation={"every": 60},
+        metrics={"every": 30},
+        checkpoint={"every": 60},
     )
     assert command_line.rows("called") == command_line.rows("typed")
     one, other = (
@@ -140,13 +142,13 @@ def composed(root, order):
     data = MultiTaskData(ToyReach(3), batch_size=96, capacity=900)
     folder = new_run_folder(str(root), f"order_{order}")
     callbacks = [
-        RolloutCallback(total_steps=900, warmup_steps=300, num_workers=0),
-        EvaluationCallback(every=300, num_episodes=2, num_workers=0),
-        MetricsCallback(every=150),
-        ResetCallback(every=450),
+        RolloutCallback(total_steps=180, warmup_steps=60, num_workers=0),
+        EvaluationCallback(every=60, num_episodes=2, num_workers=0),
+        MetricsCallback(every=30),
+        ResetCallback(every=90),
         ReportCallback(),
         ReplayCallback(),
-        CheckpointCallback(every=300),
+        CheckpointCallback(every=60),
         InterruptionCallback(),
     ]
     watching = NothingUnderWay()
@@ -192,14 +194,14 @@ def test_the_order_of_the_callbacks_is_without_effect(tmp_path):
 def test_a_run_continues_exactly(tmp_path):
     options = {
         "data": {"batch_size": 96, "capacity": 900},
-        "rollout": {"warmup_steps": 300},
-        "evaluation": {"every": 300},
-        "metrics": {"every": 150},
-        "checkpoint": {"every": 300},
+        "rollout": {"warmup_steps": 60},
+        "evaluation": {"every": 60},
+        "metrics": {"every": 30},
+        "checkpoint": {"every": 60},
     }
-    small(ToyReach(3), tmp_path, name="whole", total_steps=1200, **options)
-    small(ToyReach(3), tmp_path, name="parts", total_steps=750, **options)
-    run = small(ToyReach(3), tmp_path, name="parts", total_steps=1200, ckpt_path="last", **options)
+    small(ToyReach(3), tmp_path, name="whole", total_steps=240, **options)
+    small(ToyReach(3), tmp_path, name="parts", total_steps=150, **options)
+    run = small(ToyReach(3), tmp_path, name="parts", total_steps=240, ckpt_path="last", **options)
     assert run.folder == tmp_path / "parts" / "version_0"
     one, other = (
         load_checkpoint(tmp_path / name / "version_0" / "checkpoints" / "last.ckpt")
@@ -408,7 +410,7 @@ def test_a_runs_folder_stands_for_its_best_checkpoint(tmp_path):
 @pytest.mark.slow
 def test_an_evaluation_steps_environments_no_more_than_training_does(tmp_path, caplog):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
-        small(ToyReach(3, horizon=50), tmp_path, evaluation={"num_episodes": 4})
+        small(ToyReach(3, horizon=50), tmp_path, total_steps=630, evaluation={"num_episodes": 4})
     assert "evaluation.every 600" in caplog.text, "4 episodes of 50 steps of 3 tasks"
 
 
@@ -440,17 +442,17 @@ def test_training_leaves_the_process_as_it_was(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_with_derived_options_can_be_prolonged(tmp_path):
-    small(ToyReach(2), tmp_path, total_steps=300)
+    small(ToyReach(2), tmp_path, total_steps=120)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run = small(ToyReach(2), tmp_path, total_steps=600, ckpt_path="last")
+        run = small(ToyReach(2), tmp_path, total_steps=240, ckpt_path="last")
     assert "with other options" not in str([str(warning.message) for warning in caught])
     other = {"algorithm": partial(SMALL_SAC, discount=0.9), "ckpt_path": "last"}
-    with pytest.raises(ConfigurationError, match=r"Give a rollout\.total_steps above 600"):
-        small(ToyReach(2), tmp_path, total_steps=600, **other)
-    assert load_checkpoint(run.checkpoint)["mtrl_lightning"]["counters"]["env_steps"] == 600
+    with pytest.raises(ConfigurationError, match=r"Give a rollout\.total_steps above 240"):
+        small(ToyReach(2), tmp_path, total_steps=240, **other)
+    assert load_checkpoint(run.checkpoint)["mtrl_lightning"]["counters"]["env_steps"] == 240
     with pytest.warns(UserWarning, match=r"discount 0.99 there and 0.9 here; it is not"):
-        small(ToyReach(2), tmp_path, total_steps=660, **other)
+        small(ToyReach(2), tmp_path, total_steps=260, **other)
 
 
 class Watching(Callback):

@@ -17,7 +17,7 @@ from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.loggers.wandb_files import read_offline_runs, records
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.run.session import Session
-from tests.helpers.command_line import CONFIGS, ROOT
+from tests.helpers.command_line import CONFIGS, ROOT, SHORT
 
 pytestmark = pytest.mark.slow
 
@@ -43,11 +43,11 @@ def fit(command_line, monkeypatch, tmp_path):
 
     def fit(*args, process=False, configs=None):
         if process:
-            return command_line.process("fit", "-c", str(config), *args)
+            return command_line.process("fit", "-c", str(config), *SHORT, *args)
         if configs:
-            command_line("fit", *args, configs=configs)
+            command_line("fit", *SHORT, *args, configs=configs)
         else:
-            command_line("fit", "-c", str(config), *args)
+            command_line("fit", "-c", str(config), *SHORT, *args)
         return end()
 
     def end():
@@ -152,9 +152,9 @@ def test_every_logger_has_every_point_once_after_continuing_from_the_last_checkp
 ):
     folder = command_line.folder()
     fit()
-    check_wandb(folder, check_csv_and_tensorboard(folder, 900))
-    fit("--ckpt_path=last", "--rollout.total_steps=1200")
-    check_wandb(folder, check_csv_and_tensorboard(folder, 1200))
+    check_wandb(folder, check_csv_and_tensorboard(folder, 180))
+    fit("--ckpt_path=last", "--rollout.total_steps=240")
+    check_wandb(folder, check_csv_and_tensorboard(folder, 240))
     assert len(wandb_files(folder)) == 2
     assert csv_logger_points(folder) == csv_points(folder)
     assert len(list(folder.glob("lightning/version_*"))) == 2
@@ -167,32 +167,32 @@ def test_points_later_than_an_older_checkpoint_stay_in_w_and_b_and_are_not_repea
     fit(KEEP)
     (path,) = wandb_files(folder)
     file, first = path.read_bytes(), csv_points(folder)
-    older = folder / "checkpoints" / "step_000000000600.ckpt"
+    older = folder / "checkpoints" / "step_000000000120.ckpt"
     # the same options: the points that stay are those of this run
-    with pytest.warns(UserWarning, match="has points up to env step 900, later than .* 600"):
-        fit(KEEP, f"--ckpt_path={older}", "--overwrite_metrics", "--rollout.total_steps=1200")
-    expected = check_csv_and_tensorboard(folder, 1200)
+    with pytest.warns(UserWarning, match="has points up to env step 180, later than .* 120"):
+        fit(KEEP, f"--ckpt_path={older}", "--overwrite_metrics", "--rollout.total_steps=240")
+    expected = check_csv_and_tensorboard(folder, 240)
     assert path.read_bytes() == file
     points, ids = wandb_points(folder)
     assert len(ids) == 1
     assert without_times(points) == without_times(expected)
     # other options, until an env step that W&B has already: all of its points stay
-    with pytest.warns(UserWarning, match="its points of env steps 601 to 1200 stay"):
+    with pytest.warns(UserWarning, match="its points of env steps 121 to 240 stay"):
         fit(
             KEEP,
             f"--ckpt_path={older}",
             "--overwrite_metrics",
-            "--rollout.total_steps=1050",
+            "--rollout.total_steps=210",
             "--model.init_args.actor_max_grad_norm=0.1",
         )
-    assert check_csv_and_tensorboard(folder, 1050)[:20] == first[:20]
+    assert check_csv_and_tensorboard(folder, 210)[:20] == first[:20]
     assert wandb_points(folder)[0] == points
 
 
 def test_a_given_id_starts_a_w_and_b_run_that_has_all_points(fit, command_line):
     folder = command_line.folder()
     fit(KEEP)
-    older = folder / "checkpoints" / "step_000000000600.ckpt"
+    older = folder / "checkpoints" / "step_000000000120.ckpt"
     branch = ["--trainer.logger.id=branch", "--model.init_args.actor_max_grad_norm=0.1"]
     fit(
         KEEP,
@@ -206,17 +206,17 @@ def test_a_given_id_starts_a_w_and_b_run_that_has_all_points(fit, command_line):
             path.unlink()
     check_wandb(folder, csv_points(folder))
     first_id = load_checkpoint(older)["callbacks"]["metrics"]["wandb_id"]
-    continues = {"wandb_id": first_id, "env_steps": 600}
+    continues = {"wandb_id": first_id, "env_steps": 120}
     assert read_offline_runs(folder)["branch"].config["continues"] == continues
 
 
 def test_points_of_a_session_without_w_and_b_are_added(fit, command_line):
     folder = command_line.folder()
     fit()
-    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1050")  # without W&B
+    command_line("fit", *SHORT, "--ckpt_path=last", "--rollout.total_steps=210")  # without W&B
     last = load_checkpoint(folder / "checkpoints" / "last.ckpt")
     assert last["callbacks"]["metrics"]["wandb_id"]
-    fit("--ckpt_path=last", "--rollout.total_steps=1200")
+    fit("--ckpt_path=last", "--rollout.total_steps=240")
     check_wandb(folder, csv_points(folder))
 
 
@@ -242,7 +242,7 @@ def test_every_logger_has_every_point_after_a_kill(fit, command_line):
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     counters = load_checkpoint(last)["mtrl_lightning"]["counters"]
-    steps = counters["env_steps"] + 300
+    steps = counters["env_steps"] + 90
     options = [f"--rollout.total_steps={steps}", "--metrics.every=30", "--evaluation.every=90"]
     with pytest.warns(UserWarning, match="offline W&B run .* may have lost .* a second time"):
         fit(f"--ckpt_path={last}", *options)

@@ -2,8 +2,6 @@ import csv
 import io
 import os
 import resource
-import subprocess
-import sys
 import warnings
 import zlib
 from pathlib import Path
@@ -193,41 +191,29 @@ def test_a_failed_replacement_waits_and_leaves_nothing_behind(file, monkeypatch)
     }
 
 
-FULL_DISK = """
-import resource, sys, warnings
-from pathlib import Path
-from mtrl_lightning.callbacks import MetricsCSV
-folder = Path(sys.argv[1])
-logger, file = MetricsCSV(str(folder)), folder / "metrics.csv"
-log = lambda step: logger.log_metrics({"env_steps": step, "a": step / 10}, step=step)
-log(1)
-size = file.stat().st_size
-soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-for outage in range(2):
-    # a part of the row fits
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 5, hard))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        before = file.read_bytes()
-        for step in (2, 3):
-            log(step + 10 * outage)
-            assert file.read_bytes() == before, file.read_bytes()
-        logger.finalize("failed")
-    messages = [str(w.message) for w in caught if "cannot be written" in str(w.message)]
-    assert len(messages) == 1 and str(file) in messages[0], messages
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    log(4 + 10 * outage)
-"""
-
-
-@pytest.mark.slow
 def test_on_a_full_disk_training_continues_and_no_row_is_lost_or_doubled(tmp_path):
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    with (tmp_path / "metrics.csv").open(newline="") as file:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert soft == resource.RLIM_INFINITY
+    path = tmp_path / "metrics.csv"
+    logger = MetricsCSV(str(tmp_path))
+    log(logger, 1, a=0.1)
+    for outage in (0, 10):
+        before = path.read_bytes()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            # a part of the row fits
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, hard))
+            try:
+                for step in (outage + 2, outage + 3):
+                    log(logger, step, a=step / 10)
+                    assert path.read_bytes() == before
+                logger.finalize("failed")
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        (message,) = (str(w.message) for w in caught if "cannot be written" in str(w.message))
+        assert str(path) in message
+        log(logger, outage + 4, a=(outage + 4) / 10)
+    with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["env_steps"]) for row in rows] == [1, 2, 3, 4, 12, 13, 14]
     assert [float(row["a"]) for row in rows] == [0.1, 0.2, 0.3, 0.4, 1.2, 1.3, 1.4]
@@ -370,12 +356,12 @@ def metrics_warnings(caught):
 def test_a_run_that_continues_without_its_metrics_warns_and_trains_on(command_line):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        command_line("fit")
-        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1050")
+        command_line.finished()
+        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=930")
         assert metrics_warnings(caught) == []
         path = command_line.folder() / "metrics.csv"
         path.unlink()
-        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
+        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=960")
     (text,) = metrics_warnings(caught)
-    assert f"{path} is missing: it had" in text and "up to env step 1050" in text
-    assert {row["env_steps"] for row in command_line.rows()} == {"1200"}
+    assert f"{path} is missing: it had" in text and "up to env step 930" in text
+    assert {row["env_steps"] for row in command_line.rows()} == {"960"}

@@ -15,7 +15,7 @@ from mtrl_lightning.callbacks.loggers.wandb_logger import EMPTY_NOTE
 from mtrl_lightning.callbacks.options import _flat
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.errors import ConfigurationError
-from tests.helpers.command_line import CONFIGS
+from tests.helpers.command_line import CONFIGS, SHORT
 
 
 def test_csv_appends_drops_later_rows_and_adds_columns(tmp_path):
@@ -34,7 +34,7 @@ def test_csv_appends_drops_later_rows_and_adds_columns(tmp_path):
 def test_tensorboard_has_the_metrics_over_env_steps(command_line):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    command_line("fit", configs=(*CONFIGS, "logger/tensorboard"))
+    command_line("fit", *SHORT, configs=(*CONFIGS, "logger/tensorboard"))
     events = EventAccumulator(str(command_line.folder() / "tensorboard"))
     events.Reload()
     steps, values = read_metrics(command_line.folder())["eval/return"]
@@ -63,21 +63,22 @@ def test_rows_of_lightnings_callbacks_have_env_steps(command_line, capsys):
         "--trainer.callbacks+=LearningRateMonitor",
         "--trainer.callbacks+=DeviceStatsMonitor",
         "--trainer.callbacks.cpu_stats=true",
-        "--trainer.log_every_n_steps=20",
+        "--trainer.log_every_n_steps=5",
+        *SHORT,
     ]
     command_line("fit", *monitors)
     curves = read_metrics(command_line.folder())
     steps, rates = curves["lr-Adam"]
     assert set(rates) == {3e-4} and len(steps) >= 5
-    # at the start, and then at every 20th update of one for each vector step of 3 environments
-    assert steps[0] == 0 and all(300 <= step <= 900 for step in steps[1:])
-    assert set(np.diff(steps[1:])) == {3 * 20}
+    # at the start, and then at every 5th update of one for each vector step of 3 environments
+    assert steps[0] == 0 and all(60 <= step <= 180 for step in steps[1:])
+    assert set(np.diff(steps[1:])) == {3 * 5}
     assert "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in curves
     assert (command_line.folder() / "curves.png").exists()
     assert "damaged" not in capsys.readouterr().err
     assert (command_line.folder() / "report.html").exists()
     before = command_line.rows()
-    command_line("fit", *monitors, "--ckpt_path=last", "--rollout.total_steps=1200")
+    command_line("fit", *monitors, "--ckpt_path=last", "--rollout.total_steps=240")
     assert "damaged" not in capsys.readouterr().err
     assert [row["lr-Adam"] for row in command_line.rows()][: len(before)] == [
         row["lr-Adam"] for row in before
@@ -132,18 +133,20 @@ VIDEO = [
 @pytest.mark.slow
 @pytest.mark.curves
 def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_line, monkeypatch):
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    for extra in ([], ["--ckpt_path=last", "--rollout.total_steps=1200"]):
+    for extra in ([], ["--ckpt_path=last", "--rollout.total_steps=240"]):
         args = [
+            *SHORT,
             "--trainer.logger.init_args.offline=true",
             "--trainer.logger.init_args.log_artifacts=true",
             "--metrics.system=true",
             *VIDEO,
             *extra,
         ]
-        process = command_line.process("fit", *args, configs=(*CONFIGS, "logger/wandb"))
-        output, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, output
+        command_line("fit", *args, configs=(*CONFIGS, "logger/wandb"))
+        wandb.finish()
+        wandb.teardown()  # W&B's own process writes its file when it ends
     ((run_id, (rows, config, artifacts)),) = read_offline_runs(command_line.folder()).items()
     # each session ends with them; W&B knows a file that has not changed
     assert artifacts == 2 * [f"{run_id}-policy", f"{run_id}-config"]
@@ -153,7 +156,7 @@ def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_l
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     assert "Would sync 2 run(s)" in done.stdout + done.stderr
     assert config["protocol/benchmark"] == "toy"
-    saved = (command_line.folder() / "config_from_000000000900.yaml").read_text()
+    saved = (command_line.folder() / "config_from_000000000180.yaml").read_text()
     of_the_run = dict(_flat(yaml.safe_load(saved)))
     assert len(of_the_run) > 100 and of_the_run["seed_everything"] == 1
     assert of_the_run.items() <= dict(_flat(config)).items()
@@ -164,13 +167,13 @@ def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_l
     drawn = [row for row in rows if "curves/path" in row]
     drawn_at = [row["env_steps"] for row in drawn]
     evaluated = read_metrics(command_line.folder())["eval/success"][0]
-    assert {900, 1200} <= set(drawn_at) <= set(evaluated), "the curves at the end of each session"
+    assert {180, 240} <= set(drawn_at) <= set(evaluated), "the curves at the end of each session"
     assert len(set(drawn_at)) == len(drawn_at)
     stored = f"wandb/offline-run-*/files/{drawn[-1]['curves/path']}"
     (file,) = command_line.folder().glob(stored)
     assert file.read_bytes() == (command_line.folder() / "curves.png").read_bytes()
     videos = [row for row in rows if "videos/goal-1/path" in row]
-    assert [row["env_steps"] for row in videos] == [900, 1200]
+    assert [row["env_steps"] for row in videos] == [180, 240]
     for row in videos:
         stored = f"wandb/offline-run-*/files/{row['videos/goal-1/path']}"
         (file,) = command_line.folder().glob(stored)
