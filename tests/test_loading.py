@@ -162,9 +162,7 @@ def test_every_configuration_of_the_command_line_is_rebuilt(
     made = []
     monkeypatch.setattr(MultiTaskCLI, "fit", lambda self, model, **kwargs: made.append(model))
     options = ("--data.benchmark.init_args.num_tasks=10", "--data.batch_size=100")
-    command_line(
-        "fit", *options, configs=("base", "env/toy", "algorithm/mtsac", *parts), small=False
-    )
+    command_line("fit", *options, configs=("base", "env/toy", "algorithm/mtsac", *parts))
     algorithm, observation_ED = made[0], np.full((3, 2), 0.25, np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # there is nothing that cannot be rebuilt

@@ -36,18 +36,23 @@ def on_a_terminal(command, cwd):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals")
-def test_building_and_evaluating_are_shown_on_a_terminal(command_line):
-    options = ["--evaluation.num_episodes=300", "--trainer.enable_progress_bar=true"]
+def test_building_and_evaluating_are_shown_on_a_terminal(command_line, monkeypatch, capsys):
+    options = [
+        "--evaluation.num_episodes=20",
+        "--trainer.enable_progress_bar=true",
+        "--evaluation.every=1000",
+        "--rollout.total_steps=303",
+    ]
     arguments = command_line.arguments("fit", *options)
     text = on_a_terminal([sys.executable, str(ROOT / "cli.py"), *arguments], command_line.root)
     assert re.search(r"building environments: .* \d/3 ", text)
-    assert re.search(r"evaluating \(eval\): .* \d+/6000 ", text), "300 episodes of 20 steps"
+    assert re.search(r"evaluating \(eval\): .* \d+/400 ", text), "20 episodes of 20 steps"
     folder = command_line.folder()
     first_bar = text.index("building environments")
     assert text.index(f"The run's folder is {folder}") < first_bar
-    arguments = ["validate", str(folder), *options]
-    text = on_a_terminal([sys.executable, str(ROOT / "cli.py"), *arguments], command_line.root)
-    assert re.search(r"evaluating \(eval\): .* \d+/6000 ", text)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    command_line("validate", "--ckpt_path=last", *options[:2])
+    assert re.search(r"evaluating \(eval\): .* \d+/400 ", capsys.readouterr().err)
 
 
 def test_in_a_file_there_are_no_bars_and_no_thread(capsys):
@@ -63,11 +68,11 @@ def test_in_a_file_there_are_no_bars_and_no_thread(capsys):
 @pytest.mark.slow
 def test_a_run_says_where_it_writes_and_what_comes_next(command_line, caplog):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
-        command_line("fit")
+        command_line("fit", "--rollout.total_steps=303")
     folder = command_line.folder()
     lines = [line for message in caplog.messages for line in message.splitlines()]
     start = lines.index(f"The run's folder is {folder}")
-    end = lines.index(f"The run ended after 900 env steps. Its folder is {folder}")
+    end = lines.index(f"The run ended after 303 env steps. Its folder is {folder}")
     assert start < end
     assert [line.split(":", 1)[1].strip() for line in lines[end + 1 : end + 4]] == [
         str(folder / "report.html"),

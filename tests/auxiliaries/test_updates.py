@@ -65,6 +65,13 @@ CASES = {
 MATRIX = [name for name in CASES if "," not in name]
 """One of each auxiliary: its variants have the same parameters as it and other models."""
 
+PAIRS = [
+    (name, gradient, [*NETWORKS][(i + k) % len(NETWORKS)])
+    for i, name in enumerate(MATRIX)
+    for k, gradient in enumerate(METHODS)
+]
+"""Each auxiliary with each gradient method, and in turn with each network."""
+
 
 def case_sac(name, network="mlp", **options):
     spec, encoder, auxiliaries = CASES[name]
@@ -250,9 +257,7 @@ def test_the_target_encoder_has_a_tau_of_its_own():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gradient", METHODS)
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("name", MATRIX)
+@pytest.mark.parametrize(("name", "gradient", "network"), PAIRS)
 def test_every_auxiliary_goes_with_every_gradient_method(name, network, gradient):
     """No pair is left out."""
     method = METHODS[gradient]

@@ -13,7 +13,7 @@ from mtrl_lightning import SAC, read_metrics
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP
-from tests.helpers.command_line import short_train
+from tests.helpers.command_line import SHORT, short_train
 from tests.helpers.fakes import Line, arrays_of, limited
 
 PENDULUMS = {"light": {"id": "Pendulum-v1", "kwargs": {"g": 5.0}}, "heavy": "Pendulum-v1"}
@@ -349,17 +349,17 @@ def test_an_id_that_only_the_main_process_has_registered_is_made_in_workers():
 def test_the_example_trains_and_resumes_through_the_command_line(command_line, caplog):
     """``connectors`` extends ``env/gymnasium``."""
     configs = ("connectors",)
-    command_line("fit", "--rollout.num_workers=2", configs=configs)
+    command_line("fit", *SHORT, "--rollout.num_workers=1", configs=configs)
     pipelines = [text for text in caplog.messages if text.startswith("Observations and rewards")]
     assert pipelines == [
         'Observations and rewards: environment > gymnasium.wrappers.FrameStackObservation {"stack_'
         'size": 3} > gymnasium.wrappers.FlattenObservation > stored > NormalizeReward >'
         " NormalizeObservation > learner. Actions: policy > stored > ActionNoise > environment"
     ]
-    more = ("--rollout.total_steps=1200", "--name=connectors", "--ckpt_path=last")
+    more = (*SHORT, "--rollout.total_steps=240", "--name=connectors", "--ckpt_path=last")
     command_line("fit", *more, configs=configs)
     rows = command_line.rows("connectors")
-    assert float(rows[-1]["env_steps"]) == 1200
+    assert float(rows[-1]["env_steps"]) == 240
     assert {"eval/return/light", "eval/return/heavy"} <= rows[-1].keys()
 
 
@@ -423,11 +423,12 @@ def test_an_error_of_a_constructor_is_not_taken_for_a_missing_render_mode(given)
 def test_functions_are_named_on_the_command_line_by_their_import_path(command_line):
     command_line(
         "fit",
+        *SHORT,
         "--data.benchmark=mtrl_lightning.envs.GymnasiumTasks",
         f"--data.benchmark.init_args.tasks={{a: {__name__}.imported, b: {__name__}.imported}}",
     )
     assert f"a: {__name__}.imported" in (command_line.folder() / "config.yaml").read_text()
-    assert float(command_line.rows()[-1]["env_steps"]) == 900
+    assert float(command_line.rows()[-1]["env_steps"]) == 180
 
 
 def test_ids_alone_name_the_tasks():
