@@ -285,7 +285,7 @@ def train(
                 _described(transform) for transform in rollout["action_transforms"] or ()
             ]
             or None,
-            "exploration": rollout["exploration"] and _described(rollout["exploration"]),
+            "exploration": _described_noise(rollout["exploration"]),
         },
     }
     has_bar = options["trainer"]["enable_progress_bar"] is not False
@@ -388,8 +388,29 @@ def _schedules(
     }
 
 
-def _described(transform: ActionTransform | CorrelatedNoise) -> dict[str, Any]:
-    """Return an action transform or exploration as ``config.yaml`` names it, with its attributes.
+def _described_noise(noise: Any) -> dict[str, Any] | None:
+    """Return an exploration as ``config.yaml`` names it, with its arguments; None without one.
+
+    Raises:
+        ConfigurationError: if it is none.
+    """
+    if noise is None:
+        return None
+    if not isinstance(noise, CorrelatedNoise):
+        raise ConfigurationError(
+            f"rollout.exploration is {noise!r}: give an object, such as AdaptiveNoise()"
+        )
+    kind = type(noise)
+    own = {name: f"_{name}" for name in inspect.signature(kind).parameters}
+    arguments = {name: vars(noise)[key] for name, key in own.items() if key in vars(noise)}
+    return {
+        "class_path": import_path(kind) or callable_name(kind),
+        "init_args": plain_values(arguments),
+    }
+
+
+def _described(transform: ActionTransform) -> dict[str, Any]:
+    """Return an action transform as a ``config.yaml`` names it, with its attributes.
 
     A run that continues with another description warns of it.
     """

@@ -22,6 +22,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.distributed import RANK_TIMEOUT
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.rollout import ActionTransform, CorrelatedNoise, EpisodeListener
+from mtrl_lightning.rollout.exploration import check_takes_noise
 from mtrl_lightning.run.data import check_share
 from mtrl_lightning.run.loop import TrainingLoop
 from mtrl_lightning.run.off_policy import off_policy_only, refuse_off_policy_options
@@ -66,13 +67,13 @@ class RolloutCallback(SessionCallback):
         action_transforms: change the actions that are sent to the environments, one after another;
             the actions that the policy chose are stored. An evaluation has them too, without noise.
             Chosen by ``class_path``; see ``ActionTransform``.
-        exploration: noise of the actions that explore, which persists over steps; null for
-            the algorithm's own, white noise. Chosen by ``class_path``: ``AdaptiveNoise`` or
+        exploration: temporally correlated noise of the actions that explore; null for the
+            algorithm's own, white noise. Chosen by ``class_path``: ``AdaptiveNoise`` or
             ``CorrelatedNoise``. The warm-up is uniformly random without it.
         check_every: environment steps between two checks that all processes of a run still have the
             same weights, statistics and optimizer states; a difference ends the run. One process
             checks nothing.
-        seed: of the environments and the action transforms.
+        seed: of the environments, the action transforms and the exploration.
     """
 
     key = "rollout"
@@ -160,11 +161,12 @@ class RolloutCallback(SessionCallback):
             seeding = np.random.SeedSequence(self._seed, spawn_key=key)
             transform.seed(int(seeding.generate_state(1)[0]))
         if self._exploration is not None:
+            # four numbers: keys of environments and transforms are shorter
             seeding = np.random.SeedSequence(self._seed, spawn_key=(0, 0, 0, distributed.rank()))
             self._exploration.seed(int(seeding.generate_state(1)[0]))
         with distributed.raise_on_all_ranks(ConfigurationError):
             session.open(envs, self._window, device, self._listeners, self._exploration)
-        _print_summary(session, envs)
+        _print_summary(session, envs)  # it names what the exploration follows: known once open
         if session.algorithm.collection is not None:
             self._print_whole_iterations()
 
@@ -219,6 +221,9 @@ class RolloutCallback(SessionCallback):
         Raises:
             ConfigurationError: if they do not fit.
         """
+        if self._exploration is not None:
+            self._exploration.check(self.session.spec)
+            check_takes_noise(self.session.algorithm)
         data = self.session.data
         num_tasks = len(self.session.spec.train_tasks)
         collection = self.session.algorithm.collection

@@ -77,14 +77,13 @@ class Collector:
     ) -> None:
         at_least(1, window=window)
         self.envs = envs
+        self.exploration = exploration
         self.policy = policy
         self.counters = Counters() if counters is None else counters
         self.windows = EpisodeWindows(envs.spec_.num_tasks, window)
         self.listeners = list(listeners)
         self.action_transforms = list(action_transforms)
-        self.exploration = exploration
         if exploration is not None:
-            check_takes_noise(policy)
             exploration.begin(envs.spec_, envs.task_E)
         self.times = EpisodeTimes(envs.task_E)
         """Wall-clock seconds of finished episodes."""
@@ -101,12 +100,15 @@ class Collector:
         """The policy that chooses the actions.
 
         Raises:
-            ConfigurationError: when another one is set that does not know a task.
+            ConfigurationError: when another one is set that does not know a task, or takes no noise
+                where there is an exploration.
         """
         return self._policy
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
+        if self.exploration is not None:
+            check_takes_noise(policy)
         self._matched_policy = matched_policy(policy, self.envs.spec_, self.envs.task_E)
         self._policy = policy
 
@@ -182,7 +184,8 @@ class Collector:
         if self.exploration is None or mode != "explore":
             return self._matched_policy.act(copied_ED, self.envs.task_E, mode)
         noisy_policy = cast("NoisyPolicy", self._matched_policy)
-        return noisy_policy.act(copied_ED, self.envs.task_E, mode, self.exploration.noise())
+        noise_EA = self.exploration.noise()
+        return noisy_policy.act(copied_ED, self.envs.task_E, mode, noise_EA=noise_EA)
 
     def receive(
         self, selected_E: npt.NDArray[np.bool_] | None = None

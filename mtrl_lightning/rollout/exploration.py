@@ -1,4 +1,4 @@
-"""Noise that persists over the steps of an episode, behind the actions that explore.
+"""Temporally correlated noise behind the actions that explore.
 
 Shapes: ``T`` tasks, ``E`` environments, ``A`` action.
 """
@@ -16,8 +16,12 @@ from mtrl_lightning.checks import within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.policy import Policy
 from mtrl_lightning.ranks.resharding import Rules, Share
+from mtrl_lightning.saved import flag
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode
+
+MOST_NOISE = 1e3
+"""Standard normal noise is smaller, unless a checkpoint is damaged."""
 
 
 class CorrelatedNoise:
@@ -27,8 +31,11 @@ class CorrelatedNoise:
     correlation ``rho`` near 1 pushes in one direction for about ``1 / (1 - rho)`` steps. The noise
     of each single step stays standard normal, so that the policy's standard deviation and its log
     probabilities keep their meaning ("Colored Noise in PPO", Hollenstein et al. 2023, arXiv
-    2312.11091). In continuous time this is an Ornstein-Uhlenbeck process. Every number of an
-    action has its own noise, and an episode starts with a new one.
+    2312.11091). In continuous time this is an Ornstein-Uhlenbeck process. Every action dimension
+    has its own noise, and an episode starts with a new one.
+
+    A ``Collector`` calls ``begin`` once, then ``noise`` before each step that explores, and
+    ``start_episodes`` where episodes have ended.
 
     Args:
         correlation: ``rho`` of two successive steps, from 0, which is white noise, to below 1.
@@ -42,6 +49,13 @@ class CorrelatedNoise:
     def __str__(self) -> str:
         return f"{type(self).__name__}, correlation {self._correlation:g}"
 
+    def check(self, spec: EnvSpec) -> None:
+        """Check that it can be used with these tasks.
+
+        Raises:
+            ConfigurationError: if it cannot.
+        """
+
     def begin(self, spec: EnvSpec, task_E: npt.NDArray[np.int64]) -> None:
         """Begin to explore in a number of environments.
 
@@ -52,6 +66,7 @@ class CorrelatedNoise:
         Raises:
             ConfigurationError: if it cannot be used with these tasks.
         """
+        self.check(spec)
         self._task_E = task_E
         self._noise_EA = np.zeros((len(task_E), *spec.action_space.shape))
         self._is_first_E = np.ones(len(task_E), np.bool_)
@@ -71,14 +86,15 @@ class CorrelatedNoise:
         return self._noise_EA.astype(np.float32)
 
     def start_episodes(self, done_E: npt.NDArray[np.bool_], ended: Mapping[int, Episode]) -> None:
-        """Start anew where an episode has ended.
+        """Reinitialize the noise where an episode has ended.
 
         Args:
             done_E: environments whose next step is the first of an episode.
-            ended: episodes that have finished, by environment; that of a rebuilt environment has
-                not.
+            ended: episodes that have finished, by environment; rebuilt environments are in
+                ``done_E`` only.
         """
         self._is_first_E |= done_E
+        self._correlation_E[done_E] = self._correlation
 
     def correlations(self) -> dict[int, float]:
         """Return each task's mean correlation over these environments."""
@@ -98,9 +114,15 @@ class CorrelatedNoise:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore them; a new process of a run has no generator's state."""
-        self._noise_EA = np.array(state["noise"], np.float64).reshape(self._noise_EA.shape)
-        self._is_first_E = np.array(state["is_first"], np.bool_).reshape(self._is_first_E.shape)
-        self._correlation_E = _per_env(state["correlation"], self._correlation_E)
+        noise_EA = np.array(state["noise"], np.float64)
+        if noise_EA.shape != self._noise_EA.shape or not (np.abs(noise_EA) < MOST_NOISE).all():
+            raise ValueError(f"noise {state['noise']}")
+        self._noise_EA = noise_EA
+        is_first_E = np.array([flag(value, "is_first") for value in state["is_first"]])
+        if is_first_E.shape != self._is_first_E.shape:
+            raise ValueError(f"is_first {state['is_first']}")
+        self._is_first_E = is_first_E
+        self._correlation_E = _fractions(state, "correlation", len(self._correlation_E))
         if state["generator"] is not None:
             self._generator.bit_generator.state = state["generator"]
 
@@ -125,8 +147,9 @@ class AdaptiveNoise(CorrelatedNoise):
 
     A task without a success is explored with noise that persists; precision, which a solved task
     needs, wants white noise. The success is a moving average over each environment's episodes,
-    averaged over a task's environments in this process. In tasks without a success signal, the
-    score takes its place: the return divided by the largest possible one.
+    those of the warm-up included, averaged over a task's environments in this process. In tasks
+    without a success signal, the score takes its place: the return divided by the largest possible
+    one.
 
     Args:
         correlation: ``rho`` while nothing succeeds, from 0 to below 1.
@@ -142,6 +165,18 @@ class AdaptiveNoise(CorrelatedNoise):
     def __str__(self) -> str:
         return f"{super().__str__()} (1 - {'success' if self._max_return is None else 'score'})"
 
+    def check(self, spec: EnvSpec) -> None:
+        """Check that the tasks have a success signal or a score.
+
+        Raises:
+            ConfigurationError: if they have neither.
+        """
+        if not spec.has_success and spec.max_return is None:
+            raise ConfigurationError(
+                "rollout.exploration is AdaptiveNoise, and the tasks have neither a success signal"
+                " nor a largest return that it could adapt to: choose CorrelatedNoise"
+            )
+
     def begin(self, spec: EnvSpec, task_E: npt.NDArray[np.int64]) -> None:
         """Begin to explore in a number of environments.
 
@@ -149,16 +184,11 @@ class AdaptiveNoise(CorrelatedNoise):
             ConfigurationError: if the tasks have neither a success signal nor a score.
         """
         super().begin(spec, task_E)
-        if not spec.has_success and spec.max_return is None:
-            raise ConfigurationError(
-                "rollout.exploration is AdaptiveNoise, and the tasks have neither a success signal"
-                " nor a largest return that it could adapt to: choose CorrelatedNoise"
-            )
         self._max_return = None if spec.has_success else spec.max_return
         self._success_E = np.zeros(len(task_E))
 
     def start_episodes(self, done_E: npt.NDArray[np.bool_], ended: Mapping[int, Episode]) -> None:
-        """Start anew where an episode has ended, with the correlation for the success so far."""
+        """Reinitialize where an episode has ended, with the correlation for the success so far."""
         super().start_episodes(done_E, ended)
         for env, episode in ended.items():
             error = self._success_of(episode) - self._success_E[env]
@@ -181,7 +211,7 @@ class AdaptiveNoise(CorrelatedNoise):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore them."""
         super().load_state_dict(state)
-        self._success_E = _per_env(state["success"], self._success_E)
+        self._success_E = _fractions(state, "success", len(self._success_E))
 
     @classmethod
     def _rules(cls, share: Share) -> Rules:
@@ -197,18 +227,18 @@ def check_takes_noise(policy: Policy) -> None:
     if "noise_EA" not in inspect.signature(policy.act).parameters:
         raise ConfigurationError(
             f"rollout.exploration needs a policy whose act takes noise_EA, and that of"
-            f" {type(policy).__name__} does not: add it (see NoisyPolicy), or leave"
-            " rollout.exploration out"
+            f" {type(policy).__name__} does not: give an algorithm, add it (see NoisyPolicy), or"
+            " leave rollout.exploration out"
         )
 
 
-def _per_env(values: Any, like_E: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return saved fractions of each environment.
+def _fractions(state: Mapping[str, Any], name: str, num_envs: int) -> npt.NDArray[np.float64]:
+    """Return a saved fraction of each environment.
 
     Raises:
         ValueError: if they are of another number of environments, or no fractions.
     """
-    values_E = np.array(values, np.float64).reshape(like_E.shape)
-    if not ((values_E >= 0) & (values_E <= 1)).all():
-        raise ValueError(f"fractions {values}")
-    return values_E
+    value_E = np.array(state[name], np.float64)
+    if value_E.shape != (num_envs,) or not ((value_E >= 0) & (value_E <= 1)).all():
+        raise ValueError(f"{name} {state[name]}")
+    return value_E

@@ -37,9 +37,11 @@ class _MatchedPolicy:
         noise_EA: npt.NDArray[np.float32] | None = None,
     ) -> ActOutput:
         """Choose actions ``[E, A]`` of the environments' size for their tasks' numbers."""
-        given = () if noise_EA is None else (_padded_to(noise_EA, self._own.action_space.shape),)
+        noise = {}
+        if noise_EA is not None:
+            noise["noise_EA"] = _padded_to(noise_EA, self._own.action_space.shape)
         own_ED = _padded_to(observation_ED, self._own.observation_space.shape)
-        chosen = self._policy.act(own_ED, self._own_task_T[task_E], mode, *given)
+        chosen = self._policy.act(own_ED, self._own_task_T[task_E], mode, **noise)
         action_EA, fields = chosen if isinstance(chosen, tuple) else (chosen, None)
         action_EA = _padded_to(np.asarray(action_EA), self.spec.action_space.shape)
         return action_EA if fields is None else (action_EA, fields)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import PPO, SAC, TD3
+from mtrl_lightning.api import _described_noise
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
@@ -126,19 +127,70 @@ def test_an_algorithm_explores_with_the_noise_that_it_is_given(kind):
         np.testing.assert_allclose(chosen[1]["log_prob"], density.detach().numpy(), rtol=1e-4)
 
 
-def test_a_collector_explores_with_it_and_exploits_without():
-    def noise_after(mode):
-        envs = VectorEnv(ToyReach(2, horizon=3), TASK_E.tolist(), num_workers=0)
-        collector = Collector(envs, SAC(SPEC), exploration=CorrelatedNoise(0.5))
-        collector.sample(num_steps=16, mode=mode, seed=4)
-        return collector.get_state()["exploration"][
-            "mtrl_lightning.rollout.exploration.CorrelatedNoise:0"
-        ]
+class Recording:
+    """A policy that stands still, and keeps the noise that it received."""
 
-    explored = noise_after("explore")
-    assert explored == noise_after("explore"), "the seed of a sample is that of the noise, too"
-    assert explored["is_first"] == [False] * 4
-    assert noise_after("exploit")["is_first"] == [True] * 4
+    def __init__(self):
+        self.noise = []
+
+    def act(self, observation_ED, task_E, mode, noise_EA=None):
+        self.noise.append(None if noise_EA is None else noise_EA.copy())
+        return np.zeros((len(task_E), 2), np.float32)
+
+
+def recorded(collector, **options):
+    collector.policy.noise.clear()
+    collector.sample(**options)
+    return np.array(collector.policy.noise)
+
+
+def test_a_collector_explores_with_it_and_exploits_without():
+    envs = VectorEnv(ToyReach(2, horizon=3), TASK_E.tolist(), num_workers=0)
+    collector = Collector(envs, Recording(), exploration=AdaptiveNoise(0.5))
+    (kept,) = [collector.exploration]
+    first = recorded(collector, num_steps=8, seed=4)
+    assert (first == recorded(collector, num_steps=8, seed=4)).all()
+    assert (first != recorded(collector, num_steps=8, seed=5)).all()
+    assert not any(kept.state_dict()["is_first"])
+    collector.sample(num_steps=4)  # the third step ends the episodes
+    assert all(kept.state_dict()["is_first"])
+    collector.sample(num_steps=4)
+    collector.reset()
+    assert all(kept.state_dict()["is_first"])
+    assert recorded(collector, num_steps=4, mode="exploit").tolist() == [None]
+
+
+def test_a_collector_tells_it_of_successes():
+    class Succeeds(AdaptiveNoise):
+        ended = 0
+
+        def start_episodes(self, done_E, ended):
+            super().start_episodes(done_E, ended)
+            self.ended += len(ended)
+
+    envs = VectorEnv(ToyReach(2, horizon=3), TASK_E.tolist(), num_workers=0)
+    noise = Succeeds()
+    Collector(envs, Recording(), exploration=noise).sample(num_steps=4 * 6)
+    assert noise.ended == 8
+
+
+def test_another_correlation_counts_from_the_next_episode_on():
+    state = begun(CorrelatedNoise(0.9)).state_dict()
+    noise = begun(CorrelatedNoise(0.5))
+    noise.load_state_dict(state)
+    assert noise.correlations() == {0: 0.9, 1: 0.9}
+    noise.start_episodes(where(0, 1), {})
+    assert noise.correlations() == {0: 0.5, 1: 0.9}
+
+
+def test_train_describes_its_arguments_whatever_it_has_been_used_for():
+    described = _described_noise(begun(AdaptiveNoise(0.8)))
+    assert described == {
+        "class_path": "mtrl_lightning.rollout.AdaptiveNoise",
+        "init_args": {"correlation": 0.8, "step_size": 0.2},
+    }
+    with pytest.raises(ConfigurationError, match=r"is 'pink': give an object, such as Adaptive"):
+        _described_noise("pink")
 
 
 def test_a_policy_that_takes_no_noise_is_refused():
@@ -157,13 +209,40 @@ def test_a_process_takes_over_the_noise_of_its_environments():
         value = saved[name]
         assert [part[name] for part in of_ranks] == [[value[0], value[2]], [value[1], value[3]]]
     assert [part["generator"] for part in of_ranks] == [saved["generator"], None]
-    begun(AdaptiveNoise(0.8), task_E=np.array([0, 1])).load_state_dict(of_ranks[1])
+    second = begun(AdaptiveNoise(0.8), task_E=np.array([0, 1]), seed=5)
+    own_generator = second.state_dict()["generator"]
+    second.load_state_dict(of_ranks[1])
+    assert second.state_dict() == {**of_ranks[1], "generator": own_generator}
 
 
-def test_a_damaged_state_is_refused():
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"correlation": [1.5] * 4},
+        {"success": [0.5] * 3},
+        {"noise": [[float("nan"), 0.0]] * 4},
+        {"noise": [[1e30, 0.0]] * 4},
+        {"noise": [[0.0] * 4] * 2},
+        {"is_first": ["False"] * 4},
+        {"is_first": [True] * 5},
+        {"generator": {"bit_generator": "PCG64"}},
+    ],
+)
+def test_a_damaged_state_is_refused(change):
     noise = begun(AdaptiveNoise(0.8))
-    with pytest.raises(ValueError, match="fractions"):
-        noise.load_state_dict({**noise.state_dict(), "correlation": [1.5] * 4})
+    with pytest.raises((ValueError, KeyError, ConfigurationError)):
+        noise.load_state_dict({**noise.state_dict(), **change})
+
+
+def test_a_damaged_checkpoint_is_named():
+    envs = VectorEnv(ToyReach(2), [0, 1], num_workers=0)
+    collector = Collector(envs, Recording(), exploration=CorrelatedNoise())
+    collector.reset()
+    state = collector.get_state()
+    (own,) = state["exploration"].values()
+    own["noise"] = []
+    with pytest.raises(ConfigurationError, match="noise of the exploration"):
+        collector.set_state(state)
 
 
 def test_a_value_out_of_range_ends_the_program_with_it(command_line, capsys):
