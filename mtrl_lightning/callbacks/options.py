@@ -104,12 +104,17 @@ class OptionsCallback(SessionCallback):
         ``hparams.yaml`` has all; the checkpoint those that affect training, and goes first.
         """
         here = dict(_flat(self._options))
-        there = {**self._recorded(), **self._previous}
-        return {
-            name: f"{name} {there[name]} there and {here[name]} here"
-            for name in sorted(here.keys() & there.keys())
-            if not (_is_same(here[name], there[name]) or _is_among(name, RUN_SELECTION))
-        }
+        previous = self._previous
+        recorded = self._recorded().items()
+        there = {name: value for name, value in recorded if not _is_known(name, previous)}
+        there |= previous
+        changes = {}
+        for name in sorted(_common_names(here, there)):
+            value = _value_of(name, here)
+            other = _value_of(name, there)
+            if not (_is_same(value, other) or _is_among(name, RUN_SELECTION)):
+                changes[name] = f"{name} {other} there and {value} here"
+        return changes
 
     def _recorded(self) -> dict[str, Any]:
         """Return the options in the run's folder; none if they are not there or damaged."""
@@ -194,6 +199,40 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(item, f"{name}.{key}" if name else key)
     else:
         yield name, value
+
+
+def _common_names(options: Mapping[str, Any], others: Mapping[str, Any]) -> set[str]:
+    """Return names that both have, also where one has a section and the other a plain value.
+
+    A part that is left out, such as ``rollout.exploration: null``, is a plain value.
+    """
+    of_options = {name for whole in options for name in _upwards(whole) if name in others}
+    of_others = {name for whole in others for name in _upwards(whole) if name in options}
+    return of_options | of_others
+
+
+def _is_known(name: str, options: Mapping[str, Any]) -> bool:
+    """Return whether options have a value for a name, or for a section above or below it."""
+    return bool(_common_names({name: None}, options))
+
+
+def _upwards(name: str) -> Iterator[str]:
+    """Yield a full name, and those of the sections that it stands in."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _value_of(name: str, options: Mapping[str, Any]) -> Any:
+    """Return an option's value; of a section its class, or else its options."""
+    if name in options:
+        return options[name]
+    section = {
+        whole.removeprefix(f"{name}."): value
+        for whole, value in options.items()
+        if whole.startswith(f"{name}.")
+    }
+    return section.get("class_path", section)
 
 
 def _is_same(value: Any, other: Any) -> bool:
