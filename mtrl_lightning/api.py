@@ -44,6 +44,7 @@ from mtrl_lightning.rollout import (
     CorrelatedNoise,
     EpisodeListener,
     Evaluator,
+    PauseSolved,
 )
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.run.data import ROWS_PER_TASK, TRANSITIONS_PER_TASK, MultiTaskData
@@ -285,7 +286,8 @@ def train(
                 _described(transform) for transform in rollout["action_transforms"] or ()
             ]
             or None,
-            "exploration": _described_noise(rollout["exploration"]),
+            "exploration": _described_part("exploration", rollout["exploration"], CorrelatedNoise),
+            "pausing": _described_part("pausing", rollout["pausing"], PauseSolved),
         },
     }
     has_bar = options["trainer"]["enable_progress_bar"] is not False
@@ -388,21 +390,26 @@ def _schedules(
     }
 
 
-def _described_noise(noise: Any) -> dict[str, Any] | None:
-    """Return an exploration as ``config.yaml`` names it, with its arguments; None without one.
+def _described_part(name: str, part: Any, base: type) -> dict[str, Any] | None:
+    """Return a part of the section ``rollout`` as ``config.yaml`` names it, with its arguments.
+
+    Args:
+        name: the part's.
+        part: an object of the class; None without one.
+        base: the class.
 
     Raises:
-        ConfigurationError: if it is none.
+        ConfigurationError: if it is another object.
     """
-    if noise is None:
+    if part is None:
         return None
-    if not isinstance(noise, CorrelatedNoise):
+    if not isinstance(part, base):
         raise ConfigurationError(
-            f"rollout.exploration is {noise!r}: give an object, such as AdaptiveNoise()"
+            f"rollout.{name} is {part!r}: give an object, such as {base.__name__}()"
         )
-    kind = type(noise)
-    own = {name: f"_{name}" for name in inspect.signature(kind).parameters}
-    arguments = {name: vars(noise)[key] for name, key in own.items() if key in vars(noise)}
+    kind = type(part)
+    own = {parameter: f"_{parameter}" for parameter in inspect.signature(kind).parameters}
+    arguments = {parameter: vars(part)[key] for parameter, key in own.items() if key in vars(part)}
     return {
         "class_path": import_path(kind) or callable_name(kind),
         "init_args": plain_values(arguments),

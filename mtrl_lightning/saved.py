@@ -79,6 +79,19 @@ def flag(value: Any, name: str) -> bool:
     return value
 
 
+def flags(values: Any, name: str, length: int) -> npt.NDArray[np.bool_]:
+    """Return a list of true and false as an array.
+
+    Raises:
+        ConfigurationError: if one is another value.
+        ValueError: if it has another length.
+    """
+    array = np.array([flag(value, name) for value in values], np.bool_)
+    if array.shape != (length,):
+        raise ValueError(f"{name} {values}")
+    return array
+
+
 def number(value: Any, name: str) -> float:
     """Return a number, which may be infinite or NaN.
 

@@ -63,6 +63,23 @@ class EnvSpec(NamedTuple):
         """Number of trained tasks, ``R``."""
         return len(self.train_tasks)
 
+    def score(self, return_: float, success: bool) -> float:
+        """Return how well an episode went, from 0 to 1.
+
+        Its success; without a success signal its return, divided by the largest possible one; 0 if
+        there is neither.
+        """
+        if self.has_success:
+            return float(success)
+        if self.max_return is None:
+            return 0.0
+        return min(max(return_ / self.max_return, 0.0), 1.0)
+
+    @property
+    def has_score(self) -> bool:
+        """Whether an episode's ``score`` means anything."""
+        return self.has_success or self.max_return is not None
+
     def of_task(self, task: int) -> EnvSpec:
         """Return the spec of one task alone, for a network of its own."""
         return self._replace(

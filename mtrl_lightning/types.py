@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 # Defined here until 0.2; users' code imports them from here.
@@ -37,11 +38,18 @@ class StepResult(NamedTuple):
     """The time was over: the successor is bootstrapped."""
     success_E: npt.NDArray
     valid_E: npt.NDArray
-    """False where a worker was restarted: the transition never happened."""
+    """False where the transition never happened: a worker was restarted, or it is paused."""
+    paused_E: npt.NDArray
+    """Where the environment was not stepped: its episode goes on later."""
     extra: Mapping[str, npt.NDArray] = {}
     """The spec's ``info_fields`` by name, one row per environment."""
     info: Mapping[str, npt.NDArray] = {}
     """The spec's ``info_keys``, one number per environment; NaN where the step reported none."""
+
+    @property
+    def done_E(self) -> npt.NDArray[np.bool_]:
+        """Where the next observation is the first of an episode: after its end, or a restart."""
+        return self.terminated_E | self.truncated_E | ~(self.valid_E | self.paused_E)
 
 
 class Transitions(NamedTuple):
@@ -66,7 +74,11 @@ class Transitions(NamedTuple):
 
 
 class TransitionBatch(NamedTuple):
-    """A batch to learn from: ``n`` rows of each trained task, in the order of the tasks."""
+    """A batch to learn from: ``n`` rows of each trained task, in the order of the tasks.
+
+    On-policy, tasks whose environments are paused have fewer rows: the batch is then of rows
+    ``[B, ...]``, task after task.
+    """
 
     observation_RnD: Tensor
     action_RnA: Tensor
@@ -89,7 +101,7 @@ class Rollout(NamedTuple):
     columns: Mapping[str, Tensor]
     """The fields of the schema and ``truncated`` by name, ``[S, E, ...]``."""
     valid_SE: Tensor
-    """False where a transition never happened, because its environment was rebuilt."""
+    """False where a transition never happened: its environment was rebuilt, or is paused."""
     task_E: Tensor
     """Each environment's task."""
 

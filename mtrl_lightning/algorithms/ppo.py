@@ -22,7 +22,7 @@ from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
 from mtrl_lightning.learning import advantages
 from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
-from mtrl_lightning.learning.per_task import per_task_forward
+from mtrl_lightning.learning.per_task import per_task_forward, task_means
 from mtrl_lightning.learning.popart import PopArt, ReturnScale
 from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.networks import (
@@ -259,7 +259,7 @@ class PPO(Algorithm):
         cut_SE = advantages.episode_cuts(
             columns["terminated"], columns["truncated"], collected.valid_SE
         )
-        value_SE, next_value_SE = self._values(columns, task_E, cut_SE)
+        value_SE, next_value_SE = self._values(collected, cut_SE)
         # A_t = sum_l (discount lambda)^l delta_(t + l), up to the end of the episode or the rollout
         advantage_SE = advantages.generalized_advantages(
             columns["reward"],
@@ -332,14 +332,16 @@ class PPO(Algorithm):
             # densities are of the samples before they were clipped to [-1, 1], as at the collection
             log_prob_Rn = policy.log_prob(batch.extra["unclipped_action"])
             entropy_Rn = policy.entropy()
-        surrogate_R = advantages.surrogate_loss(
+        surrogate_Rn = advantages.surrogate_loss(
             log_prob_Rn,
             batch.extra["log_prob"],
             batch.extra["advantage"],
             self.clip,
         )
         # L = -E[min(ratio A, clip(ratio, 1 - clip, 1 + clip) A)] - entropy_coef E[H(pi)]
-        loss_R = surrogate_R - self.entropy_coef * entropy_Rn.mean(1)
+        surrogate_R = task_means(surrogate_Rn, batch.task_Rn, self._task_R)
+        entropy_R = task_means(entropy_Rn, batch.task_Rn, self._task_R)
+        loss_R = surrogate_R - self.entropy_coef * entropy_R
         return loss_R, (log_prob_Rn.detach(), entropy_Rn.detach().mean())
 
     def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
@@ -376,23 +378,23 @@ class PPO(Algorithm):
     def _value_loss(self, value_Rn: Tensor, batch: TransitionBatch) -> Tensor:
         target_Rn = self.return_scale.normalize(batch.extra["target"], batch.task_Rn)
         old_value_Rn = self.return_scale.normalize(batch.extra["value"], batch.task_Rn)
-        return advantages.value_loss(value_Rn, target_Rn, old_value_Rn, self.value_clip)
+        error_Rn = advantages.value_loss(value_Rn, target_Rn, old_value_Rn, self.value_clip)
+        return task_means(error_Rn, batch.task_Rn, self._task_R)
 
     def _normalized_values(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         z_BZ = self.encoder(observation_BD, task_B)
         value_B: Tensor = self.return_scale(self.critic(z_BZ, task_B), task_B)
         return value_B
 
-    def _values(
-        self, columns: Mapping[str, Tensor], task_E: Tensor, cut_SE: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _values(self, collected: Rollout, cut_SE: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of the observations and of their true successors, ``[S, E]`` each."""
+        columns = collected.columns
         value_SE = self._observation_values(columns["observation"])
         # the next row is the successor but where the two are cut apart
         next_value_SE = torch.cat([value_SE[1:], value_SE[-1:]])
-        is_needed_SE = cut_SE & ~columns["terminated"]
+        is_needed_SE = cut_SE & ~columns["terminated"] & collected.valid_SE
         successor_ND = columns["next_observation"][is_needed_SE]
-        task_N = task_E.expand(len(cut_SE), -1)[is_needed_SE]
+        task_N = collected.task_E.expand(len(cut_SE), -1)[is_needed_SE]
         next_value_SE[is_needed_SE] = self.return_scale.denormalize(
             self._normalized_values(successor_ND, task_N), task_N
         )

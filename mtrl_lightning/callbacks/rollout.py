@@ -13,7 +13,7 @@ from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
-from mtrl_lightning.checks import above, at_least, nearest_multiples
+from mtrl_lightning.checks import above, at_least, nearest_multiples, within
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
 from mtrl_lightning.learning.reward_scale import RewardScale
@@ -21,7 +21,12 @@ from mtrl_lightning.precision import check_precision
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.distributed import RANK_TIMEOUT
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
-from mtrl_lightning.rollout import ActionTransform, CorrelatedNoise, EpisodeListener
+from mtrl_lightning.rollout import (
+    ActionTransform,
+    CorrelatedNoise,
+    EpisodeListener,
+    PauseSolved,
+)
 from mtrl_lightning.rollout.exploration import check_takes_noise
 from mtrl_lightning.run.data import check_share
 from mtrl_lightning.run.loop import TrainingLoop
@@ -70,6 +75,11 @@ class RolloutCallback(SessionCallback):
         exploration: temporally correlated noise of the actions that explore; null for the
             algorithm's own, white noise. Chosen by ``class_path``: ``AdaptiveNoise`` or
             ``CorrelatedNoise``. The warm-up is uniformly random without it.
+        midway_starts: of the training episodes of a task that never succeeds, how many begin
+            where an earlier one came near a success, from 0 to 1; the more it succeeds, the fewer.
+            See ``MidwayStarts``.
+        pausing: fewer steps of solved tasks, so that the others get more of ``total_steps``; null
+            steps all environments. Chosen by ``class_path``: ``PauseSolved``.
         check_every: environment steps between two checks that all processes of a run still have the
             same weights, statistics and optimizer states; a difference ends the run. One process
             checks nothing.
@@ -83,6 +93,8 @@ class RolloutCallback(SessionCallback):
         "envs_per_task",
         "action_transforms",
         "exploration",
+        "midway_starts",
+        "pausing",
     )
 
     @off_policy_only("warmup_steps", "warmup_updates", "updates_per_step")
@@ -101,6 +113,8 @@ class RolloutCallback(SessionCallback):
         listeners: list[EpisodeListener] | None = None,
         action_transforms: list[ActionTransform] | None = None,
         exploration: CorrelatedNoise | None = None,
+        midway_starts: float = 0.0,
+        pausing: PauseSolved | None = None,
         check_every: int = 10_000,
         rank_timeout: float = RANK_TIMEOUT,
         seed: int = 0,
@@ -115,6 +129,7 @@ class RolloutCallback(SessionCallback):
         at_least(1, prefix="rollout.", hint=", or null", learner_threads=learner_threads)
         at_least(0, prefix="rollout.", max_restarts=max_restarts)
         above(0, prefix="rollout.", timeout=timeout)
+        within(0, 1, prefix="rollout.", midway_starts=midway_starts)
         if warmup_steps is not None:
             check_warmup(warmup_steps, total_steps)
         self._warmup_steps = WARMUP_STEPS if warmup_steps is None else warmup_steps
@@ -134,6 +149,8 @@ class RolloutCallback(SessionCallback):
         self._listeners = listeners or []
         self._action_transforms = action_transforms or []
         self._exploration = exploration
+        self._midway_starts = midway_starts
+        self._pausing = pausing
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the training environments and take the memory for their transitions."""
@@ -165,7 +182,9 @@ class RolloutCallback(SessionCallback):
             seeding = np.random.SeedSequence(self._seed, spawn_key=(0, 0, 0, distributed.rank()))
             self._exploration.seed(int(seeding.generate_state(1)[0]))
         with distributed.raise_on_all_ranks(ConfigurationError):
-            session.open(envs, self._window, device, self._listeners, self._exploration)
+            session.open(
+                envs, self._window, device, self._listeners, self._exploration, self._pausing
+            )
         _print_summary(session, envs)  # it names what the exploration follows: known once open
         if session.algorithm.collection is not None:
             self._print_whole_iterations()
@@ -184,6 +203,7 @@ class RolloutCallback(SessionCallback):
             max_restarts=self._max_restarts,
             on_restart=lambda reason: self._note_restart(envs, reason),
             indices=indices,
+            midway_starts=self._midway_starts,
             progress=progress,
         )
         return envs
@@ -224,6 +244,8 @@ class RolloutCallback(SessionCallback):
         if self._exploration is not None:
             self._exploration.check(self.session.spec)
             check_takes_noise(self.session.algorithm)
+        if self._pausing is not None:
+            self._pausing.check(self.session.spec, self._window // distributed.world_size())
         data = self.session.data
         num_tasks = len(self.session.spec.train_tasks)
         collection = self.session.algorithm.collection
@@ -338,7 +360,10 @@ def _print_summary(session: Session, envs: VectorEnv) -> None:
     algorithm = session.algorithm
     exploration = session.collector.exploration
     explored = "" if exploration is None else f"Exploration: {exploration}"
-    for line in (_pipeline(session), algorithm.summary, algorithm.untrained_summary, explored):
+    pausing = session.collector.pausing
+    paused = "" if pausing is None else f"Pausing: {pausing}"
+    lines = (_pipeline(session), algorithm.summary, algorithm.untrained_summary, explored, paused)
+    for line in lines:
         if line:
             rank_zero_info(line)
     num_processes = distributed.world_size()

@@ -85,20 +85,19 @@ def surrogate_loss(
     advantage_Rn: Tensor,
     clip: float,
 ) -> Tensor:
-    """Return each task's clipped surrogate (equation 7 of Schulman et al. 2017), negated, ``[R]``.
+    """Return each row's clipped surrogate (equation 7 of Schulman et al. 2017), negated.
 
-    ``-mean min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)`` with ``ratio = pi / pi_old``.
+    ``-min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)`` with ``ratio = pi / pi_old``.
     """
     ratio_Rn = (log_prob_Rn - old_log_prob_Rn).exp()
     clipped_Rn = ratio_Rn.clamp(1 - clip, 1 + clip)
-    gain_Rn = torch.minimum(ratio_Rn * advantage_Rn, clipped_Rn * advantage_Rn)
-    return (-gain_Rn).mean(1)
+    return -torch.minimum(ratio_Rn * advantage_Rn, clipped_Rn * advantage_Rn)
 
 
 def value_loss(
     value_Rn: Tensor, target_Rn: Tensor, old_value_Rn: Tensor, clip: float | None
 ) -> Tensor:
-    """Return each task's mean squared error of the values ``[R]``.
+    """Return each row's squared error of the value.
 
     With ``clip``, the larger of this error and that of the value clipped to ``old_value +- clip``
     (as in the authors' program, baselines/ppo2).
@@ -107,7 +106,7 @@ def value_loss(
     if clip is not None:
         near_Rn = old_value_Rn + (value_Rn - old_value_Rn).clamp(-clip, clip)
         error_Rn = torch.maximum(error_Rn, (near_Rn - target_Rn).square())
-    return error_Rn.mean(1)
+    return error_Rn
 
 
 def approximate_kl(log_prob_Rn: Tensor, old_log_prob_Rn: Tensor) -> Tensor:

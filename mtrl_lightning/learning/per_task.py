@@ -1,6 +1,6 @@
 """A graph for each task's rows, so that the gradient of one task's loss costs its own rows only.
 
-Shapes: ``R`` trained tasks, ``n`` rows of a task.
+Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks.
 """
 
 from __future__ import annotations
@@ -30,13 +30,29 @@ def per_task_forward(
         function: maps rows ``[R, n, ...]`` to an output that has the tasks in the dimension
             ``dim``.
         dim: the dimension of the tasks in the output.
-        rows: tensors ``[R, n, ...]``.
+        rows: tensors ``[R, n, ...]``, the last one the rows' tasks; rows ``[B, ...]`` of any tasks
+            are computed at once.
     """
-    if rows[0].device.type != "cpu" or (method is not None and method.is_one_pass):
+    is_by_task = rows[-1].ndim > 1
+    if not is_by_task or rows[0].device.type != "cpu" or (method and method.is_one_pass):
         return function(*rows)
     parts = zip(*(x_Rn.split(1) for x_Rn in rows), strict=True)
     joined: Tensor = _JoinTasks.apply(dim, *(function(*part) for part in parts))
     return joined
+
+
+def task_means(value_Rn: Tensor, task_Rn: Tensor, task_R: Tensor) -> Tensor:
+    """Return the mean over each task's rows, ``[R]``.
+
+    Args:
+        value_Rn: values ``[R, n]``, or ``[B]`` of any tasks, of which each has some.
+        task_Rn: the rows' tasks.
+        task_R: the trained tasks.
+    """
+    if value_Rn.ndim > 1:
+        return value_Rn.mean(1)
+    is_own_RB = task_R[:, None] == task_Rn
+    return torch.where(is_own_RB, value_Rn, 0.0).sum(1) / is_own_RB.sum(1)
 
 
 class _JoinTasks(torch.autograd.Function):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from mtrl_lightning import saved
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.resharding import Rules, Share
-from mtrl_lightning.replay.buffer import batch_of
+from mtrl_lightning.replay.buffer import batch_of, rows_of_tasks
 from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.spec import EnvSpec
@@ -32,7 +33,9 @@ class RolloutBuffer:
     which the next iteration starts.
 
     A minibatch holds ``n`` rows of every trained task. Each epoch has its own random order. Where
-    transitions were dropped because of a fault, rows of the same task are repeated.
+    transitions were dropped because of a fault, rows of the same task are repeated. Where
+    environments are paused, tasks have different numbers of rows, and a minibatch has a share of
+    each task's: rows ``[B]``, task after task.
 
     Args:
         spec: the trained tasks, shapes and types.
@@ -60,7 +63,7 @@ class RolloutBuffer:
         self.num_envs = len(tasks)
         self._task_E = np.asarray(tasks, np.int64)
         self._device = device
-        self._rows_per_task = rows_per_task(len(tasks), len(spec.train_tasks), collection)
+        rows_per_task(len(tasks), len(spec.train_tasks), collection)  # checks them
         in_order_E = np.repeat(spec.train_tasks, len(tasks) // len(spec.train_tasks))
         assert np.array_equal(self._task_E, in_order_E), "environments in the order of the tasks"
         self._train_tasks = spec.train_tasks
@@ -82,8 +85,9 @@ class RolloutBuffer:
         """Names of the columns that ``begin`` received."""
         self._num_minibatches = 0
         """Minibatches handed out of this iteration."""
-        self._order_Rm = torch.zeros(0, dtype=torch.int64)
-        """Row numbers of this epoch, one line for each trained task."""
+        self._paused_E = np.zeros(self.num_envs, np.bool_)
+        self._orders_R: list[Tensor] = []
+        """Row numbers of this epoch, of each trained task."""
 
     def __len__(self) -> int:
         """Return the number of transitions held."""
@@ -145,13 +149,17 @@ class RolloutBuffer:
         self._collected = Rollout(columns, valid_SE, to_device(self._task_E, self._device))
         return self._collected
 
-    def begin(self, computed: Mapping[str, Tensor]) -> None:
+    def begin(
+        self, computed: Mapping[str, Tensor], paused_E: npt.NDArray[np.bool_] | None = None
+    ) -> None:
         """Start to hand out minibatches.
 
         Args:
             computed: further columns by name, ``[S, E]``; one with the name of a collected column
                 takes its place.
+            paused_E: environments that were paused in this iteration; None for none.
         """
+        self._paused_E = np.zeros(self.num_envs, np.bool_) if paused_E is None else paused_E
         self.computed_columns = tuple(computed)
         columns = {**self.collected().columns, **computed}
         self._rows = {name: column.flatten(0, 1) for name, column in columns.items()}
@@ -160,15 +168,19 @@ class RolloutBuffer:
     def next_minibatch(self) -> TransitionBatch:
         """Return the next minibatch."""
         assert self.has_begun and not self.is_used_up, "there is no minibatch"
-        index = self._num_minibatches % self.collection.num_minibatches
+        num_minibatches = self.collection.num_minibatches
+        index = self._num_minibatches % num_minibatches
         if index == 0:
-            self._order_Rm = self._draw_order()
+            self._orders_R = self._draw_orders()
         self._num_minibatches += 1
-        num_rows = self._rows_per_task // self.collection.num_minibatches
-        row_Rn = self._order_Rm[:, index * num_rows : (index + 1) * num_rows]
-        row_B = to_device(row_Rn.flatten(), self._device)
+        parts = [order.view(num_minibatches, -1)[index] for order in self._orders_R]
+        row_B = to_device(torch.cat(parts), self._device)
         rows = {name: column.index_select(0, row_B) for name, column in self._rows.items()}
-        return batch_of(rows, self._task_R)
+        counts = [len(part) for part in parts]
+        if len(set(counts)) == 1:
+            return batch_of(rows, self._task_R)
+        count_R = torch.tensor(counts, device=self._device)
+        return rows_of_tasks(rows, self._task_R.repeat_interleave(count_R, output_size=len(row_B)))
 
     def skip_rest(self) -> None:
         """Leave out the remaining minibatches of this iteration."""
@@ -182,16 +194,26 @@ class RolloutBuffer:
         self._rows = {}
         self.computed_columns = ()
 
-    def _draw_order(self) -> Tensor:
-        """Draw an order of each trained task's rows, ``[R, rows per task]``."""
+    def _draw_orders(self) -> list[Tensor]:
+        """Draw an order of each trained task's rows, which minibatches can share out equally."""
         orders = []
-        for task in self._train_tasks:
+        for task, num_rows in zip(self._train_tasks, self._rows_of_tasks(), strict=True):
             is_row_SE = self._valid_SE & (self._task_E == task)
             row_M = torch.from_numpy(np.flatnonzero(is_row_SE))
             order_M = row_M[torch.randperm(len(row_M), generator=self._generator)]
-            num_copies = -(-self._rows_per_task // len(row_M))
-            orders.append(order_M.repeat(num_copies)[: self._rows_per_task])
-        return torch.stack(orders)
+            num_copies = -(-num_rows // len(row_M))
+            orders.append(order_M.repeat(num_copies)[:num_rows])
+        return orders
+
+    def _rows_of_tasks(self) -> list[int]:
+        """Return each trained task's rows in an epoch: those of its environments that stepped."""
+        num_minibatches = self.collection.num_minibatches
+        rows = []
+        for task in self._train_tasks:
+            num_envs = np.count_nonzero(~self._paused_E[self._task_E == task])
+            num_steps = self.collection.num_steps * int(num_envs)
+            rows.append(-(-num_steps // num_minibatches) * num_minibatches)
+        return rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return the transitions of this iteration, how far it is, and the generator."""
@@ -204,11 +226,17 @@ class RolloutBuffer:
             "collection": list(self.collection),
             "arrays": {name: torch.tensor(array[:n]) for name, array in self._arrays.items()},
             "valid": torch.tensor(self._valid_SE[:n]),
+            "paused": self._paused_E.tolist(),
             "computed": computed,
             "num_minibatches": self._num_minibatches,
-            "order": self._order_Rm,
+            "order": self._orders_state(),
             "generator": self._generator.get_state(),
         }
+
+    def _orders_state(self) -> Tensor | list[Tensor]:
+        """Return one line for each task; a list where tasks have different numbers of rows."""
+        is_even = len({len(order) for order in self._orders_R}) == 1
+        return torch.stack(self._orders_R) if is_even else self._orders_R
 
     @staticmethod
     def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
@@ -241,6 +269,7 @@ class RolloutBuffer:
             "collection": first,
             "arrays": arrays,
             "valid": columns,
+            "paused": share.of_envs,
             "computed": no_computed,
             "num_minibatches": first,
             "order": first,  # of a completed epoch: the next one has a new order
@@ -285,17 +314,20 @@ class RolloutBuffer:
             _check_column(name, column.numpy(), self._valid_SE.shape, np.dtype(np.float32))
         total = self.collection.num_epochs * self.collection.num_minibatches
         num_minibatches = saved.count(state["num_minibatches"], "num_minibatches", total)
+        self._orders_R = list(state["order"])
+        paused = state.get("paused", [False] * self.num_envs)  # new in 0.3
+        self._paused_E = saved.flags(paused, "paused", self.num_envs)
         if num_minibatches % self.collection.num_minibatches:  # each epoch has an order of its own
-            self._check_order(state["order"])
-        self._order_Rm = state["order"]
-        self.begin({name: column.to(self._device) for name, column in state["computed"].items()})
+            self._check_orders()
+        computed = {name: column.to(self._device) for name, column in state["computed"].items()}
+        self.begin(computed, self._paused_E)
         self._num_minibatches = num_minibatches
 
-    def _check_order(self, order_Rm: Tensor) -> None:
-        shape = (len(self._train_tasks), self._rows_per_task)
-        _check_column("order", order_Rm.numpy(), shape, np.dtype(np.int64))
-        if order_Rm.min() < 0 or order_Rm.max() >= self._valid_SE.size:
-            raise ValueError("the order of an iteration's rows names rows that are not there")
+    def _check_orders(self) -> None:
+        for order, num_rows in zip(self._orders_R, self._rows_of_tasks(), strict=True):
+            _check_column("order", order.numpy(), (num_rows,), np.dtype(np.int64))
+            if order.min() < 0 or order.max() >= self._valid_SE.size:
+                raise ValueError("the order of an iteration's rows names rows that are not there")
 
 
 def _check_column(name: str, column: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:

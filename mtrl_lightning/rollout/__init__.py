@@ -12,6 +12,7 @@ from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.evaluator import Evaluation, Evaluator
 from mtrl_lightning.rollout.exploration import AdaptiveNoise, CorrelatedNoise
 from mtrl_lightning.rollout.listeners import EpisodeListener
+from mtrl_lightning.rollout.pausing import PauseSolved
 from mtrl_lightning.rollout.sample import Sample
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "EpisodeWindows",
     "Evaluation",
     "Evaluator",
+    "PauseSolved",
     "RunningEpisodes",
     "Sample",
     "ScaleAction",

@@ -31,8 +31,9 @@ from mtrl_lightning.rollout.exploration import CorrelatedNoise, check_takes_nois
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.rollout.part_states import load_states, reshard_states, states_of
+from mtrl_lightning.rollout.pausing import PauseSolved
 from mtrl_lightning.rollout.sample import Sample, concatenated, quotas
-from mtrl_lightning.saved import HINT, restoring
+from mtrl_lightning.saved import HINT, flags, restoring
 from mtrl_lightning.types import Episode, Transitions
 
 COMPONENTS = ("windows", "episodes", "listeners", "action_transforms", "exploration")
@@ -59,6 +60,7 @@ class Collector:
         action_transforms: change the actions that are sent, one after another. The policy's own are
             in the transitions.
         exploration: makes the noise of explored actions in place of the policy.
+        pausing: which environments ``choose_paused`` pauses.
 
     Raises:
         ConfigurationError: if the policy does not know a task, or takes no noise.
@@ -74,6 +76,7 @@ class Collector:
         listeners: Sequence[EpisodeListener] = (),
         action_transforms: Sequence[ActionTransform] = (),
         exploration: CorrelatedNoise | None = None,
+        pausing: PauseSolved | None = None,
     ) -> None:
         at_least(1, window=window)
         self.envs = envs
@@ -85,6 +88,9 @@ class Collector:
         self.action_transforms = list(action_transforms)
         if exploration is not None:
             exploration.begin(envs.spec_, envs.task_E)
+        self.pausing = pausing
+        self.paused_E = np.zeros(envs.num_envs, np.bool_)
+        """Environments that are not stepped at present; none after ``reset``."""
         self.times = EpisodeTimes(envs.task_E)
         """Wall-clock seconds of finished episodes."""
         self._running = RunningEpisodes(envs.task_E, envs.spec_.info_keys)
@@ -134,11 +140,17 @@ class Collector:
         self._events.built()
         self._events.created(everywhere)
         self._running.reset()
+        self.paused_E[:] = False
         self._observation_ED, _ = self.envs.reset(seed=seed)
         self.times.start(slice(None))
         if self.exploration is not None:
             self.exploration.start_episodes(np.ones(self.envs.num_envs, np.bool_), {})
         self._events.started(self._observation_ED, everywhere)
+
+    def choose_paused(self) -> None:
+        """Choose the environments that are not stepped from here on, if there is a ``pausing``."""
+        if self.pausing is not None:
+            self.paused_E = self.pausing.paused(self.envs.spec_, self.envs.task_E, self.windows)
 
     def remake_envs(self, benchmark: Benchmark | None = None) -> None:
         """Rebuild every environment, as for a curriculum that changes them.
@@ -174,7 +186,8 @@ class Collector:
         action_EA = np.array(chosen_EA, np.float32)
         task_E = self.envs.task_E
         is_training = mode != "exploit"
-        self.envs.send(sent_actions(self.action_transforms, action_EA, task_E, is_training))
+        sent_EA = sent_actions(self.action_transforms, action_EA, task_E, is_training)
+        self.envs.send(sent_EA, self.paused_E)
         self._action_EA = action_EA
 
     def _act(self, observation_ED: npt.NDArray, mode: Mode) -> ActOutput:
@@ -204,12 +217,13 @@ class Collector:
         action_EA = self._action_EA
         self._action_EA = None
         result = self.envs.receive()
-        self._observation_ED = result.observation_ED
+        paused_E1 = result.paused_E.reshape(-1, *[1] * (observation_ED.ndim - 1))
+        self._observation_ED = np.where(paused_E1, observation_ED, result.observation_ED)
         ended = self._running.add(result)
         self.windows.add(ended.values())
         self.times.end(ended)
         # a rebuilt environment starts a new episode, too, but its old one never counts as finished
-        done_E = result.terminated_E | result.truncated_E | ~result.valid_E
+        done_E = result.done_E
         if done_E.any():
             self.times.start(done_E)
             if self.exploration is not None:
@@ -233,7 +247,7 @@ class Collector:
         )
         self.counters.vector_steps += 1
         self.counters.env_steps += int(result.valid_E.sum())
-        self.counters.dropped_transitions += int((~result.valid_E).sum())
+        self.counters.dropped_transitions += int((~(result.valid_E | result.paused_E)).sum())
         self.counters.episodes += len(ended)
         self._events.stepped(self._running, ended, result.observation_ED, done_E)
         return transitions, ended
@@ -366,6 +380,7 @@ class Collector:
                 observation = [self._observation_ED.dtype.str, to_text(self._observation_ED)]
             state["running"] = self._running.state_dict()
             state["observation"] = observation
+            state["paused"] = self.paused_E.tolist()
             state["envs"] = self.envs.get_state()
         if "listeners" in components:
             state["listeners"] = states_of(self.listeners)
@@ -425,9 +440,12 @@ class Collector:
         observation_ED = None
         with restoring("running episodes"):
             self._running.load_state_dict(state["running"])
+            num_envs = self.envs.num_envs
+            paused = state.get("paused", [False] * num_envs)  # new in 0.3
+            self.paused_E = flags(paused, "paused", num_envs)
             if state["observation"] is not None:
                 dtype, text = state["observation"]
-                shape = (self.envs.num_envs, *self.envs.single_observation_space.shape)  # type: ignore[misc]
+                shape = (num_envs, *self.envs.single_observation_space.shape)  # type: ignore[misc]
                 observation_ED = from_text(text, dtype).reshape(shape)
                 if observation_ED.dtype != self.envs.single_observation_space.dtype:
                     raise ValueError(f"observations of the type {observation_ED.dtype}")
@@ -450,6 +468,7 @@ class Collector:
             "listeners": partial(reshard_states, self.listeners, share=share),
             "action_transforms": partial(reshard_states, self.action_transforms, share=share),
             "exploration": partial(reshard_states, self._explorations, share=share),
+            "paused": share.of_envs,
         }
         return share.join("the collector", states, rules)
 

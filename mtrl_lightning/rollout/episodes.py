@@ -47,11 +47,11 @@ class RunningEpisodes:
         An episode in which a worker was restarted never counts as finished.
         """
         self.return_E += result.reward_E
-        self.length_E += 1
+        self.length_E += ~result.paused_E
         self._success_E |= result.success_E
         for key, mean in self._info.items():
             mean.add(result.info[key])
-        done_E = result.terminated_E | result.truncated_E | ~result.valid_E
+        done_E = result.done_E
         if not done_E.any():
             return {}
         ended = {
@@ -191,6 +191,10 @@ class EpisodeWindows:
         for episode in episodes:
             self._windows[episode.task].append(episode)
             self.count_T[episode.task] += 1
+
+    def recent(self, task: int, number: int) -> list[Episode]:
+        """Return the last episodes of a task, at most as many as are given and kept."""
+        return list(self._windows[task])[-number:]
 
     def summary(self) -> dict[int, dict[str, dict[str, float]]]:
         """Return statistics of return, length and success of each task with episodes.

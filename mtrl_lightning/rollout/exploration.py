@@ -16,7 +16,7 @@ from mtrl_lightning.checks import within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.policy import Policy
 from mtrl_lightning.ranks.resharding import Rules, Share
-from mtrl_lightning.saved import flag
+from mtrl_lightning.saved import flags
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode
 
@@ -118,10 +118,7 @@ class CorrelatedNoise:
         if noise_EA.shape != self._noise_EA.shape or not (np.abs(noise_EA) < MOST_NOISE).all():
             raise ValueError(f"noise {state['noise']}")
         self._noise_EA = noise_EA
-        is_first_E = np.array([flag(value, "is_first") for value in state["is_first"]])
-        if is_first_E.shape != self._is_first_E.shape:
-            raise ValueError(f"is_first {state['is_first']}")
-        self._is_first_E = is_first_E
+        self._is_first_E = flags(state["is_first"], "is_first", len(self._is_first_E))
         self._correlation_E = _fractions(state, "correlation", len(self._correlation_E))
         if state["generator"] is not None:
             self._generator.bit_generator.state = state["generator"]
@@ -160,10 +157,11 @@ class AdaptiveNoise(CorrelatedNoise):
         super().__init__(correlation)
         within(0, 1, above_low=True, step_size=step_size)
         self._step_size = step_size
-        self._max_return: float | None = None
+        self._spec: EnvSpec | None = None
 
     def __str__(self) -> str:
-        return f"{super().__str__()} (1 - {'success' if self._max_return is None else 'score'})"
+        has_success = self._spec is None or self._spec.has_success
+        return f"{super().__str__()} (1 - {'success' if has_success else 'score'})"
 
     def check(self, spec: EnvSpec) -> None:
         """Check that the tasks have a success signal or a score.
@@ -171,7 +169,7 @@ class AdaptiveNoise(CorrelatedNoise):
         Raises:
             ConfigurationError: if they have neither.
         """
-        if not spec.has_success and spec.max_return is None:
+        if not spec.has_score:
             raise ConfigurationError(
                 "rollout.exploration is AdaptiveNoise, and the tasks have neither a success signal"
                 " nor a largest return that it could adapt to: choose CorrelatedNoise"
@@ -184,25 +182,22 @@ class AdaptiveNoise(CorrelatedNoise):
             ConfigurationError: if the tasks have neither a success signal nor a score.
         """
         super().begin(spec, task_E)
-        self._max_return = None if spec.has_success else spec.max_return
+        self._spec = spec
         self._success_E = np.zeros(len(task_E))
 
     def start_episodes(self, done_E: npt.NDArray[np.bool_], ended: Mapping[int, Episode]) -> None:
         """Reinitialize where an episode has ended, with the correlation for the success so far."""
         super().start_episodes(done_E, ended)
+        assert self._spec is not None, "begin() comes first"
         for env, episode in ended.items():
-            error = self._success_of(episode) - self._success_E[env]
+            score = self._spec.score(episode.return_, episode.success)
+            error = score - self._success_E[env]
             self._success_E[env] += self._step_size * error
         for task in np.unique(self._task_E[done_E]):
             is_task_E = self._task_E == task
             success = self._success_E[is_task_E].mean()
             # within an episode it stays, so that each step's noise is standard normal
             self._correlation_E[is_task_E & done_E] = self._correlation * (1 - success)
-
-    def _success_of(self, episode: Episode) -> float:
-        if self._max_return is None:
-            return float(episode.success)
-        return float(np.clip(episode.return_ / self._max_return, 0, 1))
 
     def state_dict(self) -> dict[str, Any]:
         """Return also the average success of each environment."""

@@ -247,12 +247,26 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
         with session.stopwatch.measure("update"):
             with distributed.raise_on_all_ranks(EnvironmentFaultError):
                 collected = buffer.collected()
-            buffer.begin(session.algorithm.begin_iteration(collected, progress))
+            computed = session.algorithm.begin_iteration(collected, progress)
+            buffer.begin(computed, session.collector.paused_E)
 
     def _send(self, mode: Mode) -> None:
         """Choose actions and let the environments step."""
+        collector = self.session.collector
         with self.session.stopwatch.measure("act"):
-            self.session.collector.send(mode)
+            if mode == "explore" and self._may_pause():
+                collector.choose_paused()
+            collector.send(mode)
+
+    def _may_pause(self) -> bool:
+        """Return whether environments may be paused or woken: at an iteration's begin.
+
+        Off-policy, after as many steps as an episode has at most.
+        """
+        session = self.session
+        if self._is_off_policy:
+            return session.counters.vector_steps % session.spec.horizon == 0
+        return session.rollout_buffer.is_empty
 
     def _receive(self) -> None:
         """Wait for the step that ``_send`` started, and keep its transitions to learn from."""

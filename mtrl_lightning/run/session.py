@@ -21,7 +21,13 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.resharding import Rules, Share
 from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
-from mtrl_lightning.rollout import ActionTransform, Collector, CorrelatedNoise, EpisodeListener
+from mtrl_lightning.rollout import (
+    ActionTransform,
+    Collector,
+    CorrelatedNoise,
+    EpisodeListener,
+    PauseSolved,
+)
 from mtrl_lightning.run.data import NO_LOOP, MultiTaskData
 from mtrl_lightning.run.rank_status import RankStatus
 
@@ -146,6 +152,7 @@ class Session:
         device: torch.device,
         listeners: Sequence[EpisodeListener] = (),
         exploration: CorrelatedNoise | None = None,
+        pausing: PauseSolved | None = None,
     ) -> None:
         """Take the training environments, whose workers are started, and memory for transitions.
 
@@ -155,6 +162,7 @@ class Session:
             device: of the buffers and the algorithm.
             listeners: called at the events of every training episode.
             exploration: makes the noise of explored actions in place of the algorithm.
+            pausing: which environments are not stepped.
         """
         self._collector = Collector(
             envs,
@@ -164,6 +172,7 @@ class Session:
             listeners=listeners,
             action_transforms=self.action_transforms,
             exploration=exploration,
+            pausing=pausing,
         )
         fields = self.algorithm.policy_fields
         tasks = envs.task_E.tolist()

@@ -223,7 +223,7 @@ def test_the_surrogate_equals_a_loop_over_the_rows(draw):
     log_prob_Rn = draw(num_tasks, rows)
     old_log_prob_Rn = log_prob_Rn + 0.4 * draw(num_tasks, rows)
     advantage_Rn = draw(num_tasks, rows)
-    found_R = advantages.surrogate_loss(log_prob_Rn, old_log_prob_Rn, advantage_Rn, CLIP)
+    found_R = advantages.surrogate_loss(log_prob_Rn, old_log_prob_Rn, advantage_Rn, CLIP).mean(1)
     kinds = set()
     for task in range(num_tasks):
         total = 0.0
@@ -254,7 +254,7 @@ def test_the_surrogate_equals_a_loop_over_the_rows(draw):
 def test_the_gradient_is_zero_where_the_ratio_has_moved_far_enough(ratio, advantage, slope):
     log_prob_Rn = torch.tensor([[math.log(ratio)]], requires_grad=True)
     advantage_Rn = torch.tensor([[advantage]])
-    loss_R = advantages.surrogate_loss(log_prob_Rn, torch.zeros(1, 1), advantage_Rn, CLIP)
+    loss_R = advantages.surrogate_loss(log_prob_Rn, torch.zeros(1, 1), advantage_Rn, CLIP).mean(1)
     loss_R.sum().backward()
     # the gradient of -ratio A with respect to the log density is -ratio A
     assert log_prob_Rn.grad.item() == pytest.approx(slope, abs=1e-6)
@@ -264,7 +264,7 @@ def test_the_value_loss_equals_a_loop_over_the_rows(draw):
     num_tasks, rows = 3, 40
     value_Rn, target_Rn, old_value_Rn = (draw(num_tasks, rows) for _ in range(3))
     for clip in (None, 0.3):
-        found_R = advantages.value_loss(value_Rn, target_Rn, old_value_Rn, clip)
+        found_R = advantages.value_loss(value_Rn, target_Rn, old_value_Rn, clip).mean(1)
         num_clipped = 0
         for task in range(num_tasks):
             total = 0.0
@@ -287,7 +287,7 @@ def test_a_clipped_value_that_has_moved_towards_its_target_has_no_gradient():
     # it moved by 0.5 towards the target 2, and 0.3 is allowed: its error counts as (1.3 - 2)^2
     value_Rn = torch.tensor([[1.5, 0.5]], requires_grad=True)
     target_Rn = torch.full((1, 2), 2.0)
-    loss_R = advantages.value_loss(value_Rn, target_Rn, torch.ones(1, 2), 0.3)
+    loss_R = advantages.value_loss(value_Rn, target_Rn, torch.ones(1, 2), 0.3).mean(1)
     assert loss_R.item() == pytest.approx((0.7**2 + 1.5**2) / 2)
     loss_R.sum().backward()
     # the other moved away from it, which is corrected: 2 (0.5 - 2) / 2

@@ -20,7 +20,7 @@ from torch.optim import SGD, Adam
 
 from mtrl_lightning.algorithms import PPO, LinearRate, PopArt, ReturnScale, Transform
 from mtrl_lightning.errors import ConfigurationError, DivergenceError
-from mtrl_lightning.gradients import GradientMethod
+from mtrl_lightning.gradients import GradientMethod, Mean, PCGrad
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
 from mtrl_lightning.learning.learning_rate import ConstantRate
 from mtrl_lightning.loading import load_policy
@@ -133,6 +133,50 @@ def continue_optimizers(first, second):
     """Give the second the state of the first's optimizers, as a checkpoint does."""
     for old, new in zip(first.updates, second.updates, strict=True):
         new.optimizer.load_state_dict(copy.deepcopy(old.optimizer.state_dict()))
+
+
+# ---- tasks with different numbers of rows ----
+
+
+def flat(batch, count_R):
+    """The first rows of each task as rows ``[B]``, task after task."""
+
+    def rows(column_Rn):
+        return torch.cat([column_n[:n] for column_n, n in zip(column_Rn, count_R, strict=True)])
+
+    *core, extra = batch
+    return TransitionBatch(*map(rows, core), {name: rows(column) for name, column in extra.items()})
+
+
+@pytest.mark.parametrize("gradient", [Mean, PCGrad])
+@pytest.mark.parametrize("count_R", [(8, 8, 8), (2, 8, 3)])
+def test_rows_of_any_tasks_give_each_task_the_mean_of_its_own(count_R, gradient):
+    ppo = make_ppo(actor=SMALL_HEADS, critic=SMALL_HEADS, actor_gradient=gradient)
+    attach(ppo)
+    collected = make_collected(ppo, gap=0.0)
+    computed = ppo.begin_iteration(collected, 0.0)
+    (whole,) = rows_of(collected, num_minibatches=1)
+    batch = batch_of(collected, computed, whole)
+    ragged = flat(batch, count_R)
+    for name in ("actor_loss", "critic_loss"):
+        loss_R, _ = getattr(ppo, name)(ragged)
+        for task, num_rows in enumerate(count_R):
+            own = batch_of(collected, computed, whole[:, :num_rows])
+            expected_R, _ = getattr(ppo, name)(own)
+            torch.testing.assert_close(loss_R[task], expected_R[task])
+
+
+def test_an_update_with_equally_many_rows_of_any_tasks_is_that_of_a_batch():
+    first, second = (make_ppo(actor=SMALL_HEADS, critic=SMALL_HEADS) for _ in range(2))
+    for ppo in (first, second):
+        attach(ppo)
+        collected = make_collected(ppo, gap=0.0)
+        computed = ppo.begin_iteration(collected, 0.0)
+        (rows_Rn,) = rows_of(collected, num_minibatches=1)
+        batch = batch_of(collected, computed, rows_Rn)
+        ppo.training_step(batch if ppo is first else flat(batch, (16, 16, 16)), 0)
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 # ---- an independent program ----

@@ -170,7 +170,7 @@ class ReplayedEnvs:
     def reset(self, *, seed=None, options=None):
         return np.zeros((self.num_envs, 4)), {}
 
-    def send(self, action_EA):
+    def send(self, action_EA, paused_E=None):
         pass
 
     def receive(self):
@@ -181,7 +181,8 @@ def step_result(reward, terminated, truncated, success, valid):
     """Make a step result whose observations count up from the reward."""
     reward_E = np.array(reward, np.float64)
     next_observation_ED = np.repeat(reward_E[:, None], 4, axis=1)
-    flags = (np.array(flag, np.bool_) for flag in (terminated, truncated, success, valid))
+    paused = [False] * len(valid)
+    flags = (np.array(flag, np.bool_) for flag in (terminated, truncated, success, valid, paused))
     return StepResult(next_observation_ED + 0.5, next_observation_ED, reward_E, *flags)
 
 

@@ -279,6 +279,70 @@ def test_a_task_without_any_row_is_a_fault_that_names_it():
         buffer.collected()
 
 
+# ---- paused environments ----
+
+PAUSED_E = np.array([False, True, False, False, True, False])
+"""Of tasks 0 and 2 one environment has stepped: 6 rows, 2 of them in a minibatch."""
+
+
+def ready_with_paused(missing=()):
+    paused = {(step, env) for step in range(NUM_STEPS) for env in np.flatnonzero(PAUSED_E)}
+    buffer = make()
+    collect(buffer, missing=paused | {*missing})
+    observation_SED = buffer.collected().columns["observation"]
+    buffer.begin({"advantage": 3 * observation_SED[:, :, 0]}, PAUSED_E)
+    return buffer, paused | {*missing}
+
+
+def minibatches(buffer, number=NUM_MINIBATCHES):
+    """The tasks and numbers of the rows of each minibatch, task after task."""
+    found = []
+    for _ in range(number):
+        batch = buffer.next_minibatch()
+        assert torch.equal(batch.extra["advantage"], 3 * batch.observation_RnD[:, 0])
+        found.append((batch.task_Rn.tolist(), batch.observation_RnD[:, 0].long().tolist()))
+    return found
+
+
+def test_tasks_with_paused_environments_have_fewer_rows_in_each_minibatch():
+    buffer, missing = ready_with_paused()
+    ids = []
+    for task_B, id_B in minibatches(buffer):
+        assert task_B == [0, 0, 1, 1, 1, 2, 2], "six rows are repeated up to eight"
+        assert [TASKS[row // 1000] for row in id_B] == task_B
+        ids += id_B
+    counts = {row: ids.count(row) for row in all_ids(missing)}
+    assert sum(counts.values()) == len(ids)
+    assert {counts[row] for row in counts if TASKS[row // 1000] == 1} == {1}
+    assert sorted(counts[row] for row in counts if TASKS[row // 1000] == 0) == [1, 1, 1, 1, 2, 2]
+
+
+def test_dropped_transitions_of_a_task_with_paused_environments_are_made_up_for():
+    buffer, _ = ready_with_paused({(step, 0) for step in range(1, NUM_STEPS)})
+    for task_B, id_B in minibatches(buffer):
+        assert task_B.count(0) == 2 and id_B[:2] == [row_id(0, 0)] * 2
+
+
+@pytest.mark.parametrize("num_made", [0, 3, 4, 6])
+def test_minibatches_with_paused_environments_are_resumed(num_made):
+    first, _ = ready_with_paused()
+    minibatches(first, num_made)
+    second = resumed(first)
+    rest = NUM_EPOCHS * NUM_MINIBATCHES - num_made
+    assert minibatches(first, rest) == minibatches(second, rest)
+    assert first.is_used_up and second.is_used_up
+
+
+@pytest.mark.parametrize(
+    "change", [{"paused": [False] * 5}, {"paused": [2] * 6}, {"paused": [False] * 6}]
+)
+def test_a_damaged_state_with_paused_environments_is_refused(change):
+    buffer, _ = ready_with_paused()
+    minibatches(buffer, 1)
+    with pytest.raises((ConfigurationError, ValueError)):
+        make().load_state_dict({**buffer.state_dict(), **change})
+
+
 # ---- resumption ----
 
 

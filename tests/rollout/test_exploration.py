@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import PPO, SAC, TD3
-from mtrl_lightning.api import _described_noise
+from mtrl_lightning.api import _described_part
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
@@ -184,13 +184,13 @@ def test_another_correlation_counts_from_the_next_episode_on():
 
 
 def test_train_describes_its_arguments_whatever_it_has_been_used_for():
-    described = _described_noise(begun(AdaptiveNoise(0.8)))
+    described = _described_part("exploration", begun(AdaptiveNoise(0.8)), CorrelatedNoise)
     assert described == {
         "class_path": "mtrl_lightning.rollout.AdaptiveNoise",
         "init_args": {"correlation": 0.8, "step_size": 0.2},
     }
-    with pytest.raises(ConfigurationError, match=r"is 'pink': give an object, such as Adaptive"):
-        _described_noise("pink")
+    with pytest.raises(ConfigurationError, match=r"is 'pink': give an object, such as Correlated"):
+        _described_part("exploration", "pink", CorrelatedNoise)
 
 
 def test_a_policy_that_takes_no_noise_is_refused():

@@ -170,6 +170,10 @@ class _GoalSelection(gym.Wrapper):
         self.unwrapped.set_task(self._goals[goal])  # type: ignore[attr-defined]
         return self.env.reset(options=options)
 
+    def restart_clock(self) -> None:
+        """Begin to count the steps of an episode here."""
+        self.unwrapped.curr_path_length = 0  # type: ignore[attr-defined]
+
     def get_state(self) -> dict[str, Any]:
         return {
             "next_episode": self._next_episode,

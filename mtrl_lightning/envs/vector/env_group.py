@@ -15,6 +15,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.state.simulator import StabilityCheck
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.envs.vector.action_spaces import what_is_wrong
+from mtrl_lightning.envs.vector.midway_starts import MidwayStarts
 from mtrl_lightning.envs.vector.shared_arrays import StepArrays
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.saved import count
@@ -35,6 +36,8 @@ class GroupPlan(NamedTuple):
     """Number of environments of all groups, which share the arrays."""
     first: int
     """Row of the group's first environment in the arrays; the others follow."""
+    midway_starts: float = 0.0
+    """See ``MidwayStarts``; 0 for none."""
 
 
 class EnvGroup:
@@ -53,7 +56,10 @@ class EnvGroup:
         self._names = [spec.task_names[task] for task in plan.tasks]
         self._envs: list[gym.Env] = []
         for row, (task, seed) in enumerate(zip(plan.tasks, plan.seeds, strict=True), plan.first):
-            self._envs.append(plan.benchmark.make_env(task, plan.split, seed))
+            env = plan.benchmark.make_env(task, plan.split, seed)
+            if plan.midway_starts:
+                env = MidwayStarts(env, spec, seed, plan.midway_starts)
+            self._envs.append(env)
             arrays["built"][row] = True
         for name, env in zip(self._names, self._envs, strict=True):
             _check_actions(name, env, spec.action_space)
@@ -85,6 +91,8 @@ class EnvGroup:
     def step(self) -> None:
         """Step every environment by its row of the actions; reset it where its episode ends.
 
+        Paused ones are left as they are.
+
         Raises:
             EnvironmentFaultError: if an environment raises, returns a NaN or an infinite number, or
                 its simulation becomes unstable.
@@ -94,6 +102,8 @@ class EnvGroup:
         arrays = self._arrays
         for i, env in enumerate(self._envs):
             row = self._first + i
+            if arrays["paused"][row]:
+                continue
             self._steps[i] += 1
             arrays["episode_step"][row] = self._steps[i]
             arrays["active"][row] = True

@@ -23,6 +23,8 @@ EPISODE_STEP = Field("episode_step", (), "int64")
 """The step of its episode that an environment is in, or has made last."""
 ACTIVE = Field("active", (), "bool")
 """Whether the environment is being stepped or reset now: it tells where a worker died."""
+PAUSED = Field("paused", (), "bool")
+"""Whether the next step leaves the environment out."""
 BUILT = Field("built", (), "bool")
 """Whether an environment has been built."""
 CACHE_LINE = 64
@@ -31,7 +33,7 @@ CACHE_LINE = 64
 
 def array_fields(spec: EnvSpec) -> tuple[Field, ...]:
     """Return the fields of a step, and those with which the groups keep books."""
-    return (*step_fields(spec), EPISODE_STEP, ACTIVE, BUILT)
+    return (*step_fields(spec), EPISODE_STEP, ACTIVE, PAUSED, BUILT)
 
 
 def num_bytes(num_envs: int, spec: EnvSpec) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -88,6 +89,8 @@ class VectorEnv(gym.vector.VectorEnv):
         on_restart: called with the reason at each restart.
         indices: each environment's index among those of all processes, which with ``seed`` decides
             its random numbers; None for its index here.
+        midway_starts: how many of the episodes of a task that never succeeds begin in the middle
+            of an earlier one, from 0 to 1: see ``MidwayStarts``.
         progress: whether a bar shows how many environments are built, on a terminal.
 
     Raises:
@@ -109,6 +112,7 @@ class VectorEnv(gym.vector.VectorEnv):
         max_restarts: int | None = None,
         on_restart: Callable[[str], None] = lambda _: None,
         indices: Sequence[int] | None = None,
+        midway_starts: float = 0.0,
         progress: bool = False,
     ) -> None:
         if split not in benchmark.splits:
@@ -136,6 +140,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self._seed = seed
         self._indices = list(range(self.num_envs) if indices is None else indices)
         self._timeout = timeout
+        self._midway_starts = midway_starts
         self._progress = progress
         self.max_restarts = max_restarts
         self._on_restart = on_restart
@@ -177,8 +182,12 @@ class VectorEnv(gym.vector.VectorEnv):
         """Process ids of the workers."""
         return [group.pid for group in self._groups if group.pid is not None]
 
-    def send(self, action_EA: npt.NDArray) -> None:
+    def send(self, action_EA: npt.NDArray, paused_E: npt.NDArray[np.bool_] | None = None) -> None:
         """Hand over actions and let the workers step.
+
+        Args:
+            action_EA: the actions; those of paused environments are not used.
+            paused_E: environments that are not stepped now; None steps all.
 
         Raises:
             ClosedEnvironmentError: after ``close``.
@@ -204,6 +213,7 @@ class VectorEnv(gym.vector.VectorEnv):
                 " model.init_args.actor_max_grad_norm and critic_max_grad_norm set"
             )
         self._arrays["action"][:] = action_EA
+        self._arrays["paused"][:] = False if paused_E is None else paused_E
         self._is_stepping = True
         for group in self._groups:
             group.ask("step")
@@ -225,16 +235,20 @@ class VectorEnv(gym.vector.VectorEnv):
         self._is_stepping = False
         arrays = self._arrays
         _, faults = self._answers(range(len(self._groups)))
-        valid_E = ~self._new_E
+        # a new episode is told of in any case: its observation is another one
+        paused_E = arrays["paused"] & ~self._new_E
+        valid_E = ~(self._new_E | paused_E)
         self._reset_new(faults)
         for i, fault in faults.items():
             rows = self._slices[i]
             self._restart(i, fault)
             valid_E[rows] = False
-            for name in self._reported:
-                if name != "observation":
-                    arrays[name][rows] = 0
-            arrays["next_observation"][rows] = arrays["observation"][rows]
+            paused_E[rows] = False
+            self._clear(rows)
+        if paused_E.any():
+            self._clear(paused_E)
+            for column in self._info_columns.values():
+                arrays[column][paused_E] = math.nan
         copies = {name: arrays[name].copy() for name in self._reported}
         return StepResult(
             observation_ED=copies["observation"],
@@ -244,9 +258,17 @@ class VectorEnv(gym.vector.VectorEnv):
             truncated_E=copies["truncated"],
             success_E=copies["success"],
             valid_E=valid_E,
+            paused_E=paused_E,
             extra={name: copies[name] for name in self._info_names},
             info={key: copies[column] for key, column in self._info_columns.items()},
         )
+
+    def _clear(self, rows: slice | npt.NDArray[np.bool_]) -> None:
+        """Report that nothing has happened in some environments."""
+        for name in self._reported:
+            if name != "observation":
+                self._arrays[name][rows] = 0
+        self._arrays["next_observation"][rows] = self._arrays["observation"][rows]
 
     def reset(
         self,
@@ -465,6 +487,7 @@ class VectorEnv(gym.vector.VectorEnv):
             seeds=[self._seed_of(e) for e in range(rows.start, rows.stop)],
             num_envs=self.num_envs,
             first=rows.start,
+            midway_starts=self._midway_starts,
         )
         if self._memory is None:
             return LocalGroup(plan, self._arrays)

@@ -1,0 +1,227 @@
+"""Training episodes that begin where the agent's own best ones came near a success."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.saved import count, flag, number
+from mtrl_lightning.spec import EnvSpec
+
+INTERVAL = 10
+"""Steps between two moments of an episode at which another one may begin."""
+NUM_BEGINNINGS = 5
+"""Beginnings that an environment keeps: those that led to the largest rewards."""
+STEP_SIZE = 0.2
+"""Weight of the newest episode in the average success."""
+LARGEST_SEED = 2**31
+MOST_REPEATED = 4
+"""Horizons that are repeated at most: midway starts follow one another."""
+
+
+class Moment(NamedTuple):
+    """A moment of the running episode."""
+
+    num_steps: int
+    """Since the reset, repeated ones included."""
+    checksum: int
+    """Of the observation."""
+
+
+class Beginning(NamedTuple):
+    """The first steps of an episode, which can be repeated."""
+
+    reward: float
+    """The largest one that the episode reached afterwards, before it succeeded."""
+    seed: int
+    """With which the episode was reset."""
+    action_SA: npt.NDArray
+    """The actions of its first ``S`` steps."""
+    checksum: int
+    """Of the observation that they lead to."""
+
+
+class MidwayStarts(gym.Wrapper):
+    """Begin some episodes in the middle: the first steps of a good one of its own are repeated.
+
+    What is found once by luck, such as an object between the fingers, is the start of many episodes
+    (Ecoffet et al. 2021, "First return, then explore", arXiv 2004.12919, where a state is chosen by
+    how seldom it was visited; here by the reward that it led to). Beginnings end at most
+    ``INTERVAL`` steps before an episode's largest reward. They are repeated from the seed of the
+    reset and the actions, so that every environment can have them whose episodes depend on nothing
+    else. The repeated steps are no part of the new episode, and are not counted. It is shorter by
+    them, unless the environment has a method ``restart_clock()``.
+
+    The more the other episodes succeed, the fewer begin this way, in a solved task none. In tasks
+    without a success signal, the score takes its place.
+
+    Args:
+        env: the environment, not yet reset.
+        spec: the tasks.
+        seed: of all draws.
+        fraction: of the episodes of a task that never succeeds, from 0 to 1.
+    """
+
+    _latest: Moment
+    """The last moment of the running episode at which another may begin."""
+    _best: Moment
+    """The last such moment before the episode's largest reward."""
+    _best_reward: float
+
+    def __init__(self, env: gym.Env, spec: EnvSpec, seed: int, fraction: float) -> None:
+        super().__init__(env)
+        self._spec = spec
+        self._fraction = fraction
+        self._generator = np.random.default_rng([seed, 1])
+        self._success = 0.0
+        """Average over the episodes that began with a reset."""
+        self._beginnings: list[Beginning] = []
+        """The best one first."""
+        self._begin(0, [], 0)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict | None = None
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
+        """Begin an episode; without a seed, chance decides whether in the middle of an earlier one.
+
+        Raises:
+            ConfigurationError: if the environment does not repeat its episode.
+        """
+        if seed is not None:
+            self._generator = np.random.default_rng([seed, 1])
+        is_repeated = self._generator.random() < self._fraction * (1 - self._success)
+        drawn = int(self._generator.integers(LARGEST_SEED))
+        if seed is None and is_repeated and self._beginnings:
+            return self._repeat(self._beginnings[drawn % len(self._beginnings)], options)
+        own_seed = drawn if seed is None else seed
+        observation, info = self.env.reset(seed=own_seed, options=options)
+        self._begin(own_seed, [], _checksum(observation))
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step; at an episode's end, keep its beginning if it was good."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._actions.append(np.array(action))
+        self._return += float(reward)
+        self._has_succeeded |= bool(info.get("success", False))
+        if not self._has_succeeded and float(reward) > self._best_reward:
+            self._best_reward = float(reward)
+            self._best = self._latest
+        num_steps = len(self._actions)
+        if num_steps % INTERVAL == 0:
+            self._latest = Moment(num_steps, _checksum(observation))
+        if terminated or truncated:
+            self._end()
+        return observation, reward, terminated, truncated, info
+
+    def _begin(self, seed: int, actions: list[npt.NDArray], checksum: int) -> None:
+        self._seed = seed
+        self._actions = actions
+        """Since the reset, repeated ones included."""
+        self._num_repeated = len(actions)
+        self._return = 0.0
+        self._has_succeeded = False
+        self._latest = Moment(len(actions), checksum)
+        self._best = self._latest
+        self._best_reward = -math.inf
+
+    def _repeat(
+        self, beginning: Beginning, options: dict | None
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
+        observation, info = self.env.reset(seed=beginning.seed, options=options)
+        restart_clock = self._clock()
+        for action in beginning.action_SA:
+            observation, _, _, _, info = self.env.step(action.copy())
+            if restart_clock is not None:
+                restart_clock()
+        if _checksum(observation) != beginning.checksum:
+            raise ConfigurationError(
+                f"the same seed and actions led {type(self.unwrapped).__name__} to another"
+                " observation, and rollout.midway_starts repeats the first steps of episodes:"
+                " set it to 0, or let reset(seed=...) decide all that is random"
+            )
+        self._begin(beginning.seed, list(beginning.action_SA), beginning.checksum)
+        return observation, info
+
+    def _clock(self) -> Callable[[], None] | None:
+        if self.env.has_wrapper_attr("restart_clock"):
+            return self.env.get_wrapper_attr("restart_clock")
+        return None
+
+    def _end(self) -> None:
+        """Take the episode into the average, and its beginning among those that are kept."""
+        if not self._num_repeated:
+            score = self._spec.score(self._return, self._has_succeeded)
+            self._success += STEP_SIZE * (score - self._success)
+        num_steps, checksum = self._best
+        # what is repeated ends an episode where the environment's clock goes on
+        most = self._spec.horizon - 1
+        if self._clock() is not None:
+            most = MOST_REPEATED * self._spec.horizon
+        # not the repeated beginning once more
+        if self._num_repeated < num_steps <= most:
+            action_SA = np.stack(self._actions[:num_steps])
+            self._beginnings.append(Beginning(self._best_reward, self._seed, action_SA, checksum))
+            self._beginnings.sort(key=lambda beginning: -beginning.reward)
+            del self._beginnings[NUM_BEGINNINGS:]
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the beginnings, the running episode and the generator's state."""
+        return {
+            "generator": self._generator.bit_generator.state,
+            "success": self._success,
+            "beginnings": [list(beginning) for beginning in self._beginnings],
+            "seed": self._seed,
+            "actions": list(self._actions),
+            "num_repeated": self._num_repeated,
+            "return": self._return,
+            "has_succeeded": self._has_succeeded,
+            "latest": list(self._latest),
+            "best": list(self._best),
+            "best_reward": self._best_reward,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self._generator.bit_generator.state = state["generator"]
+        self._success = number(state["success"], "success")
+        self._beginnings = [
+            Beginning(
+                number(reward, "reward"),
+                count(seed, "seed", LARGEST_SEED),
+                self._checked(action_SA),
+                count(checksum, "checksum"),
+            )
+            for reward, seed, action_SA, checksum in state["beginnings"]
+        ]
+        actions = [self._checked(action_A) for action_A in state["actions"]]
+        self._begin(count(state["seed"], "seed"), actions, 0)
+        self._num_repeated = count(state["num_repeated"], "num_repeated")
+        self._return = number(state["return"], "return")
+        self._has_succeeded = flag(state["has_succeeded"], "has_succeeded")
+        self._latest = Moment(*(count(value, "latest") for value in state["latest"]))
+        self._best = Moment(*(count(value, "best") for value in state["best"]))
+        self._best_reward = number(state["best_reward"], "best_reward")
+
+    def _checked(self, action_SA: Any) -> npt.NDArray:
+        """Return actions of a state.
+
+        Raises:
+            ValueError: if they are none.
+        """
+        space = self._spec.action_space
+        is_array = isinstance(action_SA, np.ndarray) and action_SA.dtype.kind == "f"
+        if not is_array or action_SA.shape[-1:] != space.shape or not np.isfinite(action_SA).all():
+            raise ValueError("actions of an episode that are none")
+        return action_SA
+
+
+def _checksum(observation: npt.NDArray) -> int:
+    return zlib.crc32(np.ascontiguousarray(observation).tobytes())

@@ -1,0 +1,101 @@
+"""Fewer steps of solved tasks, so that the others get more of the run's.
+
+Shapes: ``T`` tasks, ``E`` environments.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.checks import at_least, within
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rollout.episodes import EpisodeWindows
+from mtrl_lightning.spec import EnvSpec
+
+
+class PauseSolved:
+    """Pause environments of tasks that succeed: the run's steps go where they still teach.
+
+    A task whose recent episodes succeed less often than ``success`` steps all of its environments.
+    From there the number falls, to ``minimum`` of them when all succeed. As total steps count what
+    is stepped, the other tasks get more of them. An idea of DRATS (arXiv 2605.14350), which moves
+    environments between tasks, with a number that is known for each environment.
+
+    A paused environment keeps its episode, and goes on with it when the task fails more often.
+    Losses are means of each task's rows, so that every task counts as much as before. The choice is
+    made anew for each on-policy iteration, off-policy after as many steps as an episode has at
+    most. In tasks without a success signal, the score takes its place: the return divided by the
+    largest possible one.
+
+    Args:
+        success: success rate from which on environments are paused, from 0 to below 1.
+        minimum: fraction of a task's environments that are never paused, above 0 and at most 1; at
+            least one is stepped.
+        episodes: number of recent episodes of a task of which the success rate is taken, at least
+            1; at most ``rollout.window``.
+    """
+
+    def __init__(self, success: float = 0.7, minimum: float = 0.2, episodes: int = 10) -> None:
+        within(0, 1, below_high=True, success=success)
+        within(0, 1, above_low=True, minimum=minimum)
+        at_least(1, episodes=episodes)
+        self._success = success
+        self._minimum = minimum
+        self._episodes = episodes
+
+    def __str__(self) -> str:
+        return (
+            f"{type(self).__name__}, from success {self._success:g} on,"
+            f" down to {self._minimum:g} of a task's environments"
+        )
+
+    def check(self, spec: EnvSpec, window: int) -> None:
+        """Check that it can be used with these tasks, and windows of so many episodes.
+
+        Raises:
+            ConfigurationError: if it cannot.
+        """
+        if not spec.has_score:
+            raise ConfigurationError(
+                "rollout.pausing is PauseSolved, and the tasks have neither a success signal nor a"
+                " largest return that would tell which are solved: leave it out"
+            )
+        if window < self._episodes:
+            raise ConfigurationError(
+                f"rollout.pausing takes the success of {self._episodes} episodes, and"
+                f" rollout.window keeps {window}: give fewer episodes, or a larger window"
+            )
+
+    def paused(
+        self, spec: EnvSpec, task_E: npt.NDArray[np.int64], windows: EpisodeWindows
+    ) -> npt.NDArray[np.bool_]:
+        """Return which environments pause: of each task the last ones.
+
+        Args:
+            spec: the tasks.
+            task_E: the environments' tasks.
+            windows: the finished episodes.
+        """
+        paused_E = np.zeros(len(task_E), np.bool_)
+        for task in np.unique(task_E):
+            env_N = np.flatnonzero(task_E == task)
+            episodes = windows.recent(int(task), self._episodes)
+            if episodes:
+                scores = [spec.score(episode.return_, episode.success) for episode in episodes]
+                num_stepped = self.num_stepped(len(env_N), float(np.mean(scores)))
+                paused_E[env_N[num_stepped:]] = True
+        return paused_E
+
+    def num_stepped(self, num_envs: int, success: float) -> int:
+        """Return how many of a task's environments are stepped.
+
+        Args:
+            num_envs: number of the task's environments.
+            success: its success rate.
+        """
+        fraction = (1 - success) / (1 - self._success)
+        number = num_envs * min(max(fraction, self._minimum), 1.0)
+        return max(1, math.ceil(number - 1e-9))

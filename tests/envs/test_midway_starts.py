@@ -1,0 +1,274 @@
+"""Episodes that begin in the middle of an earlier one: which, how often, bit-exact."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+
+from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
+from mtrl_lightning.envs.state.state import EnvState
+from mtrl_lightning.envs.vector.midway_starts import INTERVAL, NUM_BEGINNINGS, MidwayStarts
+from mtrl_lightning.errors import ConfigurationError
+from tests.helpers.command_line import fails
+from tests.helpers.environments import through_a_file
+
+HORIZON = 40
+SPEC = ToyReach(1, HORIZON).spec
+
+
+class Hill(gym.Env):
+    """The reward is the action's number; the observation holds the seed and all actions' sum."""
+
+    action_space = Box(-1.0, 1.0, (2,), np.float32)
+    observation_space = Box(-np.inf, np.inf, (2,), np.float64)
+
+    def __init__(self, success_from=None, repeats=True):
+        self._success_from = success_from
+        self._repeats = repeats
+        self._generator = np.random.default_rng(0)
+        self.seed = 0
+        self.steps = 0
+        self.total = 0.0
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        self.steps = 0
+        self.total = 0.0 if self._repeats else float(self._generator.random())
+        return np.array([self.seed, self.total], np.float64), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.total += float(action[0])
+        success = self._success_from is not None and action[0] >= self._success_from
+        observation = np.array([self.seed, self.total])
+        return observation, action[0], False, self.steps == HORIZON, {"success": success}
+
+    def get_state(self):
+        return {"seed": self.seed, "steps": self.steps, "total": self.total}
+
+    def set_state(self, state):
+        vars(self).update(state)
+
+
+class Clocked(Hill):
+    def restart_clock(self):
+        self.steps = 0
+
+
+def started(env, fraction=1.0, spec=SPEC):
+    wrapped = MidwayStarts(env, spec, 7, fraction)
+    wrapped.reset()
+    return wrapped
+
+
+def episode(env, best_step=None, largest=0.5, num_steps=None):
+    """Step to the episode's end; one step has the largest reward. Return its number of steps."""
+    for step in range(1, 1 + (num_steps or HORIZON)):
+        reward = largest if step == best_step else 0.01 * (step % 7)
+        _, _, _, truncated, _ = env.step(np.array([reward, 0.0], np.float32))
+        if truncated:
+            return step
+    return step
+
+
+@pytest.mark.parametrize(("best_step", "expected"), [(25, 20), (31, 30), (30, 20), (11, 10)])
+def test_the_next_episode_begins_just_before_the_largest_reward(best_step, expected):
+    env = started(Hill())
+    first = env.unwrapped.seed
+    episode(env, best_step)
+    observation, _ = env.reset()
+    assert env.unwrapped.seed == first, "the same episode"
+    total = sum(np.float32(0.01 * (step % 7)) for step in range(1, expected + 1))
+    assert observation.tolist() == [first, pytest.approx(total)]
+    assert episode(env) == HORIZON - expected, "it is shorter by the repeated steps"
+
+
+def test_an_environment_with_a_clock_gives_the_new_episode_all_steps():
+    env = started(Clocked())
+    episode(env, 25)
+    env.reset()
+    assert episode(env) == HORIZON
+
+
+def test_what_is_before_the_first_moment_begins_nothing():
+    env = started(Hill())
+    episode(env, best_step=4)
+    seed = env.unwrapped.seed
+    env.reset()
+    assert env.unwrapped.seed != seed and env.unwrapped.steps == 0
+
+
+def test_an_episode_that_is_no_better_later_on_adds_nothing():
+    env = started(Clocked())
+    episode(env, best_step=35)
+    env.reset()
+    episode(env, best_step=6, largest=0.9)  # before the first moment after the repeated steps
+    assert [len(beginning.action_SA) for beginning in env._beginnings] == [30]
+
+
+def test_midway_starts_follow_one_another_up_to_some_horizons():
+    env = started(Clocked())
+    episode(env, best_step=35)
+    for number in range(12):
+        env.reset()
+        env._repeat(env._beginnings[0], None)
+        episode(env, best_step=25, largest=0.51 + 0.01 * number)
+    found = [len(beginning.action_SA) for beginning in env._beginnings]
+    assert found == [150, 130, 110, 90, 70], "by 20 each; the next one is beyond 160"
+
+
+def test_the_best_beginnings_are_kept_and_all_of_them_are_used():
+    env = started(Hill(), fraction=0.0)
+    rewards = [0.3, 0.9, 0.2, 0.5, 0.4, 0.8, 0.7]
+    seeds = {}
+    for reward in rewards:
+        seeds[env.unwrapped.seed] = reward
+        episode(env, 15, largest=reward)
+        env.reset()
+    env._fraction = 1.0
+    found = set()
+    for _ in range(60):
+        env.reset()
+        found.add(seeds[env.unwrapped.seed])
+    assert found == set(sorted(rewards)[-NUM_BEGINNINGS:])
+
+
+def test_a_reward_after_the_first_success_counts_nothing():
+    env = started(Hill(success_from=0.8), fraction=1.0)
+    env._success = 0.0
+    for step in range(1, HORIZON + 1):
+        reward = {15: 0.5, 25: 0.85, 35: 0.95}.get(step, 0.1)
+        env.step(np.array([reward, 0.0], np.float32))
+    env._success = 0.0  # as if it had been luck
+    env.reset()
+    assert env.unwrapped.steps == 10
+
+
+def test_the_more_a_task_succeeds_the_fewer_episodes_begin_midway():
+    env = started(Hill(success_from=0.4), fraction=0.6)
+    shares = []
+    for has_success in (False, True):
+        num_midway = 0
+        for _ in range(400):
+            num_midway += env.unwrapped.steps > 0
+            episode(env, 25, largest=0.5 if has_success else 0.3)
+            env.reset()
+        shares.append(num_midway / 400)
+    assert shares[0] == pytest.approx(0.6, abs=0.08)
+    assert shares[1] < 0.03
+
+
+def test_a_task_without_a_success_signal_follows_its_score():
+    env = started(Hill(), spec=SPEC._replace(has_success=False, max_return=10.0))
+    for _ in range(60):
+        env._num_repeated = 0  # as if it had begun with a reset
+        episode(env, 15, largest=0.7)
+        env.reset()
+    of_one = sum(0.01 * (step % 7) for step in range(1, HORIZON + 1)) - 0.01 + 0.7
+    assert 0 < env._success < 0.3
+    assert env._success <= of_one / 10 + 0.01
+
+
+def test_a_given_seed_begins_a_whole_episode_and_all_that_follows_is_the_same():
+    def run():
+        env = started(Hill(), fraction=0.5)
+        found = []
+        for _ in range(3):
+            episode(env, 15)
+            env.reset()
+        observation, _ = env.reset(seed=5)
+        assert observation.tolist() == [5, 0.0]
+        for _ in range(8):
+            found.append((env.unwrapped.seed, env.unwrapped.steps))
+            episode(env, 25)
+            env.reset()
+        return found
+
+    assert run() == run()
+    assert any(steps for _, steps in run()) and not all(steps for _, steps in run())
+
+
+def test_an_environment_that_does_not_repeat_its_episodes_is_refused():
+    env = started(Hill(repeats=False))
+    episode(env, 25)
+    with pytest.raises(ConfigurationError, match=r"led Hill to another observation.*set it to 0"):
+        env.reset()
+
+
+@pytest.mark.parametrize("num_steps", [0, 13, HORIZON])
+def test_a_restored_environment_continues_as_the_uninterrupted_one(num_steps):
+    env, other = started(Clocked(), fraction=0.5), MidwayStarts(Clocked(), SPEC, 8, 0.5)
+    state, other_state = EnvState(env), EnvState(other)
+    for _ in range(4):
+        episode(env, 25)
+        env.reset()
+    if num_steps:
+        episode(env, 11, num_steps=num_steps)
+    other_state.set(through_a_file(state.get()))
+    for _ in range(10):
+        if env.unwrapped.steps < HORIZON:
+            assert episode(env, 21) == episode(other, 21)
+        (observation, _), (other_observation, _) = env.reset(), other.reset()
+        assert observation.tolist() == other_observation.tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"beginnings": [["a", 3, np.zeros((10, 2), np.float32), 5]]},
+        {"beginnings": [[0.5, -3, np.zeros((10, 2), np.float32), 5]]},
+        {"beginnings": [[0.5, 3, np.zeros((10, 3), np.float32), 5]]},
+        {"actions": [np.array([np.nan, 0.0], np.float32)]},
+        {"actions": ["a"]},
+        {"success": None},
+        {"num_repeated": -2},
+        {"best": [1.5, 2]},
+    ],
+)
+def test_a_damaged_state_is_refused(change):
+    env = started(Hill())
+    episode(env, 25)
+    with pytest.raises((ConfigurationError, ValueError)):
+        env.set_state({**env.get_state(), **change})
+
+
+TASKS = ["push", "pick-place", "door-open", "hammer"]
+
+
+@pytest.mark.parametrize(
+    "tasks", [TASKS, pytest.param("MT50", marks=pytest.mark.slow)], ids=["four", "MT50"]
+)
+def test_tasks_of_metaworld_repeat_their_episodes_and_continue_bit_exact(tasks):
+    """A repeated episode that differed in any bit would raise."""
+    benchmark = MetaWorld(tasks, horizon=HORIZON)
+    num_tasks = benchmark.spec.num_tasks
+    envs, other = (
+        VectorEnv(benchmark, range(num_tasks), num_workers=0, seed=3, midway_starts=1.0)
+        for _ in range(2)
+    )
+    generator = np.random.default_rng(0)
+
+    def step(*which):
+        action_EA = generator.uniform(-1, 1, (num_tasks, 4)).astype(np.float32)
+        for one in which:
+            one.send(action_EA)
+        return [one.receive() for one in which]
+
+    envs.reset()
+    for _ in range(3 * HORIZON + HORIZON // 2):
+        step(envs)
+    starts = [env._num_repeated > 0 for env in envs._groups[0]._group._envs]
+    assert np.mean(starts) > 0.5
+    assert {len(env._actions) % INTERVAL for env in envs._groups[0]._group._envs} == {0}
+    other.set_state(envs.get_state())
+    for _ in range(2 * HORIZON):
+        here, there = step(envs, other)
+        assert np.array_equal(here.observation_ED, there.observation_ED)
+        assert np.array_equal(here.reward_E, there.reward_E)
+
+
+def test_a_fraction_out_of_range_ends_the_program_with_it(command_line, capsys):
+    code, error = fails(command_line, capsys, "fit", "--rollout.midway_starts=1.5")
+    assert code == 2 and "rollout.midway_starts is 1.5" in error

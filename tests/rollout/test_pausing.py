@@ -1,0 +1,232 @@
+"""Environments that are paused: not stepped, their episodes go on later, nothing counts twice."""
+
+from __future__ import annotations
+
+import math
+import signal
+
+import numpy as np
+import pytest
+
+from mtrl_lightning.algorithms import PPO, SAC
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.envs import ToyReach, VectorEnv
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rollout import Collector, PauseSolved
+from mtrl_lightning.rollout.episodes import EpisodeWindows
+from mtrl_lightning.types import Episode
+from tests.helpers.command_line import fails
+from tests.helpers.fakes import Constant, Scripted
+from tests.helpers.runs import assert_same, signal_in_call
+
+TASKS = [0, 0, 0, 1, 1, 1]
+SPEC = ToyReach(2).spec
+PAUSING = "--rollout.pausing=mtrl_lightning.rollout.PauseSolved"
+
+
+def windows_with(success_of_task, num_episodes=10):
+    """The windows after episodes of which a fraction has succeeded, the last ones."""
+    windows = EpisodeWindows(2, 50)
+    for task, success in enumerate(success_of_task):
+        successes = np.arange(num_episodes) >= num_episodes * (1 - success)
+        windows.add(Episode(task, 0.0, 10, bool(s), bool(s)) for s in successes)
+    return windows
+
+
+@pytest.mark.parametrize(
+    ("success", "expected"), [(0.0, 10), (0.7, 10), (0.85, 5), (0.91, 3), (0.95, 2), (1.0, 2)]
+)
+def test_the_number_falls_from_all_to_the_minimum(success, expected):
+    assert PauseSolved(0.7, 0.2).num_stepped(10, success) == expected
+
+
+def test_at_least_one_is_stepped():
+    assert PauseSolved(0.5, 0.01).num_stepped(3, 1.0) == 1
+
+
+def test_of_each_task_the_last_environments_pause():
+    task_E = np.array(TASKS)
+    pausing = PauseSolved(0.5, 1 / 3)
+    assert pausing.paused(SPEC, task_E, windows_with((1.0, 0.4))).tolist() == (
+        [False, True, True, False, False, False]
+    )
+    assert not pausing.paused(SPEC, task_E, EpisodeWindows(2, 50)).any(), "nothing is known"
+
+
+def test_the_most_recent_episodes_decide():
+    windows = windows_with((0.5, 0.5), num_episodes=20)
+    pausing = PauseSolved(0.5, 1 / 3, episodes=10)
+    assert pausing.paused(SPEC, np.array(TASKS), windows).sum() == 4
+
+
+def test_tasks_without_a_success_signal_are_judged_by_their_score():
+    spec = SPEC._replace(has_success=False, max_return=10.0)
+    windows = EpisodeWindows(2, 50)
+    windows.add([Episode(0, 9.9, 10, False, False), Episode(1, 3.0, 10, False, False)])
+    paused_E = PauseSolved(0.5, 1 / 3).paused(spec, np.array(TASKS), windows)
+    assert paused_E.tolist() == [False, True, True, False, False, False]
+
+
+def test_tasks_with_neither_are_refused():
+    spec = SPEC._replace(has_success=False, max_return=None)
+    with pytest.raises(ConfigurationError, match="neither a success signal nor a largest return"):
+        PauseSolved().check(spec, 50)
+
+
+def test_a_window_that_is_too_small_is_refused():
+    with pytest.raises(ConfigurationError, match=r"of 10 episodes, and rollout\.window keeps 9"):
+        PauseSolved().check(SPEC, 9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"success": 1.0}, "success is 1.0.*below 1"),
+        ({"minimum": 0.0}, "minimum is 0.0"),
+        ({"episodes": 0}, "episodes is 0"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        PauseSolved(**options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_paused_environment_keeps_its_episode(workers):
+    """Each environment's own steps are those of an environment that was never paused."""
+    tasks = [0, 1, 2, 1]
+    envs = VectorEnv(Scripted(3), tasks, num_workers=workers)
+    steady = VectorEnv(Scripted(3), tasks, num_workers=0)
+    envs.reset(seed=[0, 0, 0, 0])
+    steady.reset(seed=[0, 0, 0, 0])
+    expected = []
+    for _ in range(12):
+        steady.send(np.full((4, 2), 0.5))
+        expected.append(steady.receive())
+    generator = np.random.default_rng(0)
+    num_steps_E = np.zeros(4, np.int64)
+    for _ in range(12):
+        paused_E = generator.random(4) < 0.5
+        before_ED = envs._arrays["observation"].copy()
+        envs.send(np.full((4, 2), 0.5), paused_E)
+        result = envs.receive()
+        assert result.paused_E.tolist() == paused_E.tolist()
+        assert result.valid_E.tolist() == (~paused_E).tolist()
+        for e in np.flatnonzero(~paused_E):
+            one = expected[num_steps_E[e]]
+            assert result.observation_ED[e].tolist() == one.observation_ED[e].tolist()
+            assert result.next_observation_ED[e].tolist() == one.next_observation_ED[e].tolist()
+            assert result.reward_E[e] == one.reward_E[e]
+            assert result.done_E[e] == one.done_E[e]
+        for e in np.flatnonzero(paused_E):
+            assert result.observation_ED[e].tolist() == before_ED[e].tolist()
+            assert not result.reward_E[e] and not result.done_E[e] and not result.success_E[e]
+        num_steps_E += ~paused_E
+
+
+class Script:
+    """Pause the environments that a list names, one after another."""
+
+    def __init__(self, *paused):
+        self._paused = iter(paused)
+
+    def paused(self, spec, task_E, windows):
+        paused_E = np.zeros(len(task_E), np.bool_)
+        paused_E[list(next(self._paused))] = True
+        return paused_E
+
+
+def collector_of(*paused, num_envs=3):
+    envs = VectorEnv(Scripted(3), range(num_envs), num_workers=0)
+    collector = Collector(envs, Constant(), pausing=Script(*paused))
+    collector.reset([0] * num_envs)
+    return collector
+
+
+def test_a_collector_counts_the_steps_that_were_made():
+    """Task 0 has episodes of 3, 1 and 4 steps, task 1 of 1, 4 and 2, task 2 of 4, 2 and 6."""
+    collector = collector_of([0], [], [1, 2])
+    episodes = []
+    for _ in range(3):
+        collector.choose_paused()
+        for _ in range(2):
+            transitions, ended = collector.step("explore")
+            assert set(transitions.env_E) == set(np.flatnonzero(~collector.paused_E))
+            episodes += [(e, episode.length) for e, episode in ended.items()]
+    assert collector.counters.env_steps == 2 * 2 + 2 * 3 + 2 * 1
+    assert collector.counters.dropped_transitions == 0
+    assert collector.counters.vector_steps == 6
+    assert episodes == [(1, 1), (2, 4), (0, 3), (0, 1)]
+
+
+def test_a_reset_ends_all_pauses():
+    collector = collector_of([0, 1])
+    collector.choose_paused()
+    sample = collector.sample(num_episodes=6, mode="exploit")
+    assert len(sample.episodes) == 6 and not collector.paused_E.any()
+
+
+def test_a_rebuilt_environment_is_told_of_although_it_is_paused():
+    envs = VectorEnv(ToyReach(3), [0, 1, 2], num_workers=0, max_restarts=1)
+    envs.reset(seed=0)
+    envs.remake()
+    envs.send(np.zeros((3, 2)), np.array([True, False, False]))
+    result = envs.receive()
+    assert result.done_E.all() and not result.valid_E.any() and not result.paused_E.any()
+
+
+def test_numbers_of_info_are_not_reported_by_paused_environments():
+    from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
+
+    envs = VectorEnv(WithInfo(ToyReach(2), ["success"]), [0, 1], num_workers=0)
+    envs.reset(seed=0)
+    envs.step(np.zeros((2, 2)))
+    envs.send(np.zeros((2, 2)), np.array([True, False]))
+    result = envs.receive()
+    assert math.isnan(result.info["success"][0]) and not math.isnan(result.info["success"][1])
+
+
+def test_a_window_that_is_too_small_ends_the_program_before_environments_start(
+    command_line, capsys
+):
+    code, error = fails(command_line, capsys, "fit", PAUSING, "--rollout.window=5")
+    assert "rollout.window keeps 5" in error and code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "kind", "call"),
+    [("mtsac", SAC, 120), ("mtppo", PPO, 70)],
+    ids=["SAC", "PPO, in the middle of an epoch"],
+)
+def test_an_interrupted_run_continues_as_the_uninterrupted_one(
+    command_line, monkeypatch, algorithm, kind, call
+):
+    configs = ("base", "env/toy", f"algorithm/{algorithm}", "network/multi_head", "gradient/mean")
+    options = [PAUSING, "--rollout.pausing.success=0.01", "--rollout.pausing.episodes=1"]
+    options += ["--rollout.envs_per_task=4", "--rollout.midway_starts=0.5", "--metrics.every=60"]
+    options += ["--evaluation.every=9000", "--evaluation.num_episodes=1", "--checkpoint.every=9000"]
+    options += ["--data.benchmark.init_args.horizon=60", "--trainer.enable_progress_bar=false"]
+    options += ["--rollout.total_steps=2400"]
+    if algorithm == "mtppo":
+        options += ["--model.init_args.num_steps=60", "--model.init_args.num_minibatches=4"]
+    else:
+        options += ["--rollout.warmup_steps=60", "--data.batch_size=12"]
+
+    def run(name, *more):
+        command_line("fit", *options, f"--name={name}", *more, configs=configs, small=False)
+        return load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")
+
+    whole = run("whole")
+    with monkeypatch.context() as patch:
+        signal_in_call(patch, kind, "training_step", call, signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            run("parts")
+    saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
+    assert any(saved["callbacks"]["rollout"]["collector"]["paused"])
+    parts = run("parts", "--ckpt_path=last")
+    for one in (whole, parts):
+        # they list the interruption's files
+        del one["callbacks"]["checkpoint"], one["MultiTaskData"]
+    assert_same(whole, parts)
+    assert command_line.rows("whole") == command_line.rows("parts")
