@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.cli.config_names import find_config
-from mtrl_lightning.errors import ConfigurationError, Interrupted
+from mtrl_lightning.cli.play import benchmark_of
+from mtrl_lightning.errors import ConfigurationError, Interrupted, name_hint
 from mtrl_lightning.runs import check_name
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ DESCRIPTION = (
 USAGE = "mtrl-lightning sweep SWEEP_FILE [--trials N] [--jobs N] [OPTION ...] [-- FIT_OPTION ...]"
 FIT_OPTIONS = "--"
 """Separates the options of ``fit`` from those of ``sweep``."""
-LOGGED = ("train/", "rollout/", "time/", "fault/", "system/")
-"""Beginnings of the names of metrics that runs log beside those of evaluations."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,17 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="configurations in all, those of an interrupted start included (default: run_cap of"
-        " the file; all of a grid)",
+        help="runs in all, those of an interrupted start included (default: run_cap of the file;"
+        " all of a grid)",
     )
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="runs at the same time (default 1)"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        metavar="N",
-        help="seeds 1 to N of every configuration (default: seed_everything of the file)",
     )
     parser.add_argument("--root", type=Path, default=Path("runs"), help="folder of all runs")
     parser.add_argument(
@@ -93,73 +86,56 @@ def _sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> None:
         ConfigurationError: if the sweep cannot be run; with what to do.
     """
     from mtrl_lightning.envs.vector.vector import usable_cores
-    from mtrl_lightning.sweeps.results import PLOTS, rows_of, write_plots, write_table
-    from mtrl_lightning.sweeps.study import DATABASE
-    from mtrl_lightning.sweeps.sweep import run_sweep
+    from mtrl_lightning.sweeps.results import PLOTS, write_plots, write_table
+    from mtrl_lightning.sweeps.sweep import DATABASE, run_sweep
     from mtrl_lightning.sweeps.sweep_file import read_sweep_file
 
-    at_least(1, prefix="--", trials=options.trials, jobs=options.jobs, seeds=options.seeds)
+    at_least(1, prefix="--", trials=options.trials, jobs=options.jobs)
     sweep = read_sweep_file(find_config(options.file), fit_options)
-    if options.seeds is not None:
-        sweep = sweep._replace(seeds=tuple(range(1, options.seeds + 1)))
     trials = options.trials or sweep.run_cap
     if trials is None and sweep.method != "grid":
         raise ConfigurationError(
             f"{sweep.path} is a {sweep.method} search, which has no end: give --trials"
         )
-    metric_every = check_sweep(sweep)
+    check_sweep(sweep)
     if options.dry_run:
         for values in sweep.corners:
-            print(f"mtrl-lightning {shlex.join(sweep.arguments(values, sweep.seeds[0]))}")
+            print(f"mtrl-lightning {shlex.join(sweep.arguments(values))}")
         return
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // options.jobs)))
     name = options.name or sweep.name
     check_name(name)
     folder = options.root / name
     try:
-        study = run_sweep(
-            sweep,
-            folder,
-            trials=trials,
-            jobs=options.jobs,
-            evaluation_every=metric_every,
-        )
+        study = run_sweep(sweep, folder, trials=trials, jobs=options.jobs)
     except Interrupted:
         print("Interrupted; its runs are saved. The same command continues the sweep")
         raise
-    import matplotlib
-
-    matplotlib.use("agg")  # no window, whatever MPLBACKEND says
-    rows = rows_of(study, sweep)
-    print(write_table(rows, sweep, folder))
-    if any(row.state == "COMPLETE" for row in rows):
+    print(write_table(study, sweep, folder))
+    if any(one.state.name == "COMPLETE" for one in study.trials):
         write_plots(study, sweep.metric, folder / PLOTS)
         print(f"Plots are in {folder / PLOTS}")
     print(f"optuna-dashboard sqlite:///{folder / DATABASE} shows the runs in a browser")
 
 
-def check_sweep(sweep: SweepFile) -> int:
+def check_sweep(sweep: SweepFile) -> None:
     """Parse configurations that have every choice, and the ends of every range, of a sweep.
 
     Args:
         sweep: content of the sweep file.
 
-    Returns:
-        Environment steps between two values of the metric.
-
     Raises:
-        ConfigurationError: if an option or a value is not accepted, or no run logs the metric.
+        ConfigurationError: if an option or a value is not accepted, or no evaluation has the
+            metric.
     """
-    from jsonargparse import ArgumentError, ArgumentParser
+    from jsonargparse import ArgumentError
 
     from mtrl_lightning.cli.lightning_cli import build_parser  # imports PyTorch
-    from mtrl_lightning.envs import Benchmark
-    from mtrl_lightning.reports.record import is_evaluation
     from mtrl_lightning.rollout.evaluator import metric_names
 
     parser = build_parser()
-    for values in reversed(sweep.corners):
-        arguments = sweep.arguments(values, sweep.seeds[0])
+    for values in sweep.corners:
+        arguments = sweep.arguments(values)
         try:
             config = parser.parse_with_tips(arguments[1:])
         except (ArgumentError, ConfigurationError) as error:
@@ -167,22 +143,9 @@ def check_sweep(sweep: SweepFile) -> int:
                 f"the program does not accept a run of {sweep.path}:\n"
                 f"  mtrl-lightning {shlex.join(arguments)}\n{error}"
             ) from error
-    where = f"{sweep.path}: metric.name is {sweep.metric!r}"
-    if not is_evaluation(sweep.metric):
-        if sweep.metric.startswith(LOGGED):
-            return config.metrics.every
-        raise ConfigurationError(
-            f"{where}, which no run logs: give one of an evaluation, such as eval/success, or one"
-            f" that begins with {', '.join(LOGGED)}"
-        )
-    of_benchmark = ArgumentParser(exit_on_error=False)
-    of_benchmark.add_subclass_arguments(Benchmark, "benchmark")
-    parsed = of_benchmark.parse_object({"benchmark": config.data.benchmark.as_dict()})
-    names = metric_names(of_benchmark.instantiate_classes(parsed).benchmark)
+    names = metric_names(benchmark_of(config.as_dict()))
     if sweep.metric not in names:
-        averages = [name for name in names if name.count("/") == 1]
         raise ConfigurationError(
-            f"{where}, which no evaluation of these tasks has: give one of {', '.join(averages)},"
-            f" or that of a task, such as {names[-1]}"
+            f"{sweep.path}: metric.name is {sweep.metric!r}, which no evaluation of these tasks"
+            f" has: {name_hint(sweep.metric, names)}"
         )
-    return config.evaluation.every

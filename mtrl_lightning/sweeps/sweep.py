@@ -1,4 +1,7 @@
-"""Run a sweep: start its runs, end the weak ones, and continue where it was killed. No PyTorch."""
+"""Run a sweep: its runs are trials of Optuna's study, in a database that a killed sweep continues.
+
+No PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,33 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from mtrl_lightning.errors import ConfigurationError, Interrupted
-from mtrl_lightning.reports.metrics_file import METRICS, Curve, read_metrics
+from mtrl_lightning.reports.metrics_file import METRICS, read_metrics
 from mtrl_lightning.runs import check_idle, ensure_writable, run_lock, versions
-from mtrl_lightning.sweeps.study import next_trial, open_study
-from mtrl_lightning.sweeps.sweep_file import SweepFile, import_optuna
+from mtrl_lightning.sweeps.sweep_file import SweepFile, optuna
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import Trial
 
+DATABASE = "sweep.db"
+STUDY = "sweep"
+"""The name of the study in the database."""
+IDENTITY = "sweep_file"
+"""The study's attribute with what must not change while a sweep is continued."""
 PROGRAM = (sys.executable, "-P", "-m", "mtrl_lightning.sweeps.child")
 """The command of a run, without its arguments; -P: no file of the working directory hides one."""
 SECONDS_BETWEEN_LOOKS = 0.3
 """How often the runs' metrics are read."""
 SECONDS_TO_SAVE = 120.0
 """A run that was interrupted and has not ended after this time is killed."""
-FAILURES_AT_START = 3
-"""A sweep ends if its first runs, as many as this, all failed."""
-ERROR = "error"
-"""A trial's attribute: why it failed."""
 SUBMITTED_BY = "SLURM_NTASKS"
 """Lightning finds a SLURM job by it. The sweep is requeued, not each of its runs."""
 
@@ -44,7 +48,6 @@ def run_sweep(
     *,
     trials: int | None = None,
     jobs: int = 1,
-    evaluation_every: int = 1,
     program: Sequence[str] = PROGRAM,
 ) -> Study:
     """Train configurations until there are as many as asked for, and return Optuna's study.
@@ -54,177 +57,210 @@ def run_sweep(
     Args:
         sweep: content of the sweep file.
         folder: of the sweep.
-        trials: configurations in all, those of previous starts included; None for all of a grid.
+        trials: runs in all, those of previous starts included; None for all of a grid.
         jobs: runs at the same time.
-        evaluation_every: environment steps between two evaluations, the unit of Hyperband.
         program: the command of a run, without its arguments.
 
     Raises:
-        ConfigurationError: if the folder is in use or of another sweep, or the first runs all fail.
+        ConfigurationError: if the folder is in use or of another sweep.
         Interrupted: if a signal ended it; the runs are saved by then.
     """
     ensure_writable(folder)
-    with run_lock(folder), _signals_raise():
-        study = open_study(folder, sweep, evaluation_every)
-        running: list[_Run] = []
-        try:
-            while True:
-                while len(running) < jobs:
-                    trial = next_trial(study, sweep, trials)
-                    if trial is None:
-                        break
-                    running.append(_Run(trial, sweep, folder, program))
-                if not running:
-                    return study
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-                running = [run for run in running if not run.follow()]
-        except BaseException:
-            for run in running:
-                run.process.terminate()  # it saves and ends
-            for run in running:
-                run.wait()
-            raise
+    choosing = threading.Lock()
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            with choosing:
+                trial = next_trial(study, sweep, trials)
+            if trial is None:
+                return
+            try:
+                _run(trial, sweep, folder, program, stop)
+            except BaseException:
+                stop.set()
+                raise
+
+    with run_lock(folder), _interrupted_by_signals(stop), ThreadPoolExecutor(jobs) as workers:
+        study = open_study(folder, sweep)
+        for worker in [workers.submit(work) for _ in range(jobs)]:
+            worker.result()
+    return study
 
 
-class _Run:
-    """One run in a process of its own: a trial of Optuna, which is a configuration with one seed.
+def open_study(folder: Path, sweep: SweepFile) -> Study:
+    """Open or create a sweep's study, and let the trials that a kill interrupted wait for a start.
+
+    The caller holds the lock of the folder.
+
+    Args:
+        folder: of the sweep.
+        sweep: content of the sweep file.
+
+    Raises:
+        ConfigurationError: if the database cannot be read, or belongs to another sweep.
+    """
+    path = folder / DATABASE
+    try:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+        study = optuna.create_study(
+            storage=storage,
+            study_name=STUDY,
+            direction=sweep.goal,
+            pruner=sweep.pruner,
+            load_if_exists=True,
+        )
+        trials = study.get_trials(deepcopy=False)
+    except Exception as error:  # SQLAlchemy's, Optuna's and JSON's, of several kinds
+        raise ConfigurationError(
+            f"{path} cannot be read as the database of a sweep ({error}): move it away, or give"
+            " another --name"
+        ) from error
+    there = study.user_attrs.get(IDENTITY, sweep.identity)
+    different = [name for name, one in sweep.identity.items() if one != there.get(name)]
+    different += [
+        f"values of trial {trial.number}"  # they become options of runs
+        for trial in trials
+        if trial.distributions.items() - sweep.parameters.items()
+    ]
+    if different:
+        raise ConfigurationError(
+            f"{path} belongs to another sweep, with other {', '.join(different)}. Give another"
+            " --name to start a sweep of its own, or the sweep file and options with which this"
+            " one was started"
+        )
+    study.set_user_attr(IDENTITY, sweep.identity)
+    for trial in trials:
+        if trial.state == optuna.trial.TrialState.RUNNING:
+            storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
+    return study
+
+
+def next_trial(study: Study, sweep: SweepFile, trials: int | None) -> Trial | None:
+    """Return the next trial with values of all parameters; None if there is none.
+
+    Random numbers depend on the trial's number alone. So neither the order in which runs end nor a
+    kill changes the configurations of a random search.
+
+    Args:
+        study: of the sweep.
+        sweep: content of the sweep file.
+        trials: runs in all; None for all of a grid.
+    """
+    existing = study.get_trials(deepcopy=False)
+    waiting = [one.number for one in existing if one.state == optuna.trial.TrialState.WAITING]
+    number = min(waiting, default=len(existing))
+    limit = len(sweep.grid[:trials]) if sweep.grid or trials is None else trials
+    if not waiting and number >= limit:
+        return None
+    if sweep.grid and not waiting:
+        study.enqueue_trial(sweep.grid[number])
+    if sweep.method == "bayes":
+        study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=number)
+    else:
+        study.sampler = optuna.samplers.RandomSampler(seed=number)
+    return study.ask(sweep.parameters)
+
+
+def _run(
+    trial: Trial, sweep: SweepFile, folder: Path, program: Sequence[str], stop: threading.Event
+) -> None:
+    """Train one configuration in a process of its own, and store its result.
 
     Args:
         trial: with its values.
         sweep: content of the sweep file.
         folder: of the sweep.
         program: the command of a run, without its arguments.
+        stop: lets the run save and end, and the trial without a result for the next start.
     """
-
-    def __init__(
-        self, trial: Trial, sweep: SweepFile, folder: Path, program: Sequence[str]
-    ) -> None:
-        self._trial = trial
-        self._sweep = sweep
-        self._folder = folder
-        index, place = divmod(trial.number, len(sweep.seeds))
-        seed = sweep.seeds[place]
-        self._name = f"trial_{index:04d}/{'run' if seed is None else f'seed_{seed}'}"
-        trial.set_user_attr("run", self._name)
-        self._read: tuple[Path, int, int] | None = None
-        """The file of metrics that was read, its time and its size."""
-        self._metrics: dict[str, Curve] = {}
-        stored = trial.study.get_trials(deepcopy=False)[trial.number]
-        self._values = dict(stored.intermediate_values)
-        """The metric by environment steps, as far as it was reported."""
-        self._is_pruned = False
-        folders = versions(str(folder), self._name)
-        for one in folders:
-            check_idle(one)  # a killed sweep's run may still be saving its checkpoint
-        command = [*program, *sweep.arguments(trial.params, seed)]
-        command += [f"--root={folder}", f"--name={self._name}"]
-        command.append("--trainer.enable_progress_bar=false")
-        if any((one / "checkpoints" / "last.ckpt").is_file() for one in folders):
-            command.append("--ckpt_path=last")
-        self._log = folder / f"{self._name}.log"
-        self._log.parent.mkdir(exist_ok=True)
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,  # closed by the kernel when the sweep is killed
-                stdout=log,
-                stderr=log,
-                env={name: value for name, value in os.environ.items() if name != SUBMITTED_BY},
-                start_new_session=True,  # Ctrl-C in a terminal reaches the sweep alone
-            )
-        values = [f"{name}={value}" for name, value in trial.params.items()]
-        self._print(" ".join(["continues" if folders else "started", *values]))
-
-    def _print(self, text: str) -> None:
-        print(f"{self._name}: {text}", flush=True)
-
-    def follow(self) -> bool:
-        """Report what was logged, end the run if it is weak, and return whether it has ended."""
-        code = self.process.poll()  # before the metrics are read: else the last may be missed
-        if not self._is_pruned:
-            self._report(is_running=code is None)
-        if code is not None and not self._is_pruned:
-            self._finish(code)
-        return code is not None
-
-    def wait(self) -> None:
-        """Wait until an interrupted run has saved; kill one that does not end."""
+    name = f"trial_{trial.number:04d}"
+    folders = versions(str(folder), name)
+    for one in folders:
+        check_idle(one)  # a killed sweep's run may still be saving its checkpoint
+    command = [*program, *sweep.arguments(trial.params), f"--root={folder}", f"--name={name}"]
+    command.append("--trainer.enable_progress_bar=false")
+    if any((one / "checkpoints" / "last.ckpt").is_file() for one in folders):
+        command.append("--ckpt_path=last")
+    values = [f"{option}={value}" for option, value in trial.params.items()]
+    print(f"{name}: {'continues' if folders else 'started'} {' '.join(values)}", flush=True)
+    log = folder / f"{name}.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # closed by the kernel when the sweep is killed
+            stdout=output,
+            stderr=output,
+            env={key: value for key, value in os.environ.items() if key != SUBMITTED_BY},
+            start_new_session=True,  # Ctrl-C in a terminal reaches the sweep alone
+        )
+    try:
+        curve, is_weak = _follow(process, trial, sweep, folder / name, stop)
+        code = process.poll()
+    finally:
+        process.terminate()  # it saves and ends
         try:
-            self.process.wait(SECONDS_TO_SAVE)
+            process.wait(SECONDS_TO_SAVE)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-
-    def _curves(self) -> dict[str, Curve]:
-        """Return every metric logged so far as ``(env_steps, values)``."""
-        folders = versions(str(self._folder), self._name)
-        if folders:
-            path = folders[-1] / METRICS
-            # not written yet, or damaged: what was read before is kept
-            with contextlib.suppress(OSError, ValueError):
-                status = path.stat()
-                current = (path, status.st_mtime_ns, status.st_size)
-                if current != self._read:
-                    self._metrics = read_metrics(path)
-                    self._read = current
-        return self._metrics
-
-    def _report(self, is_running: bool) -> None:
-        """Report new values of the metric, and end the run if Hyperband says so after one."""
-        for step, value in zip(*self._curves().get(self._sweep.metric, ([], [])), strict=True):
-            if step in self._values or not math.isfinite(value):
-                continue
-            self._values[step] = value
-            self._trial.report(value, step)
-            if is_running and self._trial.should_prune():
-                self._is_pruned = True
-                states = import_optuna().trial.TrialState
-                self._trial.study.tell(self._trial, state=states.PRUNED)
-                self.process.terminate()  # it saves and ends
-                self._print(f"ended early after {step:,} env steps, {value:.3f}")
-                return
-
-    def _finish(self, code: int) -> None:
-        """Store the result of a run that has ended: the metric's best value, or why it failed.
-
-        Raises:
-            ConfigurationError: if it is the last one of the first runs, which all failed.
-        """
-        metric = self._sweep.metric
-        study = self._trial.study
-        if code == 0 and self._values:
-            values = self._values.values()
-            best = max(values) if self._sweep.is_maximized else min(values)
-            study.tell(self._trial, best)
-            self._print(f"{metric} {best:.3f}")
-            return
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line]
-        errors = [line for line in lines if line.startswith("error:")] or lines[-1:]
-        error = f"exit code {code}: {' '.join(errors[-1:])}"
+            process.kill()
+    states = optuna.trial.TrialState
+    if is_weak:
+        trial.study.tell(trial, state=states.PRUNED)
+        print(f"{name}: ended early after {len(curve)} evaluations", flush=True)
+    elif code == 0 and curve:
+        best = max(curve) if sweep.goal == "maximize" else min(curve)
+        trial.study.tell(trial, best)
+        print(f"{name}: {sweep.metric} {best:.3f}", flush=True)
+    elif code is not None:
+        trial.study.tell(trial, state=states.FAIL)
+        lines = log.read_text(errors="replace").splitlines()
+        error = next((line for line in lines if line.startswith("error:")), f"exit code {code}")
         if code == 0:
-            averages = sorted(name for name in self._curves() if name.count("/") == 1)
-            error = f"it logged no {metric}, but {', '.join(averages)}"
-        self._trial.set_user_attr(ERROR, error)
-        failed = import_optuna().trial.TrialState.FAIL
-        study.tell(self._trial, state=failed)
-        self._print(f"failed ({error}); see {self._log}")
-        ended = [one.state for one in study.get_trials(deepcopy=False) if one.state.is_finished()]
-        if ended == [failed] * FAILURES_AT_START:
-            raise ConfigurationError(
-                f"the first {FAILURES_AT_START} runs failed, the last one: {error}. Correct the"
-                f" cause, delete {self._folder} and start again"
-            )
+            error = f"it logged no {sweep.metric}"
+        print(f"{name}: failed ({error}); see {log}", flush=True)
+
+
+def _follow(
+    process: subprocess.Popen[bytes],
+    trial: Trial,
+    sweep: SweepFile,
+    folder: Path,
+    stop: threading.Event,
+) -> tuple[list[float], bool]:
+    """Report the metric until the run ends, and return it, and whether Hyperband ends the run."""
+    stored = trial.study.get_trials(deepcopy=False)[trial.number]
+    num_reported = len(stored.intermediate_values)
+    curve: list[float] = []
+    read_at = 0
+    has_ended = False
+    while not has_ended and not stop.wait(SECONDS_BETWEEN_LOOKS):
+        has_ended = process.poll() is not None  # before the metrics are read, the last ones too
+        # not written yet, or damaged: what was read before is kept
+        with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
+            path = versions(str(folder.parent), folder.name)[-1] / METRICS
+            written_at = path.stat().st_mtime_ns
+            if written_at != read_at:
+                curve = list(filter(math.isfinite, read_metrics(path)[sweep.metric][1]))
+                read_at = written_at
+        for value in curve[num_reported:]:
+            num_reported += 1
+            trial.report(value, num_reported)
+            if not has_ended and trial.should_prune():
+                return curve[:num_reported], True
+    return curve, False
 
 
 @contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C raise ``Interrupted``."""
+def _interrupted_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C raise ``Interrupted``, and set ``stop``."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         for one in previous:
             signal.signal(one, signal.SIG_IGN)  # the runs are saving: a second one would lose them
+        stop.set()
         raise Interrupted(128 + number)
 
-    previous = {one: signal.signal(one, stop) for one in (signal.SIGINT, signal.SIGTERM)}
+    previous = {one: signal.signal(one, interrupt) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
 from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
+optuna = import_optional("optuna", '"mtrl_lightning[sweep]"')
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 Value = str | int | float | bool | None
 """A parameter's value, as Optuna stores it; its text is given on the command line."""
 
-SEED = "seed_everything"
-"""The parameter whose values are the seeds of every configuration."""
 ARGS = "${args}"
 """Where the parameters are inserted in the command."""
 METHODS = ("grid", "random", "bayes")
@@ -28,29 +27,18 @@ NEEDED = {"method": str, "metric": dict, "parameters": dict, "command": list}
 """Keys that a sweep file must have, and their types."""
 OPTIONAL = ("description", "early_terminate", "entity", "name", "program", "project", "run_cap")
 EXAMPLE = "see configs/sweep, or mtrl-lightning list sweep"
-DISTRIBUTIONS = {
-    "constant": {"value"},
-    "categorical": {"values"},
-    "uniform": {"min", "max"},
-    "q_uniform": {"min", "max", "q"},
-    "log_uniform_values": {"min", "max"},
-    "int_uniform": {"min", "max"},
+DISTRIBUTIONS: dict[str, Callable[..., Any]] = {
+    "constant": lambda value: _choices([value]),
+    "categorical": lambda values: _choices(values),
+    "uniform": lambda min, max: optuna.distributions.FloatDistribution(min, max),
+    "q_uniform": lambda min, max, q: optuna.distributions.FloatDistribution(min, max, step=q),
+    "log_uniform_values": lambda min, max: optuna.distributions.FloatDistribution(min, max, True),
+    "int_uniform": lambda min, max: optuna.distributions.IntDistribution(index(min), index(max)),
 }
-"""Distributions of W&B that are understood here, and the keys of each."""
+"""Distributions of W&B that are understood here."""
 WANDB_LOGGER = ("logger/wandb", "logger/wandb.yaml")
 """The configuration that is left out of the command: there is no account here."""
 DEFAULT_ETA = 3
-
-
-def import_optuna() -> Any:
-    """Import Optuna.
-
-    Raises:
-        ConfigurationError: if it is not installed.
-    """
-    optuna = import_optional("optuna", '"mtrl_lightning[sweep]"')
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
 
 
 class SweepFile(NamedTuple):
@@ -61,24 +49,23 @@ class SweepFile(NamedTuple):
     method: str
     """How configurations are chosen: ``grid``, ``random`` or ``bayes``."""
     metric: str
-    is_maximized: bool
-    options: dict[str, str]
-    """The options of ``fit`` by the short names of the parameters."""
-    parameters: dict[str, BaseDistribution]
-    """Optuna's distributions by the short names."""
-    seeds: tuple[int | None, ...]
-    """Seeds of every configuration; None for the command's own."""
+    goal: str
+    """``maximize`` or ``minimize``."""
+    parameters: dict[str, Any]
+    """Optuna's distributions of options of ``fit``."""
     command: tuple[str, ...]
     """The arguments of the program, with ``${args}`` where the parameters are inserted."""
     run_cap: int | None
-    min_iter: int | None
-    """Evaluations before the first decision about an early end; None for no early ends."""
-    eta: int
-    """One run in this many continues; evaluations between decisions grow by this factor."""
+    pruner: Any
+    """Ends weak runs early, by the number of their evaluations."""
+    identity: dict[str, str]
+    """What must not change while the sweep is continued."""
 
     @property
     def grid(self) -> list[dict[str, Value]]:
-        """All combinations of the choices, in the order of the file."""
+        """All combinations of the choices, in the order of the file; empty for a search."""
+        if self.method != "grid":
+            return []
         choices = itertools.product(*map(_corners, self.parameters.values()))
         return [dict(zip(self.parameters, values, strict=True)) for values in choices]
 
@@ -86,20 +73,14 @@ class SweepFile(NamedTuple):
     def corners(self) -> list[dict[str, Value]]:
         """Few configurations that together have every choice and the ends of every range."""
         values = {name: _corners(one) for name, one in self.parameters.items()}
-        number = max(map(len, values.values()), default=1)
+        number = max(map(len, values.values()))
         return [{name: one[k % len(one)] for name, one in values.items()} for k in range(number)]
 
-    def arguments(self, values: Mapping[str, Value], seed: int | None = None) -> list[str]:
-        """Return the arguments of the program for one configuration, beginning with ``fit``.
-
-        Args:
-            values: of the parameters, by short name.
-            seed: of the run; None for the command's own.
-        """
-        options = [f"--{self.options[name]}={value}" for name, value in values.items()]
-        seed_option = [] if seed is None else [f"--{SEED}={seed}"]
-        index = self.command.index(ARGS)
-        return [*self.command[:index], *options, *self.command[index + 1 :], *seed_option]
+    def arguments(self, values: Mapping[str, Value]) -> list[str]:
+        """Return the arguments of the program for one configuration, beginning with ``fit``."""
+        place = self.command.index(ARGS)
+        options = [f"--{name}={value}" for name, value in values.items()]
+        return [*self.command[:place], *options, *self.command[place + 1 :]]
 
 
 def _corners(distribution: Any) -> tuple[Value, ...]:
@@ -113,7 +94,7 @@ def read_sweep_file(path: Path, options: tuple[str, ...] = ()) -> SweepFile:
 
     Args:
         path: a YAML file in the format of W&B.
-        options: of ``fit``, added to every run.
+        options: further options of ``fit``, for every run.
 
     Raises:
         ConfigurationError: if the file cannot be read or a part of it is not understood here; with
@@ -123,158 +104,113 @@ def read_sweep_file(path: Path, options: tuple[str, ...] = ()) -> SweepFile:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"the sweep file {path} cannot be read: {error}") from error
+    try:
+        return _parsed(path, content, options)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+
+
+def _parsed(path: Path, content: Any, options: tuple[str, ...]) -> SweepFile:
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} is no sweep file: {EXAMPLE}")
+        raise ConfigurationError(f"this is no sweep file: {EXAMPLE}")
     for key, kind in NEEDED.items():
         if not content.get(key) or not isinstance(content[key], kind):
-            raise ConfigurationError(f"{path}: {key} is {content.get(key)!r}: {EXAMPLE}")
-    unknown = sorted(map(str, content.keys() - NEEDED.keys() - set(OPTIONAL)))
-    if unknown:
-        raise ConfigurationError(
-            f"{path}: {', '.join(unknown)} is not understood; a sweep file has"
-            f" {', '.join([*NEEDED, *OPTIONAL])}"
-        )
-    one_of(METHODS, method=content["method"], prefix=f"{path}: ")
-    metric = content["metric"]
-    if not isinstance(metric.get("name"), str):
-        raise ConfigurationError(
-            f"{path}: metric is {metric!r}: give {{name: eval/success, goal: maximize}}"
-        )
+            raise ConfigurationError(f"{key} is {content.get(key)!r}: {EXAMPLE}")
+    for key in content:
+        one_of([*NEEDED, *OPTIONAL], key=key)
+    method, metric, run_cap = content["method"], content["metric"], content.get("run_cap")
     goal = metric.get("goal", "minimize")
-    one_of(("maximize", "minimize"), goal=goal, prefix=f"{path}: metric.")
-    run_cap = content.get("run_cap")
-    at_least(1, run_cap=run_cap, prefix=f"{path}: ")
-    min_iter, eta = _hyperband(path, content.get("early_terminate"))
-    entries = content["parameters"]
-    seeds = _seeds(path, entries.get(SEED))
-    names = {_short(name): name for name in entries if name != SEED}
-    parameters = {
-        short: _distribution(f"{path}: parameter {name}", entries[name])
-        for short, name in names.items()
-    }
-    ranges = [names[short] for short, one in parameters.items() if not hasattr(one, "choices")]
-    if content["method"] == "grid" and ranges:
+    one_of(METHODS, method=method)
+    one_of(("maximize", "minimize"), goal=goal, prefix="metric.")
+    at_least(1, run_cap=run_cap)
+    if not isinstance(metric.get("name"), str):
+        raise ConfigurationError(f"metric is {metric}: give {{name: eval/success, goal: maximize}}")
+    entries = content["parameters"].items()
+    parameters = {name: _distribution(f"parameter {name}", entry) for name, entry in entries}
+    ranges = [name for name, one in parameters.items() if not hasattr(one, "choices")]
+    if method == "grid" and ranges:
         raise ConfigurationError(
-            f"{path}: a grid needs values for {', '.join(ranges)}: give values: [...], or method:"
-            " random"
+            f"a grid needs values for {', '.join(ranges)}: give values: [...], or method: random"
         )
+    command = _command(content["command"], options)
+    pruner = _pruner(content.get("early_terminate"))
     return SweepFile(
         path=path,
         name=str(content.get("name", path.stem)),
-        method=content["method"],
+        method=method,
         metric=metric["name"],
-        is_maximized=goal == "maximize",
-        options=names,
+        goal=goal,
         parameters=parameters,
-        seeds=seeds,
-        command=_command(path, content["command"], options),
+        command=command,
         run_cap=run_cap,
-        min_iter=min_iter,
-        eta=eta,
+        pruner=pruner,
+        identity={
+            **{name: str(content.get(name)) for name in (*NEEDED, "early_terminate")},
+            "command": str(command),
+        },
     )
 
 
-def _short(name: str) -> str:
-    """Return an option's name as it stands in tables and plots."""
-    return name.replace("init_args.", "").removeprefix("model.")
+def _choices(values: Sequence[Any]) -> Any:
+    """Return a distribution; lists and dictionaries become the texts that ``fit`` takes."""
+    choices = [json.dumps(one) if isinstance(one, (list, dict)) else one for one in values]
+    return optuna.distributions.CategoricalDistribution(choices)
 
 
 def _distribution(where: str, entry: Any) -> Any:
-    """Return Optuna's distribution of one parameter.
+    """Return Optuna's distribution of a parameter, by default the one that W&B takes.
 
     Args:
-        where: the file and the parameter, for messages.
+        where: the parameter, for messages.
         entry: of the file.
     """
-    if not isinstance(entry, dict) or "parameters" in entry:
-        raise ConfigurationError(
-            f"{where} is {entry!r}: give {{values: [...]}} or min and max. A dictionary of"
-            " parameters is not understood: give each its full name, such as model.init_args.tau"
-        )
-    name: Any = entry.get("distribution", _default_distribution(entry))
+    options = dict(entry) if isinstance(entry, dict) else {"values": entry}
+    are_whole = all(isinstance(options.get(bound), int) for bound in ("min", "max"))
+    default = "int_uniform" if are_whole else "uniform"
+    if "value" in options or "values" in options:
+        default = "constant" if "value" in options else "categorical"
+    name = options.pop("distribution", default)
     one_of(DISTRIBUTIONS, distribution=name, prefix=f"{where}: ", hint="; others need W&B")
-    if entry.keys() - {"distribution"} != DISTRIBUTIONS[name]:
-        raise ConfigurationError(
-            f"{where} is {entry!r}: give values, value, or min and max. The distribution {name} has"
-            f" {', '.join(sorted(DISTRIBUTIONS[name]))}, and nothing else has an effect here"
-        )
-    is_whole = name == "int_uniform"
-    for key in DISTRIBUTIONS[name] & {"min", "max", "q"}:
-        if type(entry[key]) not in ((int,) if is_whole else (int, float)):
-            raise ConfigurationError(
-                f"{where}: {key} is {entry[key]!r}: give {'int' if is_whole else 'int or float'}"
-                " (YAML takes 1e-4 for a text, 1.0e-4 for a number)"
-            )
-    optuna = import_optuna().distributions
     try:
-        if "min" not in entry:
-            values = entry["values"] if "values" in entry else [entry["value"]]
-            return optuna.CategoricalDistribution([_scalar(value) for value in values])
-        if is_whole:
-            return optuna.IntDistribution(entry["min"], entry["max"])
-        is_log = name == "log_uniform_values"
-        return optuna.FloatDistribution(entry["min"], entry["max"], is_log, entry.get("q"))
+        return DISTRIBUTIONS[name](**options)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{where} is {entry!r}: {error}") from error
-
-
-def _default_distribution(entry: dict[str, Any]) -> str:
-    """Return the distribution that W&B takes for an entry that does not name one."""
-    if "value" in entry:
-        return "constant"
-    if "values" in entry:
-        return "categorical"
-    are_whole = all(isinstance(entry.get(bound), int) for bound in ("min", "max"))
-    return "int_uniform" if are_whole else "uniform"
-
-
-def _scalar(value: Any) -> Value:
-    """Return a value of the file; a list or a dictionary as the text that ``fit`` takes."""
-    return json.dumps(value) if isinstance(value, (list, dict)) else value
-
-
-def _seeds(path: Path, entry: Any) -> tuple[int | None, ...]:
-    """Return the seeds of every configuration."""
-    if entry is None:
-        return (None,)
-    seeds = getattr(_distribution(f"{path}: parameter {SEED}", entry), "choices", ())
-    if not seeds or not all(type(seed) is int for seed in seeds):
         raise ConfigurationError(
-            f"{path}: {SEED} is {entry!r}: give values: [1, 2, 3], the seeds of every configuration"
-        )
-    return seeds
+            f"{where} is {entry!r}: {str(error).replace('<lambda>()', name)}. Give values, value,"
+            " or min and max; YAML takes 1e-4 for a text, 1.0e-4 for a number. In place of a"
+            " dictionary of parameters, give each its full name, such as model.init_args.tau"
+        ) from error
 
 
-def _command(path: Path, entry: list[Any], options: tuple[str, ...]) -> tuple[str, ...]:
+def _command(entry: list[Any], options: tuple[str, ...]) -> tuple[str, ...]:
     """Return the arguments of the program, without W&B's logger and with ``options``."""
-    kept: list[str] = []
+    words: list[str] = []
     for word in map(str, entry):
         if not word.endswith(WANDB_LOGGER):
-            kept.append(word)
-        elif kept and kept[-1] in ("-c", "--config"):
-            kept.pop()
-    arguments = kept[kept.index("fit") :] if "fit" in kept else []
-    macros = [word for word in arguments if "${" in word]
-    if macros != [ARGS]:
+            words.append(word)
+        elif words and words[-1] in ("-c", "--config"):
+            words.pop()
+    arguments = words[words.index("fit") :] if "fit" in words else []
+    if [word for word in arguments if "${" in word] != [ARGS]:
         raise ConfigurationError(
-            f"{path}: command is {entry!r}: give a list with fit, its configurations and options,"
-            f' and "{ARGS}" once, where the parameters are inserted. No other macro is replaced'
-            " behind fit"
+            f"command is {entry!r}: give a list with fit, its configurations and options, and"
+            f' "{ARGS}" once, where the parameters are inserted. No other macro is replaced behind'
+            " fit"
         )
-    index = arguments.index(ARGS)
-    return (*arguments[:index], *options, *arguments[index:])
+    place = arguments.index(ARGS)
+    return (*arguments[:place], *options, *arguments[place:])
 
 
-def _hyperband(path: Path, entry: Any) -> tuple[int | None, int]:
-    """Return ``min_iter`` and ``eta``."""
+def _pruner(entry: Any) -> Any:
+    """Return Optuna's pruner for ``early_terminate``."""
     if entry is None:
-        return None, DEFAULT_ETA
-    found = {"eta": DEFAULT_ETA, **entry} if isinstance(entry, dict) else {}
-    are_whole = type(found.get("min_iter")) is int and type(found["eta"]) is int
-    if found.get("type") != "hyperband" or not are_whole:
+        return optuna.pruners.NopPruner()
+    try:
+        if entry["type"] != "hyperband":
+            raise ValueError(entry["type"])
+        min_iter, eta = index(entry["min_iter"]), index(entry.get("eta", DEFAULT_ETA))
+        return optuna.pruners.SuccessiveHalvingPruner(min_iter, eta)
+    except (KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{path}: early_terminate is {entry!r}: give {{type: hyperband, min_iter: 3, eta: 3}}"
-        )
-    at_least(1, min_iter=found["min_iter"], prefix=f"{path}: early_terminate.")
-    at_least(2, eta=found["eta"], prefix=f"{path}: early_terminate.")
-    return found["min_iter"], found["eta"]
+            f"early_terminate is {entry!r}: give {{type: hyperband, min_iter: 3, eta: 3}}, with"
+            " min_iter of at least 1 and eta of at least 2"
+        ) from error
