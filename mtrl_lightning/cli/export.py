@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.cli.play import (
@@ -21,7 +20,7 @@ from mtrl_lightning.cli.play import (
 )
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.export.names import FORMATS, MINARI, POLICY_FILES
+from mtrl_lightning.export.names import FORMATS, MINARI
 from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.runs import config_file_of, run_folder_of
 
@@ -32,12 +31,8 @@ DESCRIPTION = (
     "Write the best actions of a checkpoint's policy as one file, with the task as an input, that"
     " runs without this package; compare its actions with the policy's, and write a model card"
     " (README.md) beside it. RUN is the folder of a run, whose best checkpoint is taken, or a"
-    f" checkpoint.{TRUST} With --replay, write the episodes of a run's replay as a Minari data set"
-    " of each task; that imports none of them."
-)
-USAGE = (
-    "mtrl-lightning export RUN --to {onnx,torch.export} [--folder PATH]\n"
-    "       mtrl-lightning export --replay RUN --to minari [--folder PATH]"
+    f" checkpoint.{TRUST} With --to minari, write the episodes of the replay of a run's newest"
+    " checkpoint, or of the given one, as a data set of each task; that imports no class."
 )
 
 
@@ -48,14 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         required=True,
         choices=FORMATS,
-        help="onnx (policy.onnx; needs the extra [export]) or torch.export (policy.pt2) for a"
-        " policy; minari (needs the extra [minari]) for a replay",
-    )
-    parser.add_argument(
-        "--replay",
-        metavar="RUN",
-        help="export the replay of this run's newest checkpoint, or of this checkpoint, in place of"
-        " a policy",
+        help="onnx (policy.onnx; needs the extra [export]) or torch.export (policy.pt2) for the"
+        " policy; minari (needs the extra [minari]) for the replay",
     )
     parser.add_argument(
         "--folder",
@@ -71,11 +60,11 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: arguments after ``export``; None for those of the process.
     """
-    parser = CommandParser("export", usage=USAGE, description=DESCRIPTION)
+    parser = CommandParser("export", description=DESCRIPTION)
     add_arguments(parser)
     options = parser.parse_args(sys.argv[2:] if args is None else args)
     with mistakes_end_the_program():
-        if options.replay is not None:
+        if options.to == MINARI:
             export_replay(options)
         else:
             export_checkpoint(options)
@@ -91,12 +80,7 @@ def export_checkpoint(options: argparse.Namespace) -> None:
         ConfigurationError: if the policy cannot be exported.
         OSError: if a file cannot be written.
     """
-    if options.to not in POLICY_FILES:
-        raise ConfigurationError(
-            f"--to {options.to} is for a replay: give --replay RUN, or export the policy to"
-            f" {', '.join(POLICY_FILES)}"
-        )
-    checkpoint = chosen_checkpoint(options.run, "export")
+    checkpoint = chosen_checkpoint(options.run)
     run_folder = run_folder_of(checkpoint)
     folder = options.folder or run_folder / "export"
 
@@ -105,30 +89,26 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     from mtrl_lightning.launch.quiet import quiet
     from mtrl_lightning.loading import load_policy
 
-    config, config_file = _config(run_folder)
+    try:
+        config_file = config_file_of(run_folder)
+    except ConfigurationError:  # started from Python
+        config_file = None
     with quiet():
-        if not config:
+        if config_file is None:
             _check_no_action_transforms(checkpoint)
-        action_transforms = action_transforms_of(config) if config else []
-        trusted = named_classes(config) if config else []
-        policy = load_policy(checkpoint, trust=[*trusted, *options.trust])
+            policy = load_policy(checkpoint, trust=options.trust)
+            action_transforms = []
+        else:
+            config = read_run_config(config_file)
+            policy = load_policy(checkpoint, trust=[*named_classes(config), *options.trust])
+            action_transforms = action_transforms_of(config)
     file, difference = export_policy(policy, options.to, folder, action_transforms)
     if config_file is not None:
         shutil.copyfile(config_file, folder / CONFIG)
-    card = write_card(file, policy, difference, checkpoint, CONFIG if config else None)
+    card = write_card(file, policy, difference, checkpoint, CONFIG if config_file else None)
     print(f"{checkpoint}, after {policy.env_steps:,} env steps, {len(policy.task_names)} tasks")
     print(f"Largest difference of an action from the policy's: {difference:.1e}")
-    size = file.stat().st_size / 2**10
-    print(f"Exported to {file} ({size:,.0f} KiB), with the card {card}")
-
-
-def _config(run_folder: Path) -> tuple[dict[str, Any], Path | None]:
-    """Return the configuration of a run and its file; empty if it was started from Python."""
-    try:
-        file = config_file_of(run_folder)
-    except ConfigurationError:
-        return {}, None
-    return read_run_config(file), file
+    print(f"Exported to {file} ({file.stat().st_size / 2**10:,.0f} KiB), with the card {card}")
 
 
 def _check_no_action_transforms(checkpoint: Path) -> None:
@@ -154,16 +134,12 @@ def export_replay(options: argparse.Namespace) -> None:
         ConfigurationError: if there is no replay, or it cannot be exported.
         OSError: if a file cannot be written.
     """
-    if options.to != MINARI:
-        raise ConfigurationError(f"--replay is exported --to {MINARI}, and --to is {options.to}")
-    if options.run:
-        raise ConfigurationError("the run is given by --replay RUN: leave out RUN before it")
     from mtrl_lightning.export.replay import export_to_minari
     from mtrl_lightning.launch.quiet import quiet
 
     with quiet():
-        folder, exported = export_to_minari(options.replay, options.folder)
-    lines = [["data set", "episodes", "steps", "cut episodes", "steps left out"]]
+        folder, exported = export_to_minari(options.run, options.folder)
+    lines = [["data set", "episodes", "steps"]]
     lines += [[name, *map(whole, counts)] for name, *counts in exported]
     print(text_table(lines, num_texts=1))
     print(f"Exported: Minari reads them with MINARI_DATASETS_PATH={folder}")

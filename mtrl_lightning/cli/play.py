@@ -92,7 +92,6 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose a run's checkpoint."""
     parser.add_argument(
         "run",
-        nargs="?",
         metavar="RUN",
         help="the run's folder, ROOT/NAME/version_N, or one of its checkpoints",
     )
@@ -136,7 +135,7 @@ def play(options: argparse.Namespace) -> None:
         EnvironmentFaultError: if an environment breaks.
         OSError: if a file cannot be written.
     """
-    checkpoint = chosen_checkpoint(options.run, "play")
+    checkpoint = chosen_checkpoint(options.run)
     run_folder = run_folder_of(checkpoint)
     config = read_run_config(config_file_of(run_folder))
 
@@ -289,20 +288,15 @@ def _instantiated(kind: Any, described: Any, what: str) -> Any:
         ) from error
 
 
-def chosen_checkpoint(run: str | None, command: str) -> Path:
+def chosen_checkpoint(run: str) -> Path:
     """Return a checkpoint that is given, or the best one of the run whose folder is given.
 
     Args:
         run: the folder or the checkpoint; a run without a best checkpoint has its last one taken.
-        command: that asks for it.
 
     Raises:
-        ConfigurationError: if none is named, or there is none.
+        ConfigurationError: if there is none.
     """
-    if run is None:
-        raise ConfigurationError(
-            f"{command} needs a run's folder or a checkpoint: {command} runs/NAME/version_0"
-        )
     best = Path(run) / "checkpoints" / "best.ckpt"
     found = best if best.is_file() else checkpoint_at(Path(run))
     if found.name == "last.ckpt":

@@ -6,6 +6,7 @@ Shapes: ``E`` observations, ``D`` observation, ``A`` action, ``T`` tasks.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import warnings
@@ -110,7 +111,19 @@ def export_policy(
     ensure_writable(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished_") as unfinished:
         file = Path(unfinished) / POLICY_FILES[format]
-        _write(program, format, file)
+        with torch.no_grad(), _quiet():
+            if format == TORCH_EXPORT:
+                torch.export.save(program, file)
+            else:
+                torch.onnx.export(
+                    program,
+                    f=file,
+                    input_names=["observation", "task"],
+                    output_names=["action"],
+                    dynamo=True,
+                    external_data=False,
+                    verbose=False,
+                )
         exported = load_exported(file, format)
         difference = max_difference(policy, exported, action_transforms, num_observations)
         if not difference <= TOLERANCE:
@@ -171,23 +184,6 @@ def _failing_part(traceback: TracebackType | None, parts: Sequence[object]) -> s
     return found
 
 
-def _write(program: ExportedProgram, format: str, file: Path) -> None:
-    with torch.no_grad(), _quiet():
-        if format == TORCH_EXPORT:
-            torch.export.save(program, file)
-        else:
-            torch.onnx.export(
-                program,
-                (),
-                str(file),
-                input_names=["observation", "task"],
-                output_names=["action"],
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
-
-
 def load_exported(file: str | Path, format: str) -> Actions:
     """Return the actions of an exported policy, computed as without this package.
 
@@ -225,25 +221,14 @@ def max_difference(
             ``observations_of``.
 
     Returns:
-        The largest difference of a number of an action; infinite where shapes or NaN differ.
+        The largest difference of a number of an action; NaN where one is NaN.
     """
     observation_ED, task_E = observations_of(policy.spec, num_observations)
     chosen_EA = policy.act(observation_ED, task_E)
     expected_EA = sent_actions(action_transforms, chosen_EA, task_E, is_training=False)
-    difference = _difference(exported(observation_ED, task_E), expected_EA)
-    for index in range(num_observations):
-        row = [index]
-        action_1A = exported(observation_ED[row], task_E[row])
-        difference = max(difference, _difference(action_1A, expected_EA[row]))
-    return difference
-
-
-def _difference(action_EA: npt.NDArray, expected_EA: npt.NDArray) -> float:
-    if action_EA.shape != expected_EA.shape:
-        return float("inf")
-    # max() of Python and of NumPy disagree about NaN
-    difference_EA = np.abs(action_EA.astype(np.float64) - expected_EA)
-    return float(np.where(np.isnan(difference_EA), np.inf, difference_EA).max())
+    one_by_one = [exported(observation_ED[[i]], task_E[[i]]) for i in range(num_observations)]
+    actions = [exported(observation_ED, task_E), np.concatenate(one_by_one)]
+    return float(np.abs(np.stack(actions) - expected_EA).max())
 
 
 def observations_of(spec: EnvSpec, num: int) -> tuple[npt.NDArray, npt.NDArray[np.int64]]:
@@ -273,14 +258,7 @@ def observations_of(spec: EnvSpec, num: int) -> tuple[npt.NDArray, npt.NDArray[n
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide what PyTorch's exporters say about themselves."""
-    import logging
-
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

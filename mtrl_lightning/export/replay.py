@@ -8,7 +8,6 @@ Shapes: ``E`` environments (rings), ``N`` transitions of a ring, ``D`` observati
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import tempfile
@@ -16,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -51,8 +51,6 @@ class ReplayEpisode(NamedTuple):
     reward: npt.NDArray
     terminated: bool
     """Whether its last step terminated it; otherwise the episode is cut there."""
-    has_start: bool
-    """Whether it is known that an episode starts with its first transition."""
 
     @property
     def length(self) -> int:
@@ -66,10 +64,6 @@ class Exported(NamedTuple):
     dataset_id: str
     num_episodes: int
     num_steps: int
-    num_cut: int
-    """Episodes among them that neither terminated nor reached the horizon."""
-    num_left_out: int
-    """Transitions of episodes whose start is not in the replay."""
 
 
 def export_to_minari(
@@ -122,21 +116,12 @@ def export_to_minari(
         for task in spec.train_tasks:
             rings = np.flatnonzero(task_E == task).tolist()
             found = [one for env in rings for one in episodes(storage, env, spec.horizon, has_all)]
+            found.sort(key=lambda one: (one.first, one.env))
             dataset_id = f"{namespace}/{_name(spec.task_names[task])}-v{VERSION}"
-            kept = [one for one in found if one.has_start]
-            kept.sort(key=lambda one: (one.first, one.env))
-            if kept:
-                with _datasets_in(unfinished):
-                    _write(dataset_id, kept, spec, task, algorithm)
-            exported.append(
-                Exported(
-                    dataset_id,
-                    len(kept),
-                    sum(one.length for one in kept),
-                    sum(not one.terminated and one.length < spec.horizon for one in kept),
-                    sum(one.length for one in found if not one.has_start),
-                )
-            )
+            if found:
+                with patch.dict(os.environ, MINARI_DATASETS_PATH=unfinished):
+                    _write(dataset_id, found, spec, task, algorithm)
+            exported.append(Exported(dataset_id, len(found), sum(one.length for one in found)))
         if not any(one.num_episodes for one in exported):
             raise ConfigurationError(
                 f"the replay of {checkpoint} has no episode with its start: it holds"
@@ -190,7 +175,7 @@ def read_replay(checkpoint: Path, content: Mapping[str, Any]) -> Storage:
 
 
 def episodes(storage: Storage, env: int, horizon: int, has_all: bool) -> Iterator[ReplayEpisode]:
-    """Yield the episodes in a ring, in their order.
+    """Yield the episodes in a ring whose start is known, in their order.
 
     Args:
         storage: the replay.
@@ -217,23 +202,25 @@ def episodes(storage: Storage, env: int, horizon: int, has_all: bool) -> Iterato
             rows["action"][first : last + 1],
             rows["reward"][first : last + 1],
             bool(rows["terminated"][last]),
-            has_start or first > 0,
         )
 
 
 def _bounds(
     rows: Mapping[str, npt.NDArray], horizon: int, has_start: bool
 ) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last transition of each episode."""
+    """Yield the first and the last transition of each episode whose start is known."""
     num_rows = len(rows["reward"])
     successors = rows["next_observation"][:-1].reshape(num_rows - 1, -1)
     followers = rows["observation"][1:].reshape(num_rows - 1, -1)
     is_last_N = np.ones(num_rows, np.bool_)
     is_last_N[:-1] = rows["terminated"][:-1] | (successors != followers).any(1)
+    ends = np.flatnonzero(is_last_N).tolist()
     first = 0
-    for last in np.flatnonzero(is_last_N).tolist():
+    if not has_start:
+        first = ends.pop(0) + 1
+    for last in ends:
         # an environment whose episodes end where they start: only the horizon separates them
-        while (has_start or first > 0) and last - first >= horizon:
+        while last - first >= horizon:
             yield first, first + horizon - 1
             first += horizon
         yield first, last
@@ -292,18 +279,3 @@ def _own_space(space: Box, size: int | None) -> Box:
 def _name(text: str) -> str:
     """Return a name that Minari accepts."""
     return re.sub(r"[^-\w]", "_", text)
-
-
-@contextlib.contextmanager
-def _datasets_in(folder: str) -> Iterator[None]:
-    """Let Minari use a folder."""
-    variable = "MINARI_DATASETS_PATH"
-    former = os.environ.get(variable)
-    os.environ[variable] = folder
-    try:
-        yield
-    finally:
-        if former is None:
-            del os.environ[variable]
-        else:
-            os.environ[variable] = former

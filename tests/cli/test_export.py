@@ -64,11 +64,11 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
 
     pytest.importorskip("minari")
     pytest.importorskip("h5py")
-    main(["export", "--replay", str(run), "--to", "minari", f"--folder={tmp_path / 'data'}"])
+    main(["export", str(run), "--to", "minari", f"--folder={tmp_path / 'data'}"])
     lines = capsys.readouterr().out.splitlines()
     # 110 steps of each environment, of which a ring holds 50: those from step 60 on, where an
     # episode of 20 steps happens to begin, and what the oldest one holds is left out
-    assert lines[1].split() == ["run/version_0/goal-0-v0", "2", "30", "1", "20"]
+    assert lines[1].split() == ["run/version_0/goal-0-v0", "2", "30"]
     assert len(lines) == 5 and lines[4].endswith(f"MINARI_DATASETS_PATH={tmp_path / 'data'}")
     (run / "config.yaml").unlink()
     message = "was started from Python with the action transforms"
@@ -80,12 +80,9 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
     [
         (["run"], "the following arguments are required: --to"),
         (["run", "--to=onx"], "invalid choice: 'onx' (choose from"),
-        (["run", "--to=minari"], "--to minari is for a replay: give --replay RUN"),
-        (["--to=onnx"], "export needs a run's folder or a checkpoint: export runs/NAME/version_0"),
-        (["--replay=run", "--to=onnx"], "--replay is exported --to minari, and --to is onnx"),
-        (["x", "--replay=y", "--to=minari"], "the run is given by --replay RUN"),
+        (["--to=onnx"], "the following arguments are required: RUN"),
         (["nowhere", "--to=onnx"], "there is no checkpoint nowhere"),
-        (["--replay=nowhere", "--to=minari"], "there is no checkpoint nowhere"),
+        (["nowhere", "--to=minari"], "there is no checkpoint nowhere"),
     ],
 )
 def test_what_is_wrong_is_said(capsys, args, message):
@@ -97,7 +94,6 @@ def test_the_help_names_every_format(capsys):
         main(["export", "--help"])
     printed = capsys.readouterr().out
     assert all(format in printed for format in FORMATS)
-    assert "mtrl-lightning export --replay RUN --to minari" in printed
 
 
 def test_an_export_names_damaged_metrics(command_line, capsys):

@@ -70,7 +70,7 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "play needs a run's folder or a checkpoint: play runs/NAME/version_0"),
+        ([], "the following arguments are required: RUN"),
         (["nowhere"], "there is no checkpoint nowhere"),
     ],
 )
