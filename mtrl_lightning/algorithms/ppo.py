@@ -22,7 +22,7 @@ from mtrl_lightning.gradients import GradientMethod, Mean
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
 from mtrl_lightning.learning import advantages
 from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
-from mtrl_lightning.learning.per_task import per_task_forward, task_means
+from mtrl_lightning.learning.per_task import per_task_forward, task_losses
 from mtrl_lightning.learning.popart import PopArt, ReturnScale
 from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.networks import (
@@ -339,8 +339,8 @@ class PPO(Algorithm):
             self.clip,
         )
         # L = -E[min(ratio A, clip(ratio, 1 - clip, 1 + clip) A)] - entropy_coef E[H(pi)]
-        surrogate_R = task_means(surrogate_Rn, batch.task_Rn, self._task_R)
-        entropy_R = task_means(entropy_Rn, batch.task_Rn, self._task_R)
+        surrogate_R = task_losses(surrogate_Rn, batch.task_Rn, self._task_R)
+        entropy_R = task_losses(entropy_Rn, batch.task_Rn, self._task_R)
         loss_R = surrogate_R - self.entropy_coef * entropy_R
         return loss_R, (log_prob_Rn.detach(), entropy_Rn.detach().mean())
 
@@ -379,7 +379,7 @@ class PPO(Algorithm):
         target_Rn = self.return_scale.normalize(batch.extra["target"], batch.task_Rn)
         old_value_Rn = self.return_scale.normalize(batch.extra["value"], batch.task_Rn)
         error_Rn = advantages.value_loss(value_Rn, target_Rn, old_value_Rn, self.value_clip)
-        return task_means(error_Rn, batch.task_Rn, self._task_R)
+        return task_losses(error_Rn, batch.task_Rn, self._task_R)
 
     def _normalized_values(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         z_BZ = self.encoder(observation_BD, task_B)

@@ -266,7 +266,7 @@ class RolloutCallback(SessionCallback):
     def _print_whole_iterations(self) -> None:
         buffer = self.session.rollout_buffer
         rows = buffer.collection.num_steps * buffer.num_envs * distributed.world_size()
-        if self.total_steps % rows:
+        if self._pausing is None and self.total_steps % rows:
             whole = -(-self.total_steps // rows) * rows
             rank_zero_info(
                 f"rollout.total_steps {self.total_steps:,} is rounded up to {whole:,},"

@@ -41,18 +41,21 @@ def per_task_forward(
     return joined
 
 
-def task_means(value_Rn: Tensor, task_Rn: Tensor, task_R: Tensor) -> Tensor:
+def task_losses(loss_Rn: Tensor, task_Rn: Tensor, task_R: Tensor) -> Tensor:
     """Return the mean over each task's rows, ``[R]``.
 
+    Of rows of any tasks, each counts as much as any other: the mean of a task with fewer rows than
+    the one with the most is reduced as much.
+
     Args:
-        value_Rn: values ``[R, n]``, or ``[B]`` of any tasks, of which each has some.
+        loss_Rn: losses ``[R, n]``, or ``[B]`` of any tasks.
         task_Rn: the rows' tasks.
         task_R: the trained tasks.
     """
-    if value_Rn.ndim > 1:
-        return value_Rn.mean(1)
+    if loss_Rn.ndim > 1:
+        return loss_Rn.mean(1)
     is_own_RB = task_R[:, None] == task_Rn
-    return torch.where(is_own_RB, value_Rn, 0.0).sum(1) / is_own_RB.sum(1)
+    return torch.where(is_own_RB, loss_Rn, 0.0).sum(1) / is_own_RB.sum(1).max()
 
 
 class _JoinTasks(torch.autograd.Function):

@@ -20,15 +20,15 @@ class PauseSolved:
     """Pause environments of tasks that succeed: the run's steps go where they still teach.
 
     A task whose recent episodes succeed less often than ``success`` steps all of its environments.
-    From there the number falls, to ``minimum`` of them when all succeed. As total steps count what
-    is stepped, the other tasks get more of them. An idea of DRATS (arXiv 2605.14350), which moves
-    environments between tasks, with a number that is known for each environment.
+    From there the number falls, to ``minimum`` of them when all succeed. As ``total_steps`` counts
+    what is stepped, the other tasks get more of them. (DRATS, arXiv 2605.14350, moves environments
+    between tasks.)
 
     A paused environment keeps its episode, and goes on with it when the task fails more often.
-    Losses are means of each task's rows, so that every task counts as much as before. The choice is
-    made anew for each on-policy iteration, off-policy after as many steps as an episode has at
-    most. In tasks without a success signal, the score takes its place: the return divided by the
-    largest possible one.
+    On-policy, a task with fewer steps has as much less weight in the losses: its fewer rows say
+    less. The choice is made anew for each on-policy iteration, off-policy after as many steps as
+    an episode has at most. In tasks without a success signal, the score takes its place: the return
+    divided by the largest possible one.
 
     Args:
         success: success rate from which on environments are paused, from 0 to below 1.
@@ -38,7 +38,7 @@ class PauseSolved:
             1; at most ``rollout.window``.
     """
 
-    def __init__(self, success: float = 0.7, minimum: float = 0.2, episodes: int = 10) -> None:
+    def __init__(self, success: float = 0.9, minimum: float = 0.2, episodes: int = 20) -> None:
         within(0, 1, below_high=True, success=success)
         within(0, 1, above_low=True, minimum=minimum)
         at_least(1, episodes=episodes)

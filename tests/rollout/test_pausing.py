@@ -46,7 +46,7 @@ def test_at_least_one_is_stepped():
 
 def test_of_each_task_the_last_environments_pause():
     task_E = np.array(TASKS)
-    pausing = PauseSolved(0.5, 1 / 3)
+    pausing = PauseSolved(0.5, 1 / 3, 10)
     assert pausing.paused(SPEC, task_E, windows_with((1.0, 0.4))).tolist() == (
         [False, True, True, False, False, False]
     )
@@ -74,7 +74,7 @@ def test_tasks_with_neither_are_refused():
 
 
 def test_a_window_that_is_too_small_is_refused():
-    with pytest.raises(ConfigurationError, match=r"of 10 episodes, and rollout\.window keeps 9"):
+    with pytest.raises(ConfigurationError, match=r"of 20 episodes, and rollout\.window keeps 9"):
         PauseSolved().check(SPEC, 9)
 
 
