@@ -51,7 +51,8 @@ def episode_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
 
     ``rollout/episodes`` counts them since the run began; ``time/seconds_per_episode`` is the
     mean over this process' finished episodes since the last call; ``train/exploration`` is the
-    correlation of the noise in this process; see ``EpisodeWindows.metrics`` for the others.
+    correlation of the noise, ``rollout/stepped`` the fraction of environments that are not paused,
+    both in this process; see ``EpisodeWindows.metrics`` for the others.
 
     Args:
         session: the run.
@@ -66,6 +67,10 @@ def episode_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
         correlations = exploration.correlations()
         mean = float(np.mean(list(correlations.values())))
         metrics |= named("train/exploration", mean, correlations, names)
+    if session.collector.pausing is not None:
+        fractions = session.collector.stepped_fractions()
+        mean = float(np.mean(list(fractions.values())))
+        metrics |= named("rollout/stepped", mean, fractions, names)
     seconds = session.collector.times.drain()
     if seconds:
         mean = float(np.mean(list(seconds.values())))

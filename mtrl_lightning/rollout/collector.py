@@ -152,6 +152,13 @@ class Collector:
         if self.pausing is not None:
             self.paused_E = self.pausing.paused(self.envs.spec_, self.envs.task_E, self.windows)
 
+    def stepped_fractions(self) -> dict[int, float]:
+        """Return the fraction of each task's environments that are not paused."""
+        task_E = self.envs.task_E
+        return {
+            int(task): float(np.mean(~self.paused_E[task_E == task])) for task in np.unique(task_E)
+        }
+
     def remake_envs(self, benchmark: Benchmark | None = None) -> None:
         """Rebuild every environment, as for a curriculum that changes them.
 

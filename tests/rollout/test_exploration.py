@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+import yaml
+from gymnasium.spaces import Box
 
+from mtrl_lightning import train
 from mtrl_lightning.algorithms import PPO, SAC, TD3
 from mtrl_lightning.api import _described_part
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.resharding import share_of
-from mtrl_lightning.rollout import AdaptiveNoise, Collector, CorrelatedNoise
+from mtrl_lightning.rollout import AdaptiveNoise, Collector, CorrelatedNoise, PauseSolved
 from mtrl_lightning.types import Episode
 from tests.helpers.command_line import fails
 from tests.helpers.fakes import Constant, point_in_space
@@ -191,6 +196,55 @@ def test_train_describes_its_arguments_whatever_it_has_been_used_for():
     }
     with pytest.raises(ConfigurationError, match=r"is 'pink': give an object, such as Correlated"):
         _described_part("exploration", "pink", CorrelatedNoise)
+
+
+def test_a_policy_of_other_sizes_gets_the_noise_of_its_own_actions():
+    own = SPEC._replace(
+        task_names=SPEC.task_names[::-1],
+        action_space=Box(-1.0, 1.0, (3,), np.float32),
+        action_sizes=(2, 2),
+    )
+
+    class Padded:
+        spec = own
+
+        def act(self, observation_ED, task_E, mode, noise_EA=None):
+            self.received = task_E.tolist(), noise_EA
+            return np.zeros((len(task_E), 3), np.float32)
+
+    policy = Padded()
+    collector = Collector(
+        VectorEnv(ToyReach(2), [0, 1], num_workers=0), policy, exploration=CorrelatedNoise()
+    )
+    collector.exploration.seed(1)
+    collector.step("explore")
+    tasks, noise_EA = policy.received
+    assert tasks == [1, 0]
+    expected_EA = np.random.default_rng(1).standard_normal((2, 2)).astype(np.float32)
+    assert np.array_equal(noise_EA, np.pad(expected_EA, ((0, 0), (0, 1))))
+
+
+@pytest.mark.slow
+def test_from_python_parts_are_objects_and_the_run_is_described_with_them(tmp_path):
+    run = train(
+        ToyReach(2, horizon=10),
+        partial(PPO, num_steps=20, num_minibatches=4),
+        total_steps=400,
+        rollout={
+            "envs_per_task": 4,
+            "exploration": AdaptiveNoise(0.5),
+            "midway_starts": 0.5,
+            "pausing": PauseSolved(success=0.5, episodes=3),
+        },
+        evaluation={"every": 400, "num_episodes": 1},
+        root=tmp_path,
+    )
+    options = yaml.safe_load((run.folder / "hparams.yaml").read_text())["rollout"]
+    assert options["exploration"]["init_args"] == {"correlation": 0.5, "step_size": 0.2}
+    assert options["pausing"]["class_path"] == "mtrl_lightning.rollout.PauseSolved"
+    assert options["pausing"]["init_args"]["episodes"] == 3
+    collector = load_checkpoint(run.checkpoint)["callbacks"]["rollout"]["collector"]
+    assert collector["exploration"] and "paused" in collector
 
 
 def test_a_policy_that_takes_no_noise_is_refused():

@@ -153,6 +153,7 @@ def test_a_collector_counts_the_steps_that_were_made():
             transitions, ended = collector.step("explore")
             assert set(transitions.env_E) == set(np.flatnonzero(~collector.paused_E))
             episodes += [(e, episode.length) for e, episode in ended.items()]
+    assert collector.stepped_fractions() == {0: 1.0, 1: 0.0, 2: 0.0}
     assert collector.counters.env_steps == 2 * 2 + 2 * 3 + 2 * 1
     assert collector.counters.dropped_transitions == 0
     assert collector.counters.vector_steps == 6
@@ -230,3 +231,6 @@ def test_an_interrupted_run_continues_as_the_uninterrupted_one(
         del one["callbacks"]["checkpoint"], one["MultiTaskData"]
     assert_same(whole, parts)
     assert command_line.rows("whole") == command_line.rows("parts")
+    found = [row["rollout/stepped"] for row in command_line.rows("whole")]
+    fractions = [float(fraction) for fraction in found if fraction]
+    assert 0 < min(fractions) < max(fractions) == 1
