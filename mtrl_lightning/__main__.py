@@ -6,7 +6,6 @@ Only what trains or acts imports PyTorch: help, ``list``, ``clear`` and a misspe
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from mtrl_lightning.cli.commands import (
     RUN_COMMANDS,
     VERSION,
     print_help,
+    run_command,
     unknown_command,
 )
 
@@ -51,7 +51,7 @@ def _run(args: Sequence[str] | None) -> None:
         return
     try:
         if command in COMMANDS:
-            importlib.import_module(COMMANDS[command]).main(given[1:])
+            run_command(command, given[1:])
         elif command in ("-h", "--help"):
             print_help()
         elif command == "--version":

@@ -7,41 +7,30 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import check_idle, run_lock
 
 HELP = "Delete runs, or their replays alone: list what goes, and ask."
+DESCRIPTION = (
+    "Delete the folders of runs, with everything in them. What goes is listed with its size, and"
+    " nothing is deleted without a yes. Links are not followed, and a run in training is refused."
+)
 SIGNS_OF_A_RUN = ("config.yaml", "metrics.csv", "checkpoints")
 MIB = 2**20
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run ``clear``; an error of the user is printed and ends with exit code 2.
-
-    Args:
-        args: arguments after ``clear``; None for those of the process.
-    """
-    parser = CommandParser(
-        "clear",
-        description="Delete the folders of runs, with everything in them. What goes is listed with"
-        " its size, and nothing is deleted without a yes. Links are not followed, and a run in"
-        " training is refused.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``clear``."""
     run_help = "a run's folder, ROOT/NAME/version_N"
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=run_help)
     replay_help = "delete the replays alone; weights, checkpoints and metrics are kept"
     parser.add_argument("--replay_only", action="store_true", help=replay_help)
     parser.add_argument("--yes", action="store_true", help="delete without asking")
-    options = parser.parse_args(sys.argv[2:] if args is None else args)
-    with mistakes_end_the_program():
-        clear(options)
 
 
-def clear(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """List the files of runs, and delete them if that is wanted.
 
     Raises:

@@ -1,17 +1,24 @@
-"""The commands of the program, each a module with ``main``; its own help starts no PyTorch."""
+"""The commands of the program; their help starts no PyTorch.
+
+Each is a module with ``HELP``, ``DESCRIPTION``, ``add_arguments(parser)`` and ``run(options)``.
+"""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from mtrl_lightning import __version__
 from mtrl_lightning.cli.suggestions import FROM_MTRL, WITHOUT_DASHES, option_tips
-from mtrl_lightning.errors import ConfigurationError, name_hint
+from mtrl_lightning.errors import (
+    ConfigurationError,
+    EnvironmentFaultError,
+    PolicyFaultError,
+    name_hint,
+)
 
 PROGRAM = "mtrl-lightning"
 VERSION = f"{PROGRAM} {__version__}"
@@ -71,6 +78,9 @@ class CommandParser(argparse.ArgumentParser):
         options: of ``argparse.ArgumentParser``.
     """
 
+    takes_fit_options = False
+    """Whether what follows ``--`` is kept as ``fit_options``."""
+
     def __init__(self, command: str, **options: Any) -> None:
         self._names: list[str] = []
         self._given: Sequence[str] = ()
@@ -82,10 +92,15 @@ class CommandParser(argparse.ArgumentParser):
         self._names += [name.removeprefix("--") for name in action.option_strings]
         return action
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the arguments."""
-        self._given = sys.argv[1:] if args is None else args
-        return super().parse_known_args(args, namespace)
+    def parse(self, args: Sequence[str]) -> argparse.Namespace:
+        """Parse what follows the command."""
+        place = len(args)
+        if self.takes_fit_options and "--" in args:
+            place = args.index("--")
+        self._given = args[:place]
+        options = self.parse_args(self._given)
+        options.fit_options = tuple(args[place + 1 :])
+        return options
 
     def error(self, message: str) -> NoReturn:
         """Print a mistake, with the nearest name of each unknown option, and exit with code 2."""
@@ -93,11 +108,24 @@ class CommandParser(argparse.ArgumentParser):
         super().error("".join([message, *tips]))
 
 
-@contextlib.contextmanager
-def mistakes_end_the_program() -> Iterator[None]:
-    """Print a user's mistake, or a file that cannot be read or written, and exit with code 2."""
+def run_command(name: str, args: Sequence[str]) -> None:
+    """Run a command; a user's mistake ends it with exit code 2, a fault while it runs with 1.
+
+    Args:
+        name: one of ``COMMANDS``.
+        args: what follows it.
+    """
+    command = importlib.import_module(COMMANDS[name])
+    formatter = argparse.HelpFormatter
+    if "\n" in command.DESCRIPTION:
+        formatter = argparse.RawDescriptionHelpFormatter
+    parser = CommandParser(name, description=command.DESCRIPTION, formatter_class=formatter)
+    command.add_arguments(parser)
+    options = parser.parse(args)
     try:
-        yield
-    except (ConfigurationError, OSError) as error:
+        command.run(options)
+    except BrokenPipeError:  # nobody reads on
+        raise
+    except (ConfigurationError, OSError, EnvironmentFaultError, PolicyFaultError) as error:
         print(f"\nerror: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, (ConfigurationError, OSError)) else 1)

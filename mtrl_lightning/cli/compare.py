@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.formats import markdown
 from mtrl_lightning.runs import ensure_writable
 
 HELP = "Compare runs over seeds: tables, curves with intervals, a page."
 DESCRIPTION = (
     "Compare the evaluations of runs. Runs whose options differ in the seed alone are one method."
-    " Print a table, with 95 % intervals of a bootstrap over the seeds, and write a plot, the"
-    " curves as CSV, and a page to look at in a browser. The first method is what the"
-    " others are compared with."
+    " Print a table, with 95 % intervals of a bootstrap over the seeds, and write a plot and a"
+    " page to look at in a browser. The first method is what the others are compared with."
 )
 
 
@@ -56,20 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run ``compare``; a user's mistake is printed and ends it with exit code 2.
-
-    Args:
-        args: arguments after ``compare``; None for those of the process.
-    """
-    parser = CommandParser("compare", description=DESCRIPTION)
-    add_arguments(parser)
-    options = parser.parse_args(sys.argv[2:] if args is None else args)
-    with mistakes_end_the_program():
-        compare(options)
-
-
-def compare(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Compare the runs, print the tables, and write the files.
 
     Raises:
@@ -97,7 +81,6 @@ def compare(options: argparse.Namespace) -> None:
     print(markdown(tables.table(rows, threshold)))
     print("\nInterquartile mean over seeds of each task\n")
     print(markdown(tables.task_table(comparison)))
-    (folder / "curves.csv").write_text(tables.curves_csv(comparison), encoding="utf-8", newline="")
     plot_comparison(comparison, folder / "comparison.png")
     write_page(folder / REPORT, comparison_page(comparison, rows, threshold))
-    print(f"\n{folder}: {REPORT}, comparison.png, curves.csv")
+    print(f"\n{folder}: {REPORT}, comparison.png")

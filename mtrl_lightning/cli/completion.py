@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 
-from mtrl_lightning.cli.commands import COMMANDS, PROGRAM, RUN_COMMANDS, CommandParser
+from mtrl_lightning.cli.commands import COMMANDS, PROGRAM, RUN_COMMANDS
 from mtrl_lightning.cli.config_names import config_names, is_sweep
 
 HELP = "Print a script with which a shell completes commands and configurations."
@@ -35,22 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=sorted(BEFORE), help="the shell of the script")
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run ``completion``.
-
-    Args:
-        args: arguments after ``completion``; None for those of the process.
-    """
-    parser = CommandParser(
-        "completion",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_arguments(parser)
-    shell = parser.parse_args(sys.argv[2:] if args is None else args).shell
+def run(options: argparse.Namespace) -> None:
+    """Print the script."""
     names = config_names()
     print(
-        BEFORE[shell]
+        BEFORE[options.shell]
         + SCRIPT.format(
             program=PROGRAM,
             commands=" ".join([*RUN_COMMANDS, *COMMANDS]),

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl_lightning.cli.commands import CommandParser
 from mtrl_lightning.cli.config_names import config_names, configs_folder, nearest
 from mtrl_lightning.errors import ConfigurationError
 
 HELP = "Print the configurations that -c and sweep take by name, by group, a line for each."
+DESCRIPTION = HELP
 GROUPS = (
     "",
     "env",
@@ -45,20 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run ``list``; an unknown word ends it with exit code 2.
-
-    Args:
-        args: arguments after ``list``; None for those of the process.
-    """
-    parser = CommandParser("list", description=HELP)
-    add_arguments(parser)
-    word = parser.parse_args(sys.argv[2:] if args is None else args).word
-    try:
-        print(listing(word, shutil.get_terminal_size().columns))
-    except ConfigurationError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+def run(options: argparse.Namespace) -> None:
+    """Print the configurations."""
+    print(listing(options.word, shutil.get_terminal_size().columns))
 
 
 def listing(word: str | None = None, width: int = 100) -> str:

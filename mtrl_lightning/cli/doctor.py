@@ -6,22 +6,23 @@ is incomplete.
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from mtrl_lightning import __version__
-from mtrl_lightning.cli.commands import CommandParser
 from mtrl_lightning.errors import ConfigurationError, requirement
 
 HELP = "Print what is installed and what this machine offers, as a bug report needs it."
-PYTHONS = ((3, 11), (3, 13))
-"""The first and the last supported version."""
+DESCRIPTION = HELP
+FIRST, LAST = 11, 13
+"""Supported versions of Python 3."""
 REQUIRED = ("torch", "lightning", "jsonargparse", "gymnasium", "numpy", "scipy", "psutil")
 OPTIONAL = {
     "metaworld": "metaworld",
@@ -49,14 +50,12 @@ class Finding(NamedTuple):
     """Whether nothing can be trained without the fix."""
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run ``doctor``; it ends with exit code 1 if nothing can be trained on this machine.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add no argument."""
 
-    Args:
-        args: arguments after ``doctor``; None for those of the process.
-    """
-    parser = CommandParser("doctor", description=HELP)
-    parser.parse_args(sys.argv[2:] if args is None else args)
+
+def run(options: argparse.Namespace) -> None:
+    """Print the findings; it ends with exit code 1 if nothing can be trained on this machine."""
     is_fatal = False
     for check in CHECKS:
         for finding in check():
@@ -70,18 +69,18 @@ def main(args: Sequence[str] | None = None) -> None:
 def check_versions() -> Iterator[Finding]:
     """Find the versions of Python and of the packages."""
     yield Finding("mtrl_lightning", f"{__version__} in {Path(__file__).parent.parent}")
-    is_supported = PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
-    first, last = (".".join(str(part) for part in version) for version in PYTHONS)
-    fix = "" if is_supported else f"install Python {first} to {last}"
+    is_supported = (3, FIRST) <= sys.version_info[:2] <= (3, LAST)
+    fix = "" if is_supported else f"install Python 3.{FIRST} to 3.{LAST}"
     yield Finding("python", platform.python_version(), fix, not is_supported)
-    for name in REQUIRED:
+    for name in (*REQUIRED, *OPTIONAL):
         version = _version(name)
-        fix = "" if version else f"pip install {requirement(name)}"
-        yield Finding(name, version or "not installed", fix, not version)
-    for name, extra in OPTIONAL.items():
-        version = _version(name)
-        fix = "" if version else f'where it is needed: pip install "mtrl_lightning[{extra}]"'
-        yield Finding(name, version or "not installed", fix)
+        if version is not None:
+            yield Finding(name, version)
+        elif name in REQUIRED:
+            yield Finding(name, "not installed", f"pip install {requirement(name)}", is_fatal=True)
+        else:
+            fix = f'where it is needed: pip install "mtrl_lightning[{OPTIONAL[name]}]"'
+            yield Finding(name, "not installed", fix)
 
 
 def _version(package: str) -> str | None:

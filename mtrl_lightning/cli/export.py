@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.cli.play import (
     action_transforms_of,
     add_checkpoint_arguments,
@@ -54,20 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run ``export``; a user's mistake ends it with exit code 2.
-
-    Args:
-        args: arguments after ``export``; None for those of the process.
-    """
-    parser = CommandParser("export", description=DESCRIPTION)
-    add_arguments(parser)
-    options = parser.parse_args(sys.argv[2:] if args is None else args)
-    with mistakes_end_the_program():
-        if options.to == MINARI:
-            export_replay(options)
-        else:
-            export_checkpoint(options)
+def run(options: argparse.Namespace) -> None:
+    """Export a policy or a replay."""
+    if options.to == MINARI:
+        export_replay(options)
+    else:
+        export_checkpoint(options)
 
 
 def export_checkpoint(options: argparse.Namespace) -> None:

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
-from mtrl_lightning.errors import (
-    ConfigurationError,
-    EnvironmentFaultError,
-    PolicyFaultError,
-    causes,
-)
+from mtrl_lightning.errors import ConfigurationError, causes
 from mtrl_lightning.formats import text_table
 from mtrl_lightning.runs import (
     checkpoint_at,
@@ -105,26 +99,7 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run ``play``.
-
-    A user's mistake ends it with exit code 2, a fault while it runs with exit code 1.
-
-    Args:
-        args: arguments after ``play``; None for those of the process.
-    """
-    parser = CommandParser("play", description=DESCRIPTION)
-    add_arguments(parser)
-    options = parser.parse_args(sys.argv[2:] if args is None else args)
-    try:
-        with mistakes_end_the_program():
-            play(options)
-    except (EnvironmentFaultError, PolicyFaultError) as error:
-        print(f"\nerror: {error}", file=sys.stderr)
-        sys.exit(1)
-
-
-def play(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     """Write the videos, and print the results of the episodes and where the videos are.
 
     Args:

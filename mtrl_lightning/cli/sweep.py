@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.cli.commands import CommandParser, mistakes_end_the_program
+from mtrl_lightning.cli.commands import CommandParser
 from mtrl_lightning.cli.config_names import find_config
 from mtrl_lightning.cli.play import benchmark_of
 from mtrl_lightning.errors import ConfigurationError, Interrupted, name_hint
@@ -27,12 +25,12 @@ DESCRIPTION = (
     " trial. Options after -- are those of fit, for every run."
 )
 USAGE = "mtrl-lightning sweep SWEEP_FILE [--trials N] [--jobs N] [OPTION ...] [-- FIT_OPTION ...]"
-FIT_OPTIONS = "--"
-"""Separates the options of ``fit`` from those of ``sweep``."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: CommandParser) -> None:
     """Add the arguments of ``sweep``."""
+    parser.usage = USAGE
+    parser.takes_fit_options = True
     parser.add_argument(
         "file",
         metavar="SWEEP_FILE",
@@ -60,27 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run ``sweep``; an error of the user ends it with exit code 2, a signal with 128 and more.
-
-    Args:
-        args: arguments after ``sweep``; None for those of the process.
-    """
-    parser = CommandParser("sweep", description=DESCRIPTION, usage=USAGE)
-    add_arguments(parser)
-    words = list(sys.argv[2:] if args is None else args)
-    index = words.index(FIT_OPTIONS) if FIT_OPTIONS in words else len(words)
-    options = parser.parse_args(words[:index])
-    with mistakes_end_the_program():
-        _sweep(options, tuple(words[index + 1 :]))
-
-
-def _sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> None:
+def run(options: argparse.Namespace) -> None:
     """Check a sweep, run it, and show its results.
-
-    Args:
-        options: of the command line.
-        fit_options: options of ``fit`` for every run.
 
     Raises:
         ConfigurationError: if the sweep cannot be run; with what to do.
@@ -91,7 +70,7 @@ def _sweep(options: argparse.Namespace, fit_options: tuple[str, ...]) -> None:
     from mtrl_lightning.sweeps.sweep_file import read_sweep_file
 
     at_least(1, prefix="--", trials=options.trials, jobs=options.jobs)
-    sweep = read_sweep_file(find_config(options.file), fit_options)
+    sweep = read_sweep_file(find_config(options.file), options.fit_options)
     trials = options.trials or sweep.run_cap
     if trials is None and sweep.method != "grid":
         raise ConfigurationError(

@@ -1,12 +1,10 @@
-"""Methods compared: curves over seeds, a row of numbers for each method, tables, a CSV.
+"""Methods compared: curves over seeds, a row of numbers for each method, tables.
 
 Shapes: ``S`` seeds, ``T`` tasks, ``N`` evaluations.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,16 +91,11 @@ def compare_runs(
     methods = group(labelled)
     metric = metric or _common_metric(runs)
     tasks = _common_tasks(runs, metric)
-    single = [method.label for method in methods if len(method.runs) == 1]
-    few = [method.label for method in methods if 1 < len(method.runs) < FEW_SEEDS]
-    if single:
-        warnings.append(
-            "an interval takes two seeds or more, and one each has"
-            f" {_listed(single)}: train more with another --seed_everything"
-        )
+    few = [method.label for method in methods if len(method.runs) < FEW_SEEDS]
     if few:
         warnings.append(
-            f"intervals of fewer than {FEW_SEEDS} seeds are much too narrow: {_listed(few)}"
+            f"intervals of fewer than {FEW_SEEDS} seeds are much too narrow, and one seed has none:"
+            f" {_listed(few)}. Train more with another --seed_everything"
         )
     env_steps_N = _common_steps(runs, metric, tasks, warnings)
     curves = {m.label: _curves_of(m.runs, metric, tasks, env_steps_N) for m in methods}
@@ -322,26 +315,6 @@ def task_table(comparison: Comparison) -> list[list[str]]:
     lines = [["task", *comparison.curves]]
     for task in comparison.tasks:
         bands = comparison.bands[task].values()
-        lines.append([task, *(_shown(_at(band, -1)) for band in bands)])
+        ends = [Estimate(*(None if one is None else one[-1] for one in band)) for band in bands]
+        lines.append([task, *map(_shown, ends)])
     return lines
-
-
-def _at(band: Estimate, index: int) -> Estimate:
-    return Estimate(*(None if values is None else float(values[index]) for values in band))
-
-
-def curves_csv(comparison: Comparison) -> str:
-    """Return the curves as CSV: a row for each method, task and evaluation.
-
-    The task ``average`` is the interquartile mean over seeds and tasks.
-    """
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["method", "task", "env_steps", "minutes", "value", "low", "high", "seeds"])
-    for label, (scores_STN, minutes_SN) in comparison.curves.items():
-        for task, bands in comparison.bands.items():
-            for n, env_steps in enumerate(comparison.env_steps_N.tolist()):
-                minutes = "" if minutes_SN is None else f"{minutes_SN[:, n].mean():.4g}"
-                band = _at(bands[label], n)
-                writer.writerow([label, task, env_steps, minutes, *band, len(scores_STN)])
-    return text.getvalue()

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.cli import clear
 from mtrl_lightning.runs import run_lock
 from tests.helpers.command_line import ROOT
 from tests.helpers.report_folders import make_run, options_of
@@ -29,7 +28,7 @@ def run(tmp_path):
 
 
 def call(*args):
-    clear.main([*map(str, args)])
+    main(["clear", *map(str, args)])
 
 
 def answer(monkeypatch, text, is_terminal=True):

@@ -1,7 +1,5 @@
 """Methods, curves and tables of a comparison by hand, and what cannot be compared."""
 
-import csv
-import io
 import re
 
 import numpy as np
@@ -14,7 +12,6 @@ from mtrl_lightning.reports.comparison import (
     Comparison,
     Curves,
     compare_runs,
-    curves_csv,
     summarize,
     table,
 )
@@ -112,22 +109,19 @@ def test_runs_are_grouped_by_all_options_but_the_seed(runs):
     assert curves.scores_STN[1].tolist() == [[0.0, 0.4, 1.0], [0.1, 0.8, 1.0]]
     assert curves.minutes_SN[0] == pytest.approx([1 / 3, 2 / 3, 1.0])
     assert "wide" not in str(effective(comparison.methods[0].runs[0]))
-    rows = list(csv.DictReader(io.StringIO(curves_csv(comparison))))
-    assert len(rows) == 2 * 3 * 3
-    (last,) = [
-        row
-        for row in rows
-        if (row["method"], row["task"], row["env_steps"]) == ("network MOORE", "push", "300")
-    ]
-    assert [float(last[name]) for name in ("value", "low", "high")] == pytest.approx([0.95, 0.9, 1])
-    assert (last["minutes"], last["seeds"]) == ("1", "2")
+    assert comparison.bands.keys() == {"average", "push", "reach"}
+    band = comparison.bands["push"]["network MOORE"]
+    assert [values[-1] for values in band] == pytest.approx([0.95, 0.9, 1])
 
 
 def test_a_label_before_the_folder_names_a_method(runs):
     given = [f"ours={runs / 'moe'}", f"base line={runs / 'mlp' / 'version_1'}", str(runs / "mlp")]
     comparison = compare_runs(given)
-    assert "one each has base line, network MLP: train more" in comparison.warnings[0]
-    assert "fewer than 3 seeds are much too narrow: ours" in comparison.warnings[1]
+    assert (
+        "fewer than 3 seeds are much too narrow, and one seed has none: ours, base line, network"
+        in comparison.warnings[0]
+    )
+    assert "Train more with another --seed_everything" in comparison.warnings[0]
     assert [method.label for method in comparison.methods][:2] == ["ours", "base line"]
 
 
@@ -164,12 +158,7 @@ def test_runs_evaluated_at_other_steps_are_interpolated_as_far_as_all_have_got(t
     assert first.scores_STN[1, 0] == pytest.approx([0.0, 0.4 + 0.2 / 3])
     assert second.scores_STN[0, 0] == pytest.approx([0.2, 0.4])
     assert second.minutes_SN[0] == pytest.approx([1 / 6, 0.5])
-    messages = (
-        "one each has tau 0.1:",
-        "fewer than 3 seeds",
-        "after 300 env steps",
-        "interpolated",
-    )
+    messages = ("one seed has none: tau 0.005, tau 0.1.", "after 300 env steps", "interpolated")
     for warning, message in zip(comparison.warnings, messages, strict=True):
         assert message in warning
     assert read_run(one).total_steps == 400
@@ -207,14 +196,12 @@ def test_one_seed_is_compared_with_a_sentence_in_place_of_intervals(runs, tmp_pa
     out = tmp_path / "out"
     main(["compare", str(runs / "mlp" / "version_1"), str(runs / others), f"--folder={out}"])
     printed = capsys.readouterr()
-    assert "warning: an interval takes two seeds or more, and one each has" in printed.err
+    assert "warning: intervals of fewer than 3 seeds are much too narrow" in printed.err
     assert printed.err.count("network M") == 2
     text = re.sub(" +", " ", printed.out)
     assert "| network MLP | 1 | 0.45 | 0.45 | " in text
     assert ("| network MOORE | 2 | 1.00 [0.95, 1.00]" in text) == (others == "moe")
-    assert "an interval takes two seeds" in (out / "report.html").read_text()
-    rows = list(csv.DictReader((out / "curves.csv").open(newline="")))
-    assert rows[0]["method"] == "network MLP" and rows[0]["low"] == "" and rows[0]["value"]
+    assert "one seed has none" in (out / "report.html").read_text()
 
 
 def test_runs_of_different_protocols_are_refused_unless_that_is_wanted(runs, capsys):
@@ -260,6 +247,6 @@ def test_compare_prints_a_table_and_writes_what_it_says(runs, tmp_path, capsys):
     assert "| network MOORE | 2 | 1.00 [0.95, 1.00]" in text and "300 (1 of 2)" in text
     assert "| push | 0.20 [0.20, 0.20] | 0.95 [0.90, 1.00] |" in text
     assert "warning: intervals of fewer than 3 seeds" in printed.err
-    names = ["comparison.png", "curves.csv", "report.html"]
+    names = ["comparison.png", "report.html"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert (out / "comparison.png").read_bytes()[:4] == b"\x89PNG"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import sweep as command
 from mtrl_lightning.errors import ConfigurationError, Interrupted
 
@@ -398,7 +399,7 @@ def test_what_a_sweep_file_says(tmp_path):
 
 def ended(*arguments):
     with pytest.raises(SystemExit) as caught:
-        command.main([str(argument) for argument in arguments])
+        main(["sweep", *map(str, arguments)])
     return caught.value.code
 
 
@@ -447,7 +448,7 @@ def test_mistakes_are_named_before_a_run_starts(tmp_path, capsys, monkeypatch):
     assert "which has no end: give --trials" in message(method="random")
     assert not (tmp_path / "networks_gradients").exists()
     seeds = str(ROOT / "configs/sweep/protocol_seeds.yaml")
-    command.main([seeds, "--dry_run", "--", "--rollout.total_steps=9"])
+    main(["sweep", seeds, "--dry_run", "--", "--rollout.total_steps=9"])
     printed = capsys.readouterr().out
     assert printed.splitlines() == [
         f"mtrl-lightning fit -c experiment/mtmhsac --rollout.total_steps=9 --seed_everything={seed}"
