@@ -195,8 +195,7 @@ def _run(
             start_new_session=True,  # Ctrl-C in a terminal reaches the sweep alone
         )
     try:
-        curve, is_weak = _follow(process, trial, sweep, folder / name, stop)
-        code = process.poll()
+        code, curve, is_weak = _follow(process, trial, sweep, folder / name, stop)
     finally:
         process.terminate()  # it saves and ends
         try:
@@ -226,15 +225,19 @@ def _follow(
     sweep: SweepFile,
     folder: Path,
     stop: threading.Event,
-) -> tuple[list[float], bool]:
-    """Report the metric until the run ends, and return it, and whether Hyperband ends the run."""
+) -> tuple[int | None, list[float], bool]:
+    """Report the metric until the run ends, is weak, or has to stop.
+
+    Returns:
+        The run's exit code, None if it goes on; the metric; and whether Hyperband ends the run.
+    """
     stored = trial.study.get_trials(deepcopy=False)[trial.number]
     num_reported = len(stored.intermediate_values)
     curve: list[float] = []
     read_at = 0
-    has_ended = False
-    while not has_ended and not stop.wait(SECONDS_BETWEEN_LOOKS):
-        has_ended = process.poll() is not None  # before the metrics are read, the last ones too
+    code = None
+    while code is None and not stop.wait(SECONDS_BETWEEN_LOOKS):
+        code = process.poll()  # before the metrics are read: else the last may be missed
         # not written yet, or damaged: what was read before is kept
         with contextlib.suppress(OSError, ValueError, IndexError, KeyError):
             path = versions(str(folder.parent), folder.name)[-1] / METRICS
@@ -245,9 +248,9 @@ def _follow(
         for value in curve[num_reported:]:
             num_reported += 1
             trial.report(value, num_reported)
-            if not has_ended and trial.should_prune():
-                return curve[:num_reported], True
-    return curve, False
+            if code is None and trial.should_prune():
+                return None, curve[:num_reported], True
+    return code, curve, False
 
 
 @contextlib.contextmanager

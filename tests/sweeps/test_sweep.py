@@ -191,6 +191,20 @@ def test_ctrl_c_lets_the_runs_save_and_end(tmp_path):
     size = metrics.stat().st_size
     time.sleep(0.3)
     assert metrics.stat().st_size == size
+    states = [one.state.name for one in open_study(tmp_path / "try", given).trials]
+    assert states == ["WAITING"], "it continues"
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_with_its_interrupted_sweep_continues(tmp_path):
+    """As where SLURM sends SIGTERM to the sweep and to its runs."""
+    given = sweep_file(tmp_path)
+    trial = next_trial(open_study(tmp_path, given), given, 1)
+    stop = threading.Event()
+    stop.set()
+    with subprocess.Popen([sys.executable, "-c", "exit(143)"]) as process:
+        process.wait()
+        assert sweeps._follow(process, trial, given, tmp_path, stop)[0] is None
 
 
 @pytest.mark.slow
