@@ -64,38 +64,16 @@ NAMED_FILE = "--config."
 """The start of the options that give a configuration file, each with a name of its own."""
 
 
-class _RunGivenError(Exception):
-    """A run is given, whose configuration comes before all arguments."""
-
-    def __init__(self, run: str) -> None:
-        super().__init__(run)
-        self.run = run
-
-
 class _Run(argparse.Action):
     """The argument ``RUN`` of ``validate`` and the option ``--resume`` of ``fit``."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        """Let the parser begin with the run's configuration.
+        """Check that the parser begins with this run's configuration.
 
         Raises:
-            ConfigurationError: if another run was given before.
+            ConfigurationError: if it does not.
         """
-        parser.take_run(values)
-
-
-class _Tasks(argparse.Action):
-    """The option ``--tasks``, which takes several values but no run behind them."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        """Store the tasks."""
-        for value in values:
-            if _is_run(Path(value)):
-                parser.take_run(value)
-        tasks = [value for value in values if not _is_run(Path(value))]
-        if not tasks:
-            raise argparse.ArgumentError(self, "expected at least one task")
-        namespace[self.dest] = tasks
+        parser.check_run(values)
 
 
 class _TrainerHelp(argparse.Action):
@@ -204,7 +182,7 @@ class RunParser(LightningArgumentParser):
         )
         self.add_argument(
             "--tasks",
-            action=_Tasks,
+            type=str,
             nargs="+",
             metavar="TASK",
             help="the only tasks to evaluate, in this order, such as reach door-open (default: all"
@@ -219,14 +197,14 @@ class RunParser(LightningArgumentParser):
             " checkpoint, its env_steps, the protocol and the time",
         )
 
-    def take_run(self, run: str) -> None:
-        """Begin with a run's configuration, unless the parser already has.
+    def check_run(self, run: str) -> None:
+        """Check that an argument is the run whose configuration comes first.
 
         Raises:
-            ConfigurationError: if there is another run.
+            ConfigurationError: if it is another one, or none.
         """
         if self._run is None:
-            raise _RunGivenError(run)
+            _files_of(Path(run), self._command)  # names what is missing
         if run != self._run:
             raise ConfigurationError(f"two runs are given, {self._run} and {run}: give one")
 
@@ -239,17 +217,9 @@ class RunParser(LightningArgumentParser):
             ConfigurationError: if a run is given that cannot be used.
         """
         given = _with_nulls(_with_named_files(sys.argv[1:] if args is None else args))
-        self._run = _resumed(given) if self._command == "fit" else None
+        self._run, given = _run_of(given, self._command)
         if self._run is None:
-            try:
-                return super().parse_args(given, *rest, **kwargs)
-            except _RunGivenError as found:
-                self._run = found.run
-            except argparse.ArgumentError:
-                # an option of a class that the run's configuration chooses may stand before RUN
-                self._run = _evaluated(given) if self._command == "validate" else None
-                if self._run is None:
-                    raise
+            return super().parse_args(given, *rest, **kwargs)
         config_file, checkpoint = _files_of(Path(self._run), self._command)
         stored = read_run_config(config_file)  # names the classes that the parser imports
         # the run's own options come first, so that all other arguments override them
@@ -319,26 +289,26 @@ def _has_option(given: Sequence[str], name: str) -> bool:
     return any(argument.partition("=")[0] == f"--{name}" for argument in given)
 
 
-def _resumed(given: Sequence[str]) -> str | None:
-    """Return the run of ``--resume``, wherever it stands; None without one."""
-    for argument, following in itertools.zip_longest(given, given[1:]):
-        option, has_value, value = argument.partition("=")
-        if option != "--resume":
+def _run_of(given: list[str], command: str) -> tuple[str | None, list[str]]:
+    """Return the run that is given, wherever it stands, and the arguments to parse.
+
+    Args:
+        given: what follows the command.
+        command: ``fit``, ``validate``, or nothing for a class of a configuration.
+    """
+    for place, (previous, argument) in enumerate(itertools.pairwise(["", *given])):
+        option, _, value = argument.partition("=")
+        if command == "fit" and option == "--resume" and value:
+            return value, given
+        if argument.startswith("-"):
             continue
-        if has_value:
-            return value
-        if following is not None and not following.startswith("-"):
-            return following
-    return None
-
-
-def _evaluated(given: Sequence[str]) -> str | None:
-    """Return the first argument of ``validate`` that is a run and no file of an option."""
-    for previous, argument in zip(["", *given], given, strict=False):
+        if command == "fit" and previous == "--resume":
+            return argument, given
         is_file = previous in ("-c", "--config", "--ckpt_path")
-        if not is_file and _is_run(Path(argument)):
-            return argument
-    return None
+        if command == "validate" and not is_file and _is_run(Path(argument)):
+            # an option before it may take several values, or none
+            return argument, [*given[:place], *given[place + 1 :]]
+    return None, given
 
 
 def _is_run(path: Path) -> bool:

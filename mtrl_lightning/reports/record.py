@@ -164,7 +164,7 @@ def is_run(folder: Path) -> bool:
 def find_runs(path: Path) -> list[Path]:
     """Return the path itself if it is one of ``read_run``, or else the runs in the folder.
 
-    Runs are found in ``PATH/version_N``, ``PATH/NAME/version_N`` and, those of sweeps, two folders
+    Runs are found in ``PATH/version_N``, ``PATH/NAME/version_N`` and, those of sweeps, one folder
     deeper, oldest first.
 
     Raises:
@@ -177,7 +177,7 @@ def find_runs(path: Path) -> list[Path]:
             f"there is no folder {path}: give the folder of a run, such as runs/NAME/version_0, or"
             " one that contains runs, such as runs/NAME"
         )
-    patterns = ("version_*", "*/version_*", "*/*/version_*", "*/*/*/version_*")
+    patterns = ("version_*", "*/version_*", "*/*/version_*")
     found = [
         folder
         for pattern in patterns

@@ -108,7 +108,7 @@ def test_a_file_beside_a_run_leaves_its_checkpoint_and_its_name(run, command):
 
 def test_tasks_are_at_least_one(run):
     assert parse("validate", "--tasks", "goal-0", run).tasks == ["goal-0"]
-    with pytest.raises(ArgumentError, match="expected at least one task"):
+    with pytest.raises(ArgumentError, match="--tasks: expected at least one argument"):
         parse("validate", "--tasks", run)
 
 
@@ -180,7 +180,7 @@ def test_none_is_null():
 
 def test_a_run_that_an_option_takes_for_its_value_is_refused_by_that_option(run):
     given = ["--trainer.deterministic", run]
-    with pytest.raises(ArgumentError, match=f'(?s)"trainer.deterministic".*Given value: {run}'):
+    with pytest.raises(ArgumentError, match=r"--trainer.deterministic: expected one argument"):
         parse("validate", *given)
 
 
