@@ -109,17 +109,11 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_torch() -> Iterator[Finding]:
-    """Time a layer in both precisions on the CPU, and find the GPUs that PyTorch can use."""
+    """Find the GPUs that PyTorch can use."""
     if _version("torch") is None:
         return
     import torch
 
-    from mtrl_lightning.precision import time_products
-
-    times = time_products()
-    advice = "keep 32-true" if times.is_bfloat16_slower else "bf16-mixed may pay off"
-    value = f"{times.slowdown:.2f} times float32's time on the CPU: --trainer.precision {advice}"
-    yield Finding("bfloat16", value)
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         memory = properties.total_memory / GIB

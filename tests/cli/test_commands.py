@@ -11,7 +11,6 @@ import warnings
 import pytest
 from lightning.pytorch import Trainer
 
-from mtrl_lightning import precision
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import EnvStepWandbLogger
 from mtrl_lightning.cli import config_list, doctor
@@ -174,10 +173,9 @@ def doctor_prints(capsys):
 
 @pytest.fixture
 def quick_doctor(monkeypatch):
-    """A doctor that starts no process and times nothing."""
+    """A doctor that starts no process."""
     checks = tuple(check for check in doctor.CHECKS if check is not doctor.check_renderer)
     monkeypatch.setattr(doctor, "CHECKS", checks)
-    monkeypatch.setattr(precision, "time_products", lambda: precision.ProductTimes(1, 1, 1.0, 3.0))
 
 
 def without(monkeypatch, *missing):
@@ -201,11 +199,9 @@ def test_doctor_names_all_that_matters(quick_doctor, capsys):
         "gpu",
         "memory",
         "disk",
-        "bfloat16",
         "system",
     ):
         assert f" {name} " in printed
-    assert "3.00 times float32's time on the CPU: --trainer.precision keep 32-true" in printed
 
 
 def test_doctor_says_how_to_get_what_is_missing(quick_doctor, capsys, monkeypatch):
