@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mtrl_lightning.gradients.aligned_mtl import AlignedMTL, alignment
+from mtrl_lightning.gradients.aligned_mtl import AlignedMTL
 from tests.helpers.gradients import assert_near, random_gradients, update
 from tests.helpers.specs import spec_of
 
@@ -15,27 +15,10 @@ def by_svd(gradients):
     return (size[kept].min() * left[:, kept] @ right[kept]).mean(0)
 
 
-@pytest.mark.parametrize(("num_tasks", "size"), [(2, 4), (5, 8), (10, 40)])
+@pytest.mark.parametrize(("num_tasks", "size"), [(2, 4), (5, 8), (8, 3), (10, 40)])
 def test_it_is_the_mean_of_the_aligned_gradients(num_tasks, size):
     gradients = random_gradients(num_tasks, size, seed=num_tasks)
-    assert_near(update(AlignedMTL(spec_of(num_tasks)), gradients), by_svd(gradients))
-
-
-def test_more_tasks_than_parameters():
-    gradients = random_gradients(8, 3)
-    assert_near(update(AlignedMTL(spec_of(8)), gradients), by_svd(gradients), atol=1e-5)
-
-
-def test_all_singular_values_become_the_smallest():
-    gradients = random_gradients(4).double()
-    aligned = alignment(gradients @ gradients.t()) @ gradients
-    smallest = torch.linalg.svdvals(gradients).min()
-    assert_near(torch.linalg.svdvals(aligned), smallest.expand(4))
-
-
-def test_orthogonal_gradients_by_hand():
-    # singular values 3 and 1: both become 1
-    assert_near(update(AlignedMTL(spec_of(2)), [[3.0, 0.0], [0.0, 1.0]]), [0.5, 0.5])
+    assert_near(update(AlignedMTL(spec_of(num_tasks)), gradients), by_svd(gradients), atol=1e-5)
 
 
 def test_conflicting_gradients_by_hand():

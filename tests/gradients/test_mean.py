@@ -32,26 +32,6 @@ def test_the_gradient_by_hand():
     torch.testing.assert_close(own.grad, torch.tensor([6.0, 12.0, -6.0]) / 3)
 
 
-def test_the_gradient_is_the_mean_of_the_tasks_gradients():
-    shared, own = parameters()
-    Mean(spec_of(3)).backward(
-        losses(shared, own), TaskParameters([shared], [own], [shared]), GENERATOR
-    )
-    alone = [torch.autograd.grad(losses(shared, own)[i], [shared, own]) for i in range(3)]
-    for parameter, gradients in zip((shared, own), zip(*alone, strict=True), strict=True):
-        torch.testing.assert_close(parameter.grad, torch.stack(gradients).mean(0))
-
-
-def test_the_gradient_is_that_of_the_whole_batch():
-    weight = Parameter(torch.tensor([0.3, -0.7]))
-    x_BD = torch.arange(24.0).view(12, 2) / 10
-    (x_BD @ weight - 1).square().mean().backward()
-    batch, weight.grad = weight.grad, None
-    loss_R = (x_BD @ weight - 1).square().view(3, 4).mean(1)
-    Mean(spec_of(3)).backward(loss_R, TaskParameters([weight], [], [weight]), GENERATOR)
-    torch.testing.assert_close(weight.grad, batch)
-
-
 def test_what_is_said_to_be_shared_makes_no_difference():
     first, second = parameters(), parameters()
     Mean(spec_of(3)).backward(losses(*first), TaskParameters([], list(first), []), GENERATOR)
