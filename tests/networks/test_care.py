@@ -11,10 +11,9 @@ import torch
 from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.conditioning import Embedding, NoConditioning
+from mtrl_lightning.networks.conditioning import Embedding
 from mtrl_lightning.networks.language import EMBEDDINGS, load_embeddings
 from mtrl_lightning.networks.mixture import CARE
-from mtrl_lightning.networks.mlp import MLP
 from tests.helpers.networks import (
     DTYPES,
     GROUPED_TASKS,
@@ -70,70 +69,10 @@ def test_attention_is_sharp_and_differs_between_rows():
     assert (encoder(x_BD, TASK_B)[:, :Z] - mean_BZ).abs().max() > 0.1
 
 
-def test_attention_by_hand():
-    encoder = make(num_experts=2)
-    with torch.no_grad():
-        for parameter in encoder.parameters():
-            parameter.zero_()
-        encoder.context.output.bias.copy_(torch.tensor([1.0, 0.0, 2.0]))
-        encoder.experts.biases[-1][:, 0] = torch.tensor([[1.0, 5.0, 0.0], [0.0, -5.0, 1.0]])
-    # products 1 and 2
-    e, out = np.e, encoder(uniform(1, 5), torch.tensor([0]))[0].tolist()
-    assert out == pytest.approx(
-        [1 / (1 + e), 5 / (1 + e) - 5 * e / (1 + e), e / (1 + e), 1, 0, 2], rel=1e-5
-    )
-
-
-def test_the_context_learns_from_its_own_part_of_the_features_alone():
-    encoder, x_BD = make(), uniform(7, 5)
-    parameters = list(encoder.context.parameters())
-    of_mixture = torch.autograd.grad(
-        encoder(x_BD, TASK_B)[:, :Z].square().sum(),
-        parameters,
-        allow_unused=True,
-        materialize_grads=True,
-    )
-    assert not any(gradient.any() for gradient in of_mixture)
-    of_context = torch.autograd.grad(encoder(x_BD, TASK_B)[:, Z:].square().sum(), parameters)
-    assert all(gradient.any() for gradient in of_context)
-
-
-def test_the_encoders_learn_from_the_attention_too():
-    encoder, x_BD = make(), uniform(7, 5)
-    with torch.no_grad():
-        context_BC = encoder.context(TASK_B)
-        weight_BK = torch.einsum("kbz,bz->bk", encoder.experts(x_BD), context_BC).softmax(-1)
-    own = torch.autograd.grad(encoder(x_BD, TASK_B)[:, 0].sum(), list(encoder.experts.parameters()))
-    fixed = torch.einsum("kbz,bk->bz", encoder.experts(x_BD), weight_BK)[:, 0].sum()
-    without = torch.autograd.grad(fixed, list(encoder.experts.parameters()))
-    assert all((a - b).abs().max() > 1e-3 for a, b in zip(own, without, strict=True))
-
-
-def test_the_embedding_is_frozen_and_everything_else_learns():
-    encoder = make()
-    encoder(uniform(7, 5), TASK_B).square().sum().backward()
-    assert [
-        name for name, parameter in encoder.named_parameters() if not parameter.grad.any()
-    ] == []
-    assert any(buffer.shape == (4, 384) for buffer in encoder.buffers())
-    assert not any(384 in parameter.shape[:1] for parameter in encoder.parameters())
-
-
 def test_another_conditioning_takes_the_place_of_language():
     encoder = make(conditioning=lambda spec: Embedding(spec, dim=3))
     encoder(uniform(7, 5), TASK_B).square().sum().backward()
     assert encoder.context.embedding.weight_TC.grad.any()
-
-
-def test_a_row_does_not_depend_on_the_others():
-    encoder = make()
-    x_BD = uniform(7, 5)
-    order = torch.tensor([6, 3, 0, 5, 1, 4, 2])
-    whole = encoder(x_BD, TASK_B)
-    torch.testing.assert_close(encoder(x_BD[order], TASK_B[order]), whole[order])
-    torch.testing.assert_close(
-        torch.cat([encoder(x_BD[i : i + 1], TASK_B[i : i + 1]) for i in range(7)]), whole
-    )
 
 
 @pytest.mark.parametrize("tasks", GROUPED_TASKS)
@@ -159,16 +98,6 @@ def test_the_state_holds_all_and_the_tasks_embeddings():
     assert not torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     assert torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
-
-
-def test_actor_and_critic_see_the_task_in_the_features_alone():
-    encoder = make()
-    head = MLP(
-        encoder.out_dim, 2, spec_of(4), width=8, output_bound=0.5, conditioning=NoConditioning
-    )
-    out = head(encoder(uniform(1, 5).expand(4, 5), torch.arange(4)), torch.arange(4))
-    assert head.trunk[0].in_features == 2 * Z
-    assert len({tuple(row) for row in out.tolist()}) == 4
 
 
 def test_the_sizes_are_the_papers():

@@ -118,12 +118,6 @@ def test_outliers_are_clipped_on_both_sides():
     torch.testing.assert_close(out, torch.tensor([[2.4, 2.5, -2.5]]))
 
 
-def test_it_learns_nothing_and_keeps_its_statistics_in_the_state():
-    encoder = observe(Standardize(spec_of(2, SPACE)), batches(3))
-    assert list(encoder.parameters()) == []
-    assert set(encoder.state_dict()) == {"mean_D", "variance_D", "count"}
-
-
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 6, 9])
 def test_a_restored_encoder_goes_on_as_the_one_that_was_saved(saved_after):
     data = batches(10)

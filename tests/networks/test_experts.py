@@ -44,16 +44,6 @@ def test_each_expert_is_a_perceptron(depth, relu_last, own_inputs):
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_two_experts_by_hand():
-    experts = Experts(2, 1, 1, width=1, depth=1)
-    for parameter, numbers in zip(
-        experts.parameters(), ([2, -3], [1, 10], [1, 0.5], [0, 1]), strict=True
-    ):
-        parameter.data.copy_(torch.tensor(numbers).view_as(parameter))
-    # weights first, then biases: (2 x + 1) * 1 + 0 and relu(-3 x + 0.5) * 10 + 1
-    assert experts(torch.tensor([[3.0], [-1.0]]))[..., 0].tolist() == [[7.0, 0.0], [1.0, 36.0]]
-
-
 def test_experts_begin_he_uniform_with_zero_biases():
     torch.manual_seed(0)
     experts = Experts(3, 50, 40, width=200, depth=2)

@@ -126,13 +126,6 @@ def test_a_step_beyond_a_bound_is_pulled_back_and_the_next_can_leave_it(kind):
     assert made.log_std_TA[1].tolist() == pytest.approx([0.4, 0.4])
 
 
-def test_at_a_bound_the_deviation_still_has_a_gradient():
-    made = make(StateIndependentStd, initial=0.4, maximum=0.4)
-    policy = made.distribution(torch.zeros(4, ACTION_DIM), TASK_B)
-    policy.entropy().sum().backward()
-    assert made.log_std_TA.grad.tolist() == [[2, 2], [1, 1], [1, 1]]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("options", "named"),

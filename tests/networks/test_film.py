@@ -17,7 +17,6 @@ from tests.helpers.networks import (
     assert_equals_row_by_row,
     assert_refused,
     num_parameters,
-    randomized,
     uniform,
 )
 from tests.helpers.specs import spec_of
@@ -71,37 +70,6 @@ def test_it_begins_as_the_same_network_for_every_task(variant):
         h_BH = F.relu(layer(h_BH))
     for task in range(NUM_TASKS):
         assert torch.equal(network(x_BD, torch.full((5,), task)), network.head(h_BH))
-
-
-def test_one_layer_by_hand():
-    network = FiLM(1, 1, spec_of(2), width=2, depth=1)
-    numbers = {
-        # delta, delta, beta, beta of tasks 0 and 1
-        "modulation.weight": [
-            [0, 1],
-            [0, -3],
-            [0, 10],
-            [0, 20],
-        ],
-        "layers.0.weight": [[1], [2]],
-        "layers.0.bias": [0, 1],
-        "head.weight": [[1, 100]],
-        "head.bias": [0.5],
-    }
-    network.load_state_dict({name: torch.tensor(value).float() for name, value in numbers.items()})
-    # x = 3: the maps give 3 and 7; task 1 makes (1 + 1) 3 + 10 = 16 and (1 - 3) 7 + 20 = 6 of them
-    out = network(torch.tensor([[3.0], [3.0]]), torch.tensor([0, 1]))
-    assert out[:, 0].tolist() == [3 + 700 + 0.5, 16 + 600 + 0.5]
-
-
-def test_a_scalar_modulates_all_features_of_a_layer_alike():
-    network = randomized(make_scalar(depth=1))
-    network.layers[0].bias.data.zero_()
-    network.modulation.weight.data[1] = 0  # beta
-    network.modulation.weight.data[0] = torch.tensor([0.0, 1.0, 4.0])  # gamma is 1, 2, 5
-    network.head.bias.data.zero_()
-    out = network(uniform(1, IN_DIM).expand(3, -1), torch.arange(3))
-    torch.testing.assert_close(out, out[:1] * torch.tensor([[1.0], [2.0], [5.0]]))
 
 
 @pytest.mark.parametrize(("scalar", "factors"), [(False, 8), (True, 1)])

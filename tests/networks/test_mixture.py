@@ -114,44 +114,10 @@ def test_a_mixture_equals_a_loop_over_rows_and_experts(kind, dtype, tolerance):
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_are_not_negative_and_sum_to_one(kind):
-    weight_BK = make(kind).assignment(TASK_B)
-    assert weight_BK.shape == (7, K) and (weight_BK >= 0).all()
-    torch.testing.assert_close(weight_BK.sum(-1), torch.ones(7))
-
-
-def test_weights_by_hand():
-    task_B = torch.tensor([2, 0, 3])
-    assert OwnExpert(4, spec_of(4))(task_B).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 1]]
-    assert Average(5, spec_of(4))(task_B).tolist() == [[pytest.approx(0.2)] * 5] * 3
-    gate, attention = Gate(4, spec_of(4)), Attention(4, spec_of(4), temperature=2.0)
-    for assignment in (gate, attention):
-        with torch.no_grad():
-            assignment.scores.output.weight.zero_()
-            assignment.scores.output.bias.copy_(torch.tensor([1.0, 3.0, -1.0, 2.0]))
-    e = math.e
-    assert gate(task_B[:1]).tolist()[0] == pytest.approx([0, e / (e + 1), 0, 1 / (e + 1)])
-    powers = [math.exp(score / 2) for score in (1, 3, -1, 2)]
-    assert attention(task_B[:1]).tolist()[0] == pytest.approx(
-        [power / sum(powers) for power in powers]
-    )
-
-
 @pytest.mark.parametrize("num_chosen", [1, 2, 3, 4])
 def test_a_gate_chooses_as_many_experts_as_it_is_told(num_chosen):
     weight_TK = make(lambda k, t: Gate(k, t, num_chosen=num_chosen)).assignment(torch.arange(4))
     assert (weight_TK > 0).sum(-1).tolist() == [num_chosen] * 4
-
-
-def test_experts_that_no_task_of_the_batch_uses_get_no_gradient():
-    for kind in (OwnExpert, Gate, clusters):
-        mixture = make(kind)
-        mixture(uniform(7, 5), TASK_B[:1].expand(7)).square().sum().backward()
-        used_K = mixture.assignment(torch.tensor([2]))[0] > 0
-        assert 1 <= used_K.sum() < K
-        for weight_KDH in mixture.experts.weights:
-            assert torch.equal(weight_KDH.grad.flatten(1).any(1), used_K)
 
 
 @pytest.mark.parametrize("assignment", [Gate, Attention])
@@ -181,18 +147,6 @@ def test_groups_of_tasks_have_the_features_and_gradients_of_the_same_rows_in_any
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_does_not_depend_on_the_others(kind):
-    mixture = make(kind)
-    x_BD = uniform(7, 5)
-    order = torch.tensor([6, 3, 0, 5, 1, 4, 2])
-    whole = mixture(x_BD, TASK_B)
-    torch.testing.assert_close(mixture(x_BD[order], TASK_B[order]), whole[order])
-    torch.testing.assert_close(
-        torch.cat([mixture(x_BD[i : i + 1], TASK_B[i : i + 1]) for i in range(7)]), whole
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_batch_half_precision_and_many_losses_at_once(kind):
     mixture, x_BD = make(kind), uniform(7, 5)
     assert mixture(x_BD[:0], TASK_B[:0]).shape == (0, 3) and mixture.out_dim == 3
@@ -212,12 +166,6 @@ def test_the_state_holds_all(kind):
     assert not torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     assert torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
-
-
-def test_clusters_by_hand():
-    assignment = clusters(4, spec_of(NAMES))
-    torch.testing.assert_close(assignment(torch.arange(4)), torch.tensor(CLUSTER_WEIGHTS))
-    assert list(assignment.parameters()) == []
 
 
 def test_words_are_whole_and_in_names_or_descriptions(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from functools import partial
 
@@ -10,15 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.networks import MLP, MultiHead, Network, OneHot, hidden
+from mtrl_lightning.networks import MLP, MultiHead, hidden
 from tests.helpers.networks import (
     ALWAYS_FUSED,
-    ARCHITECTURES,
     CONTRACT,
     IN_DIM,
     NUM_TASKS,
     OUT_DIM,
-    Dense,
     num_parameters,
     uniform,
 )
@@ -52,18 +49,6 @@ def test_the_contract_with_fused_layers(check, layer_norm, monkeypatch):
 @pytest.mark.parametrize("check", CONTRACT)
 def test_the_contract_with_residual_blocks(check):
     check(make_residual)
-
-
-def test_one_hot_by_hand():
-    out = OneHot(spec_of(3))(torch.tensor([2, 0, 2]))
-    assert out.tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 1]]
-
-
-def test_one_hot_says_how_many_numbers_it_gives_and_learns_nothing():
-    one_hot = OneHot(spec_of(5))
-    assert one_hot.out_dim == 5
-    assert list(one_hot.parameters()) == []
-    assert one_hot.state_dict() == {}
 
 
 def by_hand(weights, x, task, num_tasks, depth, layer_norm):
@@ -140,74 +125,6 @@ def test_the_output_layer_begins_within_its_bound(architecture, given, bound):
 
 def kinds(network):
     return [type(module) for module in network.trunk]
-
-
-@pytest.mark.parametrize("architecture", PLAIN)
-def test_layer_norm_is_there_only_when_it_is_asked_for(architecture):
-    assert kinds(architecture(2, 1, spec_of(1), width=4, depth=2)) == [nn.Linear, nn.ReLU] * 2
-    assert (
-        kinds(architecture(2, 1, spec_of(1), width=4, depth=2, layer_norm=True))
-        == [nn.Linear, nn.LayerNorm, nn.ReLU] * 2
-    )
-
-
-@pytest.mark.parametrize("architecture", PLAIN)
-def test_the_defaults_are_those_of_the_protocol(architecture):
-    defaults = {name: p.default for name, p in inspect.signature(architecture).parameters.items()}
-    assert (defaults["width"], defaults["depth"], defaults["layer_norm"]) == (400, 3, False)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_an_architecture_is_built_by_three_positional_numbers(architecture):
-    parameters = inspect.signature(architecture).parameters.values()
-    positional = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    assert positional == ["in_dim", "out_dim", "spec"]
-    network = architecture(5, 7, spec_of(3))
-    assert isinstance(network, Network)
-    assert network(uniform(4, 5), torch.tensor([0, 1, 2, 1])).shape == (4, 7)
-
-
-@pytest.mark.parametrize("architecture", PLAIN)
-def test_the_task_makes_a_difference(architecture):
-    torch.manual_seed(0)
-    network = architecture(3, 2, spec_of(3), width=16, output_bound=0.5)
-    out = network(uniform(1, 3).expand(3, 3), torch.tensor([0, 1, 2]))
-    assert len({tuple(row) for row in out.tolist()}) == 3
-
-
-@pytest.mark.parametrize("architecture", PLAIN)
-def test_a_row_does_not_depend_on_the_others(architecture):
-    torch.manual_seed(0)
-    network = architecture(3, 2, spec_of(3), width=16, output_bound=0.5, layer_norm=True).double()
-    x_BD, task_B = uniform(9, 3).double(), torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
-    whole = network(x_BD, task_B)
-    alone = torch.cat([network(x_BD[i : i + 1], task_B[i : i + 1]) for i in range(9)])
-    torch.testing.assert_close(whole, alone, rtol=1e-12, atol=1e-12)
-    order = torch.tensor([8, 3, 0, 5, 1, 7, 2, 6, 4])
-    torch.testing.assert_close(
-        network(x_BD[order], task_B[order]), whole[order], rtol=1e-12, atol=1e-12
-    )
-
-
-@pytest.mark.parametrize("architecture", PLAIN)
-def test_every_parameter_gets_a_gradient(architecture):
-    torch.manual_seed(0)
-    network = architecture(
-        3, 2, spec_of(2), width=16, output_bound=0.5, layer_norm=True, conditioning=Dense
-    )
-    network(uniform(20, 3), torch.arange(20) % 2).square().sum().backward()
-    assert [
-        name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()
-    ] == []
-
-
-@pytest.mark.parametrize("architecture", PLAIN)
-def test_another_conditioning_takes_the_place_of_the_one_hot(architecture):
-    network = architecture(3, 2, spec_of(7), width=8, conditioning=Dense)
-    assert network.trunk[0].in_features == 3 + 5
-    assert any(
-        parameter is network.conditioning.table.weight for parameter in network.shared_parameters()
-    )
 
 
 def test_all_of_an_mlp_is_shared():

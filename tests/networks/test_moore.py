@@ -60,14 +60,6 @@ def test_it_is_the_papers_equations_row_by_row(options):
     assert_equals_row_by_row(make(**options), slow, tolerance=1e-7)
 
 
-def test_the_basis_is_orthonormal():
-    torch.manual_seed(0)
-    network = MOORE(39, 8, spec_of(10), num_experts=6)
-    basis_KBH = orthonormal(network.experts(uniform(50, 39)))
-    products_BKK = torch.einsum("kbh,lbh->bkl", basis_KBH, basis_KBH)
-    torch.testing.assert_close(products_BKK, torch.eye(6).expand(50, 6, 6), rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_the_basis_spans_what_the_vectors_span_in_their_order(scale):
     u_KBH = scale * uniform(4, 7, 10)
@@ -78,11 +70,6 @@ def test_the_basis_spans_what_the_vectors_span_in_their_order(scale):
         inside_KBH = torch.einsum("kbh,lbh,lbg->kbg", u_KBH[:k], q_KBH, q_KBH)
         torch.testing.assert_close(inside_KBH, u_KBH[:k], rtol=1e-4, atol=1e-5 * scale)
     assert (u_KBH * basis_KBH).sum(-1).min() > 0
-
-
-def test_a_basis_by_hand():
-    basis_KBH = orthonormal(torch.tensor([[[3.0, 4.0]], [[1.0, 0.0]]]))
-    torch.testing.assert_close(basis_KBH[:, 0], torch.tensor([[0.6, 0.8], [0.8, -0.6]]))
 
 
 def test_vectors_of_zeros_have_finite_gradients():
@@ -99,13 +86,6 @@ def test_half_precision_is_left_for_the_basis():
         torch.einsum("kbh,lbh->bkl", basis_KBH, basis_KBH), torch.eye(3).expand(5, 3, 3)
     )
     assert orthonormal(uniform(3, 5, 16).double()).dtype == torch.float64
-
-
-def test_a_tasks_loss_leaves_the_other_tasks_heads_and_weights_alone():
-    network, task_B = make(), torch.arange(3)
-    network(uniform(3, IN_DIM), task_B)[1].square().sum().backward()
-    assert network.mixture.weight.grad.any(0).tolist() == [False, True, False]
-    assert network.heads.weight.grad.view(NUM_TASKS, -1).any(1).tolist() == [False, True, False]
 
 
 def test_the_experts_alone_are_shared_with_the_one_hot():

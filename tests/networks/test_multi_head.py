@@ -50,12 +50,6 @@ def test_the_contract_with_residual_blocks(check):
     check(make_residual)
 
 
-def head_rows(network, task):
-    """Weights and biases of one task's head, or their gradients."""
-    rows = slice(task * OUT_DIM, (task + 1) * OUT_DIM)
-    return network.heads.weight.grad[rows], network.heads.bias.grad[rows]
-
-
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_with_one_task_it_is_an_mlp(layer_norm):
     torch.manual_seed(0)
@@ -66,43 +60,6 @@ def test_with_one_task_it_is_an_mlp(layer_norm):
     )
     x_BD, task_B = uniform(32, 4), torch.zeros(32, dtype=torch.int64)
     assert torch.equal(multi(x_BD, task_B), mlp(x_BD, task_B))
-
-
-def test_each_task_has_the_output_of_its_own_head():
-    network = make()
-    x_BD, task_B = uniform(9, 4), torch.tensor([0, 2, 1, 1, 2, 0, 0, 1, 2])
-    features = network.trunk(torch.cat([x_BD, network.conditioning(task_B)], dim=-1))
-    weight = network.heads.weight.view(NUM_TASKS, OUT_DIM, -1)
-    bias = network.heads.bias.view(NUM_TASKS, OUT_DIM)
-    wanted = torch.stack(
-        [weight[t] @ f + bias[t] for f, t in zip(features, task_B.tolist(), strict=True)]
-    )
-    torch.testing.assert_close(network(x_BD, task_B), wanted, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("task", range(NUM_TASKS))
-def test_a_tasks_loss_leaves_the_other_heads_alone(task):
-    network = make()
-    network(uniform(8, 4), torch.full((8,), task)).square().sum().backward()
-    for other in range(NUM_TASKS):
-        for gradient in head_rows(network, other):
-            assert gradient.any() == (other == task)
-
-
-def test_in_a_batch_of_all_tasks_each_loss_reaches_its_own_head_alone():
-    network = make()
-    task_Rn = torch.arange(NUM_TASKS)[:, None].expand(NUM_TASKS, 3)
-    loss_Rn = network(uniform(NUM_TASKS, 3, 4), task_Rn).square().sum(-1)
-    loss_Rn[1].mean().backward()
-    assert [bool(head_rows(network, task)[0].any()) for task in range(NUM_TASKS)] == [
-        False,
-        True,
-        False,
-    ]
-
-
-def test_the_task_stays_in_the_input():
-    assert make().trunk[0].in_features == 4 + NUM_TASKS
 
 
 def test_shared_are_all_parameters_but_the_heads():

@@ -12,10 +12,8 @@ from mtrl_lightning.networks.conditioning import (
     Embedding,
     NoConditioning,
     OneHot,
-    TaskConditioning,
     TaskEncoder,
 )
-from mtrl_lightning.networks.mlp import MLP
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.paco import PaCo
 from tests.helpers.networks import (
@@ -27,7 +25,6 @@ from tests.helpers.networks import (
     assert_equals_row_by_row,
     assert_refused,
     num_parameters,
-    uniform,
 )
 from tests.helpers.specs import spec_of
 
@@ -62,32 +59,6 @@ def test_every_parameter_is_a_sum_over_the_sets(options):
     assert_equals_row_by_row(make(**options), slow)
 
 
-class Nothing(TaskConditioning):
-    """No numbers."""
-
-    def __init__(self, spec) -> None:
-        super().__init__(spec)
-        self.out_dim = 0
-
-    def forward(self, task_B: torch.Tensor) -> torch.Tensor:
-        return torch.empty(*task_B.shape, 0)
-
-
-def test_with_one_set_of_weight_one_it_is_an_mlp():
-    network = make(num_sets=1)
-    network.composition.weight.data.fill_(1)
-    mlp = MLP(IN_DIM, OUT_DIM, spec_of(NUM_TASKS), width=8, depth=2, conditioning=Nothing)
-    for linear, weight_1DH, bias_1H in zip(
-        [*list(mlp.trunk)[::2], mlp.head], network.weights, network.biases, strict=True
-    ):
-        linear.weight.data.copy_(weight_1DH[0].t())
-        linear.bias.data.copy_(bias_1H[0])
-    for tasks in ([0, 0, 1, 1, 2, 2], [2, 0, 1, 1], [[0, 0], [1, 1], [2, 2]]):
-        task_B = torch.tensor(tasks)
-        x_BD = uniform(*task_B.shape, IN_DIM)
-        torch.testing.assert_close(network(x_BD, task_B), mlp(x_BD, task_B), rtol=1e-5, atol=1e-6)
-
-
 def test_it_begins_with_unit_rows_he_uniform_sets_and_a_bounded_output():
     network = make(width=200, num_sets=5)
     torch.testing.assert_close(network.composition.weight.square().sum(0), torch.ones(NUM_TASKS))
@@ -100,14 +71,6 @@ def test_it_begins_with_unit_rows_he_uniform_sets_and_a_bounded_output():
     assert not any(bias.any() for bias in network.biases[:-1])
     for parameter in (network.weights[-1], network.biases[-1]):
         assert 0.3 < parameter.abs().max().item() <= 0.5
-
-
-@pytest.mark.parametrize("tasks", [[0, 0, 1, 1, 2, 2], [1, 2, 0, 1], [[0, 0], [1, 1], [2, 2]]])
-def test_a_task_trains_its_own_w_alone_and_all_sets(tasks):
-    network, task_B = make(), torch.tensor(tasks)
-    network(uniform(*task_B.shape, IN_DIM), task_B)[task_B == 1].square().sum().backward()
-    assert network.composition.weight.grad.any(0).tolist() == [False, True, False]
-    assert all(parameter.grad.flatten(1).any(1).all() for parameter in network.weights)
 
 
 def names_of(network, parameters):

@@ -16,7 +16,6 @@ from tests.helpers.networks import (
     assert_refused,
     num_parameters,
     perceptron,
-    uniform,
 )
 from tests.helpers.specs import spec_of
 
@@ -38,14 +37,6 @@ def test_it_is_a_perceptron_for_each_task(depth):
         return perceptron(network.own.experts.weights, network.own.experts.biases, task, x_D)
 
     assert_equals_row_by_row(make(depth=depth), slow)
-
-
-@pytest.mark.parametrize("tasks", [[0, 0, 1, 1, 2, 2], [1, 2, 0, 1], [[0, 0], [1, 1], [2, 2]]])
-def test_a_tasks_loss_leaves_the_other_tasks_alone(tasks):
-    network, task_B = make(), torch.tensor(tasks)
-    network(uniform(*task_B.shape, IN_DIM), task_B)[task_B == 1].square().sum().backward()
-    for parameter in network.parameters():
-        assert [bool(gradient.any()) for gradient in parameter.grad] == [False, True, False]
 
 
 def test_nothing_is_shared():

@@ -102,14 +102,6 @@ def test_heads_outputs_are_averaged(module):
     assert_mean(randomize(module), uniform(len(TASK_B), 6))
 
 
-def test_a_task_embedding_by_hand():
-    module = Embedding(spec_of(3), dim=2)
-    with torch.no_grad():
-        module.weight_TC[:] = torch.tensor([[1.0, 2.0], [100.0, 100.0], [3.0, 8.0]])
-        with MeanOfTrained(module, 3, (0, 2)).applied():
-            assert module(torch.tensor([1, 0])).tolist() == [[2.0, 5.0], [1.0, 2.0]]
-
-
 def test_a_multi_head_network_by_hand():
     """The trunk gets the mean of the one-hot vectors, and the heads' outputs are averaged."""
     network = randomize(MultiHead(6, 2, spec_of(NUM_TASKS), width=7, depth=2))
