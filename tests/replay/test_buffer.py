@@ -36,28 +36,6 @@ def test_a_batch_has_the_same_number_of_rows_of_each_task_in_the_order_of_the_ta
     assert batch.action_RnA.shape == (3, 4, 2)
 
 
-@pytest.mark.parametrize("batch_size", [3, 30, 128 * 3])
-def test_a_task_with_few_rows_still_gives_its_full_share(batch_size):
-    batch = filled([1, 50, 7]).sample(batch_size)
-    assert torch.bincount(batch.task_Rn.flatten()).tolist() == [batch_size // 3] * 3
-    assert batch.reward_Rn.shape == (3, batch_size // 3)
-
-
-def test_the_fields_of_a_row_belong_together():
-    buffer = ReplayBuffer(make_spec(3), capacity=60)
-    generator = np.random.default_rng(0)
-    for step in range(100):
-        tasks = generator.permutation(3)
-        buffer.add(make_transitions(range(3 * step, 3 * step + 3), tasks))
-    ids_of(buffer.sample(3 * 200))  # compares every field
-
-
-def test_the_observation_that_follows_is_the_one_that_was_given():
-    buffer = filled([4])
-    batch = buffer.sample(100)
-    assert torch.equal(batch.next_observation_RnD, batch.observation_RnD + 0.125)
-
-
 def test_a_replay_on_a_device_does_not_wait_for_it():
     device = torch.device("meta")  # has no number to give: who asks for one gets an error
     buffer = ReplayBuffer(make_spec(3), 30, device=device)
@@ -68,18 +46,6 @@ def test_a_replay_on_a_device_does_not_wait_for_it():
     assert [(column.device, column.shape[:2]) for column in columns] == [(device, (3, 4))] * 6
     with pytest.raises(RuntimeError, match="item"):
         float(batch.reward_Rn.sum())
-
-
-def test_capacity_is_shared_out_and_exact():
-    buffer = filled([40, 40, 40], capacity=32)  # 10 rows a task
-    assert len(buffer) == 30
-    for task in range(3):
-        seen = set(ids_of(buffer.sample(3 * 1000))[1000 * task : 1000 * (task + 1)].tolist())
-        assert seen == set(range(1000 * task + 30, 1000 * task + 40))
-
-
-def test_the_length_counts_what_is_held():
-    assert len(filled([3, 1], capacity=20)) == 4
 
 
 @pytest.fixture
@@ -119,15 +85,6 @@ def test_rows_that_were_never_written_are_not_drawn_while_the_buffer_fills():
 
 def rows_drawn(buffer, num_tasks, rows):
     return ids_of(buffer.sample(num_tasks * rows)).reshape(num_tasks, rows) % 1000
-
-
-@pytest.mark.parametrize("size", [7, 50])
-def test_draws_are_uniform(size):
-    drawn = rows_drawn(filled([size, 50], seed=1), 2, 100_000)[0]
-    counts, expected = np.bincount(drawn, minlength=size), 100_000 / size
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    # mean size - 1, variance 2 (size - 1): five standard deviations on either side
-    assert abs(chi_square - (size - 1)) < 5 * np.sqrt(2 * (size - 1))
 
 
 def test_draws_are_with_replacement():
@@ -174,16 +131,6 @@ def test_a_restored_generator_draws_what_would_have_been_drawn():
     wanted = [ids_of(before.sample(64)).tolist() for _ in range(3)]
     after.load_state_dict(state)
     assert [ids_of(after.sample(64)).tolist() for _ in range(3)] == wanted
-
-
-def test_a_batch_names_the_trained_tasks_where_others_are_not_trained_on():
-    buffer = filled([6, 8], capacity=20, tasks=[1, 3], train_tasks=(1, 3))
-    assert len(buffer) == 14
-    batch = buffer.sample(200)
-    assert batch.task_Rn.tolist() == [[1] * 100, [3] * 100]
-    ids = ids_of(batch).reshape(2, 100)
-    assert set(ids[0].tolist()) == set(range(6))
-    assert set(ids[1].tolist()) == {1000 + row for row in range(8)}
 
 
 def test_without_tasks_there_is_one_environment_for_each_trained_task():
@@ -267,22 +214,6 @@ def assert_uniform(counts, expected):
     assert abs(chi_square - freedom) <= 5 * np.sqrt(2 * freedom)
 
 
-def test_tasks_with_different_numbers_of_environments_get_the_same_number_of_rows():
-    buffer = filled([4, 4, 4, 4], tasks=[0, 1, 1, 1], seed=2)
-    batch = buffer.sample(60_000)
-    assert torch.bincount(batch.task_Rn.flatten()).tolist() == [30_000, 30_000]
-    ids = ids_of(batch)
-    assert set((ids[:30_000] // 1000).tolist()) == {0}
-    assert_uniform(np.bincount(ids[30_000:] // 1000)[1:], 10_000)
-
-
-def test_an_environment_without_rows_does_not_keep_its_task_from_being_sampled():
-    buffer = filled([0, 3, 0, 5], capacity=40, tasks=[0, 0, 1, 1])
-    ids = ids_of(buffer.sample(400)).reshape(2, 200)
-    assert set(ids[0].tolist()) == {1000, 1001, 1002}
-    assert set(ids[1].tolist()) == {3000 + row for row in range(5)}
-
-
 def test_mean_rewards_are_over_all_rings_of_a_task():
     buffer = filled([2, 3, 7, 0], capacity=20, tasks=[0, 0, 1, 2])
     kept = [[0, 1, 1000, 1001, 1002], [2000 + row for row in range(2, 7)]]
@@ -290,42 +221,6 @@ def test_mean_rewards_are_over_all_rings_of_a_task():
     means = buffer.mean_rewards()
     assert means[:2].tolist() == pytest.approx(wanted, rel=1e-12)
     assert np.isnan(means[2])
-
-
-class FormerDraw:
-    """The draw as it was with one ring per task, in plain Python."""
-
-    def __init__(self, num_tasks, capacity, seed):
-        self.rings = [[] for _ in range(num_tasks)]
-        self._capacity = capacity
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def add(self, ids, tasks):
-        for number, task in zip(ids, tasks, strict=True):
-            self.rings[task] = [*self.rings[task], number][-self._capacity :]
-
-    def sample(self, num_rows):
-        draw_RN = torch.rand(
-            len(self.rings), num_rows, generator=self._generator, dtype=torch.float64
-        )
-        return [
-            ring[int(draw * len(ring))]
-            for ring, draws in zip(self.rings, draw_RN.tolist(), strict=True)
-            for draw in draws
-        ]
-
-
-@pytest.mark.parametrize("capacity", [3 * 7, 3 * 64])
-def test_with_one_environment_per_task_draws_are_those_of_one_ring_per_task(capacity):
-    buffer = ReplayBuffer(make_spec(3), capacity, seed=11)
-    former = FormerDraw(3, capacity // 3, seed=11)
-    generator = np.random.default_rng(1)
-    for step in range(50):
-        tasks = [0, 1, 2] if step == 0 else np.flatnonzero(generator.random(3) < 0.8).tolist()
-        ids = [1000 * task + step for task in tasks]
-        buffer.add(make_transitions(ids, tasks))
-        former.add(ids, tasks)
-        assert ids_of(buffer.sample(3 * 16)).tolist() == former.sample(16)
 
 
 def test_an_addition_does_not_change_what_it_is_given():

@@ -182,17 +182,6 @@ def test_an_iteration_goes_through_its_phases():
     assert (len(buffer), buffer.is_full, buffer.has_begun) == (0, False, False)
 
 
-def test_nothing_of_an_iteration_is_in_the_next():
-    buffer = ready()
-    epoch(buffer)
-    buffer.clear()
-    collect(buffer, iteration=1)
-    begin(buffer)
-    for _ in range(NUM_EPOCHS):
-        assert sorted(epoch(buffer).ravel()) == [10_000 + number for number in all_ids()]
-    assert buffer.is_used_up
-
-
 def test_what_was_collected_is_what_was_added():
     buffer = make()
     missing = {(2, 3), (5, 0)}

@@ -52,36 +52,6 @@ def test_random_additions_leave_what_lists_would_hold(num_rings, capacity):
     assert min(naive.added) > 2 * capacity, "every ring has to go round at least twice"
 
 
-def test_a_ring_holds_its_capacity_and_not_a_row_more():
-    storage = make_rings(1, 4)
-    for number in range(4):
-        storage.add(np.array([0]), encode([number]))
-    assert held(storage) == [[0, 1, 2, 3]]
-    storage.add(np.array([0]), encode([4]))
-    assert held(storage) == [[1, 2, 3, 4]]
-
-
-def test_the_row_after_the_last_place_goes_to_the_first():
-    storage = make_rings(2, 3)
-    storage.add(np.array([0, 1, 0, 1, 0, 1]), encode(range(6)))
-    storage.add(np.array([1]), encode([6]))
-    assert ids_of(storage.take(*every_place(2, 3))).tolist() == [0, 2, 4, 6, 3, 5]
-
-
-def test_rows_of_one_ring_in_one_addition_keep_their_order_also_over_the_edge():
-    storage = make_rings(2, 4)
-    storage.add(np.array([0, 0, 0]), encode([0, 1, 2]))
-    storage.add(np.array([0, 1, 0, 0, 1, 0]), encode([3, 10, 4, 5, 11, 6]))
-    assert held(storage) == [[3, 4, 5, 6], [10, 11]]
-
-
-def test_an_addition_of_no_rows_changes_nothing():
-    storage = make_rings(2, 4)
-    storage.add(np.array([0, 1]), encode([0, 1]))
-    storage.add(np.zeros(0, np.int64), encode([]))
-    assert held(storage) == [[0], [1]]
-
-
 def test_more_rows_at_once_than_a_ring_holds_are_refused():
     storage = make_rings(1, 2)
     with pytest.raises(AssertionError, match="more rows at once"):
@@ -103,17 +73,6 @@ def test_what_is_read_does_not_change_when_its_place_is_written_again():
     rows = newest(storage, 0)
     storage.add(np.zeros(2, np.int64), encode([3, 4]))
     assert ids_of(rows).tolist() == [1, 2]
-
-
-def test_the_true_successor_is_stored_and_not_the_next_row():
-    storage = make_rings(1, 3)
-    observation = np.array([[1.0, 1, 1], [5, 5, 5]])
-    successor = np.array([[2.0, 2, 2], [6, 6, 6]])
-    storage.add(
-        np.zeros(2, np.int64),
-        columns_of(observation, np.zeros((2, 2)), np.zeros(2), successor, np.zeros(2, bool)),
-    )
-    assert newest(storage, 0)["next_observation"].tolist() == successor.tolist()
 
 
 @pytest.mark.parametrize(
@@ -142,19 +101,6 @@ def test_pixels_stay_bytes():
     assert rows["observation"].dtype == rows["next_observation"].dtype == torch.uint8
     assert np.array_equal(rows["observation"].numpy(), pixels)
     assert np.array_equal(rows["next_observation"].numpy(), 255 - pixels)
-
-
-def test_every_field_has_its_type():
-    storage = make_rings(1, 2)
-    storage.add(np.zeros(1, np.int64), encode([3]))
-    kinds = {name: column.dtype for name, column in newest(storage, 0).items()}
-    assert kinds == {
-        "observation": torch.float32,
-        "action": torch.float32,
-        "reward": torch.float32,
-        "next_observation": torch.float32,
-        "terminated": torch.bool,
-    }
 
 
 def test_bytes_needed_by_hand():
