@@ -1,7 +1,5 @@
 import pickle
-import subprocess
 import sys
-from pathlib import Path
 
 import metaworld
 import mujoco
@@ -13,8 +11,6 @@ from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import check_spec
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.spec import known_tasks
-
-ROOT = Path(__file__).parents[2]
 
 # The ten tasks of MT10 in the order of Yu et al. (2019).
 MT10 = (
@@ -152,17 +148,6 @@ def test_missing_dependency_of_an_installed_package_is_not_mistaken_for_the_pack
         import_optional("half_installed", "half_installed")
     with pytest.raises(ConfigurationError, match="pip install a-package"):
         import_optional("another_module_that_does_not_exist.part", "a-package")
-
-
-def test_importing_and_making_environments_needs_no_torch():
-    code = (
-        "import sys, mtrl_lightning.envs as envs\n"
-        "assert 'metaworld' not in sys.modules, 'imported before it is needed'\n"
-        "envs.VectorEnv(envs.ToyReach(), [0], num_workers=0).reset()\n"
-        "envs.MetaWorld(['reach']).make_env(0, 'train', 0)\n"
-        "assert 'torch' not in sys.modules and 'lightning' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
 def test_a_benchmark_is_pickled_as_plain_values():

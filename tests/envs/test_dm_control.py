@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("dm_control")
 
@@ -132,17 +131,6 @@ def test_named_sets_are_those_of_the_papers(monkeypatch):
     assert len(small) == 19 and set(small) < set(SIZES)
     assert large == (*small, "quadruped-walk", "quadruped-run")
     assert DMControl("walker-walk").task_names == ("walker-walk",)
-
-
-@pytest.mark.parametrize("name", ["cartpole-balance", "quadruped-walk"])
-def test_dm_controls_own_episodes_have_1000_steps_and_rewards_up_to_one(name):
-    """That all have is dm_control's documentation; every limit is checked below."""
-    theirs = own(name)
-    theirs.reset()
-    action = np.zeros(theirs.action_spec().shape)
-    rewards = [theirs.step(action) for _ in range(1000)]
-    assert rewards[-1].last() and not rewards[-2].last()
-    assert all(0 <= step.reward <= 1 for step in rewards)
 
 
 # ---- Steps ----
@@ -330,35 +318,6 @@ def test_equal_sizes_are_not_padded():
     assert not isinstance(benchmark.make_env(1, "train", 0), Padded)
 
 
-@pytest.mark.slow
-def test_training_gives_the_same_with_workers_as_without(command_line):
-    options = (
-        '--data.benchmark.init_args.tasks=["cartpole-balance"]',
-        "--data.benchmark.init_args.horizon=40",
-        "--rollout.warmup_steps=30",
-        "--rollout.total_steps=90",
-        "--evaluation.every=60",
-        "--evaluation.num_episodes=1",
-        "--metrics.every=30",
-        "--checkpoint.every=60",
-        "--data.batch_size=16",
-    )
-    configs = ("base", "env/dmcontrol", "algorithm/mtsac", "network/mlp", "gradient/mean")
-    for num_workers in (0, 2):
-        workers = f"--rollout.num_workers={num_workers}", "--rollout.envs_per_task=2"
-        command_line("fit", *options, *workers, f"--name=w{num_workers}", configs=configs)
-    ours, with_workers = command_line.rows("w0"), command_line.rows("w2")
-    assert ours == with_workers
-    evaluated = [row for row in ours if row["eval/score"]]
-    assert len(evaluated) == 2 and not any("success" in name for name in ours[0])
-    for row in evaluated:
-        assert float(row["eval/score"]) == pytest.approx(float(row["eval/return"]) / 40)
-        assert 0 < float(row["eval/score/cartpole-balance"]) <= 1
-    best = command_line.folder("w0") / "checkpoints" / "best.ckpt"
-    saved = torch.load(best, weights_only=True)["callbacks"]["checkpoint"]["best"]
-    assert saved[0] == pytest.approx(max(float(row["eval/score"]) for row in evaluated))
-
-
 # ---- What cannot be ----
 
 
@@ -386,19 +345,6 @@ def test_training_gives_the_same_with_workers_as_without(command_line):
 def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         DMControl(**options)
-
-
-def test_unbounded_actions_are_refused_by_the_tasks_name(monkeypatch):
-    from mtrl_lightning.envs.benchmarks import dm_control
-
-    def unbounded(name, fast):
-        environment = load(name, fast)
-        environment.physics.model.actuator_ctrllimited[:] = False
-        return environment
-
-    monkeypatch.setattr(dm_control, "load", unbounded)
-    with pytest.raises(ConfigurationError, match="task 'walker-run': its actions are not bounded"):
-        DMControl(["walker-run"])
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):

@@ -14,7 +14,7 @@ from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP
 from tests.helpers.command_line import SHORT, short_train
-from tests.helpers.fakes import Line, arrays_of, limited
+from tests.helpers.fakes import Line, limited
 
 PENDULUMS = {"light": {"id": "Pendulum-v1", "kwargs": {"g": 5.0}}, "heavy": "Pendulum-v1"}
 
@@ -70,34 +70,6 @@ def test_environments_are_stepped_as_gymnasium_steps_them_with_rescaled_actions(
             if truncated:
                 assert result.observation_ED[e].tolist() == env.reset()[0].tolist()
     envs.close()
-
-
-@pytest.mark.parametrize("workers", [(0, 2), (2, 0)])
-def test_a_saved_state_continues_bit_for_bit(workers):
-    benchmark = GymnasiumTasks({"short": limited(7), "long": limited(9)})
-    draws = np.random.default_rng(0).uniform(-1, 1, (30, 2, 1)).astype(np.float32)
-
-    def run(envs, action_SEA):
-        results = []
-        for action_EA in action_SEA:
-            envs.send(action_EA)
-            results.append(arrays_of(envs.receive()))
-        return results
-
-    envs = VectorEnv(benchmark, [0, 1], seed=3, num_workers=workers[0])
-    envs.reset()
-    run(envs, draws[:12])
-    assert envs.unsavable() == {}
-    state = envs.get_state()
-    expected = run(envs, draws[12:])
-    envs.close()
-    restored = VectorEnv(benchmark, [0, 1], seed=8, num_workers=workers[1])
-    restored.set_state(state)
-    found = run(restored, draws[12:])
-    restored.close()
-    for ours, theirs in zip(found, expected, strict=True):
-        for name, array in theirs.items():
-            assert np.array_equal(ours[name], array), name
 
 
 def starts(env, seed, number=4):

@@ -86,16 +86,6 @@ def test_reward_versions_differ():
     assert (rewards["v2"] >= 0).all() and (rewards["v2"] <= 10).all()
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
-@pytest.mark.parametrize("horizon", [1, 7])
-def test_every_episode_is_truncated_exactly_at_the_horizon(split, horizon):
-    env = MetaWorld(["reach"], horizon=horizon).make_env(0, split, seed=0)
-    for episode in range(4):
-        env.reset(seed=3 if episode == 0 else None)
-        ends = [env.step(action)[2:4] for action in actions(horizon)]
-        assert ends == [(False, False)] * (horizon - 1) + [(False, True)]
-
-
 def test_test_episodes_may_have_another_horizon():
     benchmark = MetaWorld(["reach"], horizon=3, evaluation_horizon=5)
     for split, horizon in (("train", 3), ("eval", 5)):
@@ -163,23 +153,6 @@ def test_a_task_has_the_same_goals_in_every_list_of_tasks():
     assert found[0] == [
         rand_vec(task) for task in metaworld.MT1("pick-place-v3", seed=0).train_tasks[:5]
     ]
-
-
-def test_evaluation_visits_every_goal_once_and_then_again():
-    env = MetaWorld(["reach"], horizon=1, num_goals=6).make_env(0, "eval", seed=0)
-
-    def visit(number):
-        goals = []
-        for k in range(number):
-            env.reset(seed=0 if k == 0 else None)
-            env.step(np.zeros(4, np.float32))
-            goals.append(goal_of(env))
-        return goals
-
-    first = visit(9)
-    assert len({tuple(goal) for goal in first[:6]}) == 6
-    assert first[6:] == first[:3], "after the last goal comes the first"
-    assert visit(6) == first[:6]
 
 
 def test_test_episode_k_has_goal_k_modulo_the_number_of_goals(upstream_goals):

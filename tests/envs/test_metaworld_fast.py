@@ -18,7 +18,7 @@ from metaworld.policies import ENV_POLICY_MAP
 from metaworld.sawyer_xyz_env import SawyerXYZEnv
 from metaworld.utils import reward_utils
 
-from mtrl_lightning.envs import MetaWorld, VectorEnv
+from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.envs.benchmarks.metaworld_goals import sampled_goals
 from mtrl_lightning.envs.fast import arithmetic
 from mtrl_lightning.envs.fast.guard import unchecked_versions
@@ -289,18 +289,6 @@ def test_a_state_of_one_goes_on_in_the_other(name, fast_first):
         assert same(one.step(action), other.step(action))
     assert same(one.reset(), other.reset())
     assert states[0].get() == states[1].get()
-
-
-@pytest.mark.slow
-def test_workers_step_the_same():
-    action = np.random.default_rng(0).uniform(-1, 1, (30, 3, 4)).astype(np.float32)
-    seen = []
-    for fast, num_workers in ((True, 2), (False, 0)):
-        benchmark = MetaWorld(["reach", "push", "door-open"], num_goals=1, horizon=20, fast=fast)
-        envs = VectorEnv(benchmark, [0, 1, 2], num_workers=num_workers)
-        seen.append([envs.reset(seed=0)[0], *(envs.step(part)[:4] for part in action)])
-        envs.close()
-    assert same(*seen)
 
 
 # ---- Goals and models ----

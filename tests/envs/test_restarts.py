@@ -1,6 +1,5 @@
 """A vector environment with faults: what breaks is rebuilt, and every returned step is true."""
 
-import io
 import multiprocessing
 import os
 import signal
@@ -13,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import torch
 
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import (
@@ -24,7 +22,9 @@ from mtrl_lightning.errors import (
     RestartsExhaustedError,
 )
 from tests.helpers.altered_reach import Large, OnceFaulty, Unsavable
+from tests.helpers.environments import through_a_file
 from tests.helpers.fakes import Faulty, arrays_of
+from tests.helpers.processes import alive, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 TASKS = [0, 1, 2, 0]
@@ -88,13 +88,6 @@ def undisturbed(seed=3):
     return first_ED, run(envs, actions())
 
 
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def assert_true(observation_ED, action_EA, result):
     """Check that the valid rows are steps of the point from the observation returned before."""
     for e in range(len(TASKS)):
@@ -110,22 +103,6 @@ def assert_rows_equal(ours, theirs, rows):
     expected = arrays_of(theirs)
     for name, array in arrays_of(ours).items():
         assert np.array_equal(array[list(rows)], expected[name][list(rows)]), name
-
-
-def gone(pids):
-    running = {
-        process.pid
-        for process in psutil.process_iter(["status"])
-        if process.info["status"] != "zombie"
-    }
-    return not running & set(pids)
-
-
-def wait_until_gone(pids, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not gone(pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 # ---- faults in a step ----
@@ -162,7 +139,7 @@ def test_a_fault_makes_its_groups_rows_void_for_one_step_and_disturbs_no_other(w
     if workers:
         assert sum(a != b for a, b in zip(pids, later, strict=True)) == 1
         assert pids[0] != later[0]
-        assert gone(pids) and gone(later)
+        assert not alive(pids) and not alive(later)
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -320,7 +297,7 @@ def test_past_the_budget_the_step_is_returned_and_the_next_one_raises(workers, b
     assert [state["state"] is None for state in states] == [e in broken for e in range(4)]
     pids = envs.worker_pids
     envs.close()
-    assert gone(pids)
+    assert not alive(pids)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -400,7 +377,7 @@ def test_a_group_that_stays_broken_uses_the_budget_up_and_not_the_machine(tmp_pa
     assert len((tmp_path / "log").read_text().splitlines()) == 4
     pids = envs.worker_pids
     envs.close()
-    assert gone(pids)
+    assert not alive(pids)
 
 
 def test_an_environment_that_breaks_at_every_reset_raises_past_the_budget():
@@ -506,7 +483,7 @@ def test_rebuilt_workers_end_with_the_rest():
     assert len(pids) == 3 + envs.num_restarts >= 5
     assert len(psutil.Process().children()) < 3 + 3, "workers and the resource tracker"
     envs.close()
-    assert gone(pids)
+    assert not alive(pids)
     assert not pids & {process.pid for process in multiprocessing.active_children()}
 
 
@@ -547,13 +524,13 @@ def test_a_killed_main_process_leaves_neither_workers_nor_memory(tmp_path, fault
     )
     try:
         pids = [int(pid) for pid in main.stdout.readline().split()]
-        assert len(pids) == 3 and not gone(pids)
+        assert len(pids) == 3 and alive(pids)
         family = [process.pid for process in psutil.Process(main.pid).children(recursive=True)]
     finally:
         main.kill()
         main.wait(30)
         main.stdout.close()
-    wait_until_gone({*pids, *family}, seconds=10)
+    wait_until_gone({*pids, *family})
     assert not [path for path in Path("/dev/shm").iterdir() if f"-{main.pid}-" in path.name]
     assert list(temporary.rglob("*")) == []
 

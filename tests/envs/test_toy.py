@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.envs import ToyReach
-from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 
 
@@ -90,30 +89,6 @@ def test_test_episodes_are_numbered():
     assert len({tuple(start) for start in first}) == 5
     assert other.reset()[0].tolist() == env.reset(seed=5)[0].tolist()
     assert benchmark.make_env(0, "eval", 0).reset(seed=0)[0].tolist() != first[0]
-
-
-def test_state_holds_all_that_the_future_depends_on():
-    benchmark = ToyReach(horizon=4)
-    env = benchmark.make_env(2, "train", 0)
-    env.reset(seed=1)
-    action = np.array([0.3, -0.7], np.float32)
-    env.step(action)
-    state = EnvState(env).get()
-
-    def future(env):
-        steps = [env.step(action) for _ in range(3)]
-        return (
-            [(o.tolist(), *rest) for o, *rest in steps],
-            env.reset()[0].tolist(),
-            env.reset()[0].tolist(),
-        )
-
-    expected = future(env)
-    assert expected[0][-1][3], "the saved step counter ends the episode"
-    fresh = benchmark.make_env(2, "train", 77)
-    fresh.reset()
-    EnvState(fresh).set(state)
-    assert future(fresh) == expected
 
 
 @pytest.mark.parametrize("arguments", [{"num_tasks": 0}, {"horizon": 0}])

@@ -30,6 +30,7 @@ from tests.helpers.fakes import (
     scripted_return,
     scripted_success,
 )
+from tests.helpers.processes import alive, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,23 +76,6 @@ def by_hand(benchmark, tasks, split, action_SEA, seeds):
     ]
 
 
-def pids_alive(pids):
-    """Those that still run; a zombie that nobody has reaped has ended."""
-    running = {
-        process.pid
-        for process in psutil.process_iter(["status"])
-        if process.info["status"] != "zombie"
-    }
-    return running & set(pids)
-
-
-def wait_until_gone(pids, seconds):
-    deadline = time.monotonic() + seconds
-    while pids_alive(pids):
-        assert time.monotonic() < deadline, f"{pids_alive(pids)} still run"
-        time.sleep(0.05)
-
-
 # ---- the same numbers for any number of workers ----
 
 TASKS = [0, 1, 0, 2]
@@ -107,23 +91,6 @@ def metaworld_envs():
     yield envs
     for vector in envs.values():
         vector.close()
-
-
-@pytest.mark.slow
-def test_metaworld_is_bit_equal_for_any_number_of_workers(metaworld_envs):
-    action_SEA = draw(20, 4, 4)
-    results = {workers: collect(envs, action_SEA) for workers, envs in metaworld_envs.items()}
-    assert {workers: envs.num_workers for workers, envs in metaworld_envs.items()} == {
-        0: 0,
-        1: 1,
-        3: 3,
-    }
-    assert_same(results[0], results[1])
-    assert_same(results[0], results[3])
-    observation_ED = results[0][0]
-    assert not np.array_equal(observation_ED[0], observation_ED[2]), (
-        "two copies of a task draw for themselves"
-    )
 
 
 def test_metaworld_equals_environments_stepped_alone(metaworld_envs):
@@ -165,15 +132,6 @@ def test_toy_is_bit_equal_for_any_number_of_workers_and_seed_decides(toy_envs):
     assert_same(first, collect(remade, action_SEA))
     other = VectorEnv(ToyReach(3, horizon=5), [0, 1, 2, 1], seed=5, num_workers=0)
     assert not np.array_equal(first[0], collect(other, action_SEA)[0])
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-def test_a_single_seed_and_a_list_of_seeds(toy_envs, workers):
-    envs = toy_envs[workers]
-    assert np.array_equal(envs.reset(seed=20)[0], envs.reset(seed=[20, 21, 22, 23])[0])
-    assert not np.array_equal(envs.reset(seed=[20, 21, 22, 24])[0][3], envs.reset(seed=20)[0][3])
-    same = envs.reset(seed=[6, 6, 6, 6])[0]
-    assert (same == same[0]).all()
 
 
 # ---- an episode's end ----
@@ -219,13 +177,6 @@ def test_results_are_not_overwritten_by_the_next_step(toy_envs):
     envs.reset()
     assert np.array_equal(kept, copy)
     assert all(np.array_equal(array, copies[name]) for name, array in arrays_of(first).items())
-
-
-def test_environments_are_reset_once_an_episode():
-    envs = VectorEnv(Scripted(3), [0, 1, 2], num_workers=0)
-    _, results = collect(envs, draw(12, 3, 2))
-    ended = sum((result.terminated_E | result.truncated_E).astype(int) for result in results)
-    assert envs.get_attr("num_resets") == tuple(1 + ended)
 
 
 # ---- Gymnasium's and MetaWorld's own code on it ----
@@ -613,7 +564,7 @@ def test_a_hung_worker_is_named_after_the_timeout_and_killed_at_the_end():
     pids = envs.worker_pids
     envs.close()
     assert time.monotonic() - began < 20
-    assert not pids_alive(pids)
+    assert not alive(pids)
 
 
 # ---- nothing is left behind ----
@@ -623,7 +574,7 @@ def test_close_leaves_no_process():
     envs = VectorEnv(ToyReach(), [0, 1], num_workers=2)
     envs.reset()
     pids = envs.worker_pids
-    assert len(pids_alive(pids)) == 2
+    assert len(alive(pids)) == 2
     envs.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert not set(pids) & {process.pid for process in multiprocessing.active_children()}
@@ -637,7 +588,7 @@ def test_a_forgotten_vector_environment_takes_its_workers_with_it():
     pids = envs.worker_pids
     del envs
     gc.collect()
-    assert not pids_alive(pids)
+    assert not alive(pids)
 
 
 MAIN = """
@@ -668,8 +619,8 @@ def test_workers_end_with_the_main_process(tmp_path, how):
     pids = [int(pid) for pid in main.stdout.readline().split()]
     assert len(pids) == 3
     if how == "killed":
-        assert len(pids_alive(pids)) == 3
+        assert len(alive(pids)) == 3
         main.send_signal(signal.SIGKILL)
     main.wait(30)
-    wait_until_gone(pids, seconds=10)
+    wait_until_gone(pids)
     main.stdout.close()

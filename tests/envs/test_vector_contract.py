@@ -81,47 +81,6 @@ def test_results_lie_in_the_spaces(name, workers):
     envs.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_an_episodes_end_is_that_of_gymnasiums_same_step_mode(name):
-    benchmark = BENCHMARKS[name]()
-    ours, theirs = VectorEnv(benchmark, TASKS, num_workers=0), sync(benchmark)
-    assert np.array_equal(ours.reset(seed=1)[0], theirs.reset(seed=1)[0])
-    theirs.action_space.seed(0)
-    ends = 0
-    for _ in range(9):
-        action_EA = theirs.action_space.sample()
-        *arrays, info = ours.step(action_EA)
-        *expected, expected_info = theirs.step(action_EA)
-        assert all(np.array_equal(*pair) for pair in zip(arrays, expected, strict=True))
-        for key in ("final_obs", "final_info"):
-            assert (key in info) == (key in expected_info) == (f"_{key}" in info)
-        if "final_obs" in info:
-            ends += 1
-            assert info["_final_obs"].tolist() == expected_info["_final_obs"].tolist()
-            assert info["_final_info"].tolist() == expected_info["_final_info"].tolist()
-            assert info["final_obs"].dtype == expected_info["final_obs"].dtype == object
-            assert np.array_equal(np.stack(info["final_obs"]), np.stack(expected_info["final_obs"]))
-    assert ends == 2
-
-
-def test_only_environments_whose_episodes_ended_have_a_final_observation(envs):
-    envs.reset(seed=[0, 1, 2, 3])
-    for _ in range(20):
-        observation_ED, _, terminated_E, truncated_E, info = envs.step(ZEROS)
-        done_E = terminated_E | truncated_E
-        if 0 < done_E.sum() < 4:
-            break
-    assert info["_final_obs"].tolist() == info["_final_info"].tolist() == done_E.tolist()
-    for e in range(4):
-        if done_E[e]:
-            task, episode, step, _ = info["final_obs"][e]
-            assert step > 0 and observation_ED[e].tolist() == [task, episode + 1, 0, 0]
-        else:
-            assert info["final_obs"][e] is None and observation_ED[e, 2] > 0
-    assert info["final_info"]["_success"].tolist() == done_E.tolist()
-
-
 def test_info_deviates_from_gymnasiums(envs):
     """Success is there for all environments, in the last step of an episode too."""
     theirs = sync(Scripted(3))

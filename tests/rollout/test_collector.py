@@ -1,4 +1,3 @@
-import io
 from functools import partial
 
 import numpy as np
@@ -14,10 +13,10 @@ from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
 from mtrl_lightning.rollout.collector import COMPONENTS
-from mtrl_lightning.rollout.sample import quotas
 from mtrl_lightning.types import Episode, Transitions
 from tests.helpers import diary as kept
 from tests.helpers.altered_reach import FaultyReach
+from tests.helpers.environments import through_a_file
 from tests.helpers.fakes import (
     Constant,
     Named,
@@ -207,20 +206,6 @@ def test_episodes_are_exactly_as_many_as_asked_in_even_shares(number):
         assert np.flatnonzero(done_E).tolist() == [end - 1 for end in np.cumsum(lengths)]
 
 
-def test_shares_by_hand():
-    assert quotas(7, 3).tolist() == [3, 2, 2]
-    assert quotas(2, 4).tolist() == [1, 1, 0, 0]
-    assert quotas(6, 2).tolist() == [3, 3]
-
-
-def test_short_episodes_are_not_preferred():
-    """Of ten episodes five are of the task with short ones, though it ended many more."""
-    collector = scripted(tasks=[0, 1])
-    collector.envs.call("set_state", {"episode": 0, "steps": 0})
-    sample = collector.sample(num_episodes=10)
-    assert [sum(episode.task == task for episode in sample.episodes) for task in (0, 1)] == [5, 5]
-
-
 def test_collecting_episodes_begins_fresh_ones():
     collector = scripted()
     collector.sample(num_steps=3)
@@ -320,17 +305,6 @@ def test_counters_are_shared_and_counted_by_hand():
     assert collector.counters is counters
 
 
-def test_windows_hold_the_finished_episodes_of_the_last_calls():
-    collector = scripted(window=2)
-    episodes = [episode for _ in range(5) for episode in collector.sample(num_steps=12).episodes]
-    summary = collector.windows.summary()
-    for task in range(3):
-        last = [episode for episode in episodes if episode.task == task][-2:]
-        assert summary[task]["return"]["max"] == max(episode.return_ for episode in last)
-        assert summary[task]["length"]["mean"] == sum(episode.length for episode in last) / 2
-        assert summary[task]["success"]["mean"] == sum(episode.success for episode in last) / 2
-
-
 class Diary(EpisodeListener):
     def __init__(self):
         self.lines, self.samples = [], []
@@ -404,14 +378,6 @@ def test_listening_changes_nothing():
 
 
 # ---- continuation ----
-
-
-def through_a_file(state):
-    """The state as a checkpoint gives it back."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 @pytest.mark.slow
@@ -656,30 +622,6 @@ def test_a_fault_gives_no_false_transition_and_its_episode_counts_nowhere(worker
     assert len(begun) == 1 + 4 + 2, "the first, one after each end and one after each fault"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 3])
-def test_a_collector_that_is_saved_after_a_fault_goes_on_bit_for_bit(workers):
-    def make(seed, num_workers):
-        envs = VectorEnv(
-            FaultyReach("raise"), [0, 1, 2], seed=seed, num_workers=num_workers, max_restarts=5
-        )
-        return Collector(envs, Constant((0.1, -0.3)))
-
-    collector, resumed = make(3, workers), make(4, 3 - workers)
-    for _ in range(50):
-        collector.step("explore")
-    assert collector.envs.num_restarts == 1
-    resumed.load_state_dict(through_a_file(collector.state_dict()))
-    for _ in range(40):
-        (expected, expected_ended) = collector.step("explore")
-        (found, found_ended) = resumed.step("explore")
-        assert same(found, expected)
-        assert found_ended == expected_ended
-    assert resumed.windows.summary() == collector.windows.summary()
-    collector.envs.close()
-    resumed.envs.close()
-
-
 def test_episodes_asked_for_by_number_are_complete_in_spite_of_a_fault():
     envs = VectorEnv(FaultyReach("raise"), [0, 1, 2], num_workers=0, max_restarts=5)
     sample = Collector(envs, Uniform()).sample(num_episodes=12)
@@ -751,16 +693,6 @@ def test_without_a_seed_the_policy_draws_on(algorithm):
     collector.reset(seed=0)
     assert torch.equal(algorithm.generators.state_dict()["used"]["act"]["state"], state)
     assert not same(first.transitions, collector.sample(num_episodes=3).transitions)
-
-
-def test_an_episode_says_which_environment_it_comes_from():
-    tasks = [2, 0, 0]
-    sample = scripted(tasks).sample(num_episodes=6)
-    assert sorted((episode.env, episode.task) for episode in sample.episodes) == [
-        *[(0, 2)] * 2,
-        *[(1, 0)] * 2,
-        *[(2, 0)] * 2,
-    ]
 
 
 def test_parts_of_the_state_can_be_taken_and_restored(monkeypatch):

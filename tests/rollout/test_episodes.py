@@ -65,34 +65,6 @@ def test_episodes_equal_those_of_a_naive_loop(broken):
     assert kinds == {(True, True), (True, False), (False, False)}
 
 
-def test_the_last_steps_reward_and_success_count_and_those_after_the_end_do_not():
-    running = RunningEpisodes(np.array([0]))
-    assert running.add(step_result([1.0], [False], [False], [False], [True])) == {}
-    assert running.add(step_result([10.0], [False], [True], [True], [True])) == {
-        0: Episode(0, 11.0, 2, True, True, env=0)
-    }
-    assert running.add(step_result([100.0], [True], [False], [False], [True])) == {
-        0: Episode(0, 100.0, 1, False, False, env=0)
-    }
-
-
-def test_an_episode_of_a_restarted_worker_counts_nowhere_and_the_next_begins_anew():
-    running = RunningEpisodes(np.array([0, 1]))
-    go, stop = [False, False], [True, True]
-    running.add(step_result([1.0, 1.0], go, go, [True, True], [True, True]))
-    assert running.add(step_result([5.0, 5.0], go, go, go, [False, True])) == {}
-    ended = running.add(step_result([2.0, 2.0], stop, go, go, [True, True]))
-    assert ended == {
-        0: Episode(0, 2.0, 1, False, False, env=0),
-        1: Episode(1, 8.0, 3, True, False, env=1),
-    }
-
-
-def test_an_end_that_a_restarted_worker_reports_is_no_episode():
-    running = RunningEpisodes(np.array([0]))
-    assert running.add(step_result([1.0], [False], [True], [True], [False])) == {}
-
-
 def test_reset_forgets_what_runs():
     running = RunningEpisodes(np.array([0]))
     running.add(step_result([1.0], [False], [False], [True], [True]))

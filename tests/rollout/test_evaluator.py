@@ -16,7 +16,6 @@ from tests.helpers.fakes import (
     Recorder,
     Scripted,
     Seeker,
-    Uniform,
     point_in_space,
     point_on_a_line,
     scripted_length,
@@ -46,15 +45,6 @@ def test_every_task_has_its_own_episodes_0_to_n_counted_exactly(num_episodes, en
     np.testing.assert_allclose(evaluation.success_last_T, np.mean(last, axis=1), rtol=1e-15)
     assert evaluation.split == "eval"
     evaluator.close()
-
-
-def test_success_in_any_step_is_not_success_in_the_last():
-    evaluator = Evaluator(Scripted(1), num_episodes=6, num_workers=0)
-    evaluation = evaluator.evaluate(Constant())
-    # episodes 0 2 4 succeed in the first step, 0 and 3 in the last, 1 consists of one step without
-    # success
-    assert evaluation.success_T.tolist() == [pytest.approx(4 / 6)]
-    assert evaluation.success_last_T.tolist() == [pytest.approx(2 / 6)]
 
 
 def test_workers_change_nothing():
@@ -128,17 +118,6 @@ def test_an_evaluation_equals_a_slow_loop_over_single_environments():
             successes.append(info["success"])
         assert evaluation.return_T[task] == pytest.approx(np.mean(returns), rel=1e-12)
         assert evaluation.success_last_T[task] == np.mean(successes) == 1.0
-
-
-def test_the_toys_tasks_tell_agents_apart():
-    benchmark = ToyReach(3)
-    evaluator = Evaluator(benchmark, num_episodes=20, num_workers=0)
-    assert evaluator.evaluate(Seeker(3)).success_last_T.tolist() == [1.0, 1.0, 1.0]
-    assert evaluator.evaluate(Uniform()).success_last_T.max() < 0.4
-    assert (
-        evaluator.evaluate(Uniform()).return_T.max()
-        < evaluator.evaluate(Seeker(3)).return_T.min() - 5
-    )
 
 
 def test_an_evaluation_that_was_broken_off_leaves_no_trace_in_the_next():
@@ -314,16 +293,6 @@ def test_the_success_of_the_worst_tasks_is_their_mean():
     assert metrics["eval/success_worst_1"] == 0.0
     assert metrics["eval/success_worst_5"] == pytest.approx((0.0 + 0.1 + 0.4 + 0.6 + 0.9) / 5)
     assert metrics["eval/success"] == pytest.approx(0.5)  # of all
-
-
-def test_other_splits_have_a_prefix_of_their_own():
-    evaluator = Evaluator(Scripted(1), num_episodes=1, split="eval_interpolation", num_workers=0)
-    metrics = evaluator.evaluate(Constant()).metrics(("task-0",))
-    assert set(metrics) == {
-        f"eval_interpolation/{name}{task}"
-        for name in ("success", "success_last", "return")
-        for task in ("", "/task-0")
-    }
 
 
 @pytest.mark.parametrize(
