@@ -27,7 +27,6 @@ from tests.helpers.algorithms import (
 from tests.helpers.checkpoints import checkpoint_of, load, through_a_file
 from tests.helpers.sac import FULL, Reconstruction, act, fit
 
-NO_FAULTS = {"worker_restarts": 0, "dropped_transitions": 0, "skipped_updates": 0}
 PLAIN = (dict, list, tuple, str, int, float, bool, type(None), torch.Tensor)
 
 
@@ -126,29 +125,6 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path, options):
     assert second.counters == whole.counters
     assert second.drain_metrics() == whole.drain_metrics()
     assert np.array_equal(act(second, "explore"), act(whole, "explore"))
-
-
-def test_counters_generators_metrics_and_temperatures_are_restored(tmp_path):
-    first, second = train(make_sac(seed=3), 4), make_sac(seed=99)
-    first.counters.env_steps = 120
-    first.counters.vector_steps = 40
-    first.counters.episodes = 6
-    act(first, "explore", times=2)
-    load(second, through_a_file(checkpoint_of(first), tmp_path))
-    assert second.counters.state_dict() == {
-        "env_steps": 120,
-        "vector_steps": 40,
-        "updates": 4,
-        "episodes": 6,
-        "network_resets": 0,
-        **NO_FAULTS,
-    }
-    assert torch.equal(second.temperature.values(), first.temperature.values())
-    assert np.array_equal(act(second, "explore"), act(first, "explore"))
-    assert np.array_equal(act(second, "random"), act(first, "random"))
-    metrics = first.drain_metrics()
-    assert len(metrics) == 10
-    assert second.drain_metrics() == metrics
 
 
 def test_a_checkpoint_does_not_move_with_the_run():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 
 from mtrl_lightning.algorithms import (
     SAC,
@@ -290,82 +290,7 @@ def test_with_kappa_0_the_tasks_networks_are_those_of_separate_sacs(options):
     assert distral.drain_metrics()["train/entropy"] == pytest.approx(sum(metrics) / 3, rel=1e-5)
 
 
-@pytest.mark.parametrize(("kappa", "low", "high"), [(0.0, 0.6, 10.0), (5.0, 0.0, 0.2)])
-def test_a_large_kappa_pulls_the_policies_together(kappa, low, high):
-    """One task rewards what the other punishes."""
-    fast = partial(Adam, lr=1e-2)
-    distral = make_distral(
-        make_spec(2),
-        kappa=kappa,
-        discount=0.0,
-        num_critics=1,
-        actor_optimizer=fast,
-        critic_optimizer=fast,
-        distilled_optimizer=fast,
-    )
-    attach(distral)
-    for i in range(32):
-        batch = make_batch(distral.spec, 8, seed=i)
-        sign_R1 = 1.0 - 2 * batch.task_R1
-        distral.training_step(batch._replace(reward_Rn=sign_R1 * batch.action_RnA[..., 0]), i)
-        if i == 28:
-            distral.drain_metrics()
-    assert low < distral.drain_metrics()["train/distral_kl"] < high
-
-
-def test_the_distilled_policy_covers_the_tasks_policies():
-    """``KL(pi || pi_0)`` is smallest at the moments of the mixture; reversed it would not be."""
-    distral = hand_distral()
-    with torch.no_grad():
-        for network, mean in zip(distral.actor.members, (-1.0, 1.0), strict=True):
-            for parameter, value in ((network.m, mean), (network.l, math.log(0.5)), (network.c, 0)):
-                parameter.fill_(value)
-        distral.distilled.network.c.fill_(0)
-
-    def gradient(mean, variance):
-        network = distral.distilled.network
-        with torch.no_grad():
-            network.m.fill_(mean)
-            network.l.fill_(0.5 * math.log(variance))
-        distral.zero_grad()
-        distral.distilled_loss(BATCH)[0].mean().backward()
-        assert not [p for p in distral.actor.parameters() if p.grad is not None]
-        return network.m.grad.item(), network.l.grad.item()
-
-    assert gradient(0.0, 0.25 + 1) == pytest.approx((0, 0), abs=1e-6)
-    assert gradient(0.0, 0.25)[1] < -1, "the optimum of the reversed divergence is too narrow"
-
-
 # ---- who sees and trains what ----
-
-
-def test_a_tasks_networks_learn_from_its_own_rows_alone():
-    first, second = (make_distral(kappa=0.0, seed=3) for _ in range(2))
-    for distral in (first, second):
-        attach(distral)
-        for i in range(4):
-            batch = make_batch(distral.spec, seed=i)
-            if distral is second:  # large enough for its gradient to be clipped
-                scale_R1 = torch.where(batch.task_R1 == 1, 1000.0, 1.0)
-                batch = batch._replace(reward_Rn=batch.reward_Rn * scale_R1)
-            distral.training_step(batch, i)
-    names = changed(first, copy_of(second))
-    own = {name for name in names if not name.startswith("distilled")}
-    assert own and all(".members.1." in name for name in own), "of task 1 alone"
-    assert any(name.startswith("distilled") for name in names), "which learns from all"
-
-
-def test_the_loss_of_a_policy_moves_neither_the_distilled_one_nor_the_other_tasks():
-    distral = make_distral(kappa=2.0)
-    batch = make_batch(distral.spec)
-    loss_R, _ = distral.actor_loss(batch, torch.randn_like(batch.action_RnA))
-    loss_R[1].backward()
-    trained = {
-        name for name, p in distral.named_parameters() if p.grad is not None and p.grad.any()
-    }
-    assert {name for name in trained if not name.startswith("critic.")} == {
-        f"actor.members.1.{name}" for name, _ in distral.actor.members[1].named_parameters()
-    }
 
 
 @pytest.mark.parametrize("architecture", ["mlp", "multi_head", "moore", "separate"])

@@ -1,4 +1,4 @@
-"""Statistics per task: by hand, beside a naive loop and Stable-Baselines3's, frozen and resumed."""
+"""Statistics per task: beside a naive loop, frozen and resumed."""
 
 from __future__ import annotations
 
@@ -81,41 +81,16 @@ def naive_returns(steps, discount):
     return returns
 
 
-def test_moments_by_hand():
-    moments = RunningMoments(3, (2,))
-    moments.add(np.array([[1.0, 0.0], [3.0, 4.0]]), np.array([0, 0]))
-    assert moments.mean_TD.tolist() == [[2, 2], [0, 0], [0, 0]]
-    assert moments.variance_TD.tolist() == [[1, 4], [1, 1], [1, 1]]
-    moments.add(np.array([[5.0, 2.0], [7.0, 7.0]]), np.array([0, 2]))
-    assert moments.mean_TD.tolist() == [[3, 2], [0, 0], [7, 7]]
-    assert moments.variance_TD[0].tolist() == pytest.approx(
-        [8 / 3, 8 / 3]
-    )  # of 1, 3, 5 and 0, 4, 2
-    assert moments.count_T.tolist() == [3, 0, 1] and moments.num_rows == 4
-
-
-def test_moments_equal_those_of_all_rows_together_and_stable_baselines3s():
+def test_moments_equal_those_of_all_rows_together():
     moments = RunningMoments(3, (4,))
     rows = [[] for _ in range(3)]
-    per_batch = []
     for transitions in random_steps():
         moments.add(transitions.observation_ED, transitions.task_E)
-        per_batch.append((transitions.observation_ED, transitions.task_E))
         for row_D, task in zip(transitions.observation_ED, transitions.task_E, strict=True):
             rows[task].append(row_D)
     means, variances = naive_moments(rows)
     np.testing.assert_allclose(moments.mean_TD.numpy(), means, **EXACT)
     np.testing.assert_allclose(moments.variance_TD.numpy(), variances, rtol=1e-9, atol=1e-12)
-    theirs = pytest.importorskip("stable_baselines3.common.running_mean_std")
-    for task in range(3):
-        single = theirs.RunningMeanStd(epsilon=0, shape=(4,))
-        for observation_ED, task_E in per_batch:
-            if (task_E == task).any():
-                single.update(observation_ED[task_E == task].astype(np.float64))
-        np.testing.assert_allclose(moments.mean_TD[task].numpy(), single.mean, **EXACT)
-        np.testing.assert_allclose(
-            moments.variance_TD[task].numpy(), single.var, rtol=1e-9, atol=1e-12
-        )
 
 
 def test_observations_are_normalized_by_their_task_in_acting_and_in_batches():
@@ -210,26 +185,6 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
     wanted_Rn = batch.reward_Rn / torch.tensor(variances)[batch.task_Rn].sqrt()
     np.testing.assert_allclose(found_Rn, wanted_Rn.clamp(-1.5, 1.5), rtol=1e-4)
     assert found_Rn.abs().max() == 1.5 and found_Rn[1].abs().max() < 0.1
-
-
-def test_one_task_without_faults_has_the_rewards_of_vec_normalize():
-    vec_env = pytest.importorskip("stable_baselines3.common.vec_env.vec_normalize")
-    moments = pytest.importorskip("stable_baselines3.common.running_mean_std")
-    theirs = object.__new__(vec_env.VecNormalize)
-    vars(theirs).update(ret_rms=moments.RunningMeanStd(epsilon=0), returns=np.zeros(4))
-    vars(theirs).update(gamma=0.99, epsilon=1e-8, clip_reward=10.0, norm_reward=True)
-    ours = NormalizeReward(make_spec(1))
-    generator = np.random.default_rng(3)
-    for _ in range(NUM_STEPS):
-        reward_E = generator.normal(size=4)
-        ended = np.flatnonzero(generator.random(4) < 0.2)
-        ours.observe(step(np.zeros((4, 4)), reward_E, ended=ended, task_E=np.zeros(4, int)))
-        theirs._update_reward(reward_E)
-        normalized_E = theirs.normalize_reward(reward_E)
-        theirs.returns[ended] = 0
-        reward_1n = torch.tensor(reward_E).float()[None]
-        batch = make_batch(make_spec(1), rows=4)._replace(reward_Rn=reward_1n)
-        np.testing.assert_allclose(ours(batch).reward_Rn[0], normalized_E, rtol=1e-5)
 
 
 @pytest.mark.parametrize("make", [NormalizeObservation, NormalizeReward])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD
 
 from mtrl_lightning.algorithms import PopArt, ReturnScale
 from mtrl_lightning.errors import ConfigurationError
@@ -199,16 +198,6 @@ def test_normalized_values_by_hand():
     assert scale.denormalize(value_B, task_B).tolist() == pytest.approx([5, 9, 14])
 
 
-def test_normalizing_is_the_inverse_of_denormalizing(draw):
-    scale = PopArt(spec_of(NUM_TASKS), make_critic())
-    scale.observe(10 * draw(3), 100 * draw(3).square(), SEEN_T)
-    value_B = 50 * draw(NUM_TASKS * ROWS)
-    there_B = scale.normalize(value_B, TASK_B)
-    torch.testing.assert_close(scale.denormalize(there_B, TASK_B), value_B, rtol=1e-4, atol=1e-4)
-    back_B = scale.denormalize(value_B, TASK_B)
-    torch.testing.assert_close(scale.normalize(back_B, TASK_B), value_B, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["multi_head", "mlp"])
 @pytest.mark.parametrize("kind", [PopArt, ReturnScale])
 def test_a_learning_batch_is_scaled_as_the_same_rows_are(draw, kind, name):
@@ -243,78 +232,6 @@ def test_the_plain_scale_leaves_everything_as_it_is(draw):
 
 
 # ---- learning ----
-
-
-class Plain(nn.Module):
-    """A multi-head network in plain PyTorch, with the heads' outputs unnormalized."""
-
-    def __init__(self, critic, scale) -> None:
-        super().__init__()
-        linears = [layer for layer in critic.trunk if isinstance(layer, nn.Linear)]
-        self.trunk = nn.ParameterList(
-            p.detach().clone() for linear in linears for p in (linear.weight, linear.bias)
-        )
-        # v = std (w h + b) + mean
-        weight_TH = scale.std_T[:, None] * critic.heads.weight
-        bias_T = scale.std_T * critic.heads.bias + scale.mean_T
-        self.weight_TH = nn.Parameter(weight_TH.detach().clone())
-        self.bias_T = nn.Parameter(bias_T.detach().clone())
-
-    def forward(self, x_BD, task_B):
-        one_hot_BT = torch.eye(NUM_TASKS)[task_B]
-        h_BH = torch.cat([x_BD, one_hot_BT], dim=1)
-        for weight, bias in zip(self.trunk[::2], self.trunk[1::2], strict=True):
-            h_BH = (h_BH @ weight.t() + bias).relu()
-        return (h_BH * self.weight_TH[task_B]).sum(1) + self.bias_T[task_B]
-
-
-def test_a_step_is_one_of_unnormalized_regression_with_a_scaled_learning_rate(draw):
-    """With fixed statistics, SGD on ``1/2 (n - (y - mean) / std)^2``, ``n = w h + b``.
-
-    The values are ``v = std n + mean = W h + B`` with ``W = std w``, ``B = std b + mean``, and
-    ``n - (y - mean) / std = (v - y) / std``.
-
-    Output layer: ``dw = -lr (v - y) / std h``, so that ``dW = std dw = -lr (v - y) h``: the step
-    of the regression ``1/2 (v - y)^2`` with the learning rate ``lr``.
-
-    Trunk: ``dtheta = -lr (v - y) / std w dh/dtheta = -lr / std^2 (v - y) W dh/dtheta``: the step
-    of the regression with the learning rate ``lr / std^2``.
-    """
-    learning_rate = 0.05
-    critic = make_critic()
-    scale = PopArt(spec_of(NUM_TASKS), critic)
-    std_T = torch.tensor([0.5, 2.0, 10.0])
-    scale.observe(torch.tensor([1.0, -4.0, 30.0]), std_T.square(), SEEN_T)
-    plain = Plain(critic, scale)
-    x_BD = draw(NUM_TASKS * ROWS, OBS_DIM)
-    target_B = scale.denormalize(draw(NUM_TASKS * ROWS), TASK_B)
-    torch.testing.assert_close(plain(x_BD, TASK_B), values_of(scale, critic, x_BD))
-
-    optimizer = SGD(critic.parameters(), lr=learning_rate)
-    error_B = scale(critic(x_BD, TASK_B), TASK_B) - scale.normalize(target_B, TASK_B)
-    (error_B.square() / 2).sum().backward()
-    optimizer.step()
-
-    half_square_B = (plain(x_BD, TASK_B) - target_B).square() / 2
-    head = [plain.weight_TH, plain.bias_T]
-    head_gradients = torch.autograd.grad(half_square_B.sum(), head, retain_graph=True)
-    # each task's rows reach the shared trunk with the task's own learning rate
-    scaled_B = half_square_B / std_T[TASK_B].square()
-    trunk_gradients = torch.autograd.grad(scaled_B.sum(), list(plain.trunk))
-    before = copy_of(plain)
-    with torch.no_grad():
-        for parameter, gradient in zip(head, head_gradients, strict=True):
-            parameter -= learning_rate * gradient
-        for parameter, gradient in zip(plain.trunk, trunk_gradients, strict=True):
-            parameter -= learning_rate * gradient
-
-    assert changed(plain, before) == set(before)
-    found = Plain(critic, scale)
-    for name, wanted in plain.named_parameters():
-        step, wanted_step = found.get_parameter(name) - before[name], wanted - before[name]
-        torch.testing.assert_close(
-            step, wanted_step, rtol=1e-3, atol=1e-5 * wanted.abs().max().item()
-        )
 
 
 # ---- options and state ----

@@ -477,27 +477,6 @@ def test_the_gradients_are_clipped_in_the_comparison():
     assert metrics["train/critic_grad_norm"] > DEFAULTS["critic_max_grad_norm"]
 
 
-def test_one_epoch_with_one_minibatch_is_a_policy_gradient_step():
-    learning_rate = 0.1
-    sgd = partial(SGD, lr=learning_rate)
-    ppo = make_ppo(actor_optimizer=sgd, entropy_coef=0.0, actor_max_grad_norm=None)
-    attach(ppo)
-    collected = make_collected(ppo, gap=0.0)
-    computed = ppo.begin_iteration(collected, 0.0)
-    batch = batch_of(collected, computed, all_rows(collected))
-    trained = [*ppo.actor.parameters(), *ppo.noise.parameters()]
-    mean_RnA = ppo.actor(batch.observation_RnD, batch.task_Rn)
-    policy = Normal(mean_RnA, ppo.noise.log_std_TA[batch.task_Rn].exp())
-    log_prob_Rn = policy.log_prob(batch.extra["unclipped_action"]).sum(-1)
-    loss = -(batch.extra["advantage"] * log_prob_Rn).mean()
-    gradients = torch.autograd.grad(loss, trained)
-    wanted = [p.detach() - learning_rate * g for p, g in zip(trained, gradients, strict=True)]
-    assert all(gradient.abs().max() > 1e-3 for gradient in gradients)
-    ppo.training_step(batch, 0)
-    for found, value in zip(trained, wanted, strict=True):
-        torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-6)
-
-
 class OneByOne(GradientMethod):
     """The mean of the gradients of the tasks' losses, differentiated one by one."""
 
@@ -621,19 +600,6 @@ def test_a_gap_cuts_the_row_before_it_from_what_follows():
     assert metrics["train/advantage_std/task-0"] == pytest.approx(1.25, rel=1e-5)
 
 
-def test_advantages_are_normalized_for_each_task():
-    ppo = make_ppo()
-    attach(ppo)
-    collected = make_collected(ppo)
-    assert 0 < (~collected.valid_SE).sum() < 10
-    advantage_SE = ppo.begin_iteration(collected, 0.0)["advantage"]
-    for task in range(NUM_TASKS):
-        own_E = collected.task_E == task
-        rows = advantage_SE[:, own_E][collected.valid_SE[:, own_E]].double()
-        assert rows.mean().item() == pytest.approx(0, abs=1e-5)
-        assert rows.std(correction=0).item() == pytest.approx(1, abs=1e-5)
-
-
 def test_equal_advantages_are_no_reason_to_learn():
     found, computed, _ = by_hand([0.0] * 3, [0.0] * 3, [1.0] * 3, terminated=[0, 1, 2])
     assert found == [1, 1, 1]
@@ -683,22 +649,6 @@ def test_values_are_clipped_around_those_that_the_critic_has_when_learning_begin
 
 
 # ---- the end of an iteration ----
-
-
-def test_the_rest_of_an_iteration_is_left_out_when_the_policy_has_moved_too_far():
-    fast = partial(Adam, lr=0.01)
-    ppo = make_ppo(max_kl=1e-6, num_minibatches=2, actor_optimizer=fast)
-    attach(ppo)
-    for seed in range(2):
-        collected = make_collected(ppo, seed)
-        computed = ppo.begin_iteration(collected, 0.0)
-        batches = [batch_of(collected, computed, row_Rn) for row_Rn in rows_of(collected)]
-        assert not ppo.is_iteration_over()
-        ppo.training_step(batches[0], 0)
-        assert not ppo.is_iteration_over(), "an epoch is always completed"
-        ppo.training_step(batches[1], 0)
-        assert ppo.is_iteration_over()
-        ppo.end_iteration(collected)
 
 
 @pytest.mark.parametrize(("max_kl", "is_over"), [(0.4, True), (0.44, False), (None, False)])
@@ -777,17 +727,6 @@ def test_the_encoders_statistics_move_between_iterations_only():
         torch.testing.assert_close(ppo.encoder.mean_D, torch.stack(means).mean(0))
         assert ppo.encoder.count == len(means)
         assert ppo.num_iterations == len(means)
-
-
-def test_after_the_statistics_have_moved_the_first_ratio_is_one():
-    ppo = make_ppo(encoder=Standardize, max_kl=None)
-    for seed in range(2):
-        iterate(ppo, seed)
-    collected = make_collected(ppo, seed=2)
-    ppo.drain_metrics()
-    computed = ppo.begin_iteration(collected, 0.0)
-    ppo.training_step(batch_of(collected, computed, rows_of(collected)[0]), 0)
-    assert ppo.drain_metrics()["train/kl"] < 1e-10
 
 
 @pytest.mark.parametrize("noise", [StateIndependentStd, StateDependentStd])

@@ -40,19 +40,6 @@ def test_the_source_stays_where_it_is():
     assert source.mean.tolist() == [2]
 
 
-def test_tau_one_copies():
-    source, target = Toy([0.1, 0.7]), Toy([1.0, 1e6])
-    follow(source, target, 1.0)
-    assert torch.equal(source.a, target.a)
-
-
-def test_many_small_steps_are_a_geometric_series():
-    source, target = Toy([1.0, 1.0]), Toy([0.0, 0.0])
-    for _ in range(300):
-        follow(source, target, 0.005)
-    assert target.a.tolist() == pytest.approx([1 - 0.995**300] * 2, rel=1e-4)
-
-
 def test_buffers_are_copied_whole():
     source, target = Toy([0.0, 0.0], buffer=3.5, count=7), Toy([0.0, 0.0])
     follow(source, target, 0.01)

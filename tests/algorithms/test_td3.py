@@ -140,11 +140,6 @@ def test_the_noise_and_the_smoothed_action_are_clipped():
     assert losses.smoothed_action(action_RnA, noise_RnA, 0.2, 0.3)[0, 1].item() == close(0.8)
 
 
-def test_the_actors_loss_is_minus_the_mean_value_of_each_task():
-    loss_R = losses.deterministic_actor_loss(torch.tensor([[1.0, 3.0], [-2.0, 5.0]]))
-    assert loss_R.tolist() == [-2.0, -1.5]
-
-
 @pytest.mark.parametrize(
     ("value", "reduction"),
     [(Scalar, min), (partial(Scalar, reduction="mean"), lambda qs: sum(qs) / len(qs))],
