@@ -227,6 +227,7 @@ def test_a_run_continues_exactly(tmp_path):
         ({"trainer": {"max_steps": 5}}, "set rollout.total_steps"),
         ({"callbacks": [ModelCheckpoint(monitor="eval/return")]}, "best_metric eval/return"),
         ({"name": "../x"}, "would not lie in the root folder"),
+        ({"trainer": {"precision": "64-true"}}, "precision is 64-true"),
     ],
 )
 def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, options, message):
@@ -330,28 +331,6 @@ def test_arguments_of_version_0_2_make_the_same_run_and_name_their_options(tmp_p
     message = r"batch_size is 12 and data\.batch_size is 24"
     with pytest.warns(FutureWarning), pytest.raises(ConfigurationError, match=message):
         train(ToyReach(2), SMALL_SAC, batch_size=12, data={"batch_size": 24}, **common)
-
-
-def test_threads_of_the_learner_are_set(tmp_path):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    seen = []
-
-    class Watching(Callback):
-        def on_train_start(self, trainer, pl_module):
-            seen.append(torch.get_num_threads())
-
-    try:
-        small(
-            ToyReach(2),
-            tmp_path,
-            total_steps=60,
-            rollout={"learner_threads": 1},
-            callbacks=Watching(),
-        )
-    finally:
-        torch.set_num_threads(threads)
-    assert seen == [1]
 
 
 def test_an_environment_in_place_of_a_benchmark_names_what_makes_it(tmp_path):
@@ -509,12 +488,6 @@ def test_a_benchmark_without_a_split_to_evaluate_trains(tmp_path):
     run = small(OnlyTraining(2), tmp_path, total_steps=100)
     assert run.evaluation == {} and run.checkpoint.is_file()
     assert not (run.folder / "checkpoints" / "best.ckpt").exists()
-
-
-def test_a_run_that_cannot_start_leaves_no_folder(tmp_path):
-    with pytest.raises(ConfigurationError, match="precision is 64-true"):
-        small(ToyReach(2), tmp_path, trainer={"precision": "64-true"})
-    assert not list(tmp_path.glob("run/version_*"))
 
 
 def parts_of_a_run():

@@ -500,9 +500,15 @@ def test_an_override_of_another_size_is_refused(tmp_path, sac):
 
 
 @pytest.mark.parametrize(
-    "factory", [Tanh, partial(Tanh, width=5), make_tanh, partial(make_tanh, width=5), Tanh.wide]
+    ("factory", "trust"),
+    [
+        (Tanh, ["tests"]),
+        (partial(Tanh, width=5), "tests"),
+        (make_tanh, ["tests.test_loading"]),
+        (partial(make_tanh, width=5), ["tests"]),
+        (Tanh.wide, ["tests"]),
+    ],
 )
-@pytest.mark.parametrize("trust", [["tests"], "tests", ["tests.test_loading"]])
 def test_a_class_of_the_users_own_needs_consent(tmp_path, factory, trust):
     sac = make_sac(actor=factory, critic=SMALL)
     path = save(sac, tmp_path)

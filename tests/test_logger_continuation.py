@@ -3,9 +3,8 @@ import itertools
 import json
 import os
 import signal
-import sys
 import time
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -15,8 +14,6 @@ from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCallback
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.loggers.wandb_files import read_offline_runs, records
-from mtrl_lightning.counters import Counters
-from mtrl_lightning.run.session import Session
 from tests.helpers.command_line import CONFIGS, ROOT, SHORT
 
 pytestmark = pytest.mark.slow
@@ -376,49 +373,6 @@ def test_an_online_branch_names_the_run_that_it_continues(tmp_path):
     run.use_artifact = missing
     with pytest.warns(UserWarning, match="lineage does not show .* continues other: there is none"):
         logger.continue_from("other", 6)
-
-
-class FakeMlflow:
-    """What MLFlowLogger calls of MLflow's client."""
-
-    def __init__(self, uri=None):
-        self.received = []
-
-    def get_experiment_by_name(self, name):
-        return SimpleNamespace(lifecycle_stage="active", experiment_id="1")
-
-    def create_run(self, experiment_id, tags):
-        return SimpleNamespace(info=SimpleNamespace(run_id="r"))
-
-    def log_batch(self, run_id, metrics=(), params=()):
-        self.received += [(one["step"], one["key"], one["value"]) for one in metrics]
-        self.received += [(None, one["key"], one["value"]) for one in params]
-
-
-def test_mlflow_logger_has_env_steps_as_its_steps(monkeypatch):
-    from lightning.pytorch.loggers import MLFlowLogger
-
-    module = ModuleType("mlflow")
-    module.set_tracking_uri = lambda uri: None
-    entities = ModuleType("mlflow.entities")
-    entities.Param = entities.Metric = lambda **values: values
-    tracking = ModuleType("mlflow.tracking")
-    tracking.MlflowClient = FakeMlflow
-    context = ModuleType("mlflow.tracking.context")
-    context.resolve_tags = lambda tags: tags
-    tracking.context = context
-    for one in (module, entities, tracking, context):
-        monkeypatch.setitem(sys.modules, one.__name__, one)
-    monkeypatch.setattr("lightning.pytorch.loggers.mlflow._MLFLOW_AVAILABLE", True)
-    logger = MLFlowLogger()
-    session = SimpleNamespace(counters=Counters(env_steps=450), loggers=[logger])
-    Session.log(session, {"eval/return/reach-v3": 2.5})
-    logger.log_hyperparams({"rollout": {"total_steps": 900}})
-    assert logger.experiment.received == [
-        (450, "env_steps", 450),
-        (450, "eval/return/reach-v3", 2.5),
-        (None, "rollout/total_steps", "900"),
-    ]
 
 
 def test_what_tensorboard_holds_is_written_before_a_checkpoint(tmp_path):

@@ -213,30 +213,6 @@ def test_the_last_n_transitions_are_saved_and_come_back(command_line):
 
 
 @pytest.mark.slow
-def test_a_replay_mapped_from_disk_trains_the_same_and_leaves_nothing(command_line):
-    command_line.finished()
-    command_line("fit", "--name=mapped", "--data.memory_map=true")
-    assert_same(
-        checkpoint(command_line)["state_dict"], checkpoint(command_line, "mapped")["state_dict"]
-    )
-    names = {path.name for path in command_line.folder("mapped").iterdir()}
-    assert names == {path.name for path in command_line.folder().iterdir()}
-
-
-@pytest.mark.slow
-def test_after_clearing_the_replay_the_weights_can_be_trained_on(command_line, capsys):
-    command_line.finished()
-    shutil.rmtree(command_line.folder() / "replay")
-    longer = ["--ckpt_path=last", "--rollout.total_steps=930"]
-    code, error = fails(command_line, capsys, "fit", *longer)
-    assert code == 2 and "is missing" in error and "--replay.restore false" in error
-    command_line("validate", "--ckpt_path=last")
-    with pytest.warns(UserWarning, match="empty replay"):
-        command_line("fit", *longer, "--replay.restore=false")
-    assert counters(command_line)["env_steps"] == 930 + 300, "300 to fill the replay again"
-
-
-@pytest.mark.slow
 def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command_line):
     options = [
         "--data.capacity=300",
@@ -257,18 +233,6 @@ def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command
     for path in paths[1:4]:
         command_line("fit", *options, f"--ckpt_path={path}", "--overwrite_metrics")
         assert_same(checkpoint(command_line)["state_dict"], last["state_dict"])
-
-
-@pytest.mark.slow
-@pytest.mark.curves
-def test_an_image_that_cannot_be_written_does_not_end_the_run(command_line, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
-    with pytest.warns(UserWarning, match=r"curves\.png could not be written.*No space left"):
-        command_line("fit", "--rollout.total_steps=303")
-    assert counters(command_line)["env_steps"] == 303
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.envs import VectorEnv
 from tests.helpers.altered_reach import SlowReach
-from tests.helpers.command_line import CONFIGS
 
 SHORT = ("--rollout.total_steps=330", "--evaluation.envs_per_task=2")
 """Ten vector steps after the warm-up; ``events`` tells evaluations by their number of copies."""
@@ -92,13 +91,6 @@ def test_a_step_is_counted_once_for_every_environment(command_line):
         "dropped_transitions": 0,
         "skipped_updates": 0,
     }
-
-
-def test_one_temperature_for_all_tasks(command_line):
-    shared = "--model.init_args.temperature.init_args.per_task=false"
-    command_line("fit", shared, *SHORT, configs=CONFIGS)
-    state = load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")["state_dict"]
-    assert state["temperature.log_alpha"].shape == (1,) and state["temperature.log_alpha"] != 0
 
 
 @pytest.mark.slow

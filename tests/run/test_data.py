@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,12 +136,6 @@ def test_exclusions_that_make_no_sense_are_refused(excluded, message):
         make_data(exclude_from_training=excluded)
 
 
-def test_a_benchmark_that_names_a_task_twice_is_refused():
-    spec = make_spec(3)._replace(task_names=("push", "reach", "push"))
-    with pytest.raises(ConfigurationError, match=r"duplicate tasks \['push'\]"):
-        MultiTaskData(Numbers(spec), 6, 30)
-
-
 def test_actions_with_other_bounds_are_refused():
     spec = make_spec(3)._replace(action_space=gym.spaces.Box(-2.0, 2.0, (2,), np.float32))
     with pytest.raises(ConfigurationError, match="RescaleAction"):
@@ -215,12 +208,6 @@ def test_the_seed_decides_the_batches():
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
-
-
-def test_batches_leave_the_global_generator_alone():
-    before = torch.get_rng_state()
-    list(islice(fill(make_data()).train_dataloader(), 3))
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_there_is_one_validation_batch_unless_fitting():
@@ -312,21 +299,6 @@ def test_the_replay_is_mapped_from_a_file_in_the_runs_folder_if_that_is_asked_fo
     del data
     gc.collect()
     assert not maps_of(tmp_path)
-
-
-def test_a_disk_that_is_too_small_is_refused_before_training(tmp_path, monkeypatch):
-    data = make_data(capacity=3_000, memory_map=True)
-    monkeypatch.setattr(
-        shutil,
-        "disk_usage",
-        lambda folder: SimpleNamespace(free=bytes_needed(make_fields(), 1_000)),
-    )
-    with pytest.raises(
-        ConfigurationError, match=rf"3,000 transitions .* of disk in {tmp_path} .* at most 1,000$"
-    ):
-        opened(data, tmp_path)
-    assert data.buffer is None
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
