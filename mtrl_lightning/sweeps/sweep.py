@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -42,14 +42,7 @@ SUBMITTED_BY = "SLURM_NTASKS"
 """Lightning finds a SLURM job by it. The sweep is requeued, not each of its runs."""
 
 
-def run_sweep(
-    sweep: SweepFile,
-    folder: Path,
-    *,
-    trials: int | None = None,
-    jobs: int = 1,
-    program: Sequence[str] = PROGRAM,
-) -> Study:
+def run_sweep(sweep: SweepFile, folder: Path, *, trials: int | None = None, jobs: int = 1) -> Study:
     """Train configurations until there are as many as asked for, and return Optuna's study.
 
     Called again after a kill, it continues the interrupted runs from their checkpoints.
@@ -59,7 +52,6 @@ def run_sweep(
         folder: of the sweep.
         trials: runs in all, those of previous starts included; None for all of a grid.
         jobs: runs at the same time.
-        program: the command of a run, without its arguments.
 
     Raises:
         ConfigurationError: if the folder is in use or of another sweep.
@@ -76,7 +68,7 @@ def run_sweep(
             if trial is None:
                 return
             try:
-                _run(trial, sweep, folder, program, stop)
+                _run(trial, sweep, folder, stop)
             except BaseException:
                 stop.set()
                 raise
@@ -162,23 +154,20 @@ def next_trial(study: Study, sweep: SweepFile, trials: int | None) -> Trial | No
     return study.ask(sweep.parameters)
 
 
-def _run(
-    trial: Trial, sweep: SweepFile, folder: Path, program: Sequence[str], stop: threading.Event
-) -> None:
+def _run(trial: Trial, sweep: SweepFile, folder: Path, stop: threading.Event) -> None:
     """Train one configuration in a process of its own, and store its result.
 
     Args:
         trial: with its values.
         sweep: content of the sweep file.
         folder: of the sweep.
-        program: the command of a run, without its arguments.
         stop: lets the run save and end, and the trial without a result for the next start.
     """
     name = f"trial_{trial.number:04d}"
     folders = versions(str(folder), name)
     for one in folders:
         check_idle(one)  # a killed sweep's run may still be saving its checkpoint
-    command = [*program, *sweep.arguments(trial.params), f"--root={folder}", f"--name={name}"]
+    command = [*PROGRAM, *sweep.arguments(trial.params), f"--root={folder}", f"--name={name}"]
     command.append("--trainer.enable_progress_bar=false")
     if any((one / "checkpoints" / "last.ckpt").is_file() for one in folders):
         command.append("--ckpt_path=last")

@@ -44,6 +44,7 @@ CONTENT = {
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     monkeypatch.setattr(sweeps, "SECONDS_BETWEEN_LOOKS", 0.02)
+    monkeypatch.setattr(sweeps, "PROGRAM", FAKE)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
@@ -61,7 +62,7 @@ def grid(gains, seeds=None, **more):
 
 
 def run(given, folder, **options):
-    return sweeps.run_sweep(given, folder, program=FAKE, **options)
+    return sweeps.run_sweep(given, folder, **options)
 
 
 def found(study):
@@ -83,9 +84,9 @@ from pathlib import Path
 from mtrl_lightning.sweeps import sweep
 from mtrl_lightning.sweeps.sweep_file import read_sweep_file
 sweep.SECONDS_BETWEEN_LOOKS = 0.02
+sweep.PROGRAM = [sys.executable, "-m", "tests.helpers.fake_run"]
 given = read_sweep_file(Path(sys.argv[1]), ("--seconds=0.15",))
-fake = [sys.executable, "-m", "tests.helpers.fake_run"]
-sweep.run_sweep(given, Path(sys.argv[2]), trials=3, jobs=2, program=fake)
+sweep.run_sweep(given, Path(sys.argv[2]), trials=3, jobs=2)
 """
 
 
