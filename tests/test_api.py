@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.wrappers import FlattenObservation, FrameStackObservation, TransformReward
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
@@ -38,7 +38,6 @@ from mtrl_lightning.callbacks import (
     EvaluationCallback,
     InterruptionCallback,
     MetricsCallback,
-    MetricsCSV,
     ReplayCallback,
     ReportCallback,
     ResetCallback,
@@ -51,7 +50,7 @@ from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.rollout import ActionNoise, EpisodeListener, ScaleAction, TransformedPolicy
 from mtrl_lightning.runs import new_run_folder
 from tests.helpers.command_line import SHORT
-from tests.helpers.runs import HERE, SMALL_SAC, small
+from tests.helpers.runs import HERE, SMALL_SAC, small, trainer_in
 
 
 def rows_of(folder):
@@ -161,15 +160,7 @@ def composed(root, order):
 
     evaluation._evaluate = noting
     random.Random(order).shuffle(callbacks)
-    trainer = Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=MetricsCSV(str(folder)),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
-    )
-    fit(trainer, SMALL_SAC(data.spec), data)
+    fit(trainer_in(folder, callbacks), SMALL_SAC(data.spec), data)
     return folder, watching.seen
 
 
@@ -498,17 +489,6 @@ def parts_of_a_run():
         ReplayCallback(),
         CheckpointCallback(every=60),
     ]
-
-
-def trainer_in(folder, parts):
-    return Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=MetricsCSV(str(folder)),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=parts,
-    )
 
 
 def test_a_second_trainer_with_the_same_objects_has_a_session_of_its_own(tmp_path):

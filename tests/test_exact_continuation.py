@@ -1,6 +1,7 @@
 """Train 2N in one go; train N, stop, go on in a new process: the same run, bit for bit."""
 
 import signal
+from functools import partial
 
 import pytest
 
@@ -8,6 +9,7 @@ from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.rollout import Collector
 from tests.helpers.runs import (
     CONNECTORS,
+    assert_continues_exactly,
     assert_same,
     assert_same_end,
     checkpoint,
@@ -59,21 +61,8 @@ def test_a_continued_run_in_bf16_is_the_same_run(command_line):
         "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
     ]
 
-    def run(name, steps, *more):
-        command_line(
-            "fit",
-            *SHORT,
-            *options,
-            f"--name={name}",
-            f"--rollout.total_steps={steps}",
-            *more,
-            configs=TOY,
-        )
-
-    run("whole", 600)
-    run("parts", 300)
-    run("parts", 600, "--ckpt_path=last")
-    assert_same_end(command_line, "whole", "parts")
+    run = partial(command_line, "fit", *SHORT, *options, configs=TOY)
+    assert_continues_exactly(command_line, run, 300, 600)
 
 
 @pytest.mark.slow
@@ -140,10 +129,5 @@ def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_
 )
 def test_other_ratios_and_environments_are_continued_exactly_too(command_line, options):
     every = [f"--{section}.every=60" for section in ("evaluation", "metrics", "checkpoint")]
-    options = [*options, *every, "--rollout.warmup_steps=120"]
-    command_line("fit", *options, "--name=whole", "--rollout.total_steps=300")
-    command_line(
-        "fit", *options, "--name=parts", "--rollout.total_steps=180", "--rollout.num_workers=1"
-    )
-    command_line("fit", *options, "--name=parts", "--rollout.total_steps=300", "--ckpt_path=last")
-    assert_same_end(command_line, "whole", "parts")
+    run = partial(command_line, "fit", *options, *every, "--rollout.warmup_steps=120")
+    assert_continues_exactly(command_line, run, 180, 300, "--rollout.num_workers=1")

@@ -1,12 +1,14 @@
 """A family of bodies from the command line: evaluation modes, continuation, and one mode alone."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 pytest.importorskip("dm_control")
 
 from mtrl_lightning.callbacks import plot_curves, read_metrics
-from tests.helpers.runs import assert_same_end
+from tests.helpers.runs import assert_continues_exactly
 
 pytestmark = pytest.mark.slow
 
@@ -34,12 +36,8 @@ TASKS = {"eval_base": (0.25, 0.5), "eval_interpolation": (0.35,), "eval_extrapol
 
 def test_a_family_is_evaluated_in_three_modes_and_continued_exactly(command_line, capsys, caplog):
     """A checkpoint after 50 of 100 steps is in the middle of episodes of 12 steps each."""
-
-    def run(name, steps, *options):
-        given = (*SHORT, f"--name={name}", f"--rollout.total_steps={steps}", *options)
-        command_line("fit", *given, configs=FAMILY)
-
-    run("whole", 100)
+    run = partial(command_line, "fit", *SHORT, configs=FAMILY)
+    assert_continues_exactly(command_line, run, 50, 100)
     printed = capsys.readouterr().out
     curves = read_metrics(command_line.folder("whole"))
     for split, values in TASKS.items():
@@ -59,11 +57,6 @@ def test_a_family_is_evaluated_in_three_modes_and_continued_exactly(command_line
     given = "is given the mean over the trained tasks (OneHot, LinearHeads)"
     assert f"Evaluated without training: {untrained}. The policy {given}" in caplog.text
 
-    run("parts", 50)
-    run("parts", 100, "--ckpt_path=last")
-    assert_same_end(command_line, "whole", "parts")
-
-    capsys.readouterr()
     caplog.clear()
     folder = str(command_line.folder("whole"))
     options = ("--split=eval_interpolation", "--trainer.accelerator=cpu", folder)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from lightning.pytorch import Trainer
 from torch import nn
 
 from mtrl_lightning.algorithms import SAC, Algorithm, Temperature
@@ -23,7 +22,6 @@ from mtrl_lightning.callbacks import (
     CheckpointCallback,
     EvaluationCallback,
     MetricsCallback,
-    MetricsCSV,
     ReplayCallback,
     RolloutCallback,
 )
@@ -53,6 +51,7 @@ from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, trai
 from tests.helpers.checkpoints import save
 from tests.helpers.command_line import ROOT
 from tests.helpers.runs import checkpoint as checkpoint_of_run
+from tests.helpers.runs import trainer_in
 
 OBSERVATION_ED = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 TASK_E = np.array([0, 1, 2, 2, 1, 0])
@@ -190,20 +189,14 @@ def test_a_run_composed_in_python_is_loaded(tmp_path):
     optimizer = partial(torch.optim.Adam, lr=1e-3)
     options = {"actor": partial(MLP, width=16), "critic": partial(MLP, width=16)}
     model = SAC(data.spec, **options, actor_optimizer=optimizer, critic_optimizer=optimizer)
-    trainer = Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=MetricsCSV(str(tmp_path)),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[
-            RolloutCallback(total_steps=600, warmup_steps=300, num_workers=0),
-            EvaluationCallback(every=300, num_episodes=1, num_workers=0),
-            MetricsCallback(every=300),
-            ReplayCallback(),
-            CheckpointCallback(every=300),
-        ],
-    )
+    callbacks = [
+        RolloutCallback(total_steps=600, warmup_steps=300, num_workers=0),
+        EvaluationCallback(every=300, num_episodes=1, num_workers=0),
+        MetricsCallback(every=300),
+        ReplayCallback(),
+        CheckpointCallback(every=300),
+    ]
+    trainer = trainer_in(tmp_path, callbacks)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*cannot rebuild|.*removed from hparams")
         trainer.fit(model, datamodule=data)

@@ -12,12 +12,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
-from mtrl_lightning import PPO, ConfigurationError, MultiTaskData, ToyReach, load_policy, train
+from mtrl_lightning import PPO, ConfigurationError, MultiTaskData, ToyReach, load_policy
 from mtrl_lightning.callbacks import ReplayCallback, RolloutCallback, read_metrics
-from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.run.off_policy import refuse_off_policy_options
-from tests.helpers.runs import assert_same, signal_in_call
+from tests.helpers.runs import assert_same, checkpoint, signal_in_call, small
 
 CONFIGS = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
 OPTIONS = [
@@ -44,10 +43,6 @@ OPTIONS = [
 
 def fit(command_line, *options, configs=CONFIGS):
     command_line("fit", *OPTIONS, *options, configs=configs, small=False)
-
-
-def checkpoint(command_line, name="run", which="last"):
-    return load_checkpoint(command_line.folder(name) / "checkpoints" / f"{which}.ckpt")
 
 
 def assert_same_run(command_line, name, other, ignored=()):
@@ -264,16 +259,10 @@ def test_one_thread_computes_while_environments_are_stepped_and_all_while_it_lea
     former = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        small = partial(MLP, width=16, depth=1)
-        train(
-            ToyReach(num_tasks=3, horizon=5),
-            partial(PPO, actor=small, critic=small, num_steps=10, num_epochs=1, num_minibatches=2),
-            total_steps=60,
-            num_workers=0,
-            evaluation={"num_episodes": 1, "num_workers": 0},
-            root=str(tmp_path),
-            trainer={"enable_progress_bar": False, "accelerator": "cpu"},
-        )
+        network = partial(MLP, width=16, depth=1)
+        options = {"num_steps": 10, "num_epochs": 1, "num_minibatches": 2}
+        ppo = partial(PPO, actor=network, critic=network, **options)
+        small(ToyReach(3, horizon=5), tmp_path, algorithm=ppo, total_steps=60)
         assert threads == {"act": {1}, "update": {2}}
         assert torch.get_num_threads() == 2
     finally:
@@ -284,16 +273,15 @@ def test_early_stopping_ends_a_run_in_the_middle_of_a_collection(tmp_path):
     stop = EarlyStopping(
         "eval/return", patience=1, min_delta=1e9, check_on_train_epoch_end=False, mode="max"
     )
-    small = partial(MLP, width=16, depth=1)
-    run = train(
-        ToyReach(num_tasks=3, horizon=20),
-        partial(PPO, actor=small, critic=small, num_steps=40, num_epochs=2, num_minibatches=2),
+    network = partial(MLP, width=16, depth=1)
+    options = {"num_steps": 40, "num_epochs": 2, "num_minibatches": 2}
+    run = small(
+        ToyReach(3, horizon=20),
+        tmp_path,
+        algorithm=partial(PPO, actor=network, critic=network, **options),
         total_steps=1200,
-        num_workers=0,
-        evaluation={"every": 150, "num_episodes": 1},
-        root=str(tmp_path),
+        evaluation={"every": 150},
         callbacks=[stop],
-        trainer={"enable_progress_bar": False, "accelerator": "cpu"},
     )
     assert run.algorithm.counters.env_steps == 300
     assert run.algorithm.counters.env_steps % 120
@@ -354,16 +342,9 @@ def test_options_of_a_replay_are_refused_together_with_what_replaces_them(comman
 
 
 def test_ppo_trains_by_default_and_prints_its_minibatches(tmp_path, caplog):
-    small = partial(MLP, width=8, depth=1)
-    run = train(
-        ToyReach(),
-        partial(PPO, actor=small, critic=small, num_epochs=1),
-        total_steps=3000,
-        root=str(tmp_path),
-        num_workers=0,
-        evaluation={"num_episodes": 1, "num_workers": 0},
-        trainer={"enable_progress_bar": False},
-    )
+    network = partial(MLP, width=8, depth=1)
+    ppo = partial(PPO, actor=network, critic=network, num_epochs=1)
+    run = small(ToyReach(), tmp_path, algorithm=ppo, total_steps=3000)
     # 200 steps of 3 environments: 10 minibatches of 20 rows of each task
     assert run.algorithm.counters.updates == 5 * 10
     assert "Iterations of 600 env steps" in caplog.text

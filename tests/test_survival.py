@@ -14,24 +14,15 @@ from mtrl_lightning.callbacks import CheckpointCallback, EvaluationCallback
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.replay import ReplaySnapshots
-from tests.helpers.runs import assert_same
+from tests.helpers.command_line import fails
+from tests.helpers.runs import assert_same, checkpoint
 
 FAULTY = ["--data.benchmark=tests.helpers.altered_reach.FaultyReach"]
 KEEP_ALL = ["--checkpoint.keep_last=-1", "--checkpoint.keep_best=false"]
 
 
-def checkpoint(command_line, name="run", which="last"):
-    return load_checkpoint(command_line.folder(name) / "checkpoints" / f"{which}.ckpt")
-
-
 def counters(command_line, name="run"):
     return checkpoint(command_line, name)["mtrl_lightning"]["counters"]
-
-
-def fails(command_line, capsys, *args):
-    with pytest.raises(SystemExit) as exit_info:
-        command_line(*args)
-    return exit_info.value.code, capsys.readouterr().err
 
 
 @pytest.fixture

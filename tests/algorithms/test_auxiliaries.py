@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from mtrl_lightning.auxiliaries import Auxiliary
-from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import Encoder
-from tests.helpers.algorithms import attach, changed, copy_of, make_sac, train
-from tests.helpers.checkpoints import checkpoint_of, load, through_a_file
+from tests.helpers.algorithms import changed, copy_of, make_sac, train
+from tests.helpers.checkpoints import assert_continued_is_the_same
 from tests.helpers.command_line import config_args
-from tests.helpers.runs import assert_same_end
+from tests.helpers.runs import assert_continues_exactly, checkpoint
 from tests.helpers.sac import FULL, still
 
 
@@ -81,19 +80,7 @@ def test_it_depends_on_the_target_encoder_and_draws_from_a_generator_of_its_own(
 
 
 def test_a_restored_run_is_the_same_run(tmp_path):
-    whole = small_sac(seed=3)
-    first = small_sac(seed=3)
-    second = small_sac(seed=9)
-    train(whole, 8)
-    optimizers = attach(first)
-    train(first, 4)
-    checkpoint = through_a_file(checkpoint_of(first, optimizers), tmp_path)
-    load(second, checkpoint)
-    for optimizer, state in zip(attach(second), checkpoint["optimizer_states"], strict=True):
-        optimizer.load_state_dict(state)
-    train(second, 4, first=4)
-    assert changed(second, copy_of(whole)) == set()
-    assert second.drain_metrics() == whole.drain_metrics()
+    assert_continued_is_the_same(small_sac, tmp_path, half=4)
 
 
 @pytest.mark.slow
@@ -107,13 +94,8 @@ def test_it_is_continued_through_the_command_line(command_line):
         "--model.init_args.auxiliaries=[mtrl_lightning.auxiliaries.HiPBMDP,"
         "mtrl_lightning.auxiliaries.Reconstruction]",
     ]
-    whole = "--rollout.total_steps=600"
-    command_line("fit", *options, "--name=whole", whole)
-    command_line("fit", *options, "--name=parts", "--rollout.total_steps=450")
-    command_line("fit", *options, "--name=parts", whole, "--ckpt_path=last")
-    assert_same_end(command_line, "whole", "parts")
-    saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
-    weights = saved["state_dict"]
+    assert_continues_exactly(command_line, partial(command_line, "fit", *options), 450, 600)
+    weights = checkpoint(command_line, "parts")["state_dict"]
     assert "auxiliaries.0.transition.layers.0.weight" in weights
     assert "encoder.context.embedding.weight_TC" in weights
     last = command_line.rows("parts")[-1]

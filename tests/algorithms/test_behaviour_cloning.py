@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import SquashedGaussian
 from tests.helpers.algorithms import changed, copy_of, make_batch, make_spec, small_mlp, train
 from tests.helpers.behaviour_cloning import BehaviourCloning, negative_log_likelihood
-from tests.helpers.runs import assert_same_end
+from tests.helpers.runs import assert_continues_exactly
 
 OPTIONS = [
     "--model=tests.helpers.behaviour_cloning.BehaviourCloning",
@@ -62,11 +64,8 @@ def test_a_continued_run_is_the_same_run(command_line, gradient):
         "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
         "--resets.every=500",
     ]
-    clone(command_line, *options, "--name=whole", "--rollout.total_steps=900")
-    clone(command_line, *options, "--name=parts", "--rollout.total_steps=600")
-    more = ("--rollout.total_steps=900", "--ckpt_path=last")
-    clone(command_line, *options, "--name=parts", *more)
-    assert_same_end(command_line, "whole", "parts")
+    run = partial(clone, command_line, *options)
+    assert_continues_exactly(command_line, run, 600, 900)
 
 
 def test_its_networks_are_reset():

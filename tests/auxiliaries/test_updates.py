@@ -30,7 +30,7 @@ from tests.helpers.algorithms import (
     train,
 )
 from tests.helpers.auxiliaries import PIXELS, PIXELS_CONTEXT, STATES, STATES_CONTEXT
-from tests.helpers.checkpoints import checkpoint_of, load, through_a_file
+from tests.helpers.checkpoints import assert_continued_is_the_same
 from tests.helpers.gradients import METHODS
 
 NETWORKS = {
@@ -280,18 +280,8 @@ def test_every_auxiliary_goes_with_every_gradient_method(name, network, gradient
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_restored_run_is_the_same_run(name, tmp_path):
-    options = {"tau": 0.1, "actor_every": 2}
-    whole, first, second = (case_sac(name, seed=seed, **options) for seed in (3, 3, 9))
-    train(whole, 4)
-    optimizers = attach(first)
-    train(first, 2)
-    checkpoint = through_a_file(checkpoint_of(first, optimizers), tmp_path)
-    load(second, checkpoint)
-    for optimizer, state in zip(attach(second), checkpoint["optimizer_states"], strict=True):
-        optimizer.load_state_dict(state)
-    train(second, 2, first=2)
-    assert changed(second, copy_of(whole)) == set()
-    assert second.drain_metrics() == whole.drain_metrics()
+    make = partial(case_sac, name, tau=0.1, actor_every=2)
+    assert_continued_is_the_same(make, tmp_path, half=2)
 
 
 def test_a_reset_keeps_the_auxiliaries_working():

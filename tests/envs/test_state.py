@@ -628,13 +628,7 @@ def said(value):
     return repr(value)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in ("an open file", "a Gymnasium environment") else pytest.param(name)
-        for name in MADE
-    ],
-)
+@pytest.mark.parametrize("name", MADE)
 def test_what_is_saved_comes_back_or_is_refused(name, tmp_path):
     """Nothing is half saved: a state that was taken can be restored, and restores everything."""
     env, other = Arm(thing=MADE[name](tmp_path, 1)), Arm(thing=MADE[name](tmp_path, 2))

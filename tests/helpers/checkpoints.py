@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tests.helpers.algorithms import attach, changed, copy_of, train
+
 
 def checkpoint_of(sac, optimizers=()):
     """What Lightning would write, as far as the algorithm has a hand in it."""
@@ -24,6 +26,26 @@ def through_a_file(checkpoint, tmp_path):
 def load(sac, checkpoint):
     sac.on_load_checkpoint(checkpoint)
     sac.load_state_dict(checkpoint["state_dict"])
+
+
+def assert_continued_is_the_same(make, tmp_path, half):
+    """Check that an algorithm of another seed goes on exactly from a file after half the updates.
+
+    ``make`` makes an algorithm of a seed. Return the one that was never saved, and the other.
+    """
+    whole, first, second = (make(seed=seed) for seed in (3, 3, 99))
+    train(whole, 2 * half)
+    optimizers = attach(first)
+    train(first, half)
+    checkpoint = through_a_file(checkpoint_of(first, optimizers), tmp_path)
+    load(second, checkpoint)
+    for optimizer, state in zip(attach(second), checkpoint["optimizer_states"], strict=True):
+        optimizer.load_state_dict(state)
+    train(second, half, first=half)
+    assert changed(second, copy_of(whole)) == set()
+    assert second.counters == whole.counters
+    assert second.drain_metrics() == whole.drain_metrics()
+    return whole, second
 
 
 def save(algorithm, tmp_path, name="file.ckpt", change=None):

@@ -8,11 +8,10 @@ import time
 from functools import partial
 
 import torch
+from lightning.pytorch import Trainer
 
-from mtrl_lightning import (
-    SAC,
-    train,
-)
+from mtrl_lightning import SAC, train
+from mtrl_lightning.callbacks import MetricsCSV
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP
 
@@ -89,9 +88,21 @@ def assert_same_end(command_line, name, other):
     ]
     assert_same(*ends)
     assert command_line.rows(name) == command_line.rows(other)
-    for chunk in ends[0]["MultiTaskData"]["replay"]["chunks"]:
+    for chunk in ends[0]["MultiTaskData"].get("replay", {"chunks": []})["chunks"]:
         files = [command_line.folder(run) / "replay" / chunk["file"] for run in (name, other)]
         assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def assert_continues_exactly(command_line, run, half, total, *first):
+    """Check that a run that is continued ends as the uninterrupted one.
+
+    ``run`` trains with options; ``half`` and ``total`` are numbers of steps; ``first`` are options
+    of the first half alone.
+    """
+    run("--name=whole", f"--rollout.total_steps={total}")
+    run("--name=parts", f"--rollout.total_steps={half}", *first)
+    run("--name=parts", f"--rollout.total_steps={total}", "--ckpt_path=last")
+    assert_same_end(command_line, "whole", "parts")
 
 
 def checkpoint(command_line, name="run", which="last"):
@@ -102,6 +113,18 @@ SMALL_SAC = partial(SAC, actor=partial(MLP, width=16), critic=partial(MLP, width
 HERE = {"num_workers": 0}
 """Options that step environments in this process."""
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False}
+
+
+def trainer_in(folder, callbacks):
+    """Return a trainer for a run that is composed by hand."""
+    return Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        logger=MetricsCSV(str(folder)),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+    )
 
 
 def small(benchmark, root, **options):
