@@ -62,16 +62,6 @@ def test_a_value_that_is_not_above_zero_is_refused(initial):
         Temperature(spec_of(3), initial=initial)
 
 
-@pytest.mark.parametrize("per_task", [True, False])
-def test_it_is_restored(per_task):
-    before = Temperature(spec_of(3), per_task=per_task)
-    after = Temperature(spec_of(3), initial=7.0, per_task=per_task)
-    with torch.no_grad():
-        before.log_alpha.add_(torch.arange(len(before.log_alpha)) + 0.5)
-    after.load_state_dict(before.state_dict())
-    assert torch.equal(after.values(), before.values())
-
-
 def test_a_fixed_temperature_stays_and_weights_the_entropy_of_all_tasks():
     sac = train(make_sac(temperature=partial(FixedTemperature, value=0.3)), 3)
     assert sac.temperature.values().tolist() == pytest.approx([0.3] * 3)

@@ -6,7 +6,6 @@ from gymnasium.spaces import Box, Discrete
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import check_same, check_spec
 from mtrl_lightning.envs.benchmarks.padding import Padded, padded_spaces
-from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 
 
@@ -41,18 +40,6 @@ def test_zeros_follow_an_observation_and_actions_are_cut():
     high = np.array([9.0, 9, 0, 0])
     assert env.observation_space == Box(-high, high, dtype=np.float64)
     assert env.action_space == box(3)
-
-
-def test_the_state_of_a_padded_environment_is_restored():
-    env = Padded(Walk(2, 1), 4, 3)
-    taker = EnvState(env)
-    env.reset()
-    env.step(np.ones(3, np.float32))
-    state = taker.get()
-    other = Padded(Walk(2, 1), 4, 3)
-    EnvState(other).set(state)
-    action = np.array([0.25, 0, 0], np.float32)
-    assert other.step(action)[0].tolist() == env.step(action)[0].tolist() == [2.25, 2.25, 0, 0]
 
 
 def test_an_environment_that_cannot_be_padded_is_refused():

@@ -32,11 +32,9 @@ from tests.helpers.fakes import (
 from tests.helpers.replay import (
     ROW_BYTES,
     assert_same_batch,
-    assert_same_columns,
     make_snapshots,
     make_spec,
     make_transitions,
-    newest,
 )
 
 LOG_PROB = Field("log_prob", (), "float64")
@@ -101,25 +99,6 @@ def test_a_batch_without_further_fields_has_no_extra():
     buffer = ReplayBuffer(make_spec(2), 20)
     buffer.add(make_transitions([0, 1], [0, 1]))
     assert buffer.sample(4).extra == {}
-
-
-@pytest.mark.parametrize("chunk_mebibytes", [1e-4, 1e-3, 32])
-def test_further_fields_are_saved_and_restored(tmp_path, chunk_mebibytes):
-    before, after = filled(7, seed=1), filled(0, seed=2)
-    snapshots = ReplaySnapshots(tmp_path, chunk_mebibytes)
-    snapshots.save(before.storage)
-    for row in range(7, 15):
-        before.add(with_extra([row, 1000 + row], [0, 1]))
-    manifest = snapshots.save(before.storage)
-    assert [field[0] for field in manifest["fields"]] == [*STORED, *EXTRA]
-    ReplaySnapshots(tmp_path).load(manifest, after.storage)
-    after.load_state_dict(before.state_dict())
-    for ring in range(2):
-        rows = newest(after.storage, ring)
-        assert len(rows["cost"]) == 10
-        assert_same_columns(rows, newest(before.storage, ring))
-    for _ in range(3):
-        assert_same_batch(after.sample(16), before.sample(16))
 
 
 def test_a_replay_without_a_field_is_not_read_as_one_with_it(tmp_path):

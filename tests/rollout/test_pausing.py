@@ -38,10 +38,7 @@ def windows_with(success_of_task, num_episodes=10):
 )
 def test_the_number_falls_from_all_to_the_minimum(success, expected):
     assert PauseSolved(0.7, 0.2).num_stepped(10, success) == expected
-
-
-def test_at_least_one_is_stepped():
-    assert PauseSolved(0.5, 0.01).num_stepped(3, 1.0) == 1
+    assert PauseSolved(0.5, 0.01).num_stepped(3, 1.0) == 1, "one at least"
 
 
 def test_of_each_task_the_last_environments_pause():

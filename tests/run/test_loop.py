@@ -66,17 +66,19 @@ OVERLAPPED = ["sample", "explore", "update", "receive", "finish"]
 
 
 @pytest.mark.parametrize(
-    ("ratio", "expected"),
+    ("ratio", "burst", "expected"),
     [
-        (1, OVERLAPPED * 4),
-        (0.5, ["sample", *STEP, "explore", "update", "receive", "finish"] * 2),
-        (2, [*OVERLAPPED[:-1], "sample", "update", "finish"] * 4),
+        (1, 0, OVERLAPPED * 4),
+        (0.5, 0, ["sample", *STEP, "explore", "update", "receive", "finish"] * 2),
+        (2, 0, [*OVERLAPPED[:-1], "sample", "update", "finish"] * 4),
+        (1, 7, [*["sample", "update"] * 7, "finish", *OVERLAPPED * 4]),
     ],
 )
 def test_an_off_policy_run_samples_and_acts_before_each_update_and_receives_after_it(
-    tmp_path, events, ratio, expected
+    tmp_path, events, ratio, burst, expected
 ):
-    run(SAC, tmp_path, updates_per_step=ratio, **OFF_POLICY)
+    given = {"updates_per_step": ratio, "warmup_updates": burst}
+    run(SAC, tmp_path, rollout=given, **OFF_POLICY)
     assert events == RANDOM_STEP * 4 + expected
 
 
