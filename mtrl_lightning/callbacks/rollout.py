@@ -75,9 +75,9 @@ class RolloutCallback(SessionCallback):
         exploration: temporally correlated noise of the actions that explore; null for the
             algorithm's own, white noise. Chosen by ``class_path``: ``AdaptiveNoise`` or
             ``CorrelatedNoise``. The warm-up is uniformly random without it.
-        midway_starts: of the training episodes of a task that never succeeds, how many begin
-            where an earlier one came near a success, from 0 to 1; the more it succeeds, the fewer.
-            See ``MidwayStarts``.
+        midway_starts: fraction of the training episodes that begin where an earlier one came near a
+            success, from 0 to 1, in a task that never succeeds; it falls with success. Repeated
+            steps are not counted. See ``MidwayStarts``.
         pausing: fewer steps of solved tasks, so that the others get more of ``total_steps``; null
             steps all environments. Chosen by ``class_path``: ``PauseSolved``.
         check_every: environment steps between two checks that all processes of a run still have the
@@ -245,7 +245,14 @@ class RolloutCallback(SessionCallback):
             self._exploration.check(self.session.spec)
             check_takes_noise(self.session.algorithm)
         if self._pausing is not None:
-            self._pausing.check(self.session.spec, self._window // distributed.world_size())
+            size = distributed.world_size()
+            window = -(-self._window // size)
+            self._pausing.check(self.session.spec, window, self._envs_per_task // size)
+        if self._midway_starts and not self.session.spec.has_score:
+            raise ConfigurationError(
+                "rollout.midway_starts is above 0, and the tasks have neither a success signal nor"
+                " a largest return, with which it would end: set it to 0"
+            )
         data = self.session.data
         num_tasks = len(self.session.spec.train_tasks)
         collection = self.session.algorithm.collection

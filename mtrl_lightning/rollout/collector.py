@@ -140,7 +140,7 @@ class Collector:
         self._events.built()
         self._events.created(everywhere)
         self._running.reset()
-        self.paused_E[:] = False
+        self.paused_E = np.zeros(self.envs.num_envs, np.bool_)
         self._observation_ED, _ = self.envs.reset(seed=seed)
         self.times.start(slice(None))
         if self.exploration is not None:
@@ -148,8 +148,10 @@ class Collector:
         self._events.started(self._observation_ED, everywhere)
 
     def choose_paused(self) -> None:
-        """Choose the environments that are not stepped from here on, if there is a ``pausing``."""
-        if self.pausing is not None:
+        """Choose the environments that are not stepped from here on; without ``pausing``, none."""
+        if self.pausing is None:
+            self.paused_E = np.zeros(self.envs.num_envs, np.bool_)
+        else:
             self.paused_E = self.pausing.paused(self.envs.spec_, self.envs.task_E, self.windows)
 
     def stepped_fractions(self) -> dict[int, float]:

@@ -20,22 +20,25 @@ class PauseSolved:
     """Pause environments of tasks that succeed: the run's steps go where they still teach.
 
     A task whose recent episodes succeed less often than ``success`` steps all of its environments.
-    From there the number falls, to ``minimum`` of them when all succeed. As ``total_steps`` counts
+    From there the number falls in proportion to the failures, to ``minimum`` of them. As
+    ``total_steps`` counts
     what is stepped, the other tasks get more of them. (DRATS, arXiv 2605.14350, moves environments
     between tasks.)
 
     A paused environment keeps its episode, and goes on with it when the task fails more often.
-    On-policy, a task with fewer steps has as much less weight in the losses: its fewer rows say
-    less. The choice is made anew for each on-policy iteration, off-policy after as many steps as
-    an episode has at most. In tasks without a success signal, the score takes its place: the return
-    divided by the largest possible one.
+    On-policy, a task with fewer steps has as much less weight in the losses, which gradient methods
+    that scale losses themselves undo. Off-policy, updates are made per vector step, so that there
+    are more of them for each environment step. Environments are chosen at the begin of an on-policy
+    iteration, off-policy after as many steps as an episode has at most. In tasks without a success
+    signal, the score takes its place: the return divided by the largest possible one. Episodes that
+    began midway (``rollout.midway_starts``) count as others.
 
     Args:
         success: success rate from which on environments are paused, from 0 to below 1.
         minimum: fraction of a task's environments that are never paused, above 0 and at most 1; at
             least one is stepped.
-        episodes: number of recent episodes of a task of which the success rate is taken, at least
-            1; at most ``rollout.window``.
+        episodes: number of recent episodes of a task, in each process, of which the success rate is
+            taken, at least 1; a task with fewer is not paused.
     """
 
     def __init__(self, success: float = 0.9, minimum: float = 0.2, episodes: int = 20) -> None:
@@ -52,8 +55,13 @@ class PauseSolved:
             f" down to {self._minimum:g} of a task's environments"
         )
 
-    def check(self, spec: EnvSpec, window: int) -> None:
-        """Check that it can be used with these tasks, and windows of so many episodes.
+    def check(self, spec: EnvSpec, window: int, envs_per_task: int) -> None:
+        """Check that it can be used with these tasks.
+
+        Args:
+            spec: the tasks.
+            window: finished episodes that this process keeps of a task.
+            envs_per_task: this process' environments of a task.
 
         Raises:
             ConfigurationError: if it cannot.
@@ -66,7 +74,14 @@ class PauseSolved:
         if window < self._episodes:
             raise ConfigurationError(
                 f"rollout.pausing takes the success of {self._episodes} episodes, and"
-                f" rollout.window keeps {window}: give fewer episodes, or a larger window"
+                f" rollout.window keeps {window} in each process: give fewer episodes, or a larger"
+                " window"
+            )
+        if self.num_stepped(envs_per_task, 1.0) == envs_per_task:
+            raise ConfigurationError(
+                f"rollout.pausing would pause no environment of the {envs_per_task} that a task has"
+                f" in each process, with the minimum {self._minimum:g}: raise"
+                " rollout.envs_per_task, lower the minimum, or leave rollout.pausing out"
             )
 
     def paused(
@@ -83,7 +98,7 @@ class PauseSolved:
         for task in np.unique(task_E):
             env_N = np.flatnonzero(task_E == task)
             episodes = windows.recent(int(task), self._episodes)
-            if episodes:
+            if len(episodes) == self._episodes:
                 scores = [spec.score(episode.return_, episode.success) for episode in episodes]
                 num_stepped = self.num_stepped(len(env_N), float(np.mean(scores)))
                 paused_E[env_N[num_stepped:]] = True

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
+from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.state.state import EnvState
@@ -190,11 +191,41 @@ def test_a_given_seed_begins_a_whole_episode_and_all_that_follows_is_the_same():
     assert any(steps for _, steps in run()) and not all(steps for _, steps in run())
 
 
-def test_an_environment_that_does_not_repeat_its_episodes_is_refused():
+def test_where_an_episode_is_not_repeated_another_begins_with_a_reset():
     env = started(Hill(repeats=False))
     episode(env, 25)
-    with pytest.raises(ConfigurationError, match=r"led Hill to another observation.*set it to 0"):
+    with pytest.warns(UserWarning, match=r"led Hill to another.*set rollout.midway_starts to 0"):
         env.reset()
+    assert env.unwrapped.steps == 0 and not env._beginnings
+    assert episode(env, 25) == HORIZON
+
+
+def test_a_time_limit_around_a_clock_is_restarted_too():
+    env = started(TimeLimit(Clocked(), HORIZON))
+    episode(env, 25)
+    env.reset()
+    assert episode(env) == HORIZON
+
+
+def test_a_seed_determines_all_that_follows():
+    def run(env):
+        found = [env.reset(seed=5)[0].tolist()]
+        for _ in range(6):
+            episode(env, 15)
+            found.append(env.reset()[0].tolist())
+        return found
+
+    env = started(Hill(), fraction=0.5)
+    assert run(env) == run(env)
+
+
+@pytest.mark.parametrize(("there", "here"), [(0.5, 0.0), (0.0, 0.5)])
+def test_a_state_with_and_an_environment_without_are_refused(there, here):
+    envs = VectorEnv(ToyReach(1), [0], num_workers=0, midway_starts=there)
+    envs.reset()
+    other = VectorEnv(ToyReach(1), [0], num_workers=0, midway_starts=here)
+    with pytest.raises(ConfigurationError, match=r"rollout.midway_starts, this run is with"):
+        other.set_state(envs.get_state())
 
 
 @pytest.mark.parametrize("num_steps", [0, 13, HORIZON])
@@ -237,11 +268,12 @@ def test_a_damaged_state_is_refused(change):
 TASKS = ["push", "pick-place", "door-open", "hammer"]
 
 
+@pytest.mark.filterwarnings("error:the same seed and actions")
 @pytest.mark.parametrize(
     "tasks", [TASKS, pytest.param("MT50", marks=pytest.mark.slow)], ids=["four", "MT50"]
 )
 def test_tasks_of_metaworld_repeat_their_episodes_and_continue_bit_exact(tasks):
-    """A repeated episode that differed in any bit would raise."""
+    """An episode that is repeated with another bit warns."""
     benchmark = MetaWorld(tasks, horizon=HORIZON)
     num_tasks = benchmark.spec.num_tasks
     envs, other = (

@@ -50,6 +50,30 @@ def test_of_each_task_the_last_environments_pause():
     assert not pausing.paused(SPEC, task_E, EpisodeWindows(2, 50)).any(), "nothing is known"
 
 
+def test_a_task_with_few_episodes_is_not_paused():
+    pausing = PauseSolved(0.5, 1 / 3, episodes=10)
+    assert not pausing.paused(SPEC, np.array(TASKS), windows_with((1.0, 1.0), 9)).any()
+    assert pausing.paused(SPEC, np.array(TASKS), windows_with((1.0, 1.0), 10)).sum() == 4
+
+
+def test_too_few_environments_to_pause_one_are_refused():
+    with pytest.raises(ConfigurationError, match=r"pause no environment of the 1 that.*envs_per_t"):
+        PauseSolved().check(SPEC, 50, 1)
+
+
+def test_without_pausing_all_are_stepped_from_the_next_choice_on():
+    """As in a run that continues without the option that it had."""
+    collector = collector_of([0, 1])
+    collector.choose_paused()
+    collector.step("explore")
+    other = collector_of()
+    other.pausing = None
+    other.set_state(collector.get_state())
+    assert other.paused_E.tolist() == [True, True, False]
+    other.choose_paused()
+    assert not other.paused_E.any()
+
+
 def test_the_most_recent_episodes_decide():
     windows = windows_with((0.5, 0.5), num_episodes=20)
     pausing = PauseSolved(0.5, 1 / 3, episodes=10)
@@ -60,19 +84,19 @@ def test_tasks_without_a_success_signal_are_judged_by_their_score():
     spec = SPEC._replace(has_success=False, max_return=10.0)
     windows = EpisodeWindows(2, 50)
     windows.add([Episode(0, 9.9, 10, False, False), Episode(1, 3.0, 10, False, False)])
-    paused_E = PauseSolved(0.5, 1 / 3).paused(spec, np.array(TASKS), windows)
+    paused_E = PauseSolved(0.5, 1 / 3, episodes=1).paused(spec, np.array(TASKS), windows)
     assert paused_E.tolist() == [False, True, True, False, False, False]
 
 
 def test_tasks_with_neither_are_refused():
     spec = SPEC._replace(has_success=False, max_return=None)
     with pytest.raises(ConfigurationError, match="neither a success signal nor a largest return"):
-        PauseSolved().check(spec, 50)
+        PauseSolved().check(spec, 50, 10)
 
 
 def test_a_window_that_is_too_small_is_refused():
     with pytest.raises(ConfigurationError, match=r"of 20 episodes, and rollout\.window keeps 9"):
-        PauseSolved().check(SPEC, 9)
+        PauseSolved().check(SPEC, 9, 10)
 
 
 @pytest.mark.parametrize(

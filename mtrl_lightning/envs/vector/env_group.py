@@ -156,9 +156,21 @@ class EnvGroup:
             if "seed" in state:
                 self._reset(i, state["seed"])
             else:
+                self._check_beginnings(i, state["env"])
                 self._steps[i] = count(state["steps"], f"steps of task {self._names[i]!r}")
                 self._states[i].set(state["env"])
                 self._stability[i].clear()
+
+    def _check_beginnings(self, i: int, state: Sequence[Any]) -> None:
+        has_beginnings = isinstance(self._envs[i], MidwayStarts)
+        names = [layer[0] for layer in state[1:]]
+        if has_beginnings != (MidwayStarts.__name__ in names):
+            there, here = ("without", "with") if has_beginnings else ("with", "without")
+            raise ConfigurationError(
+                f"the checkpoint is of a run {there} rollout.midway_starts, this run is {here} it,"
+                " and a continued run can begin or end it no more: set it as it was (any number"
+                " above 0 is with it), or start a new run"
+            )
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Return an attribute of every environment, called with the arguments if it is callable."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,8 +11,9 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from gymnasium.wrappers import TimeLimit
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.envs.state.state import layers_of
 from mtrl_lightning.saved import count, flag, number
 from mtrl_lightning.spec import EnvSpec
 
@@ -21,9 +23,11 @@ NUM_BEGINNINGS = 5
 """Beginnings that an environment keeps: those that led to the largest rewards."""
 STEP_SIZE = 0.2
 """Weight of the newest episode in the average success."""
-LARGEST_SEED = 2**31
+SEEDS = 2**31
+"""Seeds are drawn below this number."""
 MOST_REPEATED = 4
-"""Horizons that are repeated at most: midway starts follow one another."""
+"""Horizons that are repeated at most. An episode that began midway may itself give a beginning, so
+that they grow longer than an episode."""
 
 
 class Moment(NamedTuple):
@@ -56,8 +60,9 @@ class MidwayStarts(gym.Wrapper):
     how seldom it was visited; here by the reward that it led to). Beginnings end at most
     ``INTERVAL`` steps before an episode's largest reward. They are repeated from the seed of the
     reset and the actions, so that every environment can have them whose episodes depend on nothing
-    else. The repeated steps are no part of the new episode, and are not counted. It is shorter by
-    them, unless the environment has a method ``restart_clock()``.
+    else; where one does not repeat, an episode begins with a reset instead. The repeated steps are
+    no part of the new episode, and count in no number of steps. It is shorter by them, unless the
+    environment has a method ``restart_clock()``, which is called after each of them.
 
     The more the other episodes succeed, the fewer begin this way, in a solved task none. In tasks
     without a success signal, the score takes its place.
@@ -91,15 +96,18 @@ class MidwayStarts(gym.Wrapper):
     ) -> tuple[npt.NDArray, dict[str, Any]]:
         """Begin an episode; without a seed, chance decides whether in the middle of an earlier one.
 
-        Raises:
-            ConfigurationError: if the environment does not repeat its episode.
+        A seed determines all that follows, so what was learned of earlier episodes is forgotten.
         """
         if seed is not None:
             self._generator = np.random.default_rng([seed, 1])
+            self._success = 0.0
+            self._beginnings = []
         is_repeated = self._generator.random() < self._fraction * (1 - self._success)
-        drawn = int(self._generator.integers(LARGEST_SEED))
-        if seed is None and is_repeated and self._beginnings:
-            return self._repeat(self._beginnings[drawn % len(self._beginnings)], options)
+        drawn = int(self._generator.integers(SEEDS))
+        if is_repeated and self._beginnings:
+            repeated = self._repeat(self._beginnings[drawn % len(self._beginnings)], options)
+            if repeated is not None:
+                return repeated
         own_seed = drawn if seed is None else seed
         observation, info = self.env.reset(seed=own_seed, options=options)
         self._begin(own_seed, [], _checksum(observation))
@@ -134,7 +142,8 @@ class MidwayStarts(gym.Wrapper):
 
     def _repeat(
         self, beginning: Beginning, options: dict | None
-    ) -> tuple[npt.NDArray, dict[str, Any]]:
+    ) -> tuple[npt.NDArray, dict[str, Any]] | None:
+        """Repeat a beginning; return None, and forget it, if it leads to another observation."""
         observation, info = self.env.reset(seed=beginning.seed, options=options)
         restart_clock = self._clock()
         for action in beginning.action_SA:
@@ -142,18 +151,31 @@ class MidwayStarts(gym.Wrapper):
             if restart_clock is not None:
                 restart_clock()
         if _checksum(observation) != beginning.checksum:
-            raise ConfigurationError(
+            warnings.warn(
                 f"the same seed and actions led {type(self.unwrapped).__name__} to another"
-                " observation, and rollout.midway_starts repeats the first steps of episodes:"
-                " set it to 0, or let reset(seed=...) decide all that is random"
+                " observation: an episode begins with a reset in place of midway. If it is often"
+                " so, let reset(seed=...) decide all that is random, or set rollout.midway_starts"
+                " to 0",
+                stacklevel=2,
             )
+            self._beginnings = [kept for kept in self._beginnings if kept is not beginning]
+            return None
         self._begin(beginning.seed, list(beginning.action_SA), beginning.checksum)
         return observation, info
 
     def _clock(self) -> Callable[[], None] | None:
-        if self.env.has_wrapper_attr("restart_clock"):
-            return self.env.get_wrapper_attr("restart_clock")
-        return None
+        """Return what lets all layers count an episode's steps anew; None if the task cannot."""
+        if not self.env.has_wrapper_attr("restart_clock"):
+            return None
+        restart_own = self.env.get_wrapper_attr("restart_clock")
+        limits = [layer for layer in layers_of(self.env) if isinstance(layer, TimeLimit)]
+
+        def restart_clock() -> None:
+            restart_own()
+            for limit in limits:
+                limit._elapsed_steps = 0  # type: ignore[assignment]
+
+        return restart_clock
 
     def _end(self) -> None:
         """Take the episode into the average, and its beginning among those that are kept."""
@@ -195,7 +217,7 @@ class MidwayStarts(gym.Wrapper):
         self._beginnings = [
             Beginning(
                 number(reward, "reward"),
-                count(seed, "seed", LARGEST_SEED),
+                count(seed, "seed"),
                 self._checked(action_SA),
                 count(checksum, "checksum"),
             )
@@ -214,12 +236,12 @@ class MidwayStarts(gym.Wrapper):
         """Return actions of a state.
 
         Raises:
-            ValueError: if they are none.
+            ValueError: if they are invalid.
         """
         space = self._spec.action_space
         is_array = isinstance(action_SA, np.ndarray) and action_SA.dtype.kind == "f"
         if not is_array or action_SA.shape[-1:] != space.shape or not np.isfinite(action_SA).all():
-            raise ValueError("actions of an episode that are none")
+            raise ValueError("invalid actions in a saved episode")
         return action_SA
 
 
