@@ -226,8 +226,10 @@ class Collector:
         action_EA = self._action_EA
         self._action_EA = None
         result = self.envs.receive()
-        paused_E1 = result.paused_E.reshape(-1, *[1] * (observation_ED.ndim - 1))
-        self._observation_ED = np.where(paused_E1, observation_ED, result.observation_ED)
+        self._observation_ED = result.observation_ED
+        paused_E = result.paused_E
+        if paused_E.any():  # a restored environment has reported none yet
+            self._observation_ED[paused_E] = observation_ED[paused_E]
         ended = self._running.add(result)
         self.windows.add(ended.values())
         self.times.end(ended)

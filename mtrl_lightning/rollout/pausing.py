@@ -21,9 +21,8 @@ class PauseSolved:
 
     A task whose recent episodes succeed less often than ``success`` steps all of its environments.
     From there the number falls in proportion to the failures, to ``minimum`` of them. As
-    ``total_steps`` counts
-    what is stepped, the other tasks get more of them. (DRATS, arXiv 2605.14350, moves environments
-    between tasks.)
+    ``total_steps`` counts what is stepped, the other tasks get more of them. (DRATS, arXiv
+    2605.14350, moves environments between tasks.)
 
     A paused environment keeps its episode, and goes on with it when the task fails more often.
     On-policy, a task with fewer steps has as much less weight in the losses, which gradient methods

@@ -164,7 +164,7 @@ class MidwayStarts(gym.Wrapper):
         return observation, info
 
     def _clock(self) -> Callable[[], None] | None:
-        """Return what lets all layers count an episode's steps anew; None if the task cannot."""
+        """Return a function that restarts the step counts of all layers; None if there is none."""
         if not self.env.has_wrapper_attr("restart_clock"):
             return None
         restart_own = self.env.get_wrapper_attr("restart_clock")
@@ -183,7 +183,7 @@ class MidwayStarts(gym.Wrapper):
             score = self._spec.score(self._return, self._has_succeeded)
             self._success += STEP_SIZE * (score - self._success)
         num_steps, checksum = self._best
-        # what is repeated ends an episode where the environment's clock goes on
+        # without a clock to restart, repeated steps count towards the episode's horizon
         most = self._spec.horizon - 1
         if self._clock() is not None:
             most = MOST_REPEATED * self._spec.horizon

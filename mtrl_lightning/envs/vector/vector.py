@@ -235,7 +235,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self._is_stepping = False
         arrays = self._arrays
         _, faults = self._answers(range(len(self._groups)))
-        # a new episode is told of in any case: its observation is another one
+        # a new episode is reported even where it is paused: its observation is a new one
         paused_E = arrays["paused"] & ~self._new_E
         valid_E = ~(self._new_E | paused_E)
         self._reset_new(faults)
