@@ -124,7 +124,10 @@ def open_study(folder: Path, sweep: SweepFile) -> Study:
     study.set_user_attr(IDENTITY, sweep.identity)
     for trial in trials:
         if trial.state == optuna.trial.TrialState.RUNNING:
-            storage.set_trial_state_values(trial._trial_id, optuna.trial.TrialState.WAITING)
+            trial_id = storage.get_trial_id_from_study_id_trial_number(
+                storage.get_study_id_from_name(STUDY), trial.number
+            )
+            storage.set_trial_state_values(trial_id, optuna.trial.TrialState.WAITING)
     return study
 
 
