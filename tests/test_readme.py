@@ -109,7 +109,7 @@ STEPS = [
 ]
 STEPS_ON_POLICY = [
     "--rollout.total_steps=40",
-    "--rollout.envs_per_task=1",
+    "--rollout.envs_per_task=2",
     "--model.init_args.num_steps=4",
     "--model.init_args.num_minibatches=2",
 ]
