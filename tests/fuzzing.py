@@ -97,7 +97,9 @@ BASES: dict[str, list[str]] = {
         "-c=gradient/mean",
         "--rollout.exploration=mtrl_lightning.rollout.AdaptiveNoise",
         "--rollout.midway_starts=0.5",
-        "--rollout.pausing=mtrl_lightning.rollout.PauseSolved",
+        "--rollout.pausing={class_path: mtrl_lightning.rollout.PauseSolved,"
+        " init_args: {success: 0.5, minimum: 0.5}}",
+        "--rollout.envs_per_task=2",
         "--model.init_args.num_steps=32",
         "--model.init_args.num_minibatches=4",
         "--trainer.callbacks+=tests.fuzzing.StopAt",
