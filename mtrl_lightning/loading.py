@@ -19,7 +19,7 @@ from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.policy import Mode
-from mtrl_lightning.runs import checkpoint_at
+from mtrl_lightning.runs import best_checkpoint
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
 Task = str | int
@@ -184,7 +184,8 @@ def load_policy(
 
     Args:
         checkpoint: a file in a run's ``checkpoints/`` folder; or the run's folder, for its best
-            checkpoint, or the last one where there is no best.
+            checkpoint, or the last one where there is no best; or the name of a policy of this
+            package, such as ``mt10``.
         trust: modules and packages, ``["mytasks"]``, whose classes the checkpoint may use beside
             those of this package and of ``torch.nn`` and ``torch.optim``.
         map_location: device on which the policy acts.
@@ -194,10 +195,7 @@ def load_policy(
     Raises:
         ConfigurationError: if the checkpoint cannot be used; the message says what to do.
     """
-    path = Path(checkpoint)
-    if path.is_dir():
-        best = path / "checkpoints" / "best.ckpt"
-        path = best if best.is_file() else checkpoint_at(path)
+    path = best_checkpoint(checkpoint)
     return LoadedPolicy(
         Algorithm.load_from_checkpoint(path, map_location, trust=trust, **overrides)
     )

@@ -21,6 +21,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+POLICIES = Path(__file__).parent / "policies"
+"""The trained policies of this package: a folder each."""
 LOCK = "run.lock"
 VALIDATIONS = "validations.jsonl"
 """The results of ``validate``, one line of JSON each."""
@@ -169,6 +171,32 @@ def checkpoint_at(path: Path) -> Path:
         f"{path} has no checkpoint: give the folder of a run, such as runs/NAME/version_0,"
         " that was trained until its first checkpoint"
     )
+
+
+def best_checkpoint(which: str | Path) -> Path:
+    """Return the checkpoint of a trained policy.
+
+    Args:
+        which: a checkpoint; or the folder of a run, or the name of a policy of this package, for
+            its best checkpoint, or the last one where there is no best.
+
+    Raises:
+        ConfigurationError: if there is none.
+    """
+    folder = policy_folder(str(which)) or Path(which)
+    best = folder / "checkpoints" / "best.ckpt"
+    return best if best.is_file() else checkpoint_at(folder)
+
+
+def policy_folder(name: str) -> Path | None:
+    """Return the folder of a policy of this package, which is laid out as a run's; else None."""
+    folder = POLICIES / name
+    return folder if name in policy_names() and not Path(name).exists() else None
+
+
+def policy_names() -> list[str]:
+    """Return the names of the policies of this package."""
+    return sorted(path.parent.parent.name for path in POLICIES.glob("*/checkpoints/best.ckpt"))
 
 
 def _has_step_checkpoint(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from mtrl_lightning.cli.run_config import TRUST, read_run_config
 from mtrl_lightning.errors import ConfigurationError, causes
 from mtrl_lightning.formats import text_table
 from mtrl_lightning.runs import (
-    checkpoint_at,
+    best_checkpoint,
     config_file_of,
     ensure_writable,
     is_in_training,
@@ -272,8 +272,7 @@ def chosen_checkpoint(run: str) -> Path:
     Raises:
         ConfigurationError: if there is none.
     """
-    best = Path(run) / "checkpoints" / "best.ckpt"
-    found = best if best.is_file() else checkpoint_at(Path(run))
+    found = best_checkpoint(run)
     if found.name == "last.ckpt":
         from mtrl_lightning.run.checkpoint_file import load_newest_whole
 
