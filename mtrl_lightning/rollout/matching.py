@@ -78,8 +78,8 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
         )
     for name in names:
         for kind in ("observation", "action"):
-            shape = _own_shape(own, kind, name)
-            shape_here = _own_shape(spec, kind, name)
+            shape = own_shape(own, kind, name)
+            shape_here = own_shape(spec, kind, name)
             if shape != shape_here:
                 raise ConfigurationError(
                     f"the {kind} of {name} has the shape {shape} in the policy and {shape_here} in"
@@ -93,8 +93,8 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
     return policy if is_same else _MatchedPolicy(policy, own, spec)
 
 
-def _own_shape(spec: EnvSpec, kind: str, task: str) -> tuple[int, ...]:
-    """Return the shape of a task's own observation or action."""
+def own_shape(spec: EnvSpec, kind: str, task: str) -> tuple[int, ...]:
+    """Return the shape of a task's own ``observation`` or ``action``."""
     sizes: Sequence[int] = getattr(spec, f"{kind}_sizes")
     return (sizes[spec.task_names.index(task)],) if sizes else getattr(spec, f"{kind}_space").shape
 
