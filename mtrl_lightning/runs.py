@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -14,7 +15,7 @@ from typing import Any
 import psutil
 import yaml
 
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, name_hint
 
 try:
     import fcntl
@@ -23,6 +24,8 @@ except ImportError:  # Windows
 
 POLICIES = Path(__file__).parent / "policies"
 """The trained policies of this package: a folder each."""
+CARD = "policy.json"
+"""How a policy was made, and its results."""
 LOCK = "run.lock"
 VALIDATIONS = "validations.jsonl"
 """The results of ``validate``, one line of JSON each."""
@@ -184,19 +187,49 @@ def best_checkpoint(which: str | Path) -> Path:
         ConfigurationError: if there is none.
     """
     folder = policy_folder(str(which)) or Path(which)
+    if not folder.exists():
+        raise ConfigurationError(
+            f"there is no checkpoint {which}: give a file in a run's checkpoints folder, the"
+            " folder of a run, or a policy of this package"
+            f" ({name_hint(str(which), policies())})"
+        )
     best = folder / "checkpoints" / "best.ckpt"
     return best if best.is_file() else checkpoint_at(folder)
 
 
 def policy_folder(name: str) -> Path | None:
     """Return the folder of a policy of this package, which is laid out as a run's; else None."""
-    folder = POLICIES / name
-    return folder if name in policy_names() and not Path(name).exists() else None
+    return None if Path(name).exists() else policies().get(name)
 
 
-def policy_names() -> list[str]:
-    """Return the names of the policies of this package."""
-    return sorted(path.parent.parent.name for path in POLICIES.glob("*/checkpoints/best.ckpt"))
+def is_of_package(path: Path) -> bool:
+    """Return whether a file or a folder belongs to a policy of this package."""
+    return path.resolve().is_relative_to(POLICIES.resolve())
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """Return how the policy in a folder was made, and its results.
+
+    Raises:
+        ConfigurationError: if its ``policy.json`` is missing or damaged.
+    """
+    path = folder / CARD
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read ({error}): write the policy again by mtrl-lightning export RUN"
+            " --slim"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} is no mapping: use the file as it was written")
+    return content
+
+
+def policies() -> dict[str, Path]:
+    """Return the folders of the policies of this package by name."""
+    folders = sorted(path.parent.parent for path in POLICIES.glob("*/checkpoints/best.ckpt"))
+    return {folder.name: folder for folder in folders}
 
 
 def _has_step_checkpoint(folder: Path) -> bool:

@@ -201,8 +201,8 @@ def check_complete(checkpoint: dict[str, Any]) -> None:
     missing = [name for name in SECTIONS if name not in checkpoint]
     if missing:
         raise ConfigurationError(
-            f"the checkpoint has no {', '.join(missing)}: no run can continue from it;"
-            " give one of a run's checkpoints/ folder"
+            f"the checkpoint has no {', '.join(missing)}: no run can continue from it; give one of"
+            " a run's checkpoints/ folder, or start a new run from its policy by --init_from"
         )
 
 

@@ -1,17 +1,29 @@
-"""Print the configuration files by group: ``mtrl-lightning list``. PyTorch is not imported."""
+"""Print the configuration files by group, and the policies: ``mtrl-lightning list``.
+
+PyTorch is not imported.
+"""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mtrl_lightning.cli.config_names import config_names, configs_folder, nearest
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.formats import text_table, whole
+from mtrl_lightning.runs import policies, read_card
 
-HELP = "Print the configurations that -c and sweep take by name, by group, a line for each."
-DESCRIPTION = HELP
+HELP = "Print the configurations that -c and sweep take by name, and the package's policies."
+DESCRIPTION = (
+    "Print the configurations that -c and sweep take by name, by group, a line for each; and the"
+    " trained policies that come with this package, which play, validate and fit --init_from take."
+)
+POLICIES = "policies"
+"""The group of the trained policies."""
 GROUPS = (
     "",
     "env",
@@ -38,8 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "word",
         nargs="?",
         metavar="GROUP_OR_WORD",
-        help="print the whole descriptions of this group, such as env, or of the configurations"
-        " whose name contains this word, such as mt10; if no name does, whose description does",
+        help="print the whole descriptions of this group, such as env or policies, or of the"
+        " configurations whose name contains this word, such as mt10; if no name does, whose"
+        " description does",
     )
 
 
@@ -59,13 +72,16 @@ def listing(word: str | None = None, width: int = 100) -> str:
     Raises:
         ConfigurationError: if no group, name or description has the word.
     """
+    if word == POLICIES:
+        return "\n\n".join(_policy_card(folder) for folder in policies().values())
     groups: dict[str, list[str]] = {}
     for name in config_names():
         groups.setdefault(name.rpartition("/")[0], []).append(name)
     order = [one for one in GROUPS if one in groups]
     order += [one for one in groups if one not in order]
     if word is None:
-        return "\n\n".join(_overview(one, groups[one], width) for one in order)
+        parts = [_overview(one, groups[one], width) for one in order]
+        return "\n\n".join([*parts, _policies()])
     if word in groups:
         order = [word]
     else:
@@ -101,6 +117,52 @@ def _overview(group: str, names: list[str], width: int) -> str:
         space = max(width - len(start), MIN_DESCRIPTION)
         lines.append(start + textwrap.shorten(_description(name), space, placeholder=" ..."))
     return "\n".join(lines)
+
+
+def _policies() -> str:
+    """Return a table of the package's policies."""
+    lines = [["policies", "tasks", "success", "score", "env steps", "horizon"]]
+    for name, folder in policies().items():
+        card = read_card(folder)
+        protocol = card["protocol"]
+        horizon = protocol.get("evaluation_horizon", protocol["horizon"])
+        means = [mean(card, metric) for metric in ("success", "score")]
+        results = ["" if value is None else f"{value:.2f}" for value in means]
+        tasks = str(len(card["tasks"]))
+        lines.append([f"  {name}", tasks, *results, whole(card["env_steps"]), str(horizon)])
+    return text_table(lines, num_texts=1)
+
+
+def mean(card: Mapping[str, Any], metric: str) -> float | None:
+    """Return a metric's mean over the tasks in the evaluation of a policy's card, if it has it."""
+    return card["evaluation"]["metrics"].get(f"eval/{metric}")
+
+
+def _policy_card(folder: Path) -> str:
+    """Return all that the card of a policy says, with the result of each task."""
+    card = read_card(folder)
+    evaluation = card["evaluation"]
+    metrics = evaluation["metrics"]
+    columns = [metric for metric in ("success", "score", "return") if f"eval/{metric}" in metrics]
+    lines = [["task", *columns]]
+    for task in card["tasks"]:
+        results = [metrics.get(f"eval/{metric}/{task}") for metric in columns]
+        lines.append([task, *("" if result is None else f"{result:.2f}" for result in results)])
+    lines.append(["average", *(f"{metrics[f'eval/{metric}']:.2f}" for metric in columns)])
+    facts = {
+        "algorithm": card["algorithm"],
+        "env steps": whole(card["env_steps"]),
+        "trained by": f"{card['command']} in {folder}",
+        "protocol": ", ".join(f"{key} {value}" for key, value in card["protocol"].items()),
+        "test episodes of a task": evaluation.get("num_episodes", "as in training"),
+        "sha256": card["sha256"],
+    }
+    described = [
+        textwrap.fill(f"{key}: {value}", 100, initial_indent="  ", subsequent_indent="    ")
+        for key, value in facts.items()
+    ]
+    table = textwrap.indent(text_table(lines, num_texts=1), "  ")
+    return "\n".join([folder.name, *described, table])
 
 
 def _section(group: str, names: list[str], width: int) -> str:

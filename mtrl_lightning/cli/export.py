@@ -23,22 +23,30 @@ from mtrl_lightning.runs import config_file_of, run_folder_of
 
 CONFIG = "config.yaml"
 """The run's configuration beside the exported policy."""
-HELP = "Write a run's policy as ONNX or torch.export, or its replay for Minari."
+HELP = "Write a run's policy as ONNX, torch.export or a slim checkpoint, or its replay for Minari."
 DESCRIPTION = (
     "Write the best actions of a checkpoint's policy as one file, with the task as an input, that"
     " runs without this package; compare its actions with the policy's, and write a model card"
     " (README.md) beside it. RUN is the folder of a run, whose best checkpoint is taken, or a"
     f" checkpoint.{TRUST} With --to minari, write the episodes of the replay of a run's newest"
-    " checkpoint, or of the given one, as a data set of each task; that imports no class."
+    " checkpoint, or of the given one, as a data set of each task; that imports no class. With"
+    " --slim, write a folder without the state of the training, which play, validate, load_policy"
+    " and fit --init_from take like a run's."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``export``."""
     add_checkpoint_arguments(parser)
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--slim",
+        action="store_true",
+        help="write the policy as a folder of weights, config.yaml and policy.json, which says how"
+        " it was made and how well it does",
+    )
+    what.add_argument(
         "--to",
-        required=True,
         choices=FORMATS,
         help="onnx (policy.onnx; needs the extra [export]) or torch.export (policy.pt2) for the"
         " policy; minari (needs the extra [minari]) for the replay",
@@ -47,13 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder",
         type=Path,
         metavar="PATH",
-        help="folder of the files; the default is RUN/export, for a replay RUN/export/minari",
+        help="folder of the files; the default is RUN/export, for a replay RUN/export/minari, for a"
+        " slim policy RUN/export/slim",
     )
 
 
 def run(options: argparse.Namespace) -> None:
     """Export a policy or a replay."""
-    if options.to == MINARI:
+    if options.slim:
+        export_slim(options)
+    elif options.to == MINARI:
         export_replay(options)
     else:
         export_checkpoint(options)
@@ -98,6 +109,27 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     print(f"{checkpoint}, after {policy.env_steps:,} env steps, {len(policy.task_names)} tasks")
     print(f"Largest difference of an action from the policy's: {difference:.1e}")
     print(f"Exported to {file} ({file.stat().st_size / 2**10:,.0f} KiB), with the card {card}")
+
+
+def export_slim(options: argparse.Namespace) -> None:
+    """Write the policy of a checkpoint as a slim one, and print where it is.
+
+    Args:
+        options: what ``add_arguments`` names.
+
+    Raises:
+        ConfigurationError: if there is no checkpoint or no configuration.
+        OSError: if a file cannot be written.
+    """
+    checkpoint = chosen_checkpoint(options.run)
+    run_folder = run_folder_of(checkpoint)
+    folder = options.folder or run_folder / "export" / "slim"
+
+    from mtrl_lightning.export.slim import write_slim
+
+    file = write_slim(checkpoint, config_file_of(run_folder), folder)
+    print(f"Exported {checkpoint} to {folder} ({file.stat().st_size / 2**10:,.0f} KiB)")
+    print(f"Record videos of it by mtrl-lightning play {folder}")
 
 
 def _check_no_action_transforms(checkpoint: Path) -> None:

@@ -51,7 +51,7 @@ from mtrl_lightning.launch.start import FIXED_TRAINER_OPTIONS, fit, prepare, sta
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.run.data import MultiTaskData
-from mtrl_lightning.runs import VALIDATIONS, ensure_writable, replacing
+from mtrl_lightning.runs import VALIDATIONS, ensure_writable, is_of_package, replacing
 from mtrl_lightning.saved import restoring
 
 WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
@@ -297,6 +297,16 @@ class MultiTaskCLI(LightningCLI):
             # of Lightning's trainer they would be in single precision
             "metrics": self.config_init["evaluation"].session.results,
         }
+        if not is_of_package(self._location.folder):
+            self._add_to_run(content)
+        if json_file is None:
+            return
+        with replacing(Path(json_file)) as unfinished:
+            unfinished.write_text(json.dumps(content, indent=2) + "\n")
+        rank_zero_info(f"The results are in {json_file}")
+
+    def _add_to_run(self, content: dict[str, Any]) -> None:
+        """Add results to those in the run's folder."""
         stored = self._location.folder / VALIDATIONS
         try:
             with stored.open("a", encoding="utf-8") as file:
@@ -304,11 +314,6 @@ class MultiTaskCLI(LightningCLI):
             rank_zero_info(f"The results are added to {stored}")
         except OSError as error:  # the folder of somebody else
             rank_zero_warn(f"the results could not be added to {stored} ({error.strerror})")
-        if json_file is None:
-            return
-        with replacing(Path(json_file)) as unfinished:
-            unfinished.write_text(json.dumps(content, indent=2) + "\n")
-        rank_zero_info(f"The results are in {json_file}")
 
 
 class _ParserBuiltError(Exception):

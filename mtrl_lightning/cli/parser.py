@@ -18,7 +18,15 @@ from mtrl_lightning.cli.config_files import ExtendingConfigFile, config_of
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
 from mtrl_lightning.cli.suggestions import FROM_MTRL, WITHOUT_DASHES, suggestions
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.runs import VALIDATIONS, checkpoint_at, config_file_of, run_folder_of
+from mtrl_lightning.runs import (
+    CARD,
+    VALIDATIONS,
+    best_checkpoint,
+    checkpoint_at,
+    config_file_of,
+    policy_folder,
+    run_folder_of,
+)
 
 DESCRIPTIONS = {
     "fit": "Train, or continue a run. Options are taken in the order in which they are given: a"
@@ -26,7 +34,8 @@ DESCRIPTIONS = {
     " own: --model.help SAC prints them.",
     "validate": "Run test episodes of every task with a checkpoint, and print a table of success"
     " and return for each evaluated split. RUN is the folder of a run, whose best checkpoint is"
-    f" taken, or a checkpoint. The results are added to RUN/{VALIDATIONS}. Options change how it is"
+    " taken, a checkpoint, or a policy that comes with this package, such as mt10. The results are"
+    f" added to RUN/{VALIDATIONS}. Options change how it is"
     " evaluated: --evaluation.num_episodes 50 runs more test episodes, and"
     " --data.benchmark.init_args.goal_seed 1 samples other goals of MetaWorld's tasks than those of"
     f" training (goal_seed 0).{TRUST}",
@@ -171,7 +180,8 @@ class RunParser(LightningArgumentParser):
             action=_Run,
             default=argparse.SUPPRESS,
             metavar="RUN",
-            help="the run's folder, ROOT/NAME/version_N, or one of its checkpoints",
+            help="the run's folder, ROOT/NAME/version_N, or one of its checkpoints; or, as the"
+            " first argument, the name of a policy of this package",
         )
         self.add_argument(
             "--split",
@@ -276,12 +286,24 @@ def _files_of(run: Path, command: str) -> tuple[Path, Path]:
     """
     if WITHOUT_DASHES.match(str(run)) and not run.exists():
         raise ConfigurationError(f"there is no run {run}. {FROM_MTRL}")
+    of_package = policy_folder(str(run))
+    folder = of_package or (run_folder_of(run) if run.is_file() else run)
+    if command == "fit" and (folder / CARD).is_file():
+        raise ConfigurationError(
+            f"{run} is a policy without the state of its training, which cannot be continued:"
+            f" start a new run from it by --init_from {run}"
+        )
     if run.is_file():
-        return config_file_of(run_folder_of(run)), run
+        return config_file_of(folder), run
+    run = folder
     best = run / CHECKPOINTS / "best.ckpt"
     if command == "validate" and best.is_file():
         return config_file_of(run), best
-    checkpoint_at(run)  # names what is missing
+    # names what is missing
+    if command == "validate":
+        best_checkpoint(run)
+    else:
+        checkpoint_at(run)
     return config_file_of(run), run
 
 
@@ -305,7 +327,8 @@ def _run_of(given: list[str], command: str) -> tuple[str | None, list[str]]:
         if command == "fit" and previous == "--resume":
             return argument, given
         is_file = previous in ("-c", "--config", "--ckpt_path")
-        if command == "validate" and not is_file and _is_run(Path(argument)):
+        is_policy = place == 0 and policy_folder(argument) is not None
+        if command == "validate" and not is_file and (is_policy or _is_run(Path(argument))):
             # an option before it may take several values, or none
             return argument, [*given[:place], *given[place + 1 :]]
     return None, given

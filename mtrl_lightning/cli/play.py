@@ -19,6 +19,7 @@ from mtrl_lightning.runs import (
     config_file_of,
     ensure_writable,
     is_in_training,
+    is_of_package,
     run_folder_of,
 )
 
@@ -31,7 +32,8 @@ HELP = "Write videos of test episodes with a run's best checkpoint, one for each
 DESCRIPTION = (
     "Run test episodes with the best actions of a checkpoint, print their results, and write a"
     " video (MP4) for each task and one of all tasks side by side. RUN is the folder of a run,"
-    f" whose best checkpoint is taken, or a checkpoint.{TRUST}"
+    " whose best checkpoint is taken, a checkpoint, or a policy that comes with this package, such"
+    f" as mt10.{TRUST}"
 )
 LIBRARIES = ("mtrl_lightning", "torch", "lightning")
 """Packages whose classes a checkpoint may use without being named by the run's configuration."""
@@ -73,7 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder",
         type=Path,
         metavar="PATH",
-        help="folder of the videos; the default is RUN/videos/step_N",
+        help="folder of the videos; the default is RUN/videos/step_N, and videos/NAME for a policy"
+        " of this package",
     )
     parser.add_argument(
         "--num_workers",
@@ -87,7 +90,8 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run",
         metavar="RUN",
-        help="the run's folder, ROOT/NAME/version_N, or one of its checkpoints",
+        help="the run's folder, ROOT/NAME/version_N, or one of its checkpoints; or the name of a"
+        " policy of this package, such as mt10 (mtrl-lightning list policies)",
     )
     parser.add_argument(
         "--trust",
@@ -141,7 +145,7 @@ def run(options: argparse.Namespace) -> None:
         )
     split = chosen_split(benchmark, options.split)
     numbers = chosen_tasks(benchmark, options.task, split)
-    folder = options.folder or run_folder / "videos" / f"step_{policy.env_steps:012d}"
+    folder = options.folder or _default_folder(run_folder, policy.env_steps)
     ensure_writable(folder)
     after = f"after {policy.env_steps:,} env steps"
     print(f"{checkpoint}, {after}; split {split}, {len(numbers)} of {spec.num_tasks} tasks")
@@ -170,6 +174,13 @@ def run(options: argparse.Namespace) -> None:
             write_report(run_folder)
         except OSError as error:  # the videos are there
             print(f"report.html could not be written: {error}", file=sys.stderr)
+
+
+def _default_folder(run_folder: Path, env_steps: int) -> Path:
+    """Return the folder of the videos: in the run's, or in the present one for the package's."""
+    if is_of_package(run_folder):
+        return Path("videos") / run_folder.name
+    return run_folder / "videos" / f"step_{env_steps:012d}"
 
 
 def table(recording: Recording, has_success: bool, max_return: float | None = None) -> str:
@@ -268,6 +279,7 @@ def chosen_checkpoint(run: str) -> Path:
 
     Args:
         run: the folder or the checkpoint; a run without a best checkpoint has its last one taken.
+            Or the name of a policy of this package.
 
     Raises:
         ConfigurationError: if there is none.

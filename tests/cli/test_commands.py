@@ -19,6 +19,7 @@ from mtrl_lightning.cli.config_names import FORMER_NAMES, config_names, find_con
 from mtrl_lightning.envs.render import opengl
 from mtrl_lightning.errors import ConfigurationError, requirement
 from mtrl_lightning.launch.quiet import LOGGER, quiet
+from mtrl_lightning.runs import policies
 from tests.helpers.command_line import CONFIGS, ROOT, SMALL, config_args
 
 OWN_TASKS = """
@@ -72,7 +73,8 @@ def test_list_has_a_line_for_every_configuration_and_none_for_former_names(capsy
     main(["list"])
     printed = capsys.readouterr().out.splitlines()
     lines = [line for line in printed if line.startswith("  ")]
-    assert sorted(line.split()[0] for line in lines) == sorted(config_names())
+    names = [*config_names(), *policies()]
+    assert sorted(line.split()[0] for line in lines) == sorted(names)
     assert max(len(line) for line in lines) <= 80
     (toy,) = (line for line in lines if line.startswith("  env/toy "))
     assert toy.split(maxsplit=1)[1].startswith("Three points to be moved")
@@ -80,7 +82,7 @@ def test_list_has_a_line_for_every_configuration_and_none_for_former_names(capsy
     assert not FORMER_NAMES.keys() & {line.split()[0] for line in lines}
     headings = [line for line in printed if line and not line.startswith(" ")]
     assert headings[:3] == [config_list.COMPLETE, "env", "algorithm"]
-    assert headings[-2:] == ["logger", "sweep"]
+    assert headings[-3:-1] == ["logger", "sweep"] and headings[-1].startswith("policies ")
 
 
 def test_list_of_one_group(capsys):

@@ -78,7 +78,7 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["run"], "the following arguments are required: --to"),
+        (["run"], "one of the arguments --slim --to is required"),
         (["run", "--to=onx"], "invalid choice: 'onx' (choose from"),
         (["--to=onnx"], "the following arguments are required: RUN"),
         (["nowhere", "--to=onnx"], "there is no checkpoint nowhere"),

@@ -1,0 +1,148 @@
+"""A slim policy is a small folder that commands take like a run's, and the package has some."""
+
+import hashlib
+import json
+import re
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from mtrl_lightning import load_policy
+from mtrl_lightning.__main__ import main
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.runs import policies, read_card, read_config
+from tests.helpers.command_line import ROOT
+
+MAX_MIB = 2
+MAX_MIB_OF_ALL = 6
+
+
+@pytest.fixture
+def run_folder(command_line, capsys):
+    """A finished run of the toy tasks that was evaluated with four test episodes of each task."""
+    command_line.finished("--rollout.total_steps=330", "--evaluation.every=330")
+    main(["validate", str(command_line.folder()), "--evaluation.num_episodes=4"])
+    capsys.readouterr()
+    return command_line.folder()
+
+
+def test_a_run_is_exported_as_a_slim_policy(run_folder, tmp_path, capsys):
+    slim = tmp_path / "slim"
+    main(["export", str(run_folder), "--slim", f"--folder={slim}"])
+    assert f"Exported {run_folder / 'checkpoints' / 'best.ckpt'}" in capsys.readouterr().out
+    files = sorted(path.relative_to(slim).as_posix() for path in slim.rglob("*") if path.is_file())
+    assert files == ["checkpoints/best.ckpt", "config.yaml", "policy.json"]
+
+    checkpoint = slim / "checkpoints" / "best.ckpt"
+    full = load_checkpoint(run_folder / "checkpoints" / "best.ckpt")
+    kept = load_checkpoint(checkpoint)
+    assert kept.keys() == {"pytorch-lightning_version", "state_dict", "mtrl_lightning"}
+    assert kept["mtrl_lightning"]["spec"] == full["mtrl_lightning"]["spec"]
+    assert checkpoint.stat().st_size < 0.5 * (run_folder / "checkpoints/best.ckpt").stat().st_size
+
+    observation_ED = np.random.default_rng(0).normal(size=(6, 2))
+    tasks = ["goal-0", "goal-1"] * 3
+    wanted_EA = load_policy(run_folder).act(observation_ED, tasks)
+    np.testing.assert_array_equal(load_policy(slim).act(observation_ED, tasks), wanted_EA)
+
+    card = read_card(slim)
+    (result,) = map(json.loads, (run_folder / "validations.jsonl").read_text().splitlines())
+    assert card["evaluation"]["by"] == "validate" and card["env_steps"] == 330
+    assert card["evaluation"]["metrics"] == result["metrics"]
+    assert card["tasks"] == ["goal-0", "goal-1", "goal-2"]
+    assert card["sha256"] == hashlib.sha256(checkpoint.read_bytes()).hexdigest()
+    texts = [(slim / name).read_text() for name in ("config.yaml", "policy.json")]
+    assert not any(str(tmp_path) in text for text in texts), "no folder of this machine"
+    assert read_config(slim / "config.yaml")["evaluation"]["num_episodes"] == 4
+
+    main(["validate", str(slim)])  # repeats the evaluation
+    (again,) = map(json.loads, (slim / "validations.jsonl").read_text().splitlines())
+    assert again["metrics"] == result["metrics"]
+
+
+def test_without_a_validation_the_card_has_the_last_evaluation(command_line, tmp_path):
+    command_line.finished("--rollout.total_steps=330", "--evaluation.every=330")
+    main(["export", str(command_line.folder()), "--slim", f"--folder={tmp_path / 'slim'}"])
+    evaluation = read_card(tmp_path / "slim")["evaluation"]
+    (row,) = [row for row in command_line.rows() if row["eval/return"]]
+    assert evaluation["by"] == "fit" and evaluation["env_steps"] == 330
+    assert evaluation["metrics"]["eval/return"] == float(row["eval/return"])
+
+
+def test_what_cannot_work_is_refused(run_folder, tmp_path, capsys):
+    slim = tmp_path / "slim"
+    main(["export", str(run_folder), "--slim", f"--folder={slim}"])
+
+    def error_of(*args):
+        with pytest.raises(SystemExit) as exit_info:
+            main(list(args))
+        assert exit_info.value.code == 2
+        return capsys.readouterr().err
+
+    assert "start a new run from it by --init_from" in error_of("fit", "--resume", str(slim))
+    assert "start a new run from it by --init_from mt10" in error_of("fit", "--resume", "mt10")
+    assert "is the folder of" in error_of("export", str(slim), "--slim", f"--folder={slim}")
+    assert "not allowed with argument" in error_of("export", str(slim), "--slim", "--to=onnx")
+    for command in ("play", "validate"):
+        assert "did you mean mt10" in error_of(command, "mt11")
+    with pytest.raises(ConfigurationError, match=r"there is no checkpoint mt11.*did you mean mt10"):
+        load_policy("mt11")
+    (slim / "policy.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="write the policy again by"):
+        read_card(slim)
+
+
+def test_a_file_of_a_policys_name_comes_first(run_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_policy("mt10").spec.num_tasks == 10
+    main(["export", str(run_folder), "--slim", "--folder=mt10"])
+    assert load_policy("mt10").spec.num_tasks == 3
+
+
+@pytest.mark.parametrize("name", policies())
+def test_the_packages_policies_are_small_and_as_their_cards_say(name):
+    folder = policies()[name]
+    card = read_card(folder)
+    file = folder / "checkpoints" / "best.ckpt"
+    assert file.stat().st_size <= MAX_MIB * 2**20
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == card["sha256"]
+    policy = load_policy(name)
+    assert list(policy.task_names) == card["tasks"] and policy.env_steps == card["env_steps"]
+    assert policy.spec.protocol == card["protocol"]
+    assert card["evaluation"]["by"] == "validate"
+    assert card["evaluation"]["env_steps"] == card["env_steps"]
+    text = (folder / "config.yaml").read_text() + (folder / "policy.json").read_text()
+    assert not re.search(r"/(root|home|tmp|work)/", text)
+
+
+def test_all_policies_together_are_small():
+    assert "mt10" in policies()
+    files = (ROOT / "mtrl_lightning" / "policies").rglob("*.ckpt")
+    assert sum(file.stat().st_size for file in files) <= MAX_MIB_OF_ALL * 2**20
+
+
+def test_list_prints_the_policies(capsys):
+    main(["list"])
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("  mt10  ")]
+    card = read_card(policies()["mt10"])
+    success = f"{card['evaluation']['metrics']['eval/success']:.2f}"
+    assert line.split() == ["mt10", "10", success, f"{card['env_steps']:,}", "500"]
+    main(["list", "policies"])
+    printed = capsys.readouterr().out
+    assert card["sha256"] in printed and "mtrl-lightning fit -c config.yaml in" in printed
+    (line,) = [one for one in printed.splitlines() if one.startswith("  door-open-v3 ")]
+    assert line.split()[1] == f"{card['evaluation']['metrics']['eval/success/door-open-v3']:.2f}"
+
+
+@pytest.mark.slow
+def test_mt10_does_as_well_as_its_card_says(tmp_path):
+    file = tmp_path / "results.json"
+    main(["validate", "mt10", "--evaluation.num_episodes=2", f"--json={file}"])
+    assert not (policies()["mt10"] / "validations.jsonl").exists()
+    found = json.loads(file.read_text())["metrics"]
+    expected = read_card(policies()["mt10"])["evaluation"]["metrics"]
+    interval = binomtest(round(20 * found["eval/success"]), 20).proportion_ci(0.99)
+    assert interval.low <= expected["eval/success"] <= interval.high
+    assert {name for name in expected if "success/" in name} <= found.keys()
