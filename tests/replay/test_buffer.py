@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import ReplayBuffer
 from tests.helpers.replay import NaiveRings, columns_in, held, ids_of, make_spec, make_transitions
 
@@ -221,6 +222,23 @@ def test_mean_rewards_are_over_all_rings_of_a_task():
     means = buffer.mean_rewards()
     assert means[:2].tolist() == pytest.approx(wanted, rel=1e-12)
     assert np.isnan(means[2])
+
+
+def test_rewards_are_summed_in_double_precision():
+    buffer = filled([], capacity=5, tasks=[0])
+    rewards = [1e8, 1.0, 1.0, 1.0, 1.0]  # in single precision 1e8 + 1 is 1e8
+    for reward in rewards:
+        row = make_transitions([0], [0], [0])
+        buffer.add(row._replace(reward_E=np.array([reward], np.float32)))
+    assert buffer.mean_rewards().tolist() == [(1e8 + 4) / 5]
+
+
+def test_processes_draw_other_rows_from_one_seed(monkeypatch):
+    drawn = []
+    for rank in (0, 1):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        drawn.append(ids_of(filled([30, 30], seed=4).sample(64)).tolist())
+    assert drawn[0] != drawn[1]
 
 
 def test_an_addition_does_not_change_what_it_is_given():
