@@ -94,6 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "callbacks",
         "rollout",
         "replay",
+        "demonstrations",
         "checkpoints",
         "reports",
         "runs",

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mtrl_lightning.cli.play import (
     action_transforms_of,
@@ -20,6 +22,10 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.names import FORMATS, MINARI
 from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.runs import config_file_of, run_folder_of
+
+if TYPE_CHECKING:
+    from mtrl_lightning.loading import LoadedPolicy
+    from mtrl_lightning.rollout import ActionTransform
 
 CONFIG = "config.yaml"
 """The run's configuration beside the exported policy."""
@@ -87,21 +93,9 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     from mtrl_lightning.export.card import write_card
     from mtrl_lightning.export.policy import export_policy
     from mtrl_lightning.launch.quiet import quiet
-    from mtrl_lightning.loading import load_policy
 
-    try:
-        config_file = config_file_of(run_folder)
-    except ConfigurationError:  # started from Python
-        config_file = None
     with quiet():
-        if config_file is None:
-            _check_no_action_transforms(checkpoint)
-            policy = load_policy(checkpoint, trust=options.trust)
-            action_transforms = []
-        else:
-            config = read_run_config(config_file)
-            policy = load_policy(checkpoint, trust=[*named_classes(config), *options.trust])
-            action_transforms = action_transforms_of(config)
+        policy, action_transforms, config_file = policy_of(checkpoint, options.trust)
     file, difference = export_policy(policy, options.to, folder, action_transforms)
     if config_file is not None:
         shutil.copyfile(config_file, folder / CONFIG)
@@ -130,6 +124,31 @@ def export_slim(options: argparse.Namespace) -> None:
     file = write_slim(checkpoint, config_file_of(run_folder), folder)
     print(f"Exported {checkpoint} to {folder} ({file.stat().st_size / 2**10:,.0f} KiB)")
     print(f"Record videos of it by mtrl-lightning play {folder}")
+
+
+def policy_of(
+    checkpoint: Path, trust: Sequence[str]
+) -> tuple[LoadedPolicy, list[ActionTransform], Path | None]:
+    """Return a checkpoint's policy, the transforms of its actions, and its run's configuration.
+
+    Args:
+        checkpoint: of a run.
+        trust: further modules whose classes it may use.
+
+    Raises:
+        ConfigurationError: if it cannot be loaded, or if its action transforms are unknown: those
+            of a run that was started from Python, which has no configuration.
+    """
+    from mtrl_lightning.loading import load_policy
+
+    try:
+        config_file = config_file_of(run_folder_of(checkpoint))
+    except ConfigurationError:  # started from Python
+        _check_no_action_transforms(checkpoint)
+        return load_policy(checkpoint, trust=trust), [], None
+    config = read_run_config(config_file)
+    policy = load_policy(checkpoint, trust=[*named_classes(config), *trust])
+    return policy, action_transforms_of(config), config_file
 
 
 def _check_no_action_transforms(checkpoint: Path) -> None:

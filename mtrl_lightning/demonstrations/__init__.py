@@ -1,10 +1,21 @@
 """Collections of episodes to learn from: written by ``collect``, read from disk."""
 
+from mtrl_lightning.demonstrations.collecting import Collected, UniformPolicy, collect
 from mtrl_lightning.demonstrations.collection import (
     Collection,
     check_collection,
     read_collection,
     write_collection,
 )
+from mtrl_lightning.demonstrations.scripted import ScriptedPolicy
 
-__all__ = ["Collection", "check_collection", "read_collection", "write_collection"]
+__all__ = [
+    "Collected",
+    "Collection",
+    "ScriptedPolicy",
+    "UniformPolicy",
+    "check_collection",
+    "collect",
+    "read_collection",
+    "write_collection",
+]

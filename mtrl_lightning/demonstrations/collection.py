@@ -12,18 +12,25 @@ import importlib.metadata
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.algorithms.description import describe_spec
 from mtrl_lightning.algorithms.rebuilding import rebuild_spec
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.demonstrations.minari_files import (
+    EXTRA,
+    check_minari,
+    data_files,
+    read_data_sets,
+    write_columns,
+)
+from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import HINT, replay_folder
 from mtrl_lightning.replay.storage import RingStorage, check_columns
@@ -60,9 +67,9 @@ class Collection:
     columns: dict[str, npt.NDArray]
     """By name, one row per transition: ``observation`` ``[N, D]``, ``action`` ``[N, A]``,
     ``reward``, ``next_observation``, ``terminated``, ``truncated``, ``success`` (in this step; if
-    the benchmark has it), ``task`` (index in ``spec.task_names``), ``episode`` and the spec's
-    ``info_fields``. The rows of an episode follow one another, and episodes are numbered from 0.
-    Floating-point numbers are of single precision."""
+    the benchmark has it, and not of an exported replay), ``task`` (index in ``spec.task_names``),
+    ``episode`` and the spec's ``info_fields``. The rows of an episode follow one another, and
+    episodes are numbered from 0. Floating-point numbers are of single precision."""
     facts: dict[str, Any]
     """How it was made: ``benchmark``, ``policy``, ``seed``, ``split``, ``versions`` of packages;
     ``episodes`` and ``successes`` of each task by its name; further values that the writer gave."""
@@ -102,6 +109,7 @@ def write_collection(
     spec: EnvSpec,
     columns: Mapping[str, npt.NDArray],
     facts: Mapping[str, Any],
+    to: Literal["replay", "minari"] = "replay",
 ) -> dict[str, Any]:
     """Write a collection; the folder has its name only when everything is on the disk.
 
@@ -111,17 +119,21 @@ def write_collection(
         columns: as in ``Collection``; further ones are written, too.
         facts: plain values; the versions of packages, and each task's episodes and successes are
             added.
+        to: ``replay`` for ``collection.json`` and replay files, ``minari`` for a data set of each
+            task, of which the folder is Minari's ``MINARI_DATASETS_PATH``.
 
     Returns:
         All facts.
 
     Raises:
-        ConfigurationError: if the folder has files already, or cannot be written, or memory is
-            short.
+        ConfigurationError: if the folder has files already, or cannot be written, memory is short,
+            or Minari is not installed.
         OSError: if the disk is full or broken.
     """
     folder = Path(folder)
     check_free(folder)
+    if to == "minari":
+        check_minari()
     fields = list(collection_fields(spec))
     known = {field.name for field in fields}
     fields += [
@@ -132,17 +144,30 @@ def write_collection(
     stored = {field.name: np.asarray(columns[field.name], field.dtype) for field in fields}
     _check_episodes(stored, spec)
     facts = {**facts, **counts_of(stored, spec), "versions": _versions()}
-    num_rows = len(stored["episode"])
-    storage = RingStorage(fields, 1, num_rows)
-    storage.add(np.zeros(num_rows, np.int64), stored)
     with tempfile.TemporaryDirectory(dir=folder.resolve().parent, prefix=".unfinished_") as parent:
         unfinished = Path(parent) / "collection"
-        manifest = ReplaySnapshots(replay_folder(unfinished)).save(storage)
-        content = {"format": FORMAT, "spec": describe_spec(spec), "facts": facts}
-        text = json.dumps({**content, "replay": manifest}, indent=1)
-        (unfinished / FILE).write_text(text, encoding="utf-8")
+        unfinished.mkdir()
+        if to == "minari":
+            write_columns(unfinished, spec, stored, facts)
+        else:
+            _write_files(unfinished, spec, fields, stored, facts)
         os.replace(unfinished, folder)
     return facts
+
+
+def _write_files(
+    folder: Path,
+    spec: EnvSpec,
+    fields: Sequence[Field],
+    columns: Mapping[str, npt.NDArray],
+    facts: Mapping[str, Any],
+) -> None:
+    num_rows = len(columns["episode"])
+    storage = RingStorage(fields, 1, num_rows)
+    storage.add(np.zeros(num_rows, np.int64), columns)
+    manifest = ReplaySnapshots(replay_folder(folder)).save(storage)
+    content = {"format": FORMAT, "spec": describe_spec(spec), "facts": facts, "replay": manifest}
+    (folder / FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def counts_of(columns: Mapping[str, npt.NDArray], spec: EnvSpec) -> dict[str, dict[str, int]]:
@@ -173,18 +198,26 @@ def read_collection(path: str | Path) -> Collection:
     """Read a collection.
 
     Args:
-        path: the folder of a collection.
+        path: the folder of a collection, or of Minari data sets that ``collect --to minari`` or
+            ``export --to minari`` has written. Those of a run's replay have no success.
 
     Raises:
-        ConfigurationError: if there is none, or a file of it is missing or damaged.
+        ConfigurationError: if there is none, a file of it is missing or damaged, or a field of a
+            Minari file; or if h5py is not installed, which these need.
     """
     path = Path(path)
     if (path / FILE).is_file():
         with _reading(path):
             return _read_files(path)
+    if data_files(path):
+        import_optional("h5py", f'"mtrl_lightning{EXTRA}"')
+        with _reading(path):
+            spec, columns, facts = read_data_sets(path)
+            _check_episodes(columns, spec)
+            return Collection(path, spec, columns, {**facts, **counts_of(columns, spec)})
     raise ConfigurationError(
-        f"{path} is no collection: it has no {FILE}. Give the folder that mtrl-lightning collect"
-        " has written"
+        f"{path} is no collection: it has no {FILE} and no data set of Minari. Give the folder that"
+        " mtrl-lightning collect or export --to minari has written"
     )
 
 

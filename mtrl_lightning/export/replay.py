@@ -9,22 +9,24 @@ Shapes: ``E`` environments (rings), ``N`` transitions of a ring, ``D`` observati
 from __future__ import annotations
 
 import os
-import re
 import tempfile
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box
 
 from mtrl_lightning.algorithms.rebuilding import rebuild_spec
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.checkpoints.parts import RANKS
-from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.demonstrations.minari_files import (
+    VERSION,
+    check_minari,
+    valid_name,
+    write_data_set,
+)
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
@@ -32,10 +34,6 @@ from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.run.data import manifest_of
 from mtrl_lightning.runs import checkpoint_at, ensure_writable, run_folder_of
 from mtrl_lightning.schema import Field
-from mtrl_lightning.spec import EnvSpec
-
-VERSION = 0
-"""Version in the names of the data sets."""
 
 
 class ReplayEpisode(NamedTuple):
@@ -91,8 +89,7 @@ def export_to_minari(
             whole, or the folder has its data sets already.
         OSError: if a file cannot be written.
     """
-    for package in ("minari", "h5py"):
-        import_optional(package, '"mtrl_lightning[minari]"')
+    check_minari()
     checkpoint = checkpoint_at(Path(run))
     if checkpoint.name == "last.ckpt":
         checkpoint, content = load_newest_whole(checkpoint, with_replay=False)
@@ -104,7 +101,7 @@ def export_to_minari(
     algorithm = content["mtrl_lightning"]["algorithm"]["class_path"].rpartition(".")[2]
     storage = read_replay(checkpoint, content)
     has_all = int(storage.added_E.sum()) == env_steps_of(content)
-    namespace = "/".join(map(_name, run_folder.resolve().parts[-2:]))
+    namespace = "/".join(map(valid_name, run_folder.resolve().parts[-2:]))
     if (folder / namespace).exists():
         raise ConfigurationError(
             f"{folder / namespace} exists: delete it, or give another --folder"
@@ -117,10 +114,18 @@ def export_to_minari(
             rings = np.flatnonzero(task_E == task).tolist()
             found = [one for env in rings for one in episodes(storage, env, spec.horizon, has_all)]
             found.sort(key=lambda one: (one.first, one.env))
-            dataset_id = f"{namespace}/{_name(spec.task_names[task])}-v{VERSION}"
+            dataset_id = f"{namespace}/{valid_name(spec.task_names[task])}-v{VERSION}"
             if found:
-                with patch.dict(os.environ, MINARI_DATASETS_PATH=unfinished):
-                    _write(dataset_id, found, spec, task, algorithm)
+                write_data_set(
+                    unfinished,
+                    dataset_id,
+                    [_buffer(one) for one in found],
+                    spec,
+                    task,
+                    algorithm=algorithm,
+                    description=f"Replay of the task {spec.task_names[task]} in training.",
+                    facts={"policy": algorithm, "replay": str(checkpoint)},
+                )
             exported.append(Exported(dataset_id, len(found), sum(one.length for one in found)))
         if not any(one.num_episodes for one in exported):
             raise ConfigurationError(
@@ -227,55 +232,16 @@ def _bounds(
         first = last + 1
 
 
-def _write(
-    dataset_id: str, found: Sequence[ReplayEpisode], spec: EnvSpec, task: int, algorithm: str
-) -> None:
-    """Write the data set of a task."""
-    from minari import create_dataset_from_buffers
-    from minari.data_collector.episode_buffer import EpisodeBuffer
-
-    # None, for tasks of one size, is the whole
-    observation_size = spec.observation_sizes[task] if spec.observation_sizes else None
-    action_size = spec.action_sizes[task] if spec.action_sizes else None
-    observation_space = _own_space(spec.observation_space, observation_size)
-    action_space = _own_space(spec.action_space, action_size)
-    buffers = []
-    for number, one in enumerate(found):
-        terminations = np.zeros(one.length, np.bool_)
-        truncations = np.zeros(one.length, np.bool_)
-        terminations[-1] = one.terminated
-        truncations[-1] = not one.terminated
-        buffers.append(
-            EpisodeBuffer(
-                id=number,
-                observations=one.observation[:, :observation_size],  # type: ignore[arg-type]
-                actions=one.action[:, :action_size],  # type: ignore[arg-type]
-                rewards=one.reward,  # type: ignore[arg-type]
-                terminations=terminations,  # type: ignore[arg-type]
-                truncations=truncations,  # type: ignore[arg-type]
-            )
-        )
-    protocol = ", ".join(f"{key} {value}" for key, value in spec.protocol.items())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is no author and no registered environment
-        create_dataset_from_buffers(
-            dataset_id,
-            buffers,
-            observation_space=observation_space,
-            action_space=action_space,
-            algorithm_name=algorithm,
-            description=f"Replay of the task {spec.task_names[task]} in training. {protocol}",
-            jpeg_encoding=False,
-        )
-
-
-def _own_space(space: Box, size: int | None) -> Box:
-    """Return the first numbers of a space, of the type in which they are stored."""
-    is_float = np.issubdtype(space.dtype, np.floating)
-    dtype: Any = np.float32 if is_float else space.dtype
-    return Box(space.low[:size].astype(dtype), space.high[:size].astype(dtype), dtype=dtype)
-
-
-def _name(text: str) -> str:
-    """Return a name that Minari accepts."""
-    return re.sub(r"[^-\w]", "_", text)
+def _buffer(one: ReplayEpisode) -> dict[str, npt.NDArray]:
+    """Return an episode by the names that Minari gives its entries."""
+    terminations = np.zeros(one.length, np.bool_)
+    truncations = np.zeros(one.length, np.bool_)
+    terminations[-1] = one.terminated
+    truncations[-1] = not one.terminated
+    return {
+        "observations": one.observation,
+        "actions": one.action,
+        "rewards": one.reward,
+        "terminations": terminations,
+        "truncations": truncations,
+    }

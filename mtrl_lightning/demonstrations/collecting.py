@@ -1,0 +1,290 @@
+"""Whole episodes of a policy: each has a seed of its own, with which it can be repeated alone.
+
+Shapes: ``T`` tasks, ``E`` environments, ``N`` transitions, ``D`` observation, ``A`` action.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.checks import at_least
+from mtrl_lightning.demonstrations.collection import collection_fields
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec, tasks_of
+from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.policy import ActOutput, Mode, Policy, SeededPolicy
+from mtrl_lightning.progress import progress_bar
+from mtrl_lightning.resources import one_thread
+from mtrl_lightning.rollout import Collector
+from mtrl_lightning.rollout.matching import matched_policy
+from mtrl_lightning.rollout.sample import concatenated
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import StepResult
+
+MOST_ENVS = 32
+"""Environments that are stepped at once where there are fewer tasks, whatever the number of cores:
+the noise of a policy depends on how many rows it acts for at once."""
+ATTEMPTS = 10
+"""Episodes of a task that are run at most for each success that is wanted."""
+POLICY_ACTION = "policy_action"
+"""The column of the actions before noise was added."""
+
+
+class UniformPolicy:
+    """Actions at random, uniformly.
+
+    Args:
+        spec: of the benchmark.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.spec = spec
+        self._mask_TA = spec.action_mask_TA
+        self._generator = np.random.default_rng(0)
+
+    def seed_actions(self, seed: int) -> None:
+        """Seed the actions."""
+        self._generator = np.random.default_rng(seed)
+
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode = "random"
+    ) -> npt.NDArray[np.float32]:
+        """Choose actions ``[E, A]`` between -1 and 1; zeros where a task's own action ends."""
+        action_EA = self._generator.uniform(-1.0, 1.0, self._mask_TA[task_E].shape)
+        return (action_EA * self._mask_TA[task_E]).astype(np.float32)
+
+
+class _WithNoise:
+    """A policy to whose actions normal noise is added; its own are a further column.
+
+    Args:
+        policy: chooses the actions.
+        spec: of the benchmark.
+        std: standard deviation of the noise.
+        seed: of the noise.
+    """
+
+    def __init__(self, policy: Policy, spec: EnvSpec, std: float, seed: int) -> None:
+        self._policy = policy
+        self._mask_TA = spec.action_mask_TA
+        self._std = std
+        self._generator = np.random.default_rng(seed)
+
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+    ) -> ActOutput:
+        chosen = self._policy.act(observation_ED, task_E, mode)
+        action_EA = np.asarray(chosen[0] if isinstance(chosen, tuple) else chosen, np.float32)
+        noise_EA = self._std * self._generator.standard_normal(action_EA.shape)
+        noisy_EA = action_EA + noise_EA * self._mask_TA[task_E]
+        return noisy_EA.clip(-1.0, 1.0).astype(np.float32), {POLICY_ACTION: action_EA}
+
+
+class _ReportingSuccess(VectorEnv):
+    """A vector environment in whose transitions the success of a step is a further field."""
+
+    def receive(self) -> StepResult:
+        result = super().receive()
+        return result._replace(extra={**result.extra, "success": result.success_E})
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Episodes that were collected, task after task."""
+
+    columns: dict[str, npt.NDArray]
+    """As in ``Collection``; with noise also ``policy_action``, the actions without it."""
+    seeds: dict[str, list[int]]
+    """With which the environment of a task was reset, for each of its episodes."""
+    attempts: dict[str, int]
+    """Episodes of each task that were run until its last one here, or in all if they were not
+    enough."""
+    missing: dict[str, int]
+    """Episodes that a task has fewer than wanted, for each task with fewer."""
+
+
+class _Episodes:
+    """The attempts at a task's episodes."""
+
+    def __init__(self, most_attempts: int, wanted: int) -> None:
+        self.most_attempts = most_attempts
+        self.wanted = wanted
+        self.attempts = 0
+        self.seeds: list[int] = []
+        self.parts: list[Mapping[str, npt.NDArray]] = []
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.parts) == self.wanted or self.attempts == self.most_attempts
+
+    def add(self, seed: int, columns: Mapping[str, npt.NDArray], is_kept: bool) -> None:
+        """Count the next attempt; those after the last that is wanted do not count."""
+        if self.is_done:
+            return
+        self.attempts += 1
+        if is_kept:
+            self.seeds.append(seed)
+            self.parts.append(columns)
+
+
+def episode_seed(seed: int, task: str, attempt: int, is_trained: bool) -> int:
+    """Return the seed with which the environment of a task is reset for an attempt.
+
+    Args:
+        seed: of the collection.
+        task: its name, so that it has the same episodes beside any other tasks.
+        attempt: counted from 0.
+        is_trained: whether the split is trained on; in others the seed is the number of the test
+            episode.
+    """
+    if not is_trained:
+        return attempt
+    entropy = [seed, zlib.crc32(task.encode()), attempt]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+
+
+def collect(
+    policy: Policy,
+    benchmark: Benchmark,
+    num_episodes: int,
+    *,
+    split: str | None = None,
+    successes_only: bool = False,
+    attempts: int = ATTEMPTS,
+    seed: int = 0,
+    noise: float = 0.0,
+    num_workers: int | None = None,
+    progress: bool = False,
+) -> Collected:
+    """Run whole episodes of every task of a split, with the policy's best actions.
+
+    The same seed gives the same episodes, with any number of workers.
+
+    Args:
+        policy: its tasks are matched by name if it knows them.
+        benchmark: the tasks.
+        num_episodes: of each task.
+        split: which environments; None for the first, which is trained on.
+        successes_only: leave out episodes without a success in any step, and run further ones in
+            their place.
+        attempts: episodes that are run at most for each success that is wanted.
+        seed: of the episodes in the split that is trained on, of the noise, and of the policy's
+            random numbers. In other splits the episodes are the test episodes 0, 1, 2, ...
+        noise: standard deviation of normal noise that is added to the actions, 0 for none. The
+            transitions have the noisy actions.
+        num_workers: worker processes; None for all cores, 0 for this process.
+        progress: whether bars show built environments and steps, on a terminal.
+
+    Raises:
+        ConfigurationError: if an option cannot work, the policy does not know a task, or no
+            episode succeeded.
+        EnvironmentFaultError: if an environment breaks.
+        PolicyFaultError: if the policy's actions are not finite.
+    """
+    at_least(1, num_episodes=num_episodes, attempts=attempts)
+    at_least(0, seed=seed, noise=noise)
+    spec = check_spec(benchmark.spec)
+    split = benchmark.splits[0] if split is None else split
+    tasks = tasks_of(benchmark, split)
+    if successes_only and not spec.has_success:
+        raise ConfigurationError(
+            "only successes are wanted, and the benchmark reports none: collect without"
+            " --successes_only"
+        )
+    of_policy, of_noise = np.random.SeedSequence(seed).generate_state(2).tolist()
+    if isinstance(policy, SeededPolicy):
+        policy.seed_actions(of_policy)
+    acting = matched_policy(policy, spec, tasks)
+    if noise:
+        acting = _WithNoise(acting, spec, noise, of_noise)
+
+    envs_per_task = max(1, min(num_episodes, MOST_ENVS // len(tasks)))
+    task_E = np.repeat(tasks, envs_per_task)
+    most_attempts = num_episodes * (attempts if successes_only else 1)
+    episodes = {task: _Episodes(most_attempts, num_episodes) for task in tasks}
+    if num_workers is None:
+        num_workers = default_num_workers(len(task_E), spare=0)
+    total = len(tasks) * num_episodes * benchmark.horizon_of(split)
+    envs = (_ReportingSuccess if spec.has_success else VectorEnv)(
+        benchmark, task_E.tolist(), split, num_workers=num_workers, progress=progress
+    )
+    try:
+        collector = Collector(envs, acting)
+        with one_thread(), progress_bar("env steps", total, progress) as bar:
+            while not all(of_task.is_done for of_task in episodes.values()):
+                # a round: the next attempts of each task, at most one in every environment
+                attempt_E = np.tile(np.arange(envs_per_task), len(tasks))
+                attempt_E += [episodes[task].attempts for task in task_E]
+                seeds = [
+                    episode_seed(seed, spec.task_names[task], attempt, split == benchmark.splits[0])
+                    for task, attempt in zip(task_E, attempt_E.tolist(), strict=True)
+                ]
+                is_run_E = np.array([not episodes[task].is_done for task in task_E])
+                is_run_E &= attempt_E < most_attempts
+                for env, columns in _round(collector, seeds, is_run_E, bar.update).items():
+                    is_kept = not successes_only or bool(columns["success"].any())
+                    episodes[int(task_E[env])].add(seeds[env], columns, is_kept)
+                    bar.total += 0 if is_kept else len(columns["reward"])
+    finally:
+        envs.close()
+    return _collected(episodes, spec)
+
+
+def _round(
+    collector: Collector,
+    seeds: list[int],
+    is_run_E: npt.NDArray[np.bool_],
+    on_rows: Callable[[int], object],
+) -> dict[int, dict[str, npt.NDArray]]:
+    """Run an episode in some environments; return the columns of each, in their order."""
+    spec = collector.envs.spec_
+    fields = {field.name: field.dtype for field in collection_fields(spec)}
+    collector.reset(seed=seeds)
+    collector.paused_E = ~is_run_E
+    parts = []
+    for transitions, ended in collector.run_episodes(is_run_E.astype(np.int64), "exploit"):
+        collector.paused_E[list(ended)] = True
+        parts.append(transitions)
+        on_rows(len(transitions.reward_E))
+    rows = concatenated(parts)
+    columns = rows.columns()
+    kept = {name: columns[name].astype(dtype) for name, dtype in fields.items() if name in columns}
+    if POLICY_ACTION in columns:
+        kept[POLICY_ACTION] = columns[POLICY_ACTION]
+    return {
+        env: {name: column[rows.env_E == env] for name, column in kept.items()}
+        for env in np.flatnonzero(is_run_E).tolist()
+    }
+
+
+def _collected(episodes: Mapping[int, _Episodes], spec: EnvSpec) -> Collected:
+    """Return the episodes of all tasks as columns.
+
+    Raises:
+        ConfigurationError: if there is none.
+    """
+    names = {task: spec.task_names[task] for task in episodes}
+    parts = [part for of_task in episodes.values() for part in of_task.parts]
+    if not parts:
+        raise ConfigurationError(
+            f"no episode succeeded in {next(iter(episodes.values())).attempts} attempts at each of"
+            f" {', '.join(names.values())}: raise --attempts, or give a better policy"
+        )
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    lengths = [len(part["reward"]) for part in parts]
+    columns["episode"] = np.repeat(np.arange(len(parts)), lengths)
+    return Collected(
+        columns,
+        {names[task]: of_task.seeds for task, of_task in episodes.items()},
+        {names[task]: of_task.attempts for task, of_task in episodes.items()},
+        {
+            names[task]: of_task.wanted - len(of_task.parts)
+            for task, of_task in episodes.items()
+            if len(of_task.parts) < of_task.wanted
+        },
+    )

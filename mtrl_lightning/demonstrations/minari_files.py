@@ -1,0 +1,250 @@
+"""Collections as Minari data sets of whole episodes, one data set per task.
+
+The metadata of each has the spec and the facts under the key ``mtrl_lightning``.
+
+Shapes: ``N`` transitions of an episode, ``D`` observation, ``A`` action.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+
+from mtrl_lightning.algorithms.description import describe_spec
+from mtrl_lightning.algorithms.rebuilding import rebuild_spec
+from mtrl_lightning.errors import import_optional
+from mtrl_lightning.schema import STORED, step_fields
+from mtrl_lightning.spec import EnvSpec
+
+VERSION = 0
+"""Version in the names of the data sets."""
+DATA_FILE = "main_data.hdf5"
+METADATA_FILE = "metadata.json"
+KEY = "mtrl_lightning"
+EXTRA = "[minari]"
+FIELDS = ("observations", "actions", "rewards", "terminations", "truncations")
+"""The entries of an episode in a data set."""
+
+
+def check_minari() -> None:
+    """Check that data sets can be written.
+
+    Raises:
+        ConfigurationError: naming the package that is not installed.
+    """
+    for package in ("minari", "h5py"):
+        import_optional(package, f'"mtrl_lightning{EXTRA}"')
+
+
+def write_data_set(
+    folder: str | Path,
+    dataset_id: str,
+    episodes: Sequence[Mapping[str, Any]],
+    spec: EnvSpec,
+    task: int,
+    *,
+    algorithm: str,
+    description: str,
+    facts: Mapping[str, Any],
+) -> None:
+    """Write the data set of a task.
+
+    Args:
+        folder: which Minari takes as ``MINARI_DATASETS_PATH``.
+        dataset_id: name of the data set.
+        episodes: arguments of Minari's ``EpisodeBuffer``; observations ``[N + 1, D]`` and actions
+            ``[N, A]`` are cut to the task's own size.
+        spec: of the benchmark.
+        task: the task's index.
+        algorithm: name of what acted.
+        description: for a reader of the data set.
+        facts: of the collection.
+    """
+    from minari import create_dataset_from_buffers
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    # None, for tasks of one size, is the whole
+    observation_size = spec.observation_sizes[task] if spec.observation_sizes else None
+    action_size = spec.action_sizes[task] if spec.action_sizes else None
+    buffers = []
+    for number, one in enumerate(episodes):
+        own = {
+            "observations": one["observations"][:, :observation_size],
+            "actions": one["actions"][:, :action_size],
+        }
+        buffers.append(EpisodeBuffer(id=number, **{**one, **own}))
+    protocol = ", ".join(f"{key} {value}" for key, value in spec.protocol.items())
+    with warnings.catch_warnings(), patch.dict(os.environ, MINARI_DATASETS_PATH=str(folder)):
+        warnings.simplefilter("ignore")  # that there is no author and no registered environment
+        data_set = create_dataset_from_buffers(
+            dataset_id,
+            buffers,
+            observation_space=_own_space(spec.observation_space, observation_size),
+            action_space=_own_space(spec.action_space, action_size),
+            algorithm_name=algorithm,
+            description=f"{description} {protocol}",
+            jpeg_encoding=False,
+        )
+    described = {"task": spec.task_names[task], "spec": describe_spec(spec), "facts": dict(facts)}
+    data_set.storage.update_metadata({KEY: described})
+
+
+def write_columns(
+    folder: Path, spec: EnvSpec, columns: Mapping[str, npt.NDArray], facts: Mapping[str, Any]
+) -> None:
+    """Write the data set of each task of a collection, under the task's name.
+
+    Args:
+        folder: which Minari takes as ``MINARI_DATASETS_PATH``.
+        spec: of the benchmark.
+        columns: as in ``Collection``. The success and further fields are in ``infos``, where the
+            first entry, at the reset, is zero.
+        facts: of the collection; those of ``seeds`` are also the seeds of the episodes.
+    """
+    core = {*STORED, "truncated", "task", "episode"}
+    end_K = np.flatnonzero(columns["terminated"] | columns["truncated"]) + 1
+    start_K = np.concatenate([[0], end_K[:-1]])
+    for task, name in enumerate(spec.task_names):
+        seeds = facts.get("seeds", {}).get(name)
+        episodes: list[dict[str, Any]] = []
+        for start, end in zip(start_K, end_K, strict=True):
+            if columns["task"][start] != task:
+                continue
+            rows = {key: column[start:end] for key, column in columns.items()}
+            infos = {
+                key: np.concatenate([np.zeros_like(column[:1]), column])
+                for key, column in rows.items()
+                if key not in core
+            }
+            observations = [rows["observation"], rows["next_observation"][-1:]]
+            episodes.append(
+                {
+                    "observations": np.concatenate(observations),
+                    "actions": rows["action"],
+                    "rewards": rows["reward"],
+                    "terminations": rows["terminated"],
+                    "truncations": rows["truncated"],
+                    "infos": infos or None,
+                    "seed": seeds[len(episodes)] if seeds else None,
+                }
+            )
+        if episodes:
+            write_data_set(
+                folder,
+                f"{valid_name(name)}-v{VERSION}",
+                episodes,
+                spec,
+                task,
+                algorithm=str(facts.get("policy", "unknown")),
+                description=f"Episodes of the task {name}.",
+                facts=facts,
+            )
+
+
+def _own_space(space: Box, size: int | None) -> Box:
+    """Return the first numbers of a space, of the type in which they are stored."""
+    is_float = np.issubdtype(space.dtype, np.floating)
+    dtype: Any = np.float32 if is_float else space.dtype
+    return Box(space.low[:size].astype(dtype), space.high[:size].astype(dtype), dtype=dtype)
+
+
+def valid_name(text: str) -> str:
+    """Return a name that Minari accepts."""
+    return re.sub(r"[^-\w]", "_", text)
+
+
+def data_files(folder: Path) -> list[Path]:
+    """Return the files of all data sets in a folder."""
+    return sorted(folder.rglob(DATA_FILE)) if folder.is_dir() else []
+
+
+def read_data_sets(
+    folder: Path,
+) -> tuple[EnvSpec, dict[str, npt.NDArray], dict[str, Any]]:
+    """Return spec, columns and facts of the data sets in a folder, task after task.
+
+    Raises:
+        ConfigurationError: if h5py is not installed.
+        ValueError: naming what a data set lacks.
+    """
+    h5py = import_optional("h5py", f'"mtrl_lightning{EXTRA}"')
+    described = {path: _described(path) for path in data_files(folder)}
+    specs = [described_of["spec"] for described_of in described.values()]
+    if any(one != specs[0] for one in specs):
+        raise ValueError("it has data sets of several collections: give the folder of one of them")
+    spec = rebuild_spec(specs[0])
+    tasks = {path: spec.task_names.index(one["task"]) for path, one in described.items()}
+    parts: list[dict[str, npt.NDArray]] = []
+    for path in sorted(tasks, key=lambda path: tasks[path]):
+        with h5py.File(path, "r") as file:
+            names = sorted(file, key=lambda name: int(name.removeprefix("episode_")))
+            for name in names:
+                columns = _columns(file[name], f"{name} of {path}", spec)
+                columns["task"] = np.full(len(columns["reward"]), tasks[path])
+                columns["episode"] = np.full(len(columns["reward"]), len(parts))
+                parts.append(columns)
+    if not parts:
+        raise ValueError("its data sets have no episode")
+    in_all = [name for name in parts[0] if all(name in part for part in parts)]
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in in_all}
+    return spec, joined, dict(next(iter(described.values()))["facts"])
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """Return what the metadata of a data set says of its collection."""
+    metadata_file = path.parent / METADATA_FILE
+    if not metadata_file.is_file():
+        raise ValueError(f"{metadata_file} is missing")
+    metadata = json.loads(metadata_file.read_text(encoding="utf-8"))
+    for key in ("spec", "task", "facts"):
+        if key not in metadata.get(KEY, {}):
+            raise ValueError(
+                f"{metadata_file} has no {KEY}.{key}, which collect --to minari and export --to"
+                " minari write"
+            )
+    return metadata[KEY]
+
+
+def _columns(group: Any, where: str, spec: EnvSpec) -> dict[str, npt.NDArray]:
+    """Return the columns of an episode, without task and number.
+
+    Raises:
+        ValueError: naming the field that it lacks, or that has another shape or type.
+    """
+    missing = [name for name in FIELDS if name not in group]
+    if missing:
+        raise ValueError(f"{where} has no {', '.join(missing)}")
+    arrays = {name: group[name][()] for name in FIELDS}
+    num_steps = len(arrays["rewards"])
+    columns = {
+        "observation": arrays["observations"][:num_steps],
+        "action": arrays["actions"],
+        "reward": arrays["rewards"],
+        "next_observation": arrays["observations"][1:],
+        "terminated": arrays["terminations"],
+        "truncated": arrays["truncations"],
+    }
+    columns |= {name: entry[()][1:] for name, entry in group.get("infos", {}).items()}
+    fields = {field.name: field.stored() for field in step_fields(spec)}
+    for name, column in columns.items():
+        field = fields.get(name)
+        if column.dtype.kind not in "biuf" or len(column) != num_steps:
+            raise ValueError(
+                f"{name} in {where} is {column.dtype} {list(column.shape)}, not {num_steps} numbers"
+            )
+        if field is not None:
+            # zeros behind a task's own size
+            sizes = zip(field.shape, column.shape[1:], strict=True)
+            padding = [(0, 0), *((0, size - own_size) for size, own_size in sizes)]
+            columns[name] = np.pad(column, padding).astype(field.dtype)
+    return columns

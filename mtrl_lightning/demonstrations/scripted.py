@@ -1,0 +1,66 @@
+"""MetaWorld's own scripted policies, one for each of its 50 tasks.
+
+Shapes: ``E`` environments, ``D`` observation, ``A`` action.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.policy import Mode
+from mtrl_lightning.spec import EnvSpec
+
+OBSERVATION_SHAPE = (39,)
+"""Of MetaWorld's own observations."""
+
+
+class ScriptedPolicy:
+    """The experts of ``metaworld.policies``: they read positions and steer the arm by rules.
+
+    They act alike in every mode, and have neither a memory nor random numbers.
+
+    Args:
+        spec: of a benchmark of MetaWorld's tasks.
+
+    Raises:
+        ConfigurationError: naming the tasks that have no scripted policy, or if wrappers or pixels
+            changed the observations.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        experts: dict[str, Any] = {}
+        if spec.protocol.get("benchmark") == "metaworld":
+            experts = import_optional("metaworld.policies", "metaworld").ENV_POLICY_MAP
+        missing = [name for name in spec.task_names if name not in experts]
+        if missing:
+            raise ConfigurationError(
+                f"there is no scripted policy for {', '.join(missing)}: only MetaWorld's tasks have"
+                " one. Give --env env/metaworld_mt10 or another list of its tasks, or another"
+                " policy, such as the folder of a run"
+            )
+        if spec.observation_space.shape != OBSERVATION_SHAPE:
+            raise ConfigurationError(
+                f"observations have the shape {spec.observation_space.shape}, and MetaWorld's"
+                f" scripted policies read its own, {OBSERVATION_SHAPE}: leave wrappers"
+                " (data.wrappers) and pixels (data.pixels) out"
+            )
+        self.spec = spec
+        self._policies = [experts[name]() for name in spec.task_names]
+
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode = "exploit"
+    ) -> npt.NDArray[np.float32]:
+        """Choose actions ``[E, A]``; MetaWorld clips them to [-1, 1], and so they are here."""
+        action_EA = np.zeros((len(task_E), *self.spec.action_space.shape), np.float32)
+        with warnings.catch_warnings():
+            # "Constant(s) may be too high. Environments clip response to [-1, 1]"
+            warnings.filterwarnings("ignore", "Constant")
+            for env, task in enumerate(task_E):
+                # a copy, because the policy of door-open writes into its argument
+                action_EA[env] = self._policies[task].get_action(observation_ED[env].copy())
+        return action_EA.clip(-1.0, 1.0)
