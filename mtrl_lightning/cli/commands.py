@@ -30,6 +30,7 @@ RUN_COMMANDS = {
 """The commands of ``mtrl_lightning.cli.lightning_cli``, with what they do."""
 COMMANDS = {
     "play": "mtrl_lightning.cli.play",
+    "collect": "mtrl_lightning.cli.collect",
     "compare": "mtrl_lightning.cli.compare",
     "sweep": "mtrl_lightning.cli.sweep",
     "export": "mtrl_lightning.cli.export",

@@ -101,7 +101,8 @@ def check_free(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = "holds another collection" if (folder / FILE).exists() else "is not empty"
         raise ConfigurationError(f"{folder} {what}: delete it, or give another --folder")
-    ensure_writable(folder.resolve().parent)
+    parents = folder.resolve().parents
+    ensure_writable(next(parent for parent in parents if parent.exists()))
 
 
 def write_collection(
@@ -144,8 +145,10 @@ def write_collection(
     stored = {field.name: np.asarray(columns[field.name], field.dtype) for field in fields}
     _check_episodes(stored, spec)
     facts = {**facts, **counts_of(stored, spec), "versions": _versions()}
-    with tempfile.TemporaryDirectory(dir=folder.resolve().parent, prefix=".unfinished_") as parent:
-        unfinished = Path(parent) / "collection"
+    beside = folder.resolve().parent
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=beside, prefix=".unfinished_") as temporary:
+        unfinished = Path(temporary) / "collection"
         unfinished.mkdir()
         if to == "minari":
             write_columns(unfinished, spec, stored, facts)

@@ -122,6 +122,7 @@ def names_with(word, group):
 
 OPTION_OF = {
     "play": ("first", "first_episode"),
+    "collect": ("successes", "successes_only"),
     "compare": ("across", "across_protocols"),
     "sweep": ("dry", "dry_run"),
     "export": ("fold", "folder"),
@@ -136,6 +137,7 @@ OPTION_OF = {
 def test_an_abbreviated_option_is_refused_with_its_full_name(command, capsys):
     given, meant = OPTION_OF[command]
     needed = {"export": ["--to=onnx"], "compare": ["a"], "sweep": ["a"]}
+    needed["collect"] = ["--policy=random", "--env=env/toy", "--episodes=1"]
     shell = ["bash"] if command == "completion" else []
     with pytest.raises(SystemExit) as exit_info:
         main([command, *needed.get(command, shell), f"--{given}"])

@@ -1,0 +1,268 @@
+"""Collect episodes of a policy: ``mtrl-lightning collect --policy scripted --env env/...``.
+
+PyTorch is imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mtrl_lightning.checks import at_least
+from mtrl_lightning.cli.commands import CommandParser
+from mtrl_lightning.cli.config_names import find_config, former_name
+from mtrl_lightning.cli.export import policy_of
+from mtrl_lightning.cli.play import benchmark_of, chosen_checkpoint
+from mtrl_lightning.cli.run_config import TRUST
+from mtrl_lightning.errors import ConfigurationError, name_hint
+from mtrl_lightning.formats import text_table, whole
+from mtrl_lightning.runs import policies, policy_folder
+
+if TYPE_CHECKING:
+    from mtrl_lightning.demonstrations import Collected
+    from mtrl_lightning.policy import Policy
+    from mtrl_lightning.spec import EnvSpec
+
+HELP = "Collect whole episodes of a policy, such as MetaWorld's scripted ones, to learn from."
+DESCRIPTION = (
+    "Run episodes of every task with a policy's best actions, write their transitions into a"
+    " folder, and print the results of each task. The same seed gives the same episodes. POLICY is"
+    " scripted (MetaWorld's own experts), random, a policy that comes with this package, the folder"
+    f" of a run, whose best checkpoint is taken, or a checkpoint.{TRUST} Options after -- are those"
+    " of fit, such as --data.benchmark.init_args.horizon 200."
+)
+USAGE = (
+    "mtrl-lightning collect --policy POLICY --env NAME_OR_FILE --episodes N [OPTION ...]"
+    " [-- FIT_OPTION ...]"
+)
+SCRIPTED = "scripted"
+RANDOM = "random"
+FORMATS = ("replay", "minari")
+ATTEMPTS = 10
+OF_BENCHMARK = ("benchmark", "wrappers", "pixels", "info_keys", "store_info")
+"""Options of the section ``data`` that are recorded."""
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``collect``."""
+    parser.usage = USAGE
+    parser.takes_fit_options = True
+    parser.add_argument("--policy", required=True, help="who acts")
+    parser.add_argument(
+        "--env",
+        required=True,
+        metavar="NAME_OR_FILE",
+        help="the tasks: a configuration by name, such as env/metaworld_mt10, or a YAML file, as"
+        " for fit -c",
+    )
+    parser.add_argument(
+        "--episodes", type=int, required=True, metavar="N", help="episodes of each task"
+    )
+    parser.add_argument("--split", help="which environments (default: train; test episodes: eval)")
+    parser.add_argument(
+        "--successes_only",
+        action="store_true",
+        help="keep only episodes with a success, and continue until there are N of each task",
+    )
+    parser.add_argument(
+        "--attempts",
+        type=int,
+        default=ATTEMPTS,
+        help="with --successes_only, the most episodes that are run for each success that is wanted"
+        f" (default: {ATTEMPTS}); fewer successes are an error after they were written",
+    )
+    parser.add_argument(
+        "--noise",
+        type=float,
+        default=0.0,
+        metavar="STD",
+        help="standard deviation of normal noise on the actions (default: 0). The transitions have"
+        " the noisy actions, and those of the policy as policy_action",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the episodes and of all noise (default: 0)"
+    )
+    parser.add_argument(
+        "--to",
+        choices=FORMATS,
+        default=FORMATS[0],
+        help="replay files of this package (default), or a data set of each task for Minari, which"
+        " needs the extra [minari]; training takes both",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="PATH",
+        help="folder of the collection, which must be new; the default is collections/ENV_POLICY",
+    )
+    parser.add_argument(
+        "--num_workers",
+        type=int,
+        help="processes that step environments, by default one per core; 0 for this process",
+    )
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module or package whose classes the policy's checkpoint may use beside those that"
+        " its run's config.yaml names; may be given several times",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Collect episodes, write them, and print the results of each task.
+
+    Args:
+        options: what ``add_arguments`` names.
+
+    Raises:
+        ConfigurationError: if an option cannot work, or no episode succeeded.
+        EnvironmentFaultError: if an environment breaks.
+        OSError: if a file cannot be written.
+        SystemExit: with the code 1, if a task has fewer successes than wanted; they are written.
+    """
+    at_least(1, prefix="--", episodes=options.episodes, attempts=options.attempts)
+    at_least(0, prefix="--", seed=options.seed)
+    at_least(0, prefix="--", finite=True, noise=options.noise)
+    at_least(0, prefix="--", hint=", 0 for this process", num_workers=options.num_workers)
+    checkpoint = _checkpoint_of(options.policy)
+    if former_name(options.env) is None:
+        find_config(options.env)
+    folder = options.folder or _default_folder(options.env, options.policy)
+
+    from mtrl_lightning.demonstrations import collect, write_collection
+    from mtrl_lightning.demonstrations.collection import check_free
+    from mtrl_lightning.demonstrations.minari_files import check_minari
+    from mtrl_lightning.envs.benchmarks.benchmark import check_split
+    from mtrl_lightning.launch.quiet import quiet
+
+    check_free(folder)
+    if options.to == "minari":
+        check_minari()
+    with quiet():
+        data = _data_of(options.env, options.fit_options)
+        benchmark = benchmark_of({"data": data})
+        policy = _policy(options.policy, checkpoint, benchmark.spec, options.trust)
+    split = options.split or benchmark.splits[0]
+    check_split(split, benchmark.splits)
+    collected = collect(
+        policy,
+        benchmark,
+        options.episodes,
+        split=split,
+        successes_only=options.successes_only,
+        attempts=options.attempts,
+        seed=options.seed,
+        noise=options.noise,
+        num_workers=options.num_workers,
+        progress=True,
+    )
+    facts = {name: data[name] for name in OF_BENCHMARK if data.get(name)}
+    facts |= {"policy": options.policy, "seed": options.seed, "split": split}
+    facts |= {"noise": options.noise, "successes_only": options.successes_only}
+    facts |= {"attempts": collected.attempts, "seeds": collected.seeds}
+    write_collection(folder, benchmark.spec, collected.columns, facts, options.to)
+    print(table(collected, benchmark.spec))
+    print(f"Collected in {folder}")
+    if collected.missing:
+        reached = [
+            f"{name} has {options.episodes - missing} of {options.episodes} successes after"
+            f" {collected.attempts[name]} attempts"
+            for name, missing in collected.missing.items()
+        ]
+        print(
+            f"\nerror: {', '.join(reached)}: raise --attempts, or give a better policy",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+
+
+def _checkpoint_of(policy: str) -> Path | None:
+    """Return the checkpoint of a policy; None for a policy without one.
+
+    Raises:
+        ConfigurationError: if there is no such policy.
+    """
+    if policy in (SCRIPTED, RANDOM):
+        return None
+    if not Path(policy).exists() and policy_folder(policy) is None:
+        known = [SCRIPTED, RANDOM, *policies()]
+        raise ConfigurationError(
+            f"there is no policy {policy!r}: {name_hint(policy, known)} Or give the folder of a"
+            " run, or a checkpoint"
+        )
+    return chosen_checkpoint(policy)
+
+
+def _default_folder(env: str, policy: str) -> Path:
+    """Return ``collections/metaworld_mt10_scripted``."""
+    names = [Path(env).stem, *Path(policy).with_suffix("").parts[-2:]]
+    return Path("collections") / re.sub(r"[^-\w]", "_", "_".join(names))
+
+
+def _data_of(env: str, fit_options: Sequence[str]) -> dict[str, Any]:
+    """Return the section ``data`` of a configuration, as plain values.
+
+    Raises:
+        ConfigurationError: if ``fit`` would not accept it, or it names no benchmark.
+    """
+    from jsonargparse import ArgumentError
+
+    from mtrl_lightning.cli.lightning_cli import build_parser
+    from mtrl_lightning.envs.names import plain_values
+
+    # the model has no effect: fit requires one
+    arguments = ["--model=SAC", "-c", env, *fit_options]
+    try:
+        return plain_values(build_parser().parse_with_tips(arguments).as_dict()["data"])
+    except ArgumentError as error:
+        raise ConfigurationError(
+            f"--env {' '.join([env, *fit_options])} cannot be used: {error}"
+        ) from error
+
+
+def _policy(policy: str, checkpoint: Path | None, spec: EnvSpec, trust: Sequence[str]) -> Policy:
+    """Return the policy that acts, with the action transforms of its run.
+
+    Raises:
+        ConfigurationError: if it cannot act in these tasks.
+    """
+    from mtrl_lightning.demonstrations import ScriptedPolicy, UniformPolicy
+    from mtrl_lightning.rollout.action_transforms import with_action_transforms
+
+    if policy == SCRIPTED:
+        return ScriptedPolicy(spec)
+    if checkpoint is None:
+        return UniformPolicy(spec)
+    loaded, action_transforms, _ = policy_of(checkpoint, trust)
+    return with_action_transforms(loaded, action_transforms)
+
+
+def table(collected: Collected, spec: EnvSpec) -> str:
+    """Return a text table of the episodes of each task, with the mean success of its attempts.
+
+    Args:
+        collected: the episodes.
+        spec: of the benchmark.
+    """
+    columns = collected.columns
+    is_last_N = columns["terminated"] | columns["truncated"]
+    lines = [["task", "episodes", "steps", "return", *["attempts", "success"] * spec.has_success]]
+    rates = []
+    for name, attempts in collected.attempts.items():
+        rows_N = columns["task"] == spec.task_names.index(name)
+        num_episodes = int(is_last_N[rows_N].sum())
+        return_ = columns["reward"][rows_N].sum(dtype="float64") / max(1, num_episodes)
+        lines.append([name, whole(num_episodes), whole(int(rows_N.sum())), f"{return_:.1f}"])
+        if spec.has_success:
+            successful = set(columns["episode"][rows_N & columns["success"]].tolist())
+            rates.append(len(successful) / attempts)
+            lines[-1] += [whole(attempts), f"{rates[-1]:.2f}"]
+    if spec.has_success:
+        lines.append(["mean", "", "", "", "", f"{sum(rates) / len(rates):.3f}"])
+    return text_table(lines, num_texts=1)

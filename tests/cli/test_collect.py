@@ -1,0 +1,123 @@
+"""``collect`` writes episodes of a policy, and refuses early what cannot work."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtrl_lightning.__main__ import main
+from mtrl_lightning.cli import collect
+from mtrl_lightning.demonstrations import read_collection
+from mtrl_lightning.loading import load_policy
+from mtrl_lightning.runs import policy_folder
+
+TOY = ["--policy=random", "--env=env/toy", "--episodes=2", "--num_workers=0"]
+HORIZON = "--data.benchmark.init_args.horizon"
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def error_of(capsys, *args, code=2):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["collect", *args])
+    assert exit_info.value.code == code
+    return capsys.readouterr().err
+
+
+def test_episodes_are_written_and_their_results_printed(capsys, tmp_path):
+    main(["collect", *TOY, "--split=eval", "--seed=3", "--noise=0.1", "--", HORIZON, "7"])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split() == ["task", "episodes", "steps", "return", "attempts", "success"]
+    assert [line.split()[:3] for line in printed[1:4]] == [
+        [f"goal-{task}", "2", "14"] for task in range(3)
+    ]
+    assert printed[4].split()[0] == "mean" and printed[5] == "Collected in collections/toy_random"
+    collection = read_collection("collections/toy_random")
+    assert collection.num_transitions == 3 * 2 * 7 and collection.spec.horizon == 7
+    assert "policy_action" in collection.columns
+    rewards = collection.columns["reward"][collection.columns["task"] == 1]
+    assert float(printed[2].split()[3]) == pytest.approx(rewards.sum() / 2, abs=0.06)
+    facts = collection.facts
+    assert facts["benchmark"]["class_path"] == "mtrl_lightning.envs.ToyReach"
+    assert facts["benchmark"]["init_args"] == {"num_tasks": 3, "horizon": 7}
+    assert (facts["policy"], facts["seed"], facts["split"]) == ("random", 3, "eval")
+    assert facts["seeds"]["goal-2"] == [0, 1]
+
+    # before anything is built
+    message = "toy_random holds another collection: delete it, or give another --folder"
+    assert message in error_of(capsys, *TOY)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--policy=scriptd"], "there is no policy 'scriptd': did you mean scripted?"),
+        (["--policy=nowhere/run"], "Or give the folder of a run, or a checkpoint"),
+        (["--policy=."], "has no checkpoint: give the folder of a run"),
+        (["--env=env/tyo"], "did you mean env/toy?"),
+        (["--episodes=0"], "--episodes is 0: give at least 1"),
+        (["--attempts=0"], "--attempts is 0: give at least 1"),
+        (["--seed=-1"], "--seed is -1: give at least 0"),
+        (["--noise=-0.5"], "--noise is -0.5"),
+        (["--num_workers=-1"], "--num_workers is -1: give at least 0, 0 for this process"),
+        (["--episode=3"], "did you mean episodes? There is no option episode"),
+        (["--to=hdf"], "invalid choice: 'hdf'"),
+    ],
+)
+def test_mistakes_that_need_no_benchmark(capsys, change, message):
+    assert message in error_of(capsys, *TOY, *change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--split=evil"], "unknown split 'evil': did you mean eval?"),
+        (["--policy=scripted"], "no scripted policy for goal-0, goal-1, goal-2"),
+        (["--policy=mt10"], "the policy does not know goal-0, goal-1, goal-2: its tasks are reach"),
+        (["--env=algorithm/mtsac"], "data.benchmark"),
+        (["--", "--data.benchmark.init_args.horizn=3"], "did you mean"),
+    ],
+)
+def test_mistakes_in_what_is_combined(capsys, change, message):
+    assert message in error_of(capsys, *TOY, *change)
+    assert list(Path().iterdir()) == []
+
+
+def test_fewer_successes_than_wanted_are_an_error(capsys):
+    args = [*TOY, "--successes_only", "--attempts=1", "--episodes=30", "--", HORIZON, "4"]
+    error = error_of(capsys, *args, code=1)
+    collection = read_collection("collections/toy_random")
+    counts = collection.facts["episodes"]
+    assert counts == collection.facts["successes"] and min(counts.values()) < 30
+    for name, count in counts.items():
+        assert f"{name} has {count} of 30 successes after 30 attempts" in error
+
+
+@pytest.mark.slow
+def test_a_policy_of_the_package_acts_as_it_does_elsewhere(capsys):
+    args = ["--env=env/metaworld_custom", "--episodes=1", "--num_workers=0"]
+    tasks = "--data.benchmark.init_args.tasks=[window-open,reach]"
+    main(["collect", "--policy=mt10", *args, "--folder=new", "--", tasks, HORIZON, "6"])
+    collection = read_collection("new")
+    assert collection.spec.task_names == ("window-open-v3", "reach-v3")
+    policy = load_policy("mt10")
+    for task, name in enumerate(collection.spec.task_names):
+        rows = collection.columns["task"] == task
+        # the policy saw observations of double precision
+        expected = policy.act(collection.columns["observation"][rows], name)
+        np.testing.assert_allclose(collection.columns["action"][rows], expected, atol=1e-3)
+    assert policy_folder("mt10") is not None
+
+
+def test_the_default_folder_is_named_after_tasks_and_policy():
+    for env, policy, expected in (
+        ("env/metaworld_mt10", "scripted", "metaworld_mt10_scripted"),
+        ("own/tasks.yaml", "runs/try/version_0", "tasks_try_version_0"),
+        ("env/toy", "runs/try/version_0/checkpoints/best.ckpt", "toy_checkpoints_best"),
+    ):
+        assert collect._default_folder(env, policy).name == expected
+        assert re.fullmatch(r"\w+", expected)
