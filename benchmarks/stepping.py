@@ -1,9 +1,10 @@
-"""How fast a suite's environments are stepped, beside Gymnasium's vector environments.
+"""How fast a suite's environments are stepped, beside Gymnasium's vector ones and EnvPool's.
 
   ours       our VectorEnv with several numbers of workers (0: in the learner's process)
   original   the same with the suite's own code in place of our faster code
   sync       gymnasium.make_vec of MetaWorld, or SyncVectorEnv of Shimmy's wrapper of dm_control
   async      likewise, each environment in a process of its own
+  envpool    EnvPool's MetaWorld in C++, a pool for each task (pip install envpool); not by default
 
 All step random actions with the same protocol (MetaWorld: reward v2, horizon 500, 50 goals per
 task; dm_control: horizon 1000, no action repeat). Each variant is a process. "stepping" and "code"
@@ -24,7 +25,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from benchmarks.environments import NAMED, metaworld_vector, names_of, suite_vector
+from benchmarks.environments import (
+    NAMED,
+    EnvPoolTasks,
+    metaworld_vector,
+    names_of,
+    suite_vector,
+)
 from benchmarks.measuring import (
     Pacer,
     Variant,
@@ -47,9 +54,10 @@ from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
 from mtrl_lightning.envs.vector.vector import VectorEnv, usable_cores
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
-KINDS = ("ours", "original", "sync", "async")
+KINDS = ("ours", "original", "sync", "async", "envpool")
 SYNC = "gymnasium sync"
 ASYNC = "gymnasium async"
+ENVPOOL = "envpool"
 TASKS = {"metaworld": [1, 10, 25, 50], "dm_control": [1, 19, 21]} | {
     name: [len(family.train + family.interpolation + family.extrapolation)]
     for name, family in FAMILIES.items()
@@ -70,7 +78,13 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     workers = list(dict.fromkeys([0, 1, 2, usable_cores()]))
     text = "of ours, each a variant; original has the last (default %(default)s)"
     add("--workers", nargs="+", type=int, default=workers, help=text)
-    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="(default all)")
+    add(
+        "--variants",
+        nargs="+",
+        choices=KINDS,
+        default=list(KINDS[:-1]),
+        help="(default all but envpool)",
+    )
     text = "of a window, over all environments (default %(default)s)"
     add("--env_steps", type=positive, default=2_000, help=text)
     text = "vector steps before the first window (default %(default)s)"
@@ -83,6 +97,10 @@ def _check(options: argparse.Namespace) -> None:
     options.tasks = options.tasks or numbers
     if max(options.tasks) > max(numbers):
         raise ConfigurationError(f"--tasks takes numbers from 1 to {max(numbers)}")
+    if "envpool" in options.variants:
+        if options.benchmark != "metaworld":
+            raise ConfigurationError("--variants envpool is for --benchmark metaworld")
+        import_optional("envpool", "envpool", "leave it out with --variants ours async")
     if options.benchmark in FAMILIES and options.tasks != numbers:
         raise ConfigurationError(f"--tasks is {max(numbers)} for a family, all of its tasks")
 
@@ -116,7 +134,7 @@ def step_in_windows(
     envs.reset(seed=1)
     about = {"s to build": time.perf_counter() - start}
     generator = np.random.default_rng(0)
-    shape = (envs.num_envs, *envs.single_action_space.shape)  # type: ignore[misc]
+    shape = (envs.num_envs, *envs.single_action_space.shape)
     recorded = [generator.uniform(-1, 1, shape).astype(np.float32) for _ in range(ACTIONS)]
     actions = itertools.cycle(recorded)
     step(next(actions))
@@ -134,8 +152,11 @@ def step_in_windows(
 
 def build(
     kind: str, benchmark: str, tasks: list[str], workers: int
-) -> tuple[gym.vector.VectorEnv, Callable[[Any], Any]]:
+) -> tuple[Any, Callable[[Any], Any]]:
     """Return the environments of a variant, and the function that steps them."""
+    if kind == "envpool":
+        pools = EnvPoolTasks(tasks)
+        return pools, pools.step
     if kind in ("sync", "async"):
         strategy: Any = kind
         if benchmark == "metaworld":
@@ -180,6 +201,7 @@ def variants_of(
     if "original" in options.variants:
         kinds[f"original, {workers[-1]} workers"] = ("original", workers[-1])
     kinds |= {f"gymnasium {k}": (k, 0) for k in ("sync", "async") if k in options.variants}
+    kinds |= {ENVPOOL: ("envpool", 0)} if "envpool" in options.variants else {}
     shared = {
         "benchmark": options.benchmark,
         "tasks": tasks_of(number, options.benchmark),
@@ -198,7 +220,7 @@ def compare(number: int, options: argparse.Namespace, folder: Path) -> dict[str,
     steps = max(5, options.env_steps // number)
     variants = variants_of(number, steps, options, folder)
     seconds = take_turns(variants, options.rounds, steps)
-    rows = rows_of(seconds, [SYNC, ASYNC], rate="env steps/s", amount=number)
+    rows = rows_of(seconds, [SYNC, ASYNC, ENVPOOL], rate="env steps/s", amount=number)
     for row, variant in zip(rows, variants, strict=True):
         row |= split_gain(variant.name, seconds)
         row |= variant.about

@@ -24,7 +24,13 @@ from benchmarks import (
     whole_runs,
 )
 from benchmarks.baselines import PPOJob, SACJob
-from benchmarks.environments import metaworld_vector, names_of, one_hot_makers, suite_vector
+from benchmarks.environments import (
+    envpool_id,
+    metaworld_vector,
+    names_of,
+    one_hot_makers,
+    suite_vector,
+)
 from benchmarks.measuring import Pacer, Variant, call_of, started
 from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
 from benchmarks.updates import (
@@ -388,6 +394,11 @@ def test_a_missing_baseline_is_an_error_with_a_hint(program, without, monkeypatc
         (scaling, ["--ranks", "2", "4"], "--ranks takes 1 first"),
         (scaling, ["--rows=6"], "--rows 6 cannot be shared out among 4 ranks"),
         (stepping, ["--tasks=51"], "numbers from 1 to 50"),
+        (
+            stepping,
+            ["--variants=envpool", "--benchmark=dm_control"],
+            "envpool is for --benchmark metaworld",
+        ),
         (stepping, ["--tasks=22", "--benchmark=dm_control"], "numbers from 1 to 21"),
         (stepping, ["--tasks=4", "--benchmark=walker_foot"], "is 8 for a family"),
         (updates, ["--rounds=0"], "0: give 1 or more"),
@@ -590,6 +601,7 @@ def test_all_environments_of_the_baselines_are_the_same_task():
 def test_upstream_has_our_protocol():
     assert names_of(["MT10"]) == MetaWorld("MT10").task_names
     assert names_of(["reach", "push-v3"]) == ("reach-v3", "push-v3")
+    assert envpool_id("pick-out-of-hole-v3") == "MetaWorld/PickOutOfHole-v3"
     assert stepping.tasks_of(19, "dm_control") == ["DMC19"]
     assert stepping.tasks_of(2, "dm_control") == ["acrobot-swingup", "ball_in_cup-catch"]
     assert stepping.tasks_of(25) == ["MT25"] and stepping.tasks_of(1) == ["reach-v3"]
