@@ -201,7 +201,9 @@ def _checkpoint_of(policy: str) -> Path | None:
 
 def _default_folder(env: str, policy: str) -> Path:
     """Return ``collections/metaworld_mt10_scripted``."""
-    names = [Path(env).stem, *Path(policy).with_suffix("").parts[-2:]]
+    path = Path(policy)
+    of_run = path.parent.parent if path.is_file() else path
+    names = [Path(env).stem, *of_run.parts[-2:]]
     return Path("collections") / re.sub(r"[^-\w]", "_", "_".join(names))
 
 

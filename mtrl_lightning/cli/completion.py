@@ -17,7 +17,7 @@ SCRIPT = """_mtrl_lightning() {{
   local names=""
   case "$3" in
     {program}) names="{commands}" ;;
-    -c|--config) names="{configs}" ;;
+    -c|--config|--env) names="{configs}" ;;
     sweep) names="{sweeps}" ;;
   esac
   COMPREPLY=($(compgen -W "$names" -- "$2"))

@@ -1,5 +1,6 @@
 """``collect`` writes episodes of a policy, and refuses early what cannot work."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import collect
 from mtrl_lightning.demonstrations import read_collection
 from mtrl_lightning.loading import load_policy
-from mtrl_lightning.runs import policy_folder
 
 TOY = ["--policy=random", "--env=env/toy", "--episodes=2", "--num_workers=0"]
 HORIZON = "--data.benchmark.init_args.horizon"
@@ -110,14 +110,29 @@ def test_a_policy_of_the_package_acts_as_it_does_elsewhere(capsys):
         # the policy saw observations of double precision
         expected = policy.act(collection.columns["observation"][rows], name)
         np.testing.assert_allclose(collection.columns["action"][rows], expected, atol=1e-3)
-    assert policy_folder("mt10") is not None
+
+
+@pytest.mark.slow
+def test_a_run_acts_with_its_action_transforms(command_line, tmp_path):
+    transforms = [
+        {"class_path": "mtrl_lightning.rollout.ScaleAction", "init_args": {"factor": 0.5}}
+    ]
+    command_line.finished(f"--rollout.action_transforms={json.dumps(transforms)}")
+    run = command_line.folder()
+    main(["collect", f"--policy={run}", *TOY[1:], f"--folder={tmp_path / 'new'}"])
+    columns = read_collection(tmp_path / "new").columns
+    expected = load_policy(run).act(columns["observation"], columns["task"])
+    np.testing.assert_allclose(columns["action"], 0.5 * expected, atol=1e-6)
 
 
 def test_the_default_folder_is_named_after_tasks_and_policy():
+    checkpoint = Path("runs/try/version_1/checkpoints/best.ckpt")
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
     for env, policy, expected in (
         ("env/metaworld_mt10", "scripted", "metaworld_mt10_scripted"),
         ("own/tasks.yaml", "runs/try/version_0", "tasks_try_version_0"),
-        ("env/toy", "runs/try/version_0/checkpoints/best.ckpt", "toy_checkpoints_best"),
+        ("env/toy", str(checkpoint), "toy_try_version_1"),
     ):
         assert collect._default_folder(env, policy).name == expected
         assert re.fullmatch(r"\w+", expected)

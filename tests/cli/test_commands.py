@@ -257,6 +257,7 @@ def test_shells_complete_commands_and_configurations(tmp_path, capsys):
         (["comple"], "completion"),
         (["vali"], "validate"),
         (["fit", "-c", "env/to"], "env/toy env/toy_conflict"),
+        (["collect", "--env", "env/to"], "env/toy env/toy_conflict"),
         (["fit", "-c", "env/toy", "-c", "gradient/pcg"], "gradient/pcgrad"),
         (["sweep", "sweep/learn"], "sweep/learning_rates"),
         (["clear", "ru"], ""),
