@@ -69,6 +69,8 @@ def test_every_file_of_a_suite_makes_a_run_of_its_tasks(command_line, monkeypatc
         "env/metaworld_mt1": 1,
         "env/metaworld_custom": 4,
         "env/metaworld_hard9": 9,
+        "env/metaworld_ml10": 15,
+        "env/metaworld_ml45": 50,
     }.get(suite) or int(suite.rpartition("_mt")[2])
     assert seen[0].num_tasks == tasks and seen[0].horizon == (150 if is_mtrl else 500)
 

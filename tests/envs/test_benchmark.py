@@ -8,7 +8,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
-from mtrl_lightning.envs.benchmarks.benchmark import check_spec
+from mtrl_lightning.envs.benchmarks.benchmark import check_spec, tasks_of
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.spec import known_tasks
 
@@ -86,6 +86,38 @@ def test_named_sets_are_metaworlds_own_in_its_order(name, number, monkeypatch):
     assert len(set(names)) == number
     if name == "MT10":
         assert names == MT10
+
+
+@pytest.mark.parametrize(("name", "trained"), [("ML10", 10), ("ML45", 45)])
+def test_train_and_test_classes_are_metaworlds_own(name, trained, monkeypatch):
+    monkeypatch.setattr(metaworld, "_make_tasks", lambda *_, **__: [])
+    upstream = getattr(metaworld, name)()
+    benchmark = MetaWorld(name)
+    assert benchmark.splits == ("train", "eval", "eval_test")
+    names = benchmark.spec.task_names
+    found = {
+        split: [names[task] for task in tasks_of(benchmark, split)] for split in benchmark.splits
+    }
+    assert found["train"] == found["eval"] == list(upstream.train_classes)
+    assert found["eval_test"] == list(upstream.test_classes)
+    assert len(found["train"]) == trained and len(found["eval_test"]) == 5
+    assert check_spec(benchmark.spec).train_tasks == tuple(range(trained))
+
+
+def test_other_sets_have_no_test_classes():
+    for tasks in ("MT10", ["reach", "push"]):
+        benchmark = MetaWorld(tasks)
+        assert benchmark.splits == ("train", "eval")
+        assert tasks_of(benchmark, "eval") == benchmark.spec.train_tasks
+        with pytest.raises(ConfigurationError, match="unknown split 'eval_test'"):
+            tasks_of(benchmark, "eval_test")
+
+
+@pytest.mark.parametrize("name", ["ML1", "ML25", "MT1"])
+def test_an_unknown_set_names_those_that_there_are(name):
+    message = f"unknown set of tasks '{name}'.*MT10, MT25 and MT50.*ML10 and ML45.*MT1 is a"
+    with pytest.raises(ConfigurationError, match=message):
+        MetaWorld(name)
 
 
 @pytest.mark.parametrize(

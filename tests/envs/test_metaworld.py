@@ -4,11 +4,14 @@ import metaworld
 import numpy as np
 import pytest
 
+from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import ConfigurationError
 
 HORIZON = 25
 TASKS = ["reach-v3", "door-open-v3", "pick-place-v3"]
+ML10_TRAIN = list(metaworld.env_dict.ML10_V3["train"])
+ML10_TEST = list(metaworld.env_dict.ML10_V3["test"])
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +223,52 @@ def test_nothing_draws_from_numpys_global_generator():
     for seed in (3, None):
         run_episode(env, seed, number=5)
     assert all(np.array_equal(a, b) for a, b in zip(expected, np.random.get_state(), strict=True))
+
+
+def test_the_first_classes_of_ml10_have_its_goals(monkeypatch):
+    """MetaWorld seeds its generator once for all train classes, and once for all test classes."""
+    monkeypatch.setattr(metaworld, "_N_GOALS", 3)
+    arguments = metaworld.env_dict.ML10_ARGS_KWARGS
+    for kind, (first, *_) in {"train": ML10_TRAIN, "test": ML10_TEST}.items():
+        monkeypatch.setitem(arguments, kind, {first: arguments[kind][first]})
+    upstream = metaworld.ML10(seed=7)
+    benchmark = MetaWorld("ML10", horizon=1, goal_seed=7, num_goals=3)
+    sets = (("eval", upstream.train_tasks), ("eval_test", upstream.test_tasks))
+    for split, goals in sets:
+        first, *_ = benchmark.split_tasks(split)
+        assert benchmark.spec.task_names[first] == goals[0].env_name
+        env = benchmark.make_env(first, split, seed=0)
+        found = []
+        for k in range(3):
+            env.reset(seed=k)
+            found.append(goal_of(env))
+        assert found == [rand_vec(goal) for goal in goals[:3]]
+
+
+@pytest.mark.slow
+def test_ml10_is_trained_on_its_train_classes_and_evaluated_on_both(command_line, caplog, capsys):
+    command_line(
+        "fit",
+        "--data.benchmark.init_args.horizon=4",
+        "--data.benchmark.init_args.num_goals=1",
+        "--data.batch_size=20",
+        "--rollout.total_steps=40",
+        "--rollout.warmup_steps=20",
+        "--evaluation.every=40",
+        "--evaluation.num_episodes=1",
+        configs=("base", "env/metaworld_ml10", "algorithm/mtsac", "network/multi_head"),
+    )
+    curves = read_metrics(command_line.folder("run"))
+    printed = capsys.readouterr().out
+    for split, names in (("eval", ML10_TRAIN), ("eval_test", ML10_TEST)):
+        found = {name.rsplit("/", 1)[1] for name in curves if name.startswith(f"{split}/return/")}
+        assert found == set(names)
+        per_task = [curves[f"{split}/return/{name}"][1] for name in names]
+        assert curves[f"{split}/return"][1] == pytest.approx(np.mean(per_task, axis=0))
+        assert np.isfinite(curves[f"{split}/success"][1]).all()
+        assert f"{split} after 40 env steps" in printed
+    trained = {name.rsplit("/", 1)[1] for name in curves if name.startswith("rollout/return/")}
+    assert trained == set(ML10_TRAIN)
+    untrained = ", ".join(ML10_TEST)
+    given = "is given the mean over the trained tasks (OneHot, LinearHeads)"
+    assert f"Evaluated without training: {untrained}. The policy {given}" in caplog.text

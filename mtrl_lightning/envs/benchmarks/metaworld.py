@@ -25,6 +25,8 @@ MAX_GOALS = 50
 """Goals that MetaWorld samples for a task."""
 CAMERA = "corner2"
 """The camera of MetaWorld's own images; it sees the table and the whole arm."""
+TEST_SPLIT = "eval_test"
+"""Test episodes of the tasks that ML10 and ML45 do not train on."""
 
 
 class MetaWorld(Benchmark):
@@ -34,9 +36,14 @@ class MetaWorld(Benchmark):
     goals in every list of tasks. Training samples one of them for each episode; the evaluation
     split visits them in order, so that test episode ``k`` has goal ``k mod num_goals``.
 
+    ``ML10`` and ``ML45`` train on the train classes of MetaWorld's benchmarks of that name. The
+    split ``eval`` evaluates these, and ``eval_test`` the five test classes. Meta-learning is not
+    part of this: the agent does not adapt to a test class, and goals, which MetaWorld hides there,
+    are visible.
+
     Args:
-        tasks: ``MT10``, ``MT25``, ``MT50``, or task names such as ``reach-v3``; ``-v3`` may be left
-            out.
+        tasks: ``MT10``, ``MT25``, ``MT50``, ``ML10``, ``ML45``, or task names such as ``reach-v3``;
+            ``-v3`` may be left out.
         reward_version: ``v2`` (dense, at most 10 per step; today's protocol) or ``v1`` (that of the
             first papers).
         horizon: steps in an episode; 500 in today's protocol, 150 in the first papers'.
@@ -70,11 +77,11 @@ class MetaWorld(Benchmark):
         at_least(1, horizon=horizon, evaluation_horizon=evaluation_horizon)
         one_of(("v1", "v2"), reward_version=reward_version)
         at_least(0, goal_seed=goal_seed)
-        if isinstance(tasks, str):
-            names = list(_named_set(suite, tasks))
-        else:
-            names = [name if name.endswith("-v3") else f"{name}-v3" for name in tasks]
-        self.task_names = known_tasks(names, list(suite.ALL_V3_ENVIRONMENTS))
+        trained, tested = _task_sets(suite, tasks)
+        self.task_names = known_tasks([*trained, *tested], list(suite.ALL_V3_ENVIRONMENTS))
+        self.num_trained = len(trained)
+        if tested:
+            self.splits = (*self.splits, TEST_SPLIT)
         self.reward_version = reward_version
         self.horizon = horizon
         self.evaluation_horizon = evaluation_horizon
@@ -106,9 +113,14 @@ class MetaWorld(Benchmark):
             action_space=Box(-1.0, 1.0, (4,), np.float32),
             horizon=self.horizon,
             has_success=True,
-            train_tasks=tuple(range(len(self.task_names))),
+            train_tasks=self.split_tasks(self.splits[0]),
             protocol=protocol,
         )
+
+    def split_tasks(self, split: str) -> tuple[int, ...]:
+        """Return the tasks of a split: the test classes in ``eval_test``, else the trained ones."""
+        tasks = tuple(range(len(self.task_names)))
+        return tasks[self.num_trained :] if split == TEST_SPLIT else tasks[: self.num_trained]
 
     def horizon_of(self, split: str) -> int:
         """Return the steps of an episode, which test episodes may have another number of."""
@@ -185,15 +197,26 @@ class _GoalSelection(gym.Wrapper):
         self._generator.bit_generator.state = state["generator"]
 
 
-def _named_set(suite: Any, name: str) -> list[str]:
-    if name in ("MT10", "MT25", "MT50"):
-        return list(getattr(suite.env_dict, f"{name}_V3"))
-    if name.startswith("MT"):
+def _task_sets(suite: Any, tasks: str | list[str]) -> tuple[list[str], list[str]]:
+    """Return the names of the tasks that are trained on, and of those that are not."""
+    if not isinstance(tasks, str):
+        return [_with_version(name) for name in tasks], []
+    if tasks in ("MT10", "MT25", "MT50"):
+        return list(getattr(suite.env_dict, f"{tasks}_V3")), []
+    if tasks in ("ML10", "ML45"):
+        classes = getattr(suite.env_dict, f"{tasks}_V3")
+        return list(classes["train"]), list(classes["test"])
+    if tasks.startswith(("MT", "ML")):
         raise ConfigurationError(
-            f"unknown set of tasks {name!r}:"
-            " MetaWorld has MT10, MT25 and MT50; MT1 is a task's name"
+            f"unknown set of tasks {tasks!r}:"
+            " MetaWorld has MT10, MT25 and MT50, and with classes for testing ML10 and ML45"
+            " (ML25 has a class in both of its sets); MT1 is a task's name"
         )
-    return [name if name.endswith("-v3") else f"{name}-v3"]
+    return [_with_version(tasks)], []
+
+
+def _with_version(name: str) -> str:
+    return name if name.endswith("-v3") else f"{name}-v3"
 
 
 @cache
