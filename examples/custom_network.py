@@ -9,7 +9,7 @@ from torch.nn import Parameter
 from torch.optim import Adam
 
 from mtrl_lightning import SAC, Temperature, ToyReach, train
-from mtrl_lightning.networks import Network
+from mtrl_lightning.networks import Network, TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -46,6 +46,10 @@ class GatedMLP(Network):
     def own_tasks(self, train_tasks: Sequence[int]) -> Sequence[int]:
         """Return the tasks with gates of their own; the others get the mean of these outputs."""
         return train_tasks
+
+    def task_axes(self) -> dict[str, TaskAxis]:
+        """Return where single tasks' weights are, by which a run starts from one of other tasks."""
+        return {"gate_TH": TaskAxis()}
 
 
 if __name__ == "__main__":

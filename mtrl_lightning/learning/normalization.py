@@ -10,7 +10,7 @@ Shapes: ``T`` tasks, ``B`` rows, ``D`` observation, ``N`` rows of one vector ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from mtrl_lightning import saved
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.learning.reward_scale import RewardScale, check_discount
 from mtrl_lightning.learning.transforms import Transform
+from mtrl_lightning.networks import TaskAxis
 from mtrl_lightning.networks.standardize import fill_unseen
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import to_device
@@ -156,6 +157,10 @@ class NormalizeObservation(Transform):
         self.moments.load_state_dict(state)
         self._use_moments()
 
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the statistics."""
+        return {f"_extra_state.{name}": TaskAxis() for name in self.moments.state_dict()}
+
     def _use_moments(self) -> None:
         """Bring means and standard deviations to the device, in single precision."""
         mean_TD = self.moments.mean_TD
@@ -247,6 +252,10 @@ class NormalizeReward(RewardScale):
             int(env): saved.number(value, "return") for env, value in state["returns"].items()
         }
         self._use_moments()
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the statistics."""
+        return {f"_extra_state.{name}": TaskAxis() for name in self.moments.state_dict()}
 
     def _use_moments(self) -> None:
         factor_T = (self.moments.variance_TD + self._epsilon).rsqrt()

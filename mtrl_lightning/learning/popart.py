@@ -5,14 +5,14 @@ Shapes: ``T`` tasks, ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from mtrl_lightning.checks import above, within
-from mtrl_lightning.networks import Network, TaskModule
+from mtrl_lightning.networks import Network, TaskAxis, TaskModule
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -107,6 +107,10 @@ class PopArt(ReturnScale):
     def denormalize(self, value_B: Tensor, task_B: Tensor) -> Tensor:
         """Map normalized values ``[...]`` of tasks ``[...]`` to values."""
         return value_B * self.std_T[task_B] + self.mean_T[task_B]
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of statistics, factors and offsets."""
+        return {name: TaskAxis() for name in self.state_dict()}
 
     @torch.no_grad()
     def observe(self, mean_T: Tensor, variance_T: Tensor, count_T: Tensor) -> None:

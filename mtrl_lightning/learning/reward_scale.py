@@ -6,7 +6,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from mtrl_lightning import saved
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.transforms import Transform
+from mtrl_lightning.networks import TaskAxis
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import to_device
 from mtrl_lightning.spec import EnvSpec
@@ -92,6 +93,10 @@ class MeanReward(RewardScale):
         """Return the factors."""
         return self.factor_T
 
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the factors."""
+        return {"factor_T": TaskAxis()}
+
 
 class ReturnRange(RewardScale):
     """Divide by the largest magnitude of a task's discounted returns: values lie within ``bound``.
@@ -160,6 +165,10 @@ class ReturnRange(RewardScale):
         """Return ``bound`` divided by the task's range."""
         range_T = self.largest_T - temperature_T * self._horizon * target_entropy_T / 2
         return torch.where(range_T > 0, self._bound / range_T, 1.0)
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the largest returns."""
+        return {"largest_T": TaskAxis()}
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the rewards of the episodes under way."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.checks import above
+from mtrl_lightning.networks import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -35,6 +37,10 @@ class Temperature(nn.Module):
     def forward(self, tasks: Tensor) -> Tensor:
         """Return ``log alpha`` of tasks, in their shape."""
         return self.log_alpha.expand(self._num_tasks)[tasks]
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the temperatures if each task has its own."""
+        return {"log_alpha": TaskAxis()} if self.per_task else {}
 
     def values(self) -> Tensor:
         """Return ``alpha`` of every task, ``[T]``."""

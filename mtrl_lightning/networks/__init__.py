@@ -49,6 +49,7 @@ from mtrl_lightning.networks.projection import (
 from mtrl_lightning.networks.separate import Separate
 from mtrl_lightning.networks.soft_modularization import SoftModularization
 from mtrl_lightning.networks.standardize import Standardize
+from mtrl_lightning.networks.task_axes import HasTaskAxes, TaskAxis
 from mtrl_lightning.networks.untrained import (
     HasTaskOutputs,
     MeanOfTrained,
@@ -71,6 +72,7 @@ __all__ = [
     "Experts",
     "FiLM",
     "Gate",
+    "HasTaskAxes",
     "HasTaskOutputs",
     "Identity",
     "Language",
@@ -96,6 +98,7 @@ __all__ = [
     "Standardize",
     "StateDependentStd",
     "StateIndependentStd",
+    "TaskAxis",
     "TaskConditioning",
     "TaskEncoder",
     "TaskModule",

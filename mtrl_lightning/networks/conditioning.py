@@ -6,7 +6,7 @@ task input, ``T`` tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from inspect import signature
 
@@ -18,6 +18,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -30,6 +31,8 @@ class TaskConditioning(nn.Module):
 
     is_task_input = True
     """Its parameters are a network's input, and count as shared."""
+    is_one_hot = False
+    """Whether each feature is that of one task, in the order of the tasks."""
     out_dim: int
     """Size of the task input, ``C``."""
 
@@ -48,6 +51,15 @@ class TaskConditioning(nn.Module):
         """
         return train_tasks
 
+    def columns(self, weight: str, start: int = 0) -> dict[str, TaskAxis]:
+        """Return which columns of a linear layer's weight belong to single tasks.
+
+        Args:
+            weight: name of the weight ``[H, start + C]`` that multiplies the task input.
+            start: number of other inputs, which come first.
+        """
+        return {weight: TaskAxis(1, start)} if self.is_one_hot else {}
+
 
 class OneHot(TaskConditioning):
     """Use the one-hot vector of the task.
@@ -56,6 +68,7 @@ class OneHot(TaskConditioning):
         spec: the tasks.
     """
 
+    is_one_hot = True
     table_TT: Tensor
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -112,6 +125,10 @@ class Embedding(TaskConditioning):
         embedding_BC = self.weight_TC[task_B]
         return F.normalize(embedding_BC, dim=-1) if self._unit_norm else embedding_BC
 
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the vectors."""
+        return {"weight_TC": TaskAxis()}
+
 
 class TaskEncoder(TaskConditioning):
     """Encode a task embedding with a perceptron, as in CARE (Sodhani et al. 2021) and mtrl.
@@ -152,6 +169,10 @@ class TaskEncoder(TaskConditioning):
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
         """Return the tasks that have an embedding of their own."""
         return self.embedding.own_tasks(train_tasks)
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the columns of the first layer that multiply a one-hot."""
+        return self.embedding.columns("hidden.0.weight")
 
 
 def require_task_input(

@@ -7,7 +7,7 @@ tasks, ``D`` input features, ``H`` hidden features, ``O`` outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.network import uniform_
+from mtrl_lightning.networks.task_axes import TaskAxis
 
 
 class Experts(nn.Module):
@@ -116,6 +117,10 @@ class TaskExperts(nn.Module):
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
         """Return the trained tasks; the mean of their outputs stands for the others'."""
         return train_tasks
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the MLPs."""
+        return {name: TaskAxis(has_mean=False) for name, _ in self.named_parameters()}
 
 
 def he_uniform_(weight: Tensor) -> None:

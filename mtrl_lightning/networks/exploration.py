@@ -5,7 +5,7 @@ Shapes: ``B`` rows, ``T`` tasks, ``R`` trained tasks, ``A`` action, ``O`` output
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.gaussian import ClippedGaussian
 from mtrl_lightning.networks.network import TaskModule
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -68,6 +69,10 @@ class PolicyStd(TaskModule):
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
         """Return the trained tasks; the others receive the mean of their values."""
         return train_tasks
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the log standard deviations."""
+        return {"log_std_TA": TaskAxis()}
 
     def distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
         """Return the distribution for an actor's outputs ``[B, O]`` and tasks ``[B]``."""

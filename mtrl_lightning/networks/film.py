@@ -8,13 +8,14 @@ Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``D``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.network import Network, he_linear, uniform_
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -81,3 +82,7 @@ class FiLM(Network):
             delta_BF, beta_BF = modulation_B2F.unbind(-2)
             x_BD = ((1 + delta_BF) * layer(x_BD) + beta_BF).relu()
         return self.head(x_BD)  # type: ignore[no-any-return]
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the columns of ``gamma`` and ``beta`` that multiply a one-hot."""
+        return self.conditioning.columns("modulation.weight")

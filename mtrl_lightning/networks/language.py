@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.networks.conditioning import TaskConditioning
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 DESCRIPTIONS = Path(__file__).parent / "data" / "descriptions.json"
@@ -49,6 +50,10 @@ class TaskTable(nn.Module):
     def forward(self, task_B: Tensor) -> Tensor:
         """Map tasks ``[B]`` to ``[B, C]``."""
         return self.table_TC[task_B]
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the vectors."""
+        return {"table_TC": TaskAxis()}
 
 
 class Language(TaskConditioning):

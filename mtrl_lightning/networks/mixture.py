@@ -25,6 +25,7 @@ from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.language import DESCRIPTIONS, Language, TaskTable, find_name, read_json
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 WORDS = (
@@ -271,6 +272,9 @@ class _Scores(nn.Module):
     def forward(self) -> Tensor:
         return self.output(self.hidden(self.conditioning(self.tasks_T).detach()))
 
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        return self.conditioning.columns("hidden.0.weight")
+
 
 class MixtureOfEncoders(Encoder):
     """Mix the features of ``K`` perceptrons ``z_k``: ``sum_k a_k(task) z_k(observation)``.
@@ -308,6 +312,13 @@ class MixtureOfEncoders(Encoder):
         z_KBZ = self.experts(observation_BD.flatten(0, -2))
         z_BZ = torch.einsum("kbz,bk->bz", z_KBZ, self.assignment(task_B.flatten()))
         return z_BZ.view(*task_B.shape, self.out_dim)
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the perceptrons if each task has one of its own."""
+        if not isinstance(self.assignment, OwnExpert):
+            return {}
+        names = [f"experts.{name}" for name, _ in self.experts.named_parameters()]
+        return dict.fromkeys(names, TaskAxis(has_mean=False))
 
 
 def make_encoders(

@@ -6,7 +6,7 @@ Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``D``
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.hidden import HiddenLayers, residual_layers
 from mtrl_lightning.networks.network import Network, uniform_
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -49,6 +50,7 @@ class MLP(Network):
     ) -> None:
         super().__init__()
         self.conditioning = (conditioning or OneHot)(spec)
+        self._num_features = in_dim
         in_dim += self.conditioning.out_dim
         self.trunk: nn.Module
         if residual:
@@ -63,6 +65,10 @@ class MLP(Network):
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
         input_BD = torch.cat([x_BD, self.conditioning(task_B)], dim=-1)
         return self.head(self.trunk(input_BD))
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the columns of the first layer that multiply a one-hot."""
+        return self.conditioning.columns("trunk.0.weight", self._num_features)
 
 
 class Ensemble(nn.Module):

@@ -7,7 +7,7 @@ Shapes: ``B`` batch, ``K`` experts, ``H`` features of an expert.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, requi
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.multi_head import LinearHeads
 from mtrl_lightning.networks.network import Network
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 EPSILON = 1e-12
@@ -97,6 +98,10 @@ class MOORE(Network):
             yield from self.conditioning.parameters()
             yield from self.mixture.parameters()
         yield from self.experts.parameters()
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the columns of ``w`` that multiply a one-hot."""
+        return self.conditioning.columns("mixture.weight")
 
     def last_shared_weight(self) -> Parameter:
         """Return the weights of the experts' last layers, ``[K, width, width]``."""

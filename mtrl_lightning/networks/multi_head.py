@@ -6,7 +6,7 @@ features, ``H`` hidden features, ``O`` outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.hidden import HiddenLayers, residual_layers
 from mtrl_lightning.networks.network import Network, uniform_
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -59,6 +60,7 @@ class MultiHead(Network):
         super().__init__()
         at_least(0, head_width=head_width, hint=", 0 for linear heads")
         self.conditioning = (conditioning or OneHot)(spec)
+        self._num_features = in_dim
         in_dim += self.conditioning.out_dim
         self.trunk: nn.Module
         if residual:
@@ -89,6 +91,10 @@ class MultiHead(Network):
         """Yield all parameters except those of the heads."""
         yield from self.conditioning.parameters()
         yield from self.trunk.parameters()
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the columns of the first layer that multiply a one-hot."""
+        return self.conditioning.columns("trunk.0.weight", self._num_features)
 
 
 class LinearHeads(nn.Linear):
@@ -124,6 +130,10 @@ class LinearHeads(nn.Linear):
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
         """Return the trained tasks; the mean of their heads' outputs stands for the others'."""
         return train_tasks
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the heads."""
+        return {name: TaskAxis(block=self.out_dim) for name in ("weight", "bias")}
 
     @torch.no_grad()
     def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:

@@ -32,8 +32,8 @@ class OnePerTask(Network):
         out_dim: number of outputs.
         spec: the tasks.
         make: builds one network, ``(in_dim, out_dim, spec) -> Network``, for the spec of its task.
-        tasks: the tasks that have a network, in the order of a batch; None for all. Rows of other
-            tasks get outputs without a meaning.
+        tasks: the tasks that have a network, the trained ones in the order of a batch; None for
+            all. Rows of other tasks get outputs without a meaning.
     """
 
     index_T: Tensor
@@ -50,6 +50,10 @@ class OnePerTask(Network):
     ) -> None:
         super().__init__()
         owners = list(range(spec.num_tasks) if tasks is None else tasks)
+        self.owners = owners
+        """The task of each network."""
+        self.is_of_trained = tasks is not None
+        """Whether the tasks were given: those that are trained."""
         self.members = nn.ModuleList(make(in_dim, out_dim, spec.of_task(task)) for task in owners)
         index_T = torch.zeros(spec.num_tasks, dtype=torch.int64)
         index_T[owners] = torch.arange(len(owners))

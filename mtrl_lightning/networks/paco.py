@@ -8,7 +8,7 @@ a task, ``K`` parameter sets, ``D`` input features, ``H`` hidden features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 import torch
@@ -21,6 +21,7 @@ from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, requi
 from mtrl_lightning.networks.experts import he_uniform_
 from mtrl_lightning.networks.language import TaskTable
 from mtrl_lightning.networks.network import Network, uniform_
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -130,6 +131,10 @@ class PaCo(Network):
             yield from self.composition.parameters()
         yield from self.weights
         yield from self.biases
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the columns of ``w`` that multiply a one-hot."""
+        return self.conditioning.columns("composition.weight")
 
     def last_shared_weight(self) -> Parameter:
         """Return the weights of the output layer in all sets, ``[K, width, out_dim]``."""

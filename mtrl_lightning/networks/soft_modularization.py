@@ -8,7 +8,7 @@ Shapes: ``B`` batch, ``Z`` features of the embeddings, ``M`` modules per layer (
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.network import Network, he_linear, uniform_
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 ROUTING_BOUND = 3e-3
@@ -122,3 +123,7 @@ class SoftModularization(Network):
             logits.append(p_BP)
         num_modules = logits[-1].shape[-1]
         return [p_BP.unflatten(-1, (-1, num_modules)).softmax(-1) for p_BP in logits]
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the columns of ``h`` that multiply a one-hot."""
+        return self.conditioning.columns("task_encoder.weight")

@@ -6,13 +6,14 @@ Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``N``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Identity
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
 
@@ -44,6 +45,7 @@ class Standardize(Identity):
     mean_TD: Tensor
     variance_TD: Tensor
     rows_T: Tensor
+    """Rows of each task in its statistics; negative where they are another run's, and frozen."""
     count: Tensor
 
     def __init__(
@@ -107,11 +109,32 @@ class Standardize(Identity):
         std = variance.sqrt().clamp(min=self._min_std)
         return ((observation_BD - mean) / std).clamp(-self._clip, self._clip)
 
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the statistics if each task has its own."""
+        names = ("mean_TD", "variance_TD", "rows_T") if self._per_task else ()
+        return {name: TaskAxis() for name in names}
+
+    def keep_tasks(self, tasks: Sequence[int]) -> None:
+        """Freeze the statistics of tasks that come from another run; the others are yet to be seen.
+
+        Shared statistics stay as they came.
+
+        Args:
+            tasks: the tasks whose statistics are kept.
+        """
+        if not self._per_task or len(tasks) == len(self._sizes):
+            return
+        kept = list(tasks)
+        self.rows_T[kept] = -self.rows_T[kept].abs()
+        fill_unseen(self.mean_TD, self.variance_TD, (self.rows_T != 0).tolist(), self._sizes)
+        self.count.zero_()
+        self._seen = 0
+
     def _observe_tasks(self, observation_BD: Tensor, task_B: Tensor) -> None:
         own_rows_T = torch.bincount(task_B.flatten(), minlength=len(self._sizes)).tolist()
         num_rows_T = [sum(numbers) for numbers in zip(*distributed.gather(own_rows_T), strict=True)]
         for task, num_rows in enumerate(num_rows_T):
-            if num_rows == 0:
+            if num_rows == 0 or self.rows_T[task] < 0:
                 continue
             rows_ND = observation_BD[task_B == task]
             if self.rows_T[task] == 0:  # what stands there is not from rows of the task
@@ -120,7 +143,7 @@ class Standardize(Identity):
             self.rows_T[task] += num_rows
             weight = num_rows / int(self.rows_T[task])
             _add_rows(self.mean_TD[task], self.variance_TD[task], rows_ND, weight)
-        fill_unseen(self.mean_TD, self.variance_TD, (self.rows_T > 0).tolist(), self._sizes)
+        fill_unseen(self.mean_TD, self.variance_TD, (self.rows_T != 0).tolist(), self._sizes)
 
 
 def fill_unseen(
