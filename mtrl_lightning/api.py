@@ -20,6 +20,7 @@ from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.algorithms.description import import_path
+from mtrl_lightning.algorithms.starting import NewTasks
 from mtrl_lightning.callbacks import MetricsCSV
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.envs.benchmarks.benchmark import (
@@ -36,7 +37,15 @@ from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.errors import ConfigurationError, closest
 from mtrl_lightning.launch.folder import find_restart_id
 from mtrl_lightning.launch.sections import CALLBACKS, SECTIONS, SEEDS, complete, options_of
-from mtrl_lightning.launch.start import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks
+from mtrl_lightning.launch.start import (
+    FIXED_TRAINER_OPTIONS,
+    check_start,
+    find_policy,
+    fit,
+    prepare,
+    standard_callbacks,
+    start_from_policy,
+)
 from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.policy import Policy
 from mtrl_lightning.rollout import (
@@ -161,6 +170,8 @@ def train(
     name: str = "run",
     root: str = "runs",
     ckpt_path: str | None = None,
+    init_from: str | Path | None = None,
+    init_new_tasks: NewTasks = "fresh",
     overwrite_metrics: bool = False,
     num_workers: int | None = None,
     callbacks: Sequence[Callback] | Callback = (),
@@ -183,6 +194,11 @@ def train(
         root: folder of all runs.
         ckpt_path: continue from this checkpoint; from the last one of this run's folder; or from
             ``last`` or ``best`` of the newest run of that name.
+        init_from: a trained policy, as ``load_policy`` takes it: the run is a new one that starts
+            with its weights. What belongs to a task is copied for tasks of the same name. See
+            ``algorithms.starting.start_from``.
+        init_new_tasks: what the other tasks start with: ``fresh`` weights, or the ``mean`` of those
+            of the policy's tasks.
         overwrite_metrics: whether the run may continue from an older checkpoint than its last one,
             which deletes the later rows of ``metrics.csv``.
         num_workers: worker processes that step environments, ``rollout.num_workers``; None for the
@@ -205,6 +221,7 @@ def train(
         EnvironmentFaultError: if environments broke more often than they may be rebuilt.
     """
     given = _given_options(sections)
+    check_start(init_from, init_new_tasks, ckpt_path)
     seed = _whole("seed", seed, 0, 2**32 - 1, "; for another one in every run, randrange(2**32)")
     _set(given, "data.benchmark", benchmark, "benchmark")
     for option in SEEDS:
@@ -277,6 +294,7 @@ def train(
     rank_zero_info(", ".join(texts))
 
     described = {"name": name, "root": root, "seed_everything": seed, "model": model.description}
+    described |= {"init_from": init_from and str(init_from), "init_new_tasks": init_new_tasks}
     described |= {
         **options,
         "data": {"benchmark": dict(benchmark.spec.protocol), **data},
@@ -292,10 +310,12 @@ def train(
     }
     has_bar = options["trainer"]["enable_progress_bar"] is not False
     with location.hold():
+        policy = find_policy(init_from, location)
         # the benchmark has its wrappers and pixels already
         of_data = MultiTaskData(benchmark, **{**data, "wrappers": None, "pixels": None})
         parts = {section: kind(**options[section]) for section, kind in CALLBACKS.items()}
         location.check(of_data.spec, must_match=True)
+        start_from_policy(model, policy, init_new_tasks)
         trainer = Trainer(
             **{
                 **options["trainer"],

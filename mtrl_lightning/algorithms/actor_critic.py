@@ -316,7 +316,12 @@ class ActorCritic(Algorithm):
         Buffers (an encoder's statistics) and the auxiliaries stay, and so do SAC's temperatures.
         """
         super().reset_networks()
+        self.set_targets()
+
+    def set_targets(self) -> None:
+        """Make the targets copies of the networks that they follow."""
         self.targets.copy_parameters()
+        self.targets.copy_buffers()
 
     def images(self) -> dict[str, npt.NDArray[np.uint8]]:
         """Return the auxiliaries' images ``[H, W, 3]`` by name."""

@@ -554,6 +554,13 @@ class Algorithm(LightningModule):
                 if update.optimizer and id(parameter) in was_reset:
                     update.optimizer.state.pop(parameter, None)
 
+    def set_targets(self) -> None:
+        """Make target networks copies of those that they follow; here there are none.
+
+        Called when a run starts from a trained policy. What an algorithm that defines this names
+        ``target_...`` is not copied from the policy's checkpoint.
+        """
+
     def _build_networks(self, seed: int) -> dict[str, nn.Module]:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)

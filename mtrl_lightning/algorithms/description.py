@@ -43,14 +43,15 @@ def describe_algorithm(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
 def summarize(description: Mapping[str, Any]) -> str:
     """Return the classes of a described algorithm and of its parts, as ``SAC: actor MLP, ...``."""
     parts = [
-        f"{name} {_short_name(value)}"
+        f"{name} {short_name(value)}"
         for name, value in description[INIT_ARGS].items()
         if isinstance(value, Mapping) and CLASS_PATH in value
     ]
-    return f"{_short_name(description)}: {', '.join(parts)}"
+    return f"{short_name(description)}: {', '.join(parts)}"
 
 
-def _short_name(description: Mapping[str, Any]) -> str:
+def short_name(description: Mapping[str, Any]) -> str:
+    """Return the name of a described class, without its module."""
     return str(description[CLASS_PATH]).rsplit(".", 1)[-1]
 
 

@@ -91,7 +91,8 @@ def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
         raise ConfigurationError(
             f"the checkpoint is of other tasks: {', '.join(names)} there,"
             f" {', '.join(spec.task_names)} here; use the config.yaml in its run's folder. To"
-            " evaluate some of its tasks, give validate RUN --tasks TASK ..."
+            " evaluate some of its tasks, give validate RUN --tasks TASK ...; to train these tasks"
+            " with its weights, start a new run by fit --init_from CHECKPOINT (Python: init_from)"
         )
     current = describe_spec(spec)
     for what in ("observation", "action"):

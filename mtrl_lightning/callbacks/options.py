@@ -24,6 +24,8 @@ from mtrl_lightning.runs import read_config
 RUN_SELECTION = (
     "ckpt_path",
     "config",
+    "init_from",
+    "init_new_tasks",
     "name",
     "overwrite_metrics",
     "root",

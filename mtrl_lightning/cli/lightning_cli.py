@@ -47,7 +47,15 @@ from mtrl_lightning.errors import (
 from mtrl_lightning.launch.folder import find_restart_id
 from mtrl_lightning.launch.quiet import quiet
 from mtrl_lightning.launch.sections import CALLBACKS, SECTIONS, SEEDS
-from mtrl_lightning.launch.start import FIXED_TRAINER_OPTIONS, fit, prepare, standard_callbacks
+from mtrl_lightning.launch.start import (
+    FIXED_TRAINER_OPTIONS,
+    check_start,
+    find_policy,
+    fit,
+    prepare,
+    standard_callbacks,
+    start_from_policy,
+)
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.run.data import MultiTaskData
@@ -177,6 +185,8 @@ class MultiTaskCLI(LightningCLI):
             raise ConfigurationError(
                 "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
             )
+        if is_fitting and not config.ckpt_path:
+            check_start(config.init_from, config.init_new_tasks)
         if not is_fitting and config.json is not None:
             ensure_writable(Path(config.json).parent)
         self._location, self._processes = prepare(
@@ -193,6 +203,7 @@ class MultiTaskCLI(LightningCLI):
         config.trainer.default_root_dir = str(self._location.folder)
         if is_fitting:
             self._held.enter_context(self._location.hold())
+            self._policy = find_policy(config.init_from, self._location)
         else:
             config.trainer.logger = False
         for logger in _as_list(config.trainer.logger):
@@ -231,7 +242,10 @@ class MultiTaskCLI(LightningCLI):
                 data.benchmark = only_split(data.benchmark, options.split)
             if options.tasks is not None:
                 data.benchmark = OnlyTasks(data.benchmark, options.tasks)
-        self._location.check(self.model.spec, must_match=self.command == "fit")
+        is_fitting = self.command == "fit"
+        self._location.check(self.model.spec, must_match=is_fitting)
+        if is_fitting:
+            start_from_policy(self.model, self._policy, self.config.init_new_tasks)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add what every run has: ``metrics.csv``, curves, a report and a progress bar."""

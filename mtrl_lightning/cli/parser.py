@@ -13,11 +13,13 @@ from jsonargparse import ActionConfigFile, ArgumentError, DefaultHelpFormatter, 
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
+from mtrl_lightning.algorithms.starting import NewTasks
 from mtrl_lightning.cli.commands import PROGRAM
 from mtrl_lightning.cli.config_files import ExtendingConfigFile, config_of
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
 from mtrl_lightning.cli.suggestions import FROM_MTRL, WITHOUT_DASHES, suggestions
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.launch.start import check_start
 from mtrl_lightning.runs import (
     CARD,
     VALIDATIONS,
@@ -63,6 +65,15 @@ CKPT_PATH = {
     " folder, for its newest complete checkpoint; last or best, for that of the newest run of"
     " --name.",
 }
+INIT_FROM = (
+    "start a new run with the weights of a trained policy, also on other tasks: a checkpoint; a"
+    " run's folder, for its best checkpoint; or the name of a policy of this package. What belongs"
+    " to a task is copied for tasks of the same name"
+)
+INIT_NEW_TASKS = (
+    "what the other tasks of a run with --init_from start with: fresh weights, or the mean of those"
+    " of the policy's tasks"
+)
 TRAINER_HELP = (
     "Show the options of Lightning's Trainer, such as --trainer.accelerator, --trainer.precision"
     " and --trainer.callbacks, and exit."
@@ -162,6 +173,11 @@ class RunParser(LightningArgumentParser):
         self.add_argument(
             "--ckpt_path", type=str | None, default=None, help=CKPT_PATH[self._command]
         )
+        # every config.yaml has these
+        is_fitting = self._command == "fit"
+        helps = (INIT_FROM, INIT_NEW_TASKS) if is_fitting else (argparse.SUPPRESS,) * 2
+        self.add_argument("--init_from", type=str | None, default=None, help=helps[0])
+        self.add_argument("--init_new_tasks", type=NewTasks, default="fresh", help=helps[1])
         # Lightning's, which every config.yaml has
         self.add_argument("--weights_only", type=bool | None, default=None, help=argparse.SUPPRESS)
         self.add_argument(
@@ -229,7 +245,10 @@ class RunParser(LightningArgumentParser):
         given = _with_nulls(_with_named_files(sys.argv[1:] if args is None else args))
         self._run, given = _run_of(given, self._command)
         if self._run is None:
-            return super().parse_args(given, *rest, **kwargs)
+            config = super().parse_args(given, *rest, **kwargs)
+            if self._command == "fit" and _has_option(given, "init_from"):
+                check_start(config.init_from, config.init_new_tasks, config.ckpt_path)
+            return config
         config_file, checkpoint = _files_of(Path(self._run), self._command)
         stored = read_run_config(config_file)  # names the classes that the parser imports
         # the run's own options come first, so that all other arguments override them
@@ -268,6 +287,8 @@ class RunParser(LightningArgumentParser):
         config.ckpt_path = checkpoint
         if self._command != "fit":
             return
+        if _has_option(given, "init_from"):
+            check_start(config.init_from, config.init_new_tasks, self._run)
         for name in ("name", "root"):
             kept = stored.get(name, config[name])
             if _has_option(given, name) and config[name] != kept:

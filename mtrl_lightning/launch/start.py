@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.algorithms.starting import NewTasks, start_from
 from mtrl_lightning.callbacks import (
     EnvStepProgressBar,
     EnvStepWandbLogger,
@@ -26,6 +27,8 @@ from mtrl_lightning.callbacks.ending import end_message
 from mtrl_lightning.callbacks.rollout import check_envs_per_task
 from mtrl_lightning.callbacks.signals import requeue
 from mtrl_lightning.callbacks.trainer_options import check_trainer_options
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
 from mtrl_lightning.launch.folder import RunLocation, locate_run
 from mtrl_lightning.launch.quiet import quiet
@@ -33,6 +36,7 @@ from mtrl_lightning.launch.sections import LEARNING_OPTIONS
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.strategy import Processes, processes_for
 from mtrl_lightning.run.data import MultiTaskData
+from mtrl_lightning.runs import best_checkpoint
 
 FIXED_TRAINER_OPTIONS: dict[str, Any] = {
     "max_epochs": -1,
@@ -82,6 +86,67 @@ def prepare(
         num_processes=processes.number,
     )
     return location, processes
+
+
+def check_start(
+    init_from: str | Path | None, new_tasks: NewTasks, ckpt_path: str | None = None
+) -> None:
+    """Check that the options of a run that starts from a trained policy do not contradict others.
+
+    Args:
+        init_from: the policy; None for a run without one.
+        new_tasks: what tasks start with that the policy was not trained on.
+        ckpt_path: the checkpoint of a run that continues; None for a new run.
+
+    Raises:
+        ConfigurationError: if they do.
+    """
+    one_of(get_args(NewTasks), init_new_tasks=new_tasks)
+    if init_from is None and new_tasks != "fresh":
+        raise ConfigurationError(
+            f"init_new_tasks is {new_tasks}, and the run starts from no policy: give init_from, or"
+            " leave it out"
+        )
+    if init_from is not None and ckpt_path is not None:
+        raise ConfigurationError(
+            f"init_from is {init_from}, and the run continues from {ckpt_path}: give one of them."
+            " init_from starts a new run with a policy's weights; --resume and ckpt_path continue"
+            " a run"
+        )
+
+
+def find_policy(init_from: str | Path | None, location: RunLocation) -> Path | None:
+    """Return the checkpoint of the policy with which a run starts.
+
+    Args:
+        init_from: the policy, as ``best_checkpoint`` takes it.
+        location: of the run.
+
+    Returns:
+        None if there is none, or the run continues, as one that a scheduler has restarted.
+
+    Raises:
+        ConfigurationError: if there is no such policy.
+    """
+    if init_from is None or location.checkpoint is not None:
+        return None
+    return best_checkpoint(init_from)
+
+
+def start_from_policy(algorithm: Algorithm, policy: Path | None, new_tasks: NewTasks) -> None:
+    """Give the algorithm of a new run the weights of a trained policy, and print what was copied.
+
+    Args:
+        algorithm: of the run.
+        policy: a checkpoint; None for a run that keeps its initial weights.
+        new_tasks: what tasks start with that the policy was not trained on.
+
+    Raises:
+        ConfigurationError: if the policy does not fit the run.
+    """
+    if policy is not None:
+        table = start_from(algorithm, load_checkpoint(policy), new_tasks)
+        rank_zero_info(f"The run starts from {policy}\n{table}")
 
 
 def standard_callbacks(

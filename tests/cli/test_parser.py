@@ -45,6 +45,22 @@ def test_a_run_is_resumed_with_its_last_configuration_under_all_other_arguments(
     assert (config.metrics.every, config.evaluation.every) == (7, 5)
 
 
+def test_a_policy_to_start_from_and_a_run_to_continue_exclude_each_other(run):
+    for continued in (["--resume", run], [f"--ckpt_path={run}", "-c", run / "config.yaml"]):
+        with pytest.raises(ConfigurationError, match=r"init_from is mt10.*give one of them"):
+            parse("fit", *continued, "--init_from=mt10")
+    with pytest.raises(ArgumentError, match="init_new_tasks"):
+        parse("fit", "--init_new_tasks=median")
+
+
+def test_a_run_that_started_from_a_policy_is_resumed_and_validated_as_any_other(run):
+    for file in run.glob("*.yaml"):
+        file.write_text(CONFIG + "init_from: runs/gone\ninit_new_tasks: mean\n")
+    assert parse("fit", "--resume", run).init_from == "runs/gone"
+    assert parse("validate", run).ckpt_path == str(run / "checkpoints" / "best.ckpt")
+    parse("fit", "-c", run / "config.yaml", f"--ckpt_path={run}")
+
+
 def test_the_folder_of_a_run_stands_for_its_last_checkpoint(run):
     last = run / "checkpoints" / "last.ckpt"
     assert find_checkpoint(str(run), "", "") == last

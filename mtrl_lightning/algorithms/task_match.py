@@ -1,0 +1,103 @@
+"""Tasks of a checkpoint and of a run, matched by name, and tensors that change from one to another.
+
+Shapes: ``T`` tasks of the run, ``S`` tasks of the checkpoint, ``N`` new tasks of the run.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import TaskAxis
+from mtrl_lightning.spec import EnvSpec
+
+
+class TaskMatch(NamedTuple):
+    """The tasks of a checkpoint and those of this run."""
+
+    there: EnvSpec
+    """The checkpoint's tasks."""
+    here: EnvSpec
+    """This run's tasks."""
+    common: dict[int, int]
+    """Index in the checkpoint of each task of this run, by its index here, that was trained
+    there."""
+    new: list[int]
+    """Indices of this run's other tasks, ``[N]``."""
+
+    @classmethod
+    def by_name(cls, there: EnvSpec, here: EnvSpec) -> TaskMatch:
+        """Match tasks of the same name."""
+        trained = {there.task_names[task]: task for task in there.train_tasks}
+        tasks = list(enumerate(here.task_names))
+        common = {task: trained[name] for task, name in tasks if name in trained}
+        return cls(there, here, common, [task for task, name in tasks if name not in trained])
+
+    @property
+    def has_same_order(self) -> bool:
+        """Whether both have the same tasks in the same order."""
+        return self.there.task_names == self.here.task_names
+
+    def check_sizes(self) -> None:
+        """Check that observations and actions have the sizes that the policy was trained with.
+
+        Raises:
+            ConfigurationError: if they do not.
+        """
+        for what in ("observation", "action"):
+            sizes = {"all tasks": tuple(_size(spec, what) for spec in (self.there, self.here))}
+            for here, there in self.common.items():
+                name = self.here.task_names[here]
+                sizes[name] = (_size(self.there, what, there), _size(self.here, what, here))
+            for name, (there_size, here_size) in sizes.items():
+                if there_size != here_size:
+                    raise ConfigurationError(
+                        f"a run cannot start from a policy of other {what}s: those of {name} have"
+                        f" the shape {there_size} in the checkpoint and {here_size} in this run."
+                        " Choose tasks and wrappers that have the same, or leave out init_from"
+                    )
+
+    def shape_there(self, own: Tensor, axis: TaskAxis | None) -> tuple[int, ...]:
+        """Return the shape that a tensor of this run has with the checkpoint's number of tasks."""
+        shape = list(own.shape)
+        if axis is not None:
+            shape[axis.axis] += (self.there.num_tasks - self.here.num_tasks) * axis.block
+        return tuple(shape)
+
+    def adopt(self, own: Tensor, saved: Tensor, axis: TaskAxis, use_mean: bool) -> Tensor:
+        """Return a tensor with the checkpoint's values of the common tasks, and of what is shared.
+
+        Args:
+            own: this run's tensor, whose values new tasks keep.
+            saved: the checkpoint's, of the shape ``shape_there``.
+            axis: where the tasks' blocks are.
+            use_mean: whether new tasks get the mean of the checkpoint's trained tasks.
+        """
+        adopted = own.clone()
+        length = adopted.shape[axis.axis] - axis.start - self.here.num_tasks * axis.block
+        for start, size in ((0, axis.start), (-length, length)):
+            if size:
+                shared = adopted.narrow(axis.axis, start % adopted.shape[axis.axis], size)
+                shared.copy_(saved.narrow(axis.axis, start % saved.shape[axis.axis], size))
+        blocks_T = _blocks(adopted, axis, self.here.num_tasks)
+        saved_S = _blocks(saved, axis, self.there.num_tasks)
+        for here, there in self.common.items():
+            blocks_T[here] = saved_S[there]
+        if use_mean and self.new:
+            blocks_T[self.new] = saved_S[list(self.there.train_tasks)].mean(0)
+        return adopted
+
+
+def _blocks(tensor: Tensor, axis: TaskAxis, num_tasks: int) -> Tensor:
+    """Return a view of a tensor's blocks, with the tasks as its first axis."""
+    region = tensor.narrow(axis.axis, axis.start, num_tasks * axis.block)
+    return region.unflatten(axis.axis, (num_tasks, axis.block)).movedim(axis.axis, 0)
+
+
+def _size(spec: EnvSpec, what: str, task: int | None = None) -> tuple[int, ...]:
+    """Return the shape of all tasks' observations or actions, or of one task's own."""
+    sizes: tuple[int, ...] = getattr(spec, f"{what}_sizes")
+    shape: tuple[int, ...] = getattr(spec, f"{what}_space").shape
+    return shape if task is None or not sizes else (sizes[task],)

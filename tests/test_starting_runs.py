@@ -1,0 +1,113 @@
+"""Runs that start from a trained policy, by ``train`` and by the command line."""
+
+import shutil
+from functools import partial
+
+import numpy as np
+import pytest
+from lightning.pytorch import Callback
+
+from mtrl_lightning import SAC, ToyReach, load_policy, train
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import MultiHead, Standardize
+from tests.helpers.command_line import fails, leave_out_curves
+from tests.helpers.runs import assert_same_end, small
+
+NETWORK = partial(MultiHead, width=16, depth=1)
+SMALL = partial(
+    SAC, actor=NETWORK, critic=NETWORK, encoder=partial(Standardize, per_task=True, num_updates=5)
+)
+METAWORLD = ["--data.benchmark=mtrl_lightning.envs.MetaWorld"]
+HORIZON = "--data.benchmark.init_args.horizon=23"
+
+
+class Named(ToyReach):
+    """Toy tasks with other names."""
+
+    def __init__(self, *names):
+        super().__init__(len(names))
+        self._names = names
+
+    @property
+    def spec(self):
+        """Return the spec with these names."""
+        return super().spec._replace(task_names=self._names)
+
+
+OBSERVATIONS = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
+
+
+class FirstActions(Callback):
+    """Keeps the actions that a run's policy chooses for two tasks before it is trained."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.actions = [pl_module.act(OBSERVATIONS, np.full(9, task), "exploit") for task in (0, 2)]
+
+
+@pytest.mark.slow
+def test_a_run_of_other_tasks_starts_from_a_policy(tmp_path, caplog, monkeypatch):
+    leave_out_curves(monkeypatch)
+    caplog.set_level("INFO", logger="lightning.pytorch")
+    source = small(Named("a", "b", "c"), tmp_path, algorithm=SMALL, name="source", total_steps=300)
+    before = load_policy(source.folder)
+    first = FirstActions()
+    start = partial(small, Named("c", "d", "a"), tmp_path, algorithm=SMALL, name="next")
+    start(init_from=source.folder, total_steps=120, callbacks=[first])
+    for actions, task in zip(first.actions, ("c", "a"), strict=True):
+        expected = before.act(OBSERVATIONS, task)
+        np.testing.assert_allclose(actions, expected, rtol=0, atol=1e-6)
+    assert "Tasks copied: c, a\nNew tasks: d" in caplog.text
+    # the policy does not have to be there any more
+    shutil.rmtree(source.folder)
+    start(ckpt_path="last", total_steps=150)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init_from": "runs/nothing"}, "there is no checkpoint runs/nothing"),
+        ({"init_from": "mt10", "ckpt_path": "last"}, "init_from is mt10, and the run continues"),
+        ({"init_new_tasks": "mean"}, "the run starts from no policy"),
+        ({"init_new_tasks": "median"}, "init_new_tasks"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_and_leave_no_folder(tmp_path, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        train(ToyReach(), SMALL, total_steps=120, root=str(tmp_path / "runs"), **options)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_policy_of_another_network_is_refused_by_the_command_line(command_line, capsys):
+    command_line.finished()
+    other = ["--name=other", "--model.init_args.actor.init_args.width=17"]
+    code, error = fails(command_line, capsys, "fit", *other, f"--init_from={command_line.folder()}")
+    assert code == 2 and "actor.trunk.0.weight has the shape (16, 5) there, (17, 5) here" in error
+    assert not command_line.folder("other").exists()
+
+
+@pytest.mark.slow
+def test_a_run_of_metaworld_starts_from_one_of_other_tasks_and_is_resumed_exactly(
+    command_line, caplog, monkeypatch
+):
+    leave_out_curves(monkeypatch)
+    fit = partial(
+        command_line,
+        "fit",
+        *METAWORLD,
+        *(f"--{section}.every=150" for section in ("evaluation", "metrics", "checkpoint")),
+        configs=("base", "env/toy", "algorithm/mtsac", "network/multi_head", "gradient/mean"),
+    )
+    three = "--data.benchmark.init_args.tasks=[reach,push,box-close]"
+    fit(three, HORIZON, "--name=source", "--rollout.total_steps=330")
+    source = command_line.folder("source")
+    two = ["--data.benchmark.init_args.tasks=[box-close,drawer-open]", HORIZON]
+    start = [*two, f"--init_from={source}", "--init_new_tasks=mean", "--rollout.warmup_steps=40"]
+    fit(*start, "--name=whole", "--rollout.total_steps=300")
+    assert "Tasks copied: box-close-v3\nNew tasks: drawer-open-v3" in caplog.text
+    assert "1 copied, 1 mean of the trained" in caplog.text
+    fit(*start, "--name=parts", "--rollout.total_steps=150")
+    source.rename(source.with_name("elsewhere"))
+    parts = command_line.folder("parts")
+    command_line("fit", f"--resume={parts}", "--rollout.total_steps=300", configs=(), small=False)
+    assert_same_end(command_line, "whole", "parts")
