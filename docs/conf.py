@@ -9,7 +9,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]  # the clone's package, not an installed one
 
-from mtrl_lightning import PPO, SAC, __version__  # noqa: E402
+from mtrl_lightning import PPO, SAC, BehaviourCloning, __version__  # noqa: E402
 
 project = "mtrl_lightning"
 version = release = __version__
@@ -55,7 +55,7 @@ def prepare_attribute(
 
 def prefer_constructors() -> None:
     """Let arguments have their own types, not those of the attributes of the same name."""
-    for algorithm in (PPO, SAC):
+    for algorithm in (PPO, SAC, BehaviourCloning):
         for argument in inspect.signature(algorithm).parameters:
             vars(algorithm)["__annotations__"].pop(argument, None)
 

@@ -10,7 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, Distral, Temperature
+    from mtrl_lightning.algorithms import (
+        PPO,
+        SAC,
+        TD3,
+        Algorithm,
+        BehaviourCloning,
+        Distral,
+        Temperature,
+    )
     from mtrl_lightning.api import Run, evaluate, train
     from mtrl_lightning.callbacks import plot_curves, read_metrics
     from mtrl_lightning.envs import (
@@ -36,6 +44,7 @@ _HOMES = {
     "SAC": "algorithms",
     "TD3": "algorithms",
     "Algorithm": "algorithms",
+    "BehaviourCloning": "algorithms",
     "Distral": "algorithms",
     "Temperature": "algorithms",
     "Run": "api",
@@ -68,6 +77,7 @@ __all__ = [
     "SAC",
     "TD3",
     "Algorithm",
+    "BehaviourCloning",
     "Benchmark",
     "Collector",
     "ConfigurationError",

@@ -187,7 +187,8 @@ def train(
         benchmark: the tasks; or the id of a Gymnasium environment, ``"Pendulum-v1"``, as the only
             one.
         algorithm: a class such as ``SAC`` or ``PPO``, its name, or ``partial(SAC, actor=...)``.
-        total_steps: environment steps after which training ends: ``rollout.total_steps``.
+        total_steps: environment steps after which training ends: ``rollout.total_steps``; updates
+            of an offline algorithm.
         seed: of weights, environments and all random numbers, also of this process's own
             generators.
         name: name of the run: its folder is ``ROOT/NAME/version_N``.
@@ -257,7 +258,7 @@ def train(
     excluded = data["exclude_from_training"] or ()
     num_tasks = max(1, len(trained_spec(benchmark, excluded).train_tasks))
     num_envs = num_tasks * rollout["envs_per_task"]
-    if total_steps < 2 * num_envs:
+    if total_steps < 2 * num_envs and data["demonstrations"] is None:
         raise ConfigurationError(
             f"total_steps is {total_steps}: give at least {2 * num_envs}, two steps of each of the"
             f" {num_envs} environments"
@@ -271,16 +272,20 @@ def train(
         model = make_algorithm(trained_spec(reporting, excluded), seed=seed)
     restart_id = find_restart_id(f"{sys.argv} {name}")
     location, processes = prepare(options, root, name, ckpt_path, restart_id, overwrite_metrics)
-    schedules = _schedules(benchmark, num_envs, total_steps, options["evaluation"]["num_episodes"])
+    num_episodes = options["evaluation"]["num_episodes"]
+    if model.kind == "offline":
+        num_episodes = 0  # its training steps no environments, with which they would be compared
+    schedules = _schedules(benchmark, num_envs, total_steps, num_episodes)
     for section, every in schedules.items():
         if given[section].get("every") is None:
             options[section]["every"] = every
-    if model.collection is None:
+    if model.kind != "on-policy":
         batch_size = data["batch_size"]
         if batch_size is None:
             batch_size = ROWS_PER_TASK * num_tasks
         batch_size = _whole("data.batch_size", batch_size, 1)
         data["batch_size"] = _multiple(batch_size, num_tasks * processes.number)
+    if model.kind == "off-policy":
         if data["capacity"] is None:
             limit = min(total_steps + num_envs, TRANSITIONS_PER_TASK * num_tasks)
             capacity = max(_multiple(limit, num_envs), data["batch_size"])
@@ -404,7 +409,7 @@ def _schedules(
         for split in benchmark.splits[1:]
     )
     return {
-        "evaluation": _round_up(max(steps_of_evaluation, total_steps // 10)),
+        "evaluation": _round_up(max(1, steps_of_evaluation, total_steps // 10)),
         "metrics": _round_up(max(num_envs, total_steps // 200)),
         "checkpoint": _round_up(max(num_envs, total_steps // 5)),
     }

@@ -7,7 +7,7 @@ observation, ``A`` action, ``S`` steps of an on-policy iteration.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,10 @@ from mtrl_lightning.spec import EnvSpec as EnvSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Kind: TypeAlias = Literal["off-policy", "on-policy", "offline"]
+"""What an algorithm learns from: a replay of its own steps, the steps of one iteration, or
+demonstrations."""
 
 
 class StepResult(NamedTuple):

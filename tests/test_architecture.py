@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "algorithms": {"networks", "gradients", "auxiliaries", "learning", "checkpoints"},
     "checkpoints": set(),
     "loading": {"algorithms", "checkpoints", "runs"},
-    "run": {"envs", "rollout", "replay", "algorithms", "checkpoints"},
+    "run": {"envs", "rollout", "replay", "demonstrations", "algorithms", "checkpoints"},
     "callbacks": {
         "run",
         "rollout",

@@ -84,6 +84,7 @@ def check_composition(command_line, monkeypatch, *names):
         raise _Composed
 
     monkeypatch.setattr(rollout, "VectorEnv", composed)
+    monkeypatch.setattr(MultiTaskData, "open_demonstrations", composed)
     with pytest.raises(_Composed):
         command_line("fit", configs=names, small=False)
 
@@ -206,7 +207,7 @@ SIZES = (
     "evaluation.every",
 )
 ENCODER = "model.init_args.encoder"
-PUBLISHED = [name for name in EXPERIMENTS if not re.search("cpu|ppo|brc|dmc|hipbmdp|pixels", name)]
+PUBLISHED = [name for name in EXPERIMENTS if not re.search("cpu|ppo|brc|_bc$|dmc|hipbmdp|pixels", name)]
 """Those of MT10 and MT50 with one of the protocols; where they differ is said in their files."""
 FAST = ("mtmhsac", "mt10_mtrl_cagrad", "mt50_moore", "mt50_mtrl_famo")
 
@@ -320,7 +321,7 @@ def test_every_file_names_all_keys_of_its_group_and_no_other(name):
         assert set(content) == {"data"}
         assert set(content["data"]) == {"benchmark"}
         return
-    if name == "algorithm/mtppo":  # sets the options of a replay back
+    if name in ("algorithm/mtppo", "algorithm/bc"):  # they set the options of a replay back
         defaults = resolve("env/toy", "algorithm/mtsac", "network/mlp", "gradient/mean")
         for section in ("data", "rollout", "replay"):
             assert content.pop(section).items() <= defaults[section].items()

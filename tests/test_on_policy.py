@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from mtrl_lightning import PPO, ConfigurationError, MultiTaskData, ToyReach, load_policy
 from mtrl_lightning.callbacks import ReplayCallback, RolloutCallback, read_metrics
 from mtrl_lightning.networks import MLP
-from mtrl_lightning.run.off_policy import refuse_off_policy_options
+from mtrl_lightning.run.kinds import refuse_options
 from tests.helpers.runs import assert_same, checkpoint, signal_in_call, small
 
 CONFIGS = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
@@ -358,20 +358,40 @@ def test_the_derived_number_of_minibatches_divides_the_steps(num_steps, expected
     assert PPO(ToyReach().spec, num_steps=num_steps).collection.num_minibatches == expected
 
 
-def test_off_policy_options_are_those_that_are_documented_so():
-    for kind in (MultiTaskData, RolloutCallback):
-        documented = set(re.findall(r"^ +(\w+): off-policy only", kind.__doc__, re.MULTILINE))
-        assert {*documented} == set(kind.__init__.off_policy_options) != set()
+DOCUMENTED = {
+    "off-policy only": ("on-policy", "offline"),
+    "offline only": ("on-policy", "off-policy"),
+    "not on-policy": ("on-policy",),
+    "not offline": ("offline",),
+}
+"""How the description of an option begins, and the algorithms that refuse it."""
+
+
+def test_options_of_some_algorithms_are_those_that_are_documented_so():
+    found = set()
+    for owner in (MultiTaskData, RolloutCallback):
+        refusing = owner.__init__.refusing_kinds
+        for beginning, kinds in DOCUMENTED.items():
+            pattern = rf"^ +(\w+): {beginning}:"
+            documented = set(re.findall(pattern, owner.__doc__, re.MULTILINE))
+            assert documented == {name for name in refusing if refusing[name] == kinds}
+            found |= {(kinds, name) for name in documented}
+        assert set(refusing.values()) <= set(DOCUMENTED.values())
+    assert {kinds for kinds, _ in found} == set(DOCUMENTED.values())
+    refusing = ReplayCallback.__init__.refusing_kinds
     defaults = inspect.signature(ReplayCallback).parameters
-    assert set(defaults) == set(ReplayCallback.__init__.off_policy_options)
+    assert refusing == dict.fromkeys(defaults, DOCUMENTED["off-policy only"])
 
 
 def test_options_at_their_defaults_are_not_refused():
     data = MultiTaskData(ToyReach(), None, on_device=True, memory_map=False)
-    refuse_off_policy_options({"data": data, "rollout": RolloutCallback(1_000), "other": object})
+    sections = {"data": data, "rollout": RolloutCallback(1_000), "other": object}
+    for kind in ("off-policy", "on-policy", "offline"):
+        refuse_options(kind, sections)
     data = MultiTaskData(ToyReach(), 96)
     with pytest.raises(ConfigurationError, match=r"are given: data\.batch_size 96\. Leave"):
-        refuse_off_policy_options({"data": data})
+        refuse_options("on-policy", {"data": data})
+    refuse_options("off-policy", {"data": data})
 
 
 @pytest.mark.parametrize(

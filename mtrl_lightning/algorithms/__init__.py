@@ -2,6 +2,7 @@
 
 from mtrl_lightning.algorithms.actor_critic import ActorCritic
 from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.bc import BehaviourCloning
 from mtrl_lightning.algorithms.distral import Distral
 from mtrl_lightning.algorithms.ppo import PPO
 from mtrl_lightning.algorithms.sac import SAC
@@ -23,6 +24,7 @@ __all__ = [
     "TD3",
     "ActorCritic",
     "Algorithm",
+    "BehaviourCloning",
     "ByHand",
     "ByTemperature",
     "Categorical",

@@ -62,7 +62,7 @@ from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.saved import FORMAT, restoring
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec, check_train_tasks
-from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transitions
+from mtrl_lightning.types import Kind, Rollout, RolloutConfig, TransitionBatch, Transitions
 
 if TYPE_CHECKING:
     from typing import Self
@@ -97,7 +97,9 @@ class Algorithm(LightningModule):
     policy_fields: tuple[Field, ...] = ()
     """Further fields of a transition that ``act`` returns beside the actions when it explores."""
     collection: RolloutConfig | None = None
-    """How an on-policy algorithm collects; None for one that learns from a replay."""
+    """How an on-policy algorithm collects; None for any other."""
+    is_offline: ClassVar[bool] = False
+    """Whether it learns from ``data.demonstrations``, and no environment is stepped in training."""
     computed_columns: tuple[str, ...] = ()
     """Names of the results of ``begin_iteration`` in every iteration. It may also return new values
     for ``policy_fields``. Empty if the names are not known: any of a checkpoint are taken then."""
@@ -174,6 +176,13 @@ class Algorithm(LightningModule):
         self.register_buffer("action_mask_TA", None if mask_TA.all() else mask_TA, persistent=False)
 
     @property
+    def kind(self) -> Kind:
+        """What it learns from."""
+        if self.is_offline:
+            return "offline"
+        return "off-policy" if self.collection is None else "on-policy"
+
+    @property
     def summary(self) -> str:
         """The classes of the algorithm and of its parts, in a line."""
         return summarize(self.description)
@@ -241,6 +250,21 @@ class Algorithm(LightningModule):
 
     def end_iteration(self, collected: Rollout) -> None:
         """Receive the transitions of an iteration once more, after its last update."""
+
+    def begin_update(self, progress: float) -> None:
+        """Receive how far an offline run has come, before each update.
+
+        Args:
+            progress: fraction of the run's updates that are made, from 0 to 1.
+        """
+
+    def scale_learning_rates(self, factor: float) -> None:
+        """Set the learning rates of all updates to a multiple of those that they began with."""
+        for update in self.updates:
+            assert update.optimizer is not None
+            for group in update.optimizer.param_groups:
+                group.setdefault("initial_lr", group["lr"])
+                group["lr"] = factor * group["initial_lr"]
 
     def update(self, batch: TransitionBatch) -> None:
         """Learn from a batch, as it was sampled: ``transform`` it first."""

@@ -245,7 +245,7 @@ class PPO(Algorithm):
             ``log_prob``, in place of the collected ones.
         """
         self._is_first_update = True
-        self._set_learning_rates(progress)
+        self.scale_learning_rates(self.learning_rate.factor(progress))
         columns = collected.columns
         task_E = collected.task_E
         computed = {}
@@ -444,14 +444,6 @@ class PPO(Algorithm):
             value_SE, collected.task_E, collected.valid_SE, self.spec.num_tasks
         )
         return distributed.merged_moments(*moments)
-
-    def _set_learning_rates(self, progress: float) -> None:
-        factor = self.learning_rate.factor(progress)
-        for update in self.updates:
-            assert update.optimizer is not None
-            for group in update.optimizer.param_groups:
-                group.setdefault("initial_lr", group["lr"])
-                group["lr"] = factor * group["initial_lr"]
 
     def _log_gradient_shares(self, batch: TransitionBatch) -> None:
         """Log each task's share in the critic's gradient, and how much the tasks conflict.

@@ -8,19 +8,20 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 
-def end_message(trainer: Trainer, env_steps: int, total_steps: int) -> str:
+def end_message(trainer: Trainer, env_steps: int, total_steps: int, unit: str = "env steps") -> str:
     """Return the lines that a run ends with.
 
     Args:
         trainer: the trainer of the run.
         env_steps: environment steps that were made, without those that filled a lost replay.
         total_steps: environment steps that were asked for.
+        unit: what they are called.
     """
     folder = Path(trainer.default_root_dir)
-    lines = [f"The run ended after {env_steps:,} env steps. Its folder is {folder}"]
+    lines = [f"The run ended after {env_steps:,} {unit}. Its folder is {folder}"]
     if env_steps < total_steps:
         lines[0] = (
-            f"The run ended early, after {env_steps:,} of {total_steps:,} env steps:"
+            f"The run ended early, after {env_steps:,} of {total_steps:,} {unit}:"
             f" {stop_reason(trainer)}. Its folder is {folder}"
         )
     if (folder / "report.html").is_file():

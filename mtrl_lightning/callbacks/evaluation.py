@@ -180,7 +180,8 @@ class EvaluationCallback(SessionCallback):
             with session.stopwatch.measure("evaluate"):
                 evaluation = self._evaluate_split(evaluator, policy)
             results |= evaluation.metrics(session.spec.task_names)
-            _print(table(evaluation, session.spec.task_names, session.counters.env_steps))
+            steps = session.counters.env_steps
+            _print(table(evaluation, session.spec.task_names, steps, session.step_unit))
         session.results = results
         session.evaluated_at = session.counters.env_steps
         assert self._trainer is not None
@@ -252,7 +253,12 @@ class EvaluationCallback(SessionCallback):
             evaluator.close()
 
 
-def table(evaluation: Evaluation, task_names: tuple[str, ...], env_steps: int) -> str:
+def table(
+    evaluation: Evaluation,
+    task_names: tuple[str, ...],
+    env_steps: int,
+    unit: str = "env steps",
+) -> str:
     """Return a text table of success, return and score of a split's tasks, and their averages.
 
     Its columns are the success in any step, the success in the last step, the return and the score;
@@ -267,7 +273,7 @@ def table(evaluation: Evaluation, task_names: tuple[str, ...], env_steps: int) -
         for i, task in enumerate(names)
     ]
     averages = "".join(COLUMNS[name].cell(v_T.mean()) for name, v_T in columns.items())
-    title = f"{evaluation.split} after {env_steps:,} env steps"
+    title = f"{evaluation.split} after {env_steps:,} {unit}"
     return "\n".join([title, head, *rows, "-" * len(head), f"{'average':<{width}}{averages}"])
 
 

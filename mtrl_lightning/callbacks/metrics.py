@@ -18,6 +18,7 @@ from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.loggers.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.callbacks.rollout_metrics import (
     episode_metrics,
+    fault_metrics,
     joined_windows,
     rollout_metrics,
 )
@@ -136,8 +137,10 @@ class MetricsCallback(SessionCallback):
         session = self.session
         algorithm = session.algorithm
         so_far = algorithm.mean_metrics.state_dict()
-        windows = joined_windows(session)
-        rollout = rollout_metrics(session, windows) | episode_metrics(session, windows)
+        rollout = fault_metrics(session)
+        if session.has_envs:
+            windows = joined_windows(session)
+            rollout |= rollout_metrics(session, windows) | episode_metrics(session, windows)
         system = {} if self._system is None else self._system.metrics(algorithm.device)
         session.log(algorithm.drain_metrics() | rollout | self._time() | system)
         if not is_due:

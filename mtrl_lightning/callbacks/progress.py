@@ -1,4 +1,4 @@
-"""A progress bar over environment steps."""
+"""A progress bar over environment steps, or over the updates of an offline algorithm."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ SECONDS_IN_A_FILE = 30.0
 
 class EnvStepProgressBar(ProgressBar):
     """Show environment steps, steps/s, time left, and the latest success and return.
+
+    Of an offline algorithm they are updates.
 
     Args:
         interval: Seconds between two refreshes of a terminal; a file gets at most a line every
@@ -52,7 +54,7 @@ class EnvStepProgressBar(ProgressBar):
         self._bar = tqdm(
             total=self._session.loop.last_step,
             initial=self._session.counters.env_steps,
-            unit=" env steps",
+            unit=f" {self._session.step_unit}",
             unit_scale=True,
             mininterval=self._interval,
             disable=not self._enabled or not trainer.is_global_zero,
@@ -98,7 +100,7 @@ def shows_progress(trainer: Trainer) -> bool:
 
 
 def _latest(session: Session) -> dict[str, str]:
-    rollout = rollout_metrics(session, session.collector.windows)
+    rollout = rollout_metrics(session, session.collector.windows) if session.has_envs else {}
     splits = session.benchmark.splits[1:]
     prefix = metric_prefix(splits[0]) if splits else "eval"
     shown = prefix.replace("_", " ")

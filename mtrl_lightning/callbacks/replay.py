@@ -19,7 +19,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.run.data import MultiTaskData
-from mtrl_lightning.run.off_policy import off_policy_only
+from mtrl_lightning.run.kinds import refused_by
 
 CHUNK_MEBIBYTES = 32.0
 """Default size of a file."""
@@ -49,7 +49,14 @@ class ReplayCallback(SessionCallback):
 
     key = "replay"
 
-    @off_policy_only("save", "save_last", "chunk_mebibytes", "restore", "delete_at_end")
+    @refused_by(
+        ("on-policy", "offline"),
+        "save",
+        "save_last",
+        "chunk_mebibytes",
+        "restore",
+        "delete_at_end",
+    )
     def __init__(
         self,
         save: bool = True,
@@ -75,8 +82,8 @@ class ReplayCallback(SessionCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register the files; write while environments are stepped, so that no save takes long."""
         super().setup(trainer, pl_module, stage)
-        if self.session.algorithm.collection is not None:
-            return  # the transitions of an iteration are in the checkpoint itself
+        if self.session.algorithm.kind != "off-policy":
+            return  # an iteration is in the checkpoint itself, demonstrations are in their folder
         if stage == TrainerFn.FITTING and self.session.replay_files is not self:
             folder = replay_folder(self.session.folder) / folder_of_rank()
             self._snapshots = self._snapshots_in(folder)
@@ -86,7 +93,7 @@ class ReplayCallback(SessionCallback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the replay of the checkpoint that is continued, or warn that it is lost."""
-        if not trainer.ckpt_path or self.session.algorithm.collection is not None:
+        if not trainer.ckpt_path or self.session.algorithm.kind != "off-policy":
             return
         data = self.session.data
         if data.manifest is None or not self._restore:

@@ -61,7 +61,7 @@ class ResetCallback(SessionCallback):
         is_allowed = self._times is None or counters.network_resets < self._times
         if is_due and is_allowed:
             counters.network_resets += 1
-            rank_zero_info(f"The networks are reset at {env_steps:,} env steps")
+            rank_zero_info(f"The networks are reset at {env_steps:,} {self.session.step_unit}")
             self.session.algorithm.reset_networks()
             self.session.begin_learning()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
@@ -29,8 +30,8 @@ from mtrl_lightning.rollout import (
 )
 from mtrl_lightning.rollout.exploration import check_takes_noise
 from mtrl_lightning.run.data import check_share
+from mtrl_lightning.run.kinds import refuse_options, refused_by
 from mtrl_lightning.run.loop import TrainingLoop
-from mtrl_lightning.run.off_policy import off_policy_only, refuse_off_policy_options
 from mtrl_lightning.run.session import Session, StepAction
 from mtrl_lightning.saved import HINT
 from mtrl_lightning.schedules import Every, UpdateRatio
@@ -43,18 +44,20 @@ class RolloutCallback(SessionCallback):
     """Own the training environments, and create the loop that steps them.
 
     An off-policy algorithm fills its replay and learns from it at the same time. An on-policy one
-    collects an iteration and then learns from that alone. ``TrainingLoop`` has the order.
+    collects an iteration and then learns from that alone. ``TrainingLoop`` has the order. An
+    offline one has no training environments: in all schedules an update then counts as one
+    environment step, and so it does in the metrics' ``env_steps``.
 
     Args:
         total_steps: environment steps after which training ends; an on-policy algorithm finishes
-            its iteration.
+            its iteration. Offline they are updates.
         warmup_steps: off-policy only: environment steps with uniformly random actions before the
             first update; null for 10,000.
         warmup_updates: off-policy only: updates made at once when the warm-up ends (mtrl makes as
             many as vector steps of warm-up).
         updates_per_step: off-policy only: updates per vector step (all environments once), also
             fractional; null for 1.
-        envs_per_task: environments per task, over all processes.
+        envs_per_task: not offline: environments per task, over all processes.
         num_workers: worker processes that step environments; 0 for this process. Null for the cores
             but one, which learns meanwhile; for all cores if the algorithm is on-policy.
         learner_threads: threads of PyTorch on the CPU, set for the whole process; null leaves its
@@ -67,19 +70,19 @@ class RolloutCallback(SessionCallback):
         max_restarts: how often, from one start of the program to its end, broken environments are
             rebuilt, on all processes together: one that raised or returned a NaN, or whose worker
             died or hung. At the next fault the run saves and ends.
-        listeners: called at the events of every training episode, chosen by ``class_path``; see
-            ``EpisodeListener``.
+        listeners: not offline: called at the events of every training episode, chosen by
+            ``class_path``; see ``EpisodeListener``.
         action_transforms: change the actions that are sent to the environments, one after another;
             the actions that the policy chose are stored. An evaluation has them too, without noise.
             Chosen by ``class_path``; see ``ActionTransform``.
-        exploration: temporally correlated noise of the actions that explore; null for the
-            algorithm's own, white noise. Chosen by ``class_path``: ``AdaptiveNoise`` or
+        exploration: not offline: temporally correlated noise of the actions that explore; null for
+            the algorithm's own, white noise. Chosen by ``class_path``: ``AdaptiveNoise`` or
             ``CorrelatedNoise``. The warm-up is uniformly random without it.
-        midway_starts: fraction of the training episodes that begin where an earlier one came near a
-            success, from 0 to 1, in a task that never succeeds; it falls with success. Repeated
-            steps are not counted. See ``MidwayStarts``.
-        pausing: fewer steps of solved tasks, so that the others get more of ``total_steps``; null
-            steps all environments. Chosen by ``class_path``: ``PauseSolved``.
+        midway_starts: not offline: fraction of the training episodes that begin where an earlier
+            one came near a success, from 0 to 1, in a task that never succeeds; it falls with
+            success. Repeated steps are not counted. See ``MidwayStarts``.
+        pausing: not offline: fewer steps of solved tasks, so that the others get more of
+            ``total_steps``; null steps all environments. Chosen by ``class_path``: ``PauseSolved``.
         check_every: environment steps between two checks that all processes of a run still have the
             same weights, statistics and optimizer states; a difference ends the run. One process
             checks nothing.
@@ -97,7 +100,10 @@ class RolloutCallback(SessionCallback):
         "pausing",
     )
 
-    @off_policy_only("warmup_steps", "warmup_updates", "updates_per_step")
+    @refused_by(("on-policy", "offline"), "warmup_steps", "warmup_updates", "updates_per_step")
+    @refused_by(
+        ("offline",), "envs_per_task", "listeners", "exploration", "midway_starts", "pausing"
+    )
     def __init__(
         self,
         total_steps: int = 1_000_000,
@@ -153,7 +159,10 @@ class RolloutCallback(SessionCallback):
         self._pausing = pausing
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start the training environments and take the memory for their transitions."""
+        """Start the training environments and take the memory for their transitions.
+
+        For an offline algorithm, read the demonstrations.
+        """
         super().setup(trainer, pl_module, stage)
         session = self.session
         session.action_transforms = self._action_transforms
@@ -162,14 +171,14 @@ class RolloutCallback(SessionCallback):
             return
         session.after_updates["check_drift"] = StepAction(self._check_drift)
         device = trainer.strategy.root_device
+        if session.algorithm.kind == "offline":
+            self._open_offline(trainer, device)
+            return
         all_tasks = np.repeat(session.spec.train_tasks, self._envs_per_task)
         with distributed.raise_on_all_ranks(ConfigurationError):
-            self._check_timeouts()
-            check_checkpoint_callbacks(trainer)
-            check_precision(trainer.precision, device)
+            self._check_run(trainer, device)
             indices = self._local_indices(len(session.spec.train_tasks))
             self._check_options(len(all_tasks))
-            session.algorithm.check_device(device)
         envs = self._start_envs(all_tasks[indices].tolist(), indices, shows_progress(trainer))
         for index, transform in enumerate(self._action_transforms):
             # environments use (index,) or (index, restarts): a 0 keeps the streams distinct
@@ -185,9 +194,33 @@ class RolloutCallback(SessionCallback):
             session.open(
                 envs, self._window, device, self._listeners, self._exploration, self._pausing
             )
-        _print_summary(session, envs)  # it names what the exploration follows: known once open
+        _print_summary(session)  # it names what the exploration follows: known once open
         if session.algorithm.collection is not None:
             self._print_whole_iterations()
+
+    def _open_offline(self, trainer: Trainer, device: torch.device) -> None:
+        session = self.session
+        num_tasks = len(session.spec.train_tasks)
+        with distributed.raise_on_all_ranks(ConfigurationError):
+            self._check_run(trainer, device)
+            check_share(session.data.batch_size, num_tasks, distributed.world_size())
+            session.open_offline(device)
+        _print_summary(session)
+
+    def _check_run(self, trainer: Trainer, device: torch.device) -> None:
+        """Check what concerns algorithms of all kinds, before anything is built.
+
+        Raises:
+            ConfigurationError: if an option cannot work.
+        """
+        self._check_timeouts()
+        check_checkpoint_callbacks(trainer)
+        check_precision(trainer.precision, device)
+        session = self.session
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        sections = {one.key: one for one in callbacks if isinstance(one, SessionCallback)}
+        refuse_options(session.algorithm.kind, {"data": session.data, **sections})
+        session.algorithm.check_device(device)
 
     def _start_envs(self, tasks: list[int], indices: list[int], progress: bool) -> VectorEnv:
         num_workers = self._num_workers
@@ -257,9 +290,6 @@ class RolloutCallback(SessionCallback):
         num_tasks = len(self.session.spec.train_tasks)
         collection = self.session.algorithm.collection
         if collection is not None:
-            callbacks = self.session.trainer.callbacks  # type: ignore[attr-defined]
-            sections = {one.key: one for one in callbacks if isinstance(one, SessionCallback)}
-            refuse_off_policy_options({"data": data, **sections})
             rows_per_task(num_envs // distributed.world_size(), num_tasks, collection)
             return
         check_warmup(self._warmup_steps, self.total_steps)
@@ -315,14 +345,16 @@ class RolloutCallback(SessionCallback):
         session = self.session
         return {
             **session.loop.state_dict(),
-            "collector": session.collector.state_dict() if session.is_open else {},
+            "collector": session.collector.state_dict() if session.has_envs else {},
             "check": self._drift_check.state_dict(),
         }
 
     def restore(self, state_dict: dict[str, Any]) -> None:
         """Restore them; an evaluation has no environments to restore."""
         self._drift_check.load_state_dict(state_dict.get("check", {"last": 0}))  # new in 0.3
-        if self.session.is_open and state_dict["collector"]:
+        if not self.session.has_envs and self.session.is_open:
+            self.session.loop.load_state_dict(state_dict)
+        elif self.session.is_open and state_dict["collector"]:
             self.session.loop.load_state_dict(state_dict)
             self.session.collector.load_state_dict(state_dict["collector"])
 
@@ -360,26 +392,27 @@ class RolloutCallback(SessionCallback):
             self.session.close()
 
 
-def _print_summary(session: Session, envs: VectorEnv) -> None:
+def _print_summary(session: Session) -> None:
     """Print protocol, pipeline, algorithm, and the number of environments of this process."""
     protocol = {key: v for key, v in session.spec.protocol.items() if key != "wrappers"}
     rank_zero_info(", ".join(f"{key} {value}" for key, value in protocol.items()))
     algorithm = session.algorithm
-    exploration = session.collector.exploration
-    explored = "" if exploration is None else f"Exploration: {exploration}"
-    pausing = session.collector.pausing
-    paused = "" if pausing is None else f"Pausing: {pausing}"
-    lines = (_pipeline(session), algorithm.summary, algorithm.untrained_summary, explored, paused)
+    lines = [_pipeline(session), algorithm.summary, algorithm.untrained_summary]
+    each = distributed.per_rank_prefix()
+    if session.has_envs:
+        collector = session.collector
+        envs = collector.envs
+        lines += [
+            "" if collector.exploration is None else f"Exploration: {collector.exploration}",
+            "" if collector.pausing is None else f"Pausing: {collector.pausing}",
+            f"{each}Stepping {envs.num_envs} environments of {len(session.spec.train_tasks)} tasks"
+            f" in {envs.num_workers} workers",
+        ]
     for line in lines:
         if line:
             rank_zero_info(line)
     num_processes = distributed.world_size()
-    each = distributed.per_rank_prefix()
-    rank_zero_info(
-        f"{each}Stepping {envs.num_envs} environments of {len(session.spec.train_tasks)} tasks"
-        f" in {envs.num_workers} workers"
-    )
-    if num_processes > 1 and algorithm.collection is None:
+    if num_processes > 1 and algorithm.kind != "on-policy":
         batch_size = session.data.batch_size
         rank_zero_info(
             f"{each}{batch_size // num_processes:,} of the {batch_size:,} transitions of a batch"

@@ -17,23 +17,27 @@ def joined_windows(session: Session) -> EpisodeWindows:
     return EpisodeWindows.joined(distributed.gather(windows.state_dict()))
 
 
+def fault_metrics(session: Session) -> dict[str, float]:
+    """Return the counts of faults since the run began, ``fault/...``."""
+    counters = session.counters
+    return {
+        "fault/worker_restarts": counters.worker_restarts,
+        "fault/dropped_transitions": counters.dropped_transitions,
+        "fault/skipped_updates": counters.skipped_updates,
+    }
+
+
 def rollout_metrics(session: Session, windows: EpisodeWindows) -> dict[str, float]:
-    """Return the metrics of recent episodes and the counts of faults.
+    """Return the metrics of recent episodes; none before the first one has ended.
 
     ``rollout/return``, ``rollout/length`` and, if the benchmark has it, ``rollout/success`` are
-    means over the windows of finished episodes, on average and for each task. ``fault/...`` are
-    counts since the run began.
+    means over the windows of finished episodes, on average and for each task.
 
     Args:
         session: the run.
         windows: of finished episodes.
     """
-    counters = session.counters
-    metrics: dict[str, float] = {
-        "fault/worker_restarts": counters.worker_restarts,
-        "fault/dropped_transitions": counters.dropped_transitions,
-        "fault/skipped_updates": counters.skipped_updates,
-    }
+    metrics: dict[str, float] = {}
     summary = windows.summary()
     if not summary:
         return metrics

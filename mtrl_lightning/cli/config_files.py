@@ -9,6 +9,7 @@ accepted, both after ``-c`` and in ``extends``. A former name is replaced, with 
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import warnings
@@ -27,6 +28,8 @@ yaml.SafeDumper.add_multi_representer(
     StrEnum, lambda dumper, value: dumper.represent_str(str(value.value))
 )
 KEY = "extends"
+BOTH_SIDES = ("network", "gradient")
+"""Groups whose files name parts of actor and critic."""
 FILE_OR_NAME = re.compile(r"[\w./\\~+ -]*[\w./\\~+]")
 """What can be a path or a name; ``-`` is the standard input, the rest YAML or a URL."""
 
@@ -143,5 +146,22 @@ class ExtendingConfigFile(ActionConfigFile):
             super().__call__(parser, cfg, values, option_string)
             return
         for part in parts_of(values):
-            super().__call__(parser, cfg, str(part), option_string)
+            super().__call__(parser, cfg, _of_algorithm(part, cfg), option_string)
             cfg.pop(KEY, None)
+
+
+def _of_algorithm(part: Path | str, cfg: Namespace) -> str:
+    """Return a part without the critic's side, if the algorithm chosen before it has no critic."""
+    module, _, name = str(cfg.get("model.class_path") or "").rpartition(".")
+    if not isinstance(part, Path) or part.parent.name not in BOTH_SIDES or not module:
+        return str(part)
+    kind = getattr(importlib.import_module(module), name)
+    lacking = getattr(kind, "lacking_options", {})
+    content = yaml.safe_load(part.read_text())
+    given = content.get("model", {}).get("init_args", {})
+    unused = [key for key in given if key.startswith("critic") and key in lacking]
+    if not unused:
+        return str(part)
+    for key in unused:
+        del given[key]
+    return json.dumps(content)

@@ -75,7 +75,8 @@ def prepare(
     if fitting:
         # before Lightning starts the other processes
         with distributed.raise_on_all_ranks(ConfigurationError):
-            check_envs_per_task(options["rollout"]["envs_per_task"], processes.number)
+            if options["data"]["demonstrations"] is None:  # else no environments are stepped
+                check_envs_per_task(options["rollout"]["envs_per_task"], processes.number)
     location = locate_run(
         root,
         name,
@@ -204,4 +205,6 @@ def fit(
             with contextlib.suppress(RankLostError), distributed.extended_timeout():
                 distributed.total(0)
             raise
-    rank_zero_info(end_message(trainer, rollout.session.loop.counted_steps, rollout.total_steps))
+    session = rollout.session
+    counted_steps = session.loop.counted_steps
+    rank_zero_info(end_message(trainer, counted_steps, rollout.total_steps, session.step_unit))

@@ -12,7 +12,8 @@ class LearningRate:
         """Return the factor.
 
         Args:
-            progress: fraction of the run's environment steps that are made, from 0 to 1.
+            progress: fraction of the run's environment steps (offline: updates) that are made, from
+                0 to 1.
         """
         raise NotImplementedError
 
@@ -26,7 +27,7 @@ class ConstantRate(LearningRate):
 
 
 class LinearRate(LearningRate):
-    """Change the factor linearly from 1 over the environment steps of the run.
+    """Change the factor linearly from 1 over the environment steps (offline: updates) of the run.
 
     Each iteration uses the factor at its start.
 

@@ -15,6 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LARGEST = 1 - 1e-4
+"""Given actions are clamped to this magnitude: the density of the images of tanh, -1 and 1, is
+infinite."""
+
 
 def zero_padding(value_BA: Tensor, mask_BA: Tensor | None) -> Tensor:
     """Return the values, with 0 where the mask is false; None for no such place."""
@@ -107,6 +111,15 @@ class SquashedGaussian(NamedTuple):
         squash_BA = 2 * (math.log(2) - u_BA - F.softplus(-2 * u_BA))
         log_prob_B = zero_padding(normal_BA - squash_BA, self.mask_BA).sum(-1)
         return zero_padding(torch.tanh(u_BA), self.mask_BA), log_prob_B
+
+    def log_prob(self, action_BA: Tensor) -> Tensor:
+        """Return log densities ``[B]`` of given actions ``[B, A]``, clamped to ``LARGEST``."""
+        action_BA = action_BA.clamp(-LARGEST, LARGEST)
+        noise_BA = (action_BA.atanh() - self.mean_BA) * (-self.log_std_BA).exp()
+        normal_BA = -0.5 * noise_BA.square() - self.log_std_BA - 0.5 * math.log(2 * math.pi)
+        # a = tanh(u): log pi(a) = log N(u; mean, std) - log(1 - a^2)
+        log_prob_BA = normal_BA - (1 - action_BA.square()).log()
+        return zero_padding(log_prob_BA, self.mask_BA).sum(-1)
 
     def log_ratio(self, other: SquashedGaussian, noise_BA: Tensor) -> Tensor:
         """Return ``log pi(a) - log other(a)`` of the actions sampled from this noise, ``[B]``.

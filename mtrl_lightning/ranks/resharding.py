@@ -131,7 +131,9 @@ def reshard(
         parts = parts_of(checkpoint)
         if len(parts) == size:
             return with_part(checkpoint, parts[rank])
-        share = share_of([part["collector"]["tasks"] for part in parts], rank, size)
+        share = Share(rank, size, 0, ())  # of an offline algorithm, which has no environments
+        if parts[0]["collector"]:
+            share = share_of([part["collector"]["tasks"] for part in parts], rank, size)
         part = reshard_parts(parts, share)
     rank_zero_warn(
         f"the checkpoint is of {len(parts)} processes and this run has {size}: networks,"

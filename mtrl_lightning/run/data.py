@@ -26,7 +26,8 @@ from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import CPU, free_memory
-from mtrl_lightning.run.off_policy import off_policy_only
+from mtrl_lightning.run.demonstrations import check_identity, load_demonstrations
+from mtrl_lightning.run.kinds import refused_by
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.types import RolloutConfig
@@ -45,18 +46,20 @@ class MultiTaskData(LightningDataModule):
     """A benchmark and the transitions that are learned from.
 
     An off-policy algorithm has a replay of them. An on-policy one keeps one iteration, whose size
-    it decides itself; it takes no option of the replay.
+    it decides itself; it takes no option of the replay. An offline one has demonstrations.
 
     Args:
         benchmark: the tasks, chosen by ``class_path``.
-        batch_size: off-policy only: transitions of a batch over all trained tasks and processes;
+        batch_size: not on-policy: transitions of a batch over all trained tasks and processes;
             each gets the same number. Null for 128 per task.
         capacity: off-policy only: transitions kept, over all trained tasks and processes; each
             environment has an equal share. Null for 100,000 per task.
+        demonstrations: offline only: folder of the episodes to learn from, which ``collect`` has
+            written. It has every trained task, and may have others.
         exclude_from_training: names of tasks that are evaluated but never trained on.
         memory_map: off-policy only: keep the replay in a file in the run's folder, mapped into
             memory, for one larger than the memory.
-        on_device: off-policy only: keep the replay in the memory of the GPU that trains, if it
+        on_device: not on-policy: keep the replay in the memory of the GPU that trains, if it
             takes at most half of the free memory there.
         wrappers: Gymnasium's wrappers or your own, around every environment that is trained in or
             evaluated in, the innermost first: import paths, or ``class_path`` with ``init_args``;
@@ -89,7 +92,9 @@ class MultiTaskData(LightningDataModule):
     )
     """Arguments that change the result: a continued run warns if one differs."""
 
-    @off_policy_only("batch_size", "capacity", "memory_map", "on_device")
+    @refused_by(("on-policy", "off-policy"), "demonstrations")
+    @refused_by(("on-policy",), "batch_size", "on_device")
+    @refused_by(("on-policy", "offline"), "capacity", "memory_map")
     def __init__(
         self,
         benchmark: Benchmark,
@@ -103,11 +108,13 @@ class MultiTaskData(LightningDataModule):
         info_keys: list[str] | None = None,
         store_info: bool = False,
         seed: int = 0,
+        demonstrations: str | None = None,
     ) -> None:
         super().__init__()
         benchmark = with_pixels(with_wrappers(benchmark, wrappers), pixels)
         benchmark = with_info(benchmark, info_keys, store_info)
         self.benchmark = benchmark
+        self.demonstrations = demonstrations
         self._memory_map = memory_map
         self._on_device = on_device
         self._seed = seed
@@ -122,6 +129,8 @@ class MultiTaskData(LightningDataModule):
         self.rollout_buffer: RolloutBuffer | None = None
         """The transitions of an on-policy algorithm, in place of the buffer."""
         self._opened_for: tuple[Any, ...] = ()
+        self._identity: dict[str, Any] | None = None
+        """Of the demonstrations that the buffer holds; None without."""
         self.manifest: dict[str, Any] | None = None
         """The replay's files according to the last checkpoint; None if they are not saved."""
 
@@ -184,6 +193,36 @@ class MultiTaskData(LightningDataModule):
         )
         return self.buffer
 
+    def open_demonstrations(self, device: torch.device = CPU) -> ReplayBuffer:
+        """Read the demonstrations into memory, and print their number.
+
+        Args:
+            device: that trains.
+
+        Raises:
+            ConfigurationError: if there are none, they are not of the trained tasks, or memory is
+                short.
+        """
+        if self.demonstrations is None:
+            raise ConfigurationError(
+                "data.demonstrations is missing, from which an offline algorithm learns: give the"
+                " folder that mtrl-lightning collect has written"
+            )
+        opened_for = (self.demonstrations, device)
+        if self.buffer is not None and self._opened_for == opened_for:
+            return self.buffer
+        self._forget(opened_for)
+        self.buffer, self._identity = load_demonstrations(
+            self.demonstrations, self.spec, self._seed, device if self._on_device else CPU
+        )
+        needed = bytes_needed(self.buffer.storage.fields, self.buffer.capacity)
+        rank_zero_info(
+            f"Demonstrations in {self.demonstrations}: {len(self.buffer):,} transitions of"
+            f" {len(self.spec.train_tasks)} tasks, {needed / 2**20:,.0f} MiB of memory of"
+            f" {self.buffer.storage.device}"
+        )
+        return self.buffer
+
     def open_rollout_buffer(
         self,
         tasks: Sequence[int],
@@ -221,6 +260,7 @@ class MultiTaskData(LightningDataModule):
     def _forget(self, opened_for: tuple[Any, ...]) -> None:
         self.buffer = None
         self.rollout_buffer = None
+        self._identity = None
         self._opened_for = opened_for
 
     def train_dataloader(self) -> DataLoader:
@@ -238,11 +278,16 @@ class MultiTaskData(LightningDataModule):
         return DataLoader([0], batch_size=None)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the manifest of the replay's files and its generator, or an iteration's state."""
+        """Return the manifest of the replay's files and its generator, or an iteration's state.
+
+        Of demonstrations it is their identity and the generator.
+        """
         if self.rollout_buffer is not None:
             return {"rollout_buffer": self.rollout_buffer.state_dict()}
         if self.buffer is None:
             return {}
+        if self._identity is not None:
+            return {"demonstrations": self._identity, "buffer": self.buffer.state_dict()}
         return {"replay": self.manifest, "buffer": self.buffer.state_dict()}
 
     @staticmethod
@@ -251,6 +296,7 @@ class MultiTaskData(LightningDataModule):
         rules: Rules = {
             "rollout_buffer": partial(RolloutBuffer.reshard, share=share),
             "replay": partial(reshard_manifests, share=share),
+            "demonstrations": lambda identities: identities[0],
             "buffer": lambda buffers: share.own(buffers) or {},
         }
         return share.join("the data", states, rules)
@@ -259,7 +305,7 @@ class MultiTaskData(LightningDataModule):
         """Restore them; ``ReplayCallback`` reads the replay's transitions.
 
         Raises:
-            ConfigurationError: if they are damaged.
+            ConfigurationError: if they are damaged, or of other demonstrations.
         """
         with restoring("state of the data"):
             self._restore(state_dict)
@@ -268,10 +314,16 @@ class MultiTaskData(LightningDataModule):
         if self.rollout_buffer is not None and "rollout_buffer" in state_dict:
             self.rollout_buffer.load_state_dict(state_dict["rollout_buffer"])
         if self.buffer is not None and "buffer" in state_dict:
-            self.manifest = state_dict["replay"]
-            if self.manifest is not None and MOVED not in self.manifest:
-                check_manifest(self.manifest)
+            if self._identity is not None:
+                check_identity(state_dict["demonstrations"], self._identity)
+            else:
+                self._restore_manifest(state_dict["replay"])
             self.buffer.load_state_dict(state_dict["buffer"])
+
+    def _restore_manifest(self, manifest: dict[str, Any] | None) -> None:
+        self.manifest = manifest
+        if manifest is not None and MOVED not in manifest:
+            check_manifest(manifest)
 
 
 def _check_sizes(batch_size: int, capacity: int, num_tasks: int) -> None:

@@ -1,8 +1,9 @@
 """How a run trains: the loop from which Lightning takes a batch for every update.
 
 Lightning asks an iterable for batches and makes an update with each, so the iterable is the loop:
-it steps the environments, and yields where an update happens. ``_off_policy`` and ``_on_policy``
-are the two ways to train; ``AFTER_UPDATES`` lists the actions after a vector step, in order.
+it steps the environments, and yields where an update happens. ``_off_policy``, ``_on_policy`` and
+``_offline`` are the ways to train; ``AFTER_UPDATES`` lists the actions after a vector step, in
+order.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
     Args:
         session: the run's parts.
         total_steps: environment steps after which training ends; an on-policy algorithm finishes
-            its iteration.
+            its iteration. Offline they are updates.
         warmup_steps: off-policy only: environment steps with uniformly random actions before the
             first update.
         ratio: off-policy only: updates per vector step.
@@ -88,7 +89,12 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
     def __iter__(self) -> Iterator[TransitionBatch]:
         """Train; the iterator steps nothing before its first batch is asked for."""
         self._begin()
-        yield from self._off_policy() if self._is_off_policy else self._on_policy()
+        ways = {
+            "off-policy": self._off_policy,
+            "on-policy": self._on_policy,
+            "offline": self._offline,
+        }
+        yield from ways[self.session.algorithm.kind]()
         self.session.trainer.should_stop = True  # else Lightning starts another epoch
 
     def _off_policy(self) -> Iterator[TransitionBatch]:
@@ -171,24 +177,55 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
                 self._finish_step()
             session.check_signals()
 
+    def _offline(self) -> Iterator[TransitionBatch]:
+        """Yield batches of demonstrations; each update counts as a step of the schedules."""
+        session = self.session
+        if session.counters.updates == 0:
+            session.begin_learning()
+        self._resume_actions()
+        self._report_nothing_to_do()
+
+        while not self._is_ending():
+            with session.stopwatch.measure("sample"):
+                # each process samples its share: gradients are averaged over the processes
+                batch = session.replay.sample(session.data.batch_size // distributed.world_size())
+
+            progress = min(session.counters.updates / self.total_steps, 1.0)
+            session.algorithm.begin_update(progress)
+
+            yield batch  # Lightning calls training_step with it
+            self._defer_stop()
+
+            session.counters.env_steps = session.counters.updates
+            self._sync_ranks()
+            for call in session.after_vector_step:
+                call(session.counters.env_steps)
+            self._finish_step()
+            session.check_signals()
+
     def _begin(self) -> None:
         """Start the episodes; evaluate and save a new run before its first step if asked to."""
         session = self.session
         unknown = session.after_updates.keys() - set(AFTER_UPDATES)
         assert not unknown, f"add {unknown} to AFTER_UPDATES, where its order is"
         session.is_training = True
-        if not session.collector.has_started:
-            session.collector.reset()
-        for task, reason in session.collector.envs.unsavable().items():
-            rank_zero_warn(
-                f"the state of {task}'s environment cannot be saved ({reason}):"
-                " a continued run starts new episodes there, and is not the uninterrupted run"
-            )
+        if session.has_envs:
+            self._begin_episodes()
         # an evaluation and a checkpoint of the untrained policy, where they are configured
         if session.counters.env_steps == 0:
             for name in AFTER_UPDATES:
                 if name in session.after_updates:
                     session.after_updates[name].at_start()
+
+    def _begin_episodes(self) -> None:
+        collector = self.session.collector
+        if not collector.has_started:
+            collector.reset()
+        for task, reason in collector.envs.unsavable().items():
+            rank_zero_warn(
+                f"the state of {task}'s environment cannot be saved ({reason}):"
+                " a continued run starts new episodes there, and is not the uninterrupted run"
+            )
 
     def _warm_up(self) -> None:
         """Step with random actions, unless the checkpoint's run has finished its warm-up."""
@@ -285,7 +322,8 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
     def _finish_step(self) -> None:
         """Run the actions that are due after a vector step and its updates."""
         self._next_action = AFTER_UPDATES[0]
-        self._check_faults()
+        if self.session.has_envs:
+            self._check_faults()
         self._continue_actions()
 
     def _resume_actions(self) -> None:
@@ -323,7 +361,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
 
     @property
     def _is_off_policy(self) -> bool:
-        return self.session.algorithm.collection is None
+        return self.session.algorithm.kind == "off-policy"
 
     @property
     def last_step(self) -> int:
@@ -341,7 +379,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             return False
         if self._is_off_policy:
             return self._ratio.has_started and not self._owes_update()
-        return self.session.rollout_buffer.is_empty
+        return not self.session.is_collecting
 
     def is_complete(self) -> bool:
         """Return whether the results of the last vector step are there, too."""
@@ -358,7 +396,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
     def _report_nothing_to_do(self) -> None:
         if self.is_finished():
             rank_zero_info(
-                f"{self.counted_steps:,} env steps are made already:"
+                f"{self.counted_steps:,} {self.session.step_unit} are made already:"
                 " raise rollout.total_steps to continue"
             )
 

@@ -38,16 +38,16 @@ def sync_ranks(session: Session, wants_stop: bool) -> None:
     if distributed.world_size() == 1:
         return
     local = session.local_counters
-    envs = session.collector.envs
+    envs = session.collector.envs if session.has_envs else None
     local_numbers = [
         local.env_steps,
         local.dropped_transitions,
         local.episodes,
         local.worker_restarts,
         session.received_signal,
-        int(envs.fault is not None),
+        int(envs is not None and envs.fault is not None),
         int(wants_stop),
-        envs.num_restarts,
+        0 if envs is None else envs.num_restarts,
     ]
     numbers = np.array(distributed.gather_numbers(local_numbers))
     totals = numbers.sum(0).tolist()

@@ -81,7 +81,7 @@ class Session:
     """The parts of one run.
 
     Constructing it starts nothing. ``RolloutCallback`` starts the workers and calls ``open``, which
-    allocates the buffers.
+    allocates the buffers; for an offline algorithm it calls ``open_offline``.
 
     Args:
         algorithm: the algorithm.
@@ -128,6 +128,7 @@ class Session:
         """Called when an exception has ended the run, after it was saved."""
         self._loop: TrainingLoop | None = None
         self._collector: Collector | None = None
+        self._is_open = False
 
     @classmethod
     def of(cls, trainer: Trainer, algorithm: LightningModule) -> Session:
@@ -164,6 +165,7 @@ class Session:
             exploration: makes the noise of explored actions in place of the algorithm.
             pausing: which environments are not stepped.
         """
+        self._is_open = True
         self._collector = Collector(
             envs,
             self.algorithm,
@@ -182,15 +184,34 @@ class Session:
         else:
             self.data.open_rollout_buffer(tasks, collection, fields, device)
 
+    def open_offline(self, device: torch.device) -> None:
+        """Read the demonstrations of an offline algorithm, which has no training environments.
+
+        Args:
+            device: of the buffer and the algorithm.
+        """
+        self.data.open_demonstrations(device)
+        self._is_open = True
+
     @property
     def is_open(self) -> bool:
+        """Whether what is learned from is there."""
+        return self._is_open
+
+    @property
+    def has_envs(self) -> bool:
         """Whether the training environments are there."""
         return self._collector is not None
 
     @property
+    def step_unit(self) -> str:
+        """What a step of the schedules is called."""
+        return "updates" if self.algorithm.kind == "offline" else "env steps"
+
+    @property
     def collector(self) -> Collector:
         """Steps the training environments."""
-        assert self._collector is not None, "the session is not open"
+        assert self._collector is not None, "the session has no training environments"
         return self._collector
 
     @property
@@ -210,7 +231,7 @@ class Session:
 
     @property
     def replay(self) -> ReplayBuffer:
-        """The replay buffer of an off-policy algorithm."""
+        """The replay buffer of an off-policy algorithm, or the demonstrations of an offline one."""
         assert self.data.buffer is not None, "the session is not open"
         return self.data.buffer
 
@@ -223,7 +244,7 @@ class Session:
     @property
     def transitions(self) -> ReplayBuffer | RolloutBuffer:
         """The transitions that are learned from."""
-        return self.replay if self.algorithm.collection is None else self.rollout_buffer
+        return self.rollout_buffer if self.algorithm.kind == "on-policy" else self.replay
 
     @property
     def is_collecting(self) -> bool:
@@ -242,13 +263,16 @@ class Session:
 
     def begin_learning(self) -> None:
         """Give the algorithm each trained task's mean reward in the replay, if it has one."""
-        if self.algorithm.collection is None:
+        if self.algorithm.kind != "on-policy":
             self.algorithm.begin_learning(self.replay.mean_rewards())
 
     def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
         """Return a rank's part of a checkpoint from the parts of another number of ranks."""
         rules: Rules = {
-            "collector": partial(self.collector.reshard, share=share),
+            # an offline algorithm has no environments, and so no state of a collector
+            "collector": lambda of_ranks: (
+                self.collector.reshard(of_ranks, share) if of_ranks[0] else {}
+            ),
             "data": partial(self.data.reshard, share=share),
             "algorithm": partial(self.algorithm.reshard, share=share),
             "extra_states": partial(self.algorithm.reshard_extra_states, share=share),
@@ -266,4 +290,5 @@ class Session:
         if self._collector is not None:
             self._collector.envs.close()
             self._collector = None
+        self._is_open = False
         self.data.session = None

@@ -1,28 +1,48 @@
-"""A second algorithm on the base's parts: it trains and continues through the command line."""
+"""Behaviour cloning: its losses, its policies, and runs through the command line."""
 
 from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from mtrl_lightning.algorithms import ReturnRange
+from mtrl_lightning.algorithms import (
+    PPO,
+    SAC,
+    BehaviourCloning,
+    ByTemperature,
+    ReturnRange,
+)
+from mtrl_lightning.algorithms.bc import squared_errors
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks import SquashedGaussian
-from tests.helpers.algorithms import changed, copy_of, make_batch, make_spec, small_mlp, train
-from tests.helpers.behaviour_cloning import BehaviourCloning, negative_log_likelihood
+from mtrl_lightning.networks import (
+    ClippedGaussian,
+    MultiHead,
+    SquashedGaussian,
+    Standardize,
+    StateDependentStd,
+    StateIndependentStd,
+)
+from tests.helpers.algorithms import (
+    changed,
+    copy_of,
+    make_batch,
+    make_bc,
+    make_spec,
+    small_mlp,
+    train,
+)
+from tests.helpers.command_line import config_args
+from tests.helpers.demonstrations import write_demonstrations
 from tests.helpers.runs import assert_continues_exactly
 
 OPTIONS = [
-    "--model=tests.helpers.behaviour_cloning.BehaviourCloning",
-    "--model.init_args.actor=mtrl_lightning.networks.MLP",
     "--model.init_args.actor.init_args.width=16",
     "--model.init_args.actor.init_args.output_bound=1.0",
     "--data.batch_size=96",
-    "--data.capacity=30000",
-    "--rollout.warmup_steps=300",
-    "--rollout.num_workers=0",
     "--evaluation.num_workers=0",
     "--evaluation.every=300",
     "--evaluation.num_episodes=1",
@@ -31,45 +51,106 @@ OPTIONS = [
     "--trainer.enable_progress_bar=false",
     "--trainer.accelerator=cpu",
 ]
+CONFIGS = ("base", "env/toy", "algorithm/bc", "network/mlp")
+POLICIES = {"squashed": None, "clipped": StateIndependentStd, "dependent": StateDependentStd}
+MASK_A = torch.tensor([True, False, True])
 
 
-def clone(command_line, *options):
-    command_line("fit", *OPTIONS, *options, configs=("base", "env/toy"), small=False)
+@pytest.fixture(scope="module")
+def demonstrations(tmp_path_factory):
+    return write_demonstrations(tmp_path_factory.mktemp("toy") / "expert")
+
+
+def clone(command_line, demonstrations, *options):
+    given = [*OPTIONS, f"--data.demonstrations={demonstrations}", *options]
+    command_line("fit", *given, configs=CONFIGS, small=False)
+
+
+def gaussians(size=2):
+    generator = torch.Generator().manual_seed(0)
+    shape = (3, 2, size)
+    return (0.3 * torch.randn(shape, generator=generator) for _ in range(3))
 
 
 def test_the_loss_is_the_density_of_the_squashed_gaussian():
-    generator = torch.Generator().manual_seed(0)
-    shape = (3, 2, 2)
-    mean_RnA, log_std_RnA, noise_RnA = (torch.randn(shape, generator=generator) for _ in range(3))
-    policy = SquashedGaussian(0.3 * mean_RnA, 0.3 * log_std_RnA)
-    action_RnA, log_prob_Rn = policy.sample(0.5 * noise_RnA)
-    expected_R = -log_prob_Rn.mean(1)
-    torch.testing.assert_close(negative_log_likelihood(policy, action_RnA), expected_R)
+    mean_RnA, log_std_RnA, noise_RnA = gaussians()
+    policy = SquashedGaussian(mean_RnA, log_std_RnA)
+    action_RnA, log_prob_Rn = policy.sample(noise_RnA)
+    torch.testing.assert_close(policy.log_prob(action_RnA), log_prob_Rn)
+    normal = Independent(Normal(mean_RnA, log_std_RnA.exp()), 1)
+    reference = TransformedDistribution(normal, TanhTransform())
+    torch.testing.assert_close(policy.log_prob(action_RnA), reference.log_prob(action_RnA))
 
 
-@pytest.mark.slow
-def test_it_trains_through_the_command_line_and_its_loss_falls(command_line):
-    clone(command_line, "--rollout.total_steps=1500")
-    logged = [row["train/actor_loss"] for row in command_line.rows()]
-    losses = [float(loss) for loss in logged if loss]
-    assert len(losses) > 4 and losses[-1] < 0.5 * losses[0], losses
-    assert "train/critic_loss" not in command_line.rows()[0]
+def test_the_density_of_an_action_at_the_bounds_is_finite_and_has_a_gradient():
+    mean_BA = torch.zeros(1, 2, requires_grad=True)
+    log_prob_B = SquashedGaussian(mean_BA, torch.zeros(1, 2)).log_prob(torch.tensor([[1.0, -1.0]]))
+    log_prob_B.sum().backward()
+    assert log_prob_B.isfinite().all()
+    assert mean_BA.grad[0, 0] > 1 and mean_BA.grad[0, 1] < -1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("gradient", ["PCGrad", "FAMO"])
-def test_a_continued_run_is_the_same_run(command_line, gradient):
-    options = [
-        f"--model.init_args.gradient=mtrl_lightning.gradients.{gradient}",
-        "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
-        "--resets.every=500",
-    ]
-    run = partial(clone, command_line, *options)
-    assert_continues_exactly(command_line, run, 600, 900)
+def test_the_squared_error_is_that_of_the_action_over_a_tasks_own_dimensions():
+    mean_BA = torch.tensor([[0.5, 9.0, -2.0]])
+    action_BA = torch.tensor([[0.1, 0.0, 0.4]])
+    zeros_BA = torch.zeros(1, 3)
+    clipped = ClippedGaussian(mean_BA, zeros_BA, MASK_A)
+    # also beyond the bounds: (0.5 - 0.1)^2 + (-2 - 0.4)^2
+    torch.testing.assert_close(squared_errors(clipped, action_BA), torch.tensor([0.16 + 5.76]))
+    squashed = SquashedGaussian(mean_BA, zeros_BA, MASK_A)
+    expected = (np.tanh(0.5) - 0.1) ** 2 + (np.tanh(-2) - 0.4) ** 2
+    assert squared_errors(squashed, action_BA).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_its_networks_are_reset():
-    algorithm = train(BehaviourCloning(make_spec(), actor=small_mlp), 3)
+@pytest.mark.parametrize("noise", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("loss", ["mse", "log_prob"])
+def test_a_tasks_loss_is_the_mean_over_its_own_rows(loss, noise):
+    algorithm = make_bc(make_spec(4, train_tasks=(0, 1, 3)), loss=loss, noise=noise)
+    batch = make_batch(algorithm.spec)
+    loss_R, error = algorithm.actor_loss(batch)
+    policy = algorithm.policy(batch.observation_RnD, batch.task_Rn)
+    error_Rn = squared_errors(policy, batch.action_RnA)
+    density = Normal(policy.mean_BA, policy.log_std_BA.exp().expand_as(policy.mean_BA))
+    if noise is None:
+        density = TransformedDistribution(density, TanhTransform())
+    log_prob_Rn = density.log_prob(batch.action_RnA).sum(-1)
+    expected_Rn = error_Rn if loss == "mse" else -log_prob_Rn
+    torch.testing.assert_close(loss_R, expected_Rn.mean(1))
+    torch.testing.assert_close(error, error_Rn.mean())
+
+
+def test_noise_of_the_demonstrator_is_not_imitated():
+    algorithm = make_bc()
+    batch = make_batch(algorithm.spec)
+    chosen_RnA = 0.5 * batch.action_RnA
+    loss_R, _ = algorithm.actor_loss(batch._replace(extra={"policy_action": chosen_RnA}))
+    expected_R, _ = algorithm.actor_loss(batch._replace(action_RnA=chosen_RnA))
+    assert torch.equal(loss_R, expected_R)
+    assert not torch.equal(loss_R, algorithm.actor_loss(batch)[0])
+
+
+def test_a_batch_gives_the_step_of_its_mean_loss():
+    algorithm, reference = make_bc(), make_bc()
+    train(algorithm, 1)
+    optimizer = torch.optim.Adam(reference.actor.parameters(), lr=1e-3, eps=1e-5)
+    reference.actor_loss(make_batch(reference.spec))[0].mean().backward()
+    torch.nn.utils.clip_grad_norm_(reference.actor.parameters(), 1.0)
+    optimizer.step()
+    for name, value in reference.actor.state_dict().items():
+        torch.testing.assert_close(algorithm.actor.state_dict()[name], value, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("loss", ["mse", "log_prob"])
+def test_standard_deviations_are_trained_by_densities_alone(loss):
+    algorithm = make_bc(noise=StateIndependentStd, loss=loss)
+    before = copy_of(algorithm)
+    train(algorithm, 2)
+    assert ("noise.log_std_TA" in changed(algorithm, before)) is (loss == "log_prob")
+
+
+@pytest.mark.parametrize("noise", [None, StateIndependentStd])
+def test_its_networks_are_reset(noise):
+    algorithm = train(make_bc(noise=noise, loss="log_prob"), 3)
     before = copy_of(algorithm)
     algorithm.reset_networks()
     assert {"actor.trunk.0.weight", "actor.trunk.2.weight"} <= changed(algorithm, before)
@@ -77,16 +158,74 @@ def test_its_networks_are_reset():
     train(algorithm, 1)
 
 
-def test_a_batch_gives_the_step_of_its_mean_loss():
-    algorithm, reference = (BehaviourCloning(make_spec(), actor=small_mlp) for _ in range(2))
-    train(algorithm, 1)
-    optimizer = torch.optim.Adam(reference.actor.parameters(), lr=1e-3)
-    reference.actor_loss(make_batch(reference.spec))[0].mean().backward()
-    torch.nn.utils.clip_grad_norm_(reference.actor.parameters(), 1.0)
-    optimizer.step()
-    assert changed(algorithm.actor, copy_of(reference.actor)) == set()
+@pytest.mark.parametrize(("kind", "noise"), [(SAC, None), (PPO, StateIndependentStd)])
+def test_another_algorithm_acts_with_its_networks(kind, noise):
+    network = partial(MultiHead, width=8, depth=1, output_bound=1.0)
+    spec = make_spec()
+    cloned = train(BehaviourCloning(spec, actor=network, encoder=Standardize, noise=noise), 3)
+    other = kind(spec, actor=network, encoder=Standardize, seed=5)
+    assert cloned.acting_modules().keys() == other.acting_modules().keys()
+    other.set_weights(cloned.get_weights() | {"transforms": other.transforms.state_dict()}, 0)
+    observation_ED = np.random.default_rng(0).normal(size=(6, 4))
+    task_E = np.array([0, 1, 2, 0, 1, 2])
+    noise_EA = np.ones((6, 2), np.float32)
+    for mode in ("exploit", "explore"):
+        found, expected = (
+            one.act(observation_ED, task_E, mode, noise_EA) for one in (other, cloned)
+        )
+        np.testing.assert_array_equal(found[0] if isinstance(found, tuple) else found, expected)
+
+
+@pytest.mark.parametrize("noise", [None, StateDependentStd])
+def test_a_compiled_loss_is_one_graph(noise):
+    algorithm = make_bc(noise=noise, loss="log_prob")
+    batch = make_batch(algorithm.spec)
+    loss_R, error = torch.compile(algorithm.actor_loss, backend="eager", fullgraph=True)(batch)
+    torch.testing.assert_close(loss_R, algorithm.actor_loss(batch)[0])
+    assert loss_R.requires_grad and not error.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "l1"}, "loss is 'l1': give one of log_prob, mse"),
+        ({"log_std_min": 3.0}, "log_std_min"),
+        ({"critic": small_mlp}, "BehaviourCloning has no critic: it imitates"),
+        ({"reward_scale": ReturnRange}, "BehaviourCloning has no reward_scale: it does not learn"),
+        ({"task_weighting": ByTemperature}, "ByTemperature needs temperatures"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_bc(**options)
 
 
 def test_a_transform_that_needs_what_it_does_not_have_is_refused():
     with pytest.raises(ConfigurationError, match="ReturnRange requires temperature_T, target_ent"):
-        BehaviourCloning(make_spec(), reward_scale=ReturnRange)
+        make_bc().add_transform(ReturnRange(make_spec()))
+
+
+@pytest.mark.slow
+def test_it_trains_through_the_command_line_and_its_loss_falls(command_line, demonstrations):
+    clone(command_line, demonstrations, "--rollout.total_steps=1500")
+    logged = [row["train/actor_loss"] for row in command_line.rows()]
+    losses = [float(loss) for loss in logged if loss]
+    assert len(losses) > 4 and losses[-1] < 0.5 * losses[0], losses
+    assert "train/critic_loss" not in command_line.rows()[0]
+    successes = [row["eval/success"] for row in command_line.rows() if row["eval/success"]]
+    assert float(successes[-1]) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gradient", ["pcgrad", "famo"])
+def test_a_continued_run_is_the_same_run(command_line, demonstrations, gradient):
+    options = [
+        *config_args(f"gradient/{gradient}"),
+        "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
+        "--resets.every=150",
+        "--evaluation.every=100",
+        "--checkpoint.every=100",
+        "--metrics.every=50",
+    ]
+    run = partial(clone, command_line, demonstrations, *options)
+    assert_continues_exactly(command_line, run, 200, 300)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jsonargparse import ArgumentParser
 
-from mtrl_lightning.algorithms import PPO, SAC, Algorithm, Distral
+from mtrl_lightning.algorithms import PPO, SAC, Algorithm, BehaviourCloning, Distral
 from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP, LatentDynamics, Reconstruction
 
 
@@ -25,6 +25,7 @@ def options_of(kind: type) -> set[str]:
     [
         (SAC, Algorithm),
         (PPO, Algorithm),
+        (BehaviourCloning, Algorithm),
         (LatentDynamics, Auxiliary),
         (HiPBMDP, LatentDynamics),
         (Reconstruction, Auxiliary),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mtrl_lightning import gradients, networks
-from mtrl_lightning.algorithms import PPO, SAC, TD3, Distral
+from mtrl_lightning.algorithms import PPO, SAC, TD3, BehaviourCloning, Distral
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, LossInputs, Reconstruction
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.loading import load_policy
@@ -37,7 +37,6 @@ from mtrl_lightning.networks import (
     TaskEncoder,
 )
 from tests.helpers.algorithms import attach, copy_of, make_batch, make_spec
-from tests.helpers.behaviour_cloning import BehaviourCloning
 from tests.helpers.checkpoints import save
 from tests.helpers.padding import NAMES, NETWORKS
 
@@ -382,8 +381,11 @@ def test_the_logged_noise_is_that_of_a_tasks_own_dimensions():
     assert stds == pytest.approx([1.5, 2.75, 1.5])
 
 
-def test_behaviour_cloning_counts_a_tasks_own_dimensions():
-    *algorithms, indices = make_pair(BehaviourCloning, actor=NETWORKS["mlp"])
+@pytest.mark.parametrize("loss", ["log_prob", "mse"])
+@pytest.mark.parametrize("noise", [None, StateDependentStd])
+def test_behaviour_cloning_counts_a_tasks_own_dimensions(loss, noise):
+    options = {"loss": loss, "noise": noise}
+    *algorithms, indices = make_pair(BehaviourCloning, actor=NETWORKS["mlp"], **options)
     pair = batches(algorithms)
     losses = [model.actor_loss(batch)[0] for model, batch in zip(algorithms, pair, strict=True)]
     assert_losses_agree(indices, algorithms, losses)

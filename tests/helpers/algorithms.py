@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box
 from torch.optim import Optimizer
 
-from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, Distral
+from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, BehaviourCloning, Distral
 from mtrl_lightning.networks import MLP, Network
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
@@ -76,6 +76,10 @@ def make_distral(spec: EnvSpec | None = None, **options: Any) -> Distral:
 
 def make_ppo(spec: EnvSpec | None = None, **options: Any) -> PPO:
     return PPO(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
+
+
+def make_bc(spec: EnvSpec | None = None, **options: Any) -> BehaviourCloning:
+    return BehaviourCloning(spec or make_spec(), **{"actor": small_mlp, **options})
 
 
 def attach(algorithm: Algorithm) -> list[Optimizer]:

@@ -10,8 +10,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from mtrl_lightning.algorithms import PPO, SAC, TD3, Distral
+from mtrl_lightning.algorithms import PPO, SAC, TD3, BehaviourCloning, Distral
+from mtrl_lightning.demonstrations import UniformPolicy
+from mtrl_lightning.envs import GymnasiumTasks
 from mtrl_lightning.loading import load_policy
+from tests.helpers.demonstrations import write_demonstrations
+from tests.helpers.fakes import point_in_space, point_on_a_line
 from tests.helpers.matrix import NETWORKS, STACKS
 from tests.helpers.runs import assert_continues_exactly
 
@@ -55,9 +59,9 @@ def test_a_continued_run_is_the_same_run(command_line, network, gradient):
     assert_continues_exactly(command_line, run, 120, 180)
 
 
-@pytest.mark.parametrize("kind", [SAC, PPO, TD3, Distral])
+@pytest.mark.parametrize("kind", [SAC, PPO, TD3, Distral, BehaviourCloning])
 def test_a_continued_run_with_tasks_of_different_sizes_is_the_same_run(
-    command_line, monkeypatch, kind
+    command_line, monkeypatch, tmp_path, kind
 ):
     batches = []
     training_step = kind.training_step
@@ -75,7 +79,13 @@ def test_a_continued_run_with_tasks_of_different_sizes_is_the_same_run(
         *OPTIONS,
         *NETWORKS["mlp"],
     ]
-    if kind is not PPO:
+    if kind is BehaviourCloning:
+        benchmark = GymnasiumTasks({"line": point_on_a_line, "space": point_in_space}, horizon=7)
+        policy = UniformPolicy(benchmark.spec)
+        folder = write_demonstrations(tmp_path / "random", benchmark, policy)
+        options = [option for option in options if ".critic." not in option]
+        options += [f"--data.demonstrations={folder}", "--data.batch_size=8"]
+    elif kind is not PPO:
         options += ["--rollout.warmup_steps=42", "--data.batch_size=8"]
     else:
         options += [
@@ -84,7 +94,8 @@ def test_a_continued_run_with_tasks_of_different_sizes_is_the_same_run(
             "--model.init_args.num_minibatches=3",
         ]
 
-    name = "distral" if kind is Distral else f"mt{kind.__name__.lower()}"
+    names = {Distral: "distral", BehaviourCloning: "bc"}
+    name = names.get(kind, f"mt{kind.__name__.lower()}")
     configs = ("base", "env/toy", f"algorithm/{name}", "network/mlp", "gradient/pcgrad")
     run = partial(command_line, "fit", *options, configs=configs, small=False)
     assert_continues_exactly(command_line, run, 120, 180)

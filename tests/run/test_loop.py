@@ -8,14 +8,16 @@ import pytest
 from lightning.pytorch import Callback, Trainer
 from torch.utils.data import IterableDataset
 
-from mtrl_lightning.algorithms import PPO, SAC
+from mtrl_lightning.algorithms import PPO, SAC, BehaviourCloning
 from mtrl_lightning.api import train
+from mtrl_lightning.callbacks import rollout
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
 from mtrl_lightning.run.loop import ACTIONS_OF_FORMAT_3, AFTER_UPDATES, RESULT_ACTIONS, TrainingLoop
 from mtrl_lightning.schedules import UpdateRatio
+from tests.helpers.demonstrations import write_demonstrations
 
 OFF_POLICY = {"total_steps": 24, "warmup_steps": 12, "capacity": 3_000, "batch_size": 6}
 ON_POLICY = {"total_steps": 12}
@@ -41,6 +43,7 @@ def events(monkeypatch):
     record(RolloutBuffer, "next_minibatch", "sample")
     record(SAC, "update", "update")
     record(PPO, "update", "update")
+    record(BehaviourCloning, "update", "update")
     record(TrainingLoop, "_finish_step", "finish")
     return recorded
 
@@ -91,6 +94,17 @@ def test_an_on_policy_run_collects_an_iteration_and_then_learns_from_it_alone(tm
     assert events == iteration * 2
 
 
+def test_an_offline_run_samples_and_updates_without_environments(tmp_path, events, monkeypatch):
+    folder = write_demonstrations(tmp_path / "demonstrations", num_episodes=1)
+    monkeypatch.setattr(rollout, "VectorEnv", None)
+    data = {"demonstrations": str(folder), "batch_size": 6}
+    ended = run(BehaviourCloning, tmp_path, total_steps=3, data=data)
+    assert events == ["sample", "update", "finish"] * 3
+    checkpoint = load_checkpoint(ended.checkpoint)
+    counters = checkpoint["mtrl_lightning"]["counters"]
+    assert counters == Counters(env_steps=3, updates=3).state_dict()
+
+
 class StopAfter(Callback):
     """Ask the trainer to stop after an update, as Lightning's ``Timer`` does."""
 
@@ -135,7 +149,7 @@ def test_lightnings_limit_of_epochs_is_restored_after_a_fit(tmp_path):
 
 
 def loop_of(counters):
-    session = SimpleNamespace(counters=counters, algorithm=SimpleNamespace(collection=None))
+    session = SimpleNamespace(counters=counters, algorithm=SimpleNamespace(kind="off-policy"))
     return TrainingLoop(session, 10, 1, UpdateRatio(1))
 
 

@@ -37,6 +37,7 @@ from mtrl_lightning.types import Rollout, TransitionBatch, Transitions
 from tests.helpers.algorithms import (
     attach,
     make_batch,
+    make_bc,
     make_distral,
     make_ppo,
     make_sac,
@@ -131,6 +132,9 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
     ),
     "distral masked bodies pcgrad": lambda: make_distral(
         masked_spec(), encoder=networks.Standardize, actor_gradient=METHODS["pcgrad"]
+    ),
+    "bc masked bodies, standardize, famo": lambda: make_bc(
+        masked_spec(), encoder=networks.Standardize, actor_gradient=METHODS["famo"]
     ),
     "skipped step": lambda: make_sac(SPEC, on_nonfinite="skip"),
     "td3 masked bodies, standardize, pcgrad": lambda: make_td3(

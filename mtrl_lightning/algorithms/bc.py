@@ -1,0 +1,206 @@
+"""Multi-task behaviour cloning: imitate the actions of demonstrations.
+
+Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or ``R, n``, ``D``
+observation, ``A`` action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.checks import increasing, one_of
+from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
+from mtrl_lightning.learning.per_task import per_task_forward
+from mtrl_lightning.learning.weighting import EqualWeights, TaskWeighting
+from mtrl_lightning.networks import (
+    MLP,
+    ClippedGaussian,
+    Encoder,
+    Identity,
+    Network,
+    PolicyStd,
+    SquashedGaussian,
+    TaskConditioning,
+    with_conditioning,
+    zero_padding,
+)
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import TransitionBatch
+
+Loss = Literal["log_prob", "mse"]
+Policy: TypeAlias = SquashedGaussian | ClippedGaussian
+
+
+def squared_errors(policy: Policy, action_BA: Tensor) -> Tensor:
+    """Return the squared error of the deterministic action ``|mode - a|^2``, ``[B]``.
+
+    A clipped Gaussian has that of its mean before it is clipped: beyond -1 and 1 the clipped one
+    has no gradient.
+    """
+    is_clipped = isinstance(policy, ClippedGaussian)
+    mean_BA = policy.mean_BA if is_clipped else policy.mode()
+    return zero_padding((mean_BA - action_BA).square(), policy.mask_BA).sum(-1)
+
+
+def negative_log_densities(policy: Policy, action_BA: Tensor) -> Tensor:
+    """Return ``-log pi(a)``, ``[B]``.
+
+    A clipped Gaussian has the density of the Gaussian, as if no action had been clipped.
+    """
+    return -policy.log_prob(action_BA)
+
+
+LOSSES = {"log_prob": negative_log_densities, "mse": squared_errors}
+"""Losses of the rows of a batch, by the name of the option."""
+
+
+class BehaviourCloning(Algorithm):
+    """Multi-task behaviour cloning: supervised learning of the actions in ``data.demonstrations``.
+
+    An offline algorithm: it steps no environments in training. Of demonstrations with noise on the
+    actions it imitates the actions without it (``policy_action``), which show how to correct a
+    mistake (Laskey et al. 2017, arXiv 1703.09327). Its policy is SAC's, a Gaussian
+    squashed by tanh, or with ``noise`` PPO's, a clipped Gaussian: encoder and actor then have the
+    parameters of that algorithm.
+
+    Args:
+        spec: the tasks; filled in from the data.
+        actor: network of the policy, ``(in_dim, out_dim, spec) -> Network``.
+        encoder: maps observations to features of the actor, and is trained with it.
+        conditioning: how the task is given to the actor; None for the network's own, the one-hot. A
+            ``conditioning`` among a network's options takes precedence.
+        noise: the standard deviation of PPO's policy; null for SAC's policy, whose actor has
+            standard deviations among its outputs.
+        loss: ``mse``, the squared error of the deterministic action; or ``log_prob``, the negative
+            log density of the demonstrated one, which also trains the standard deviations.
+        actor_gradient: how the tasks' losses become one gradient.
+        task_weighting: how much each task's loss counts.
+        learning_rate: factor of the learning rate in the course of a run.
+        log_std_min: lower clamp of the log standard deviation of SAC's policy.
+        log_std_max: its upper clamp.
+        actor_max_grad_norm: global norm to which the gradient is clipped; None for no clipping.
+        actor_optimizer: optimizer of the actor, the encoder and the noise.
+        options: those of every algorithm: ``seed``, ``compile`` and others of ``Algorithm``.
+    """
+
+    is_offline = True
+    lacking_options: ClassVar[Mapping[str, str]] = {
+        "critic": "it imitates, and learns no values",
+        "critic_gradient": "it has no critic: actor_gradient combines the tasks' gradients",
+        "critic_optimizer": "it has no critic: give actor_optimizer",
+        "reward_scale": "it does not learn from rewards",
+        "transforms": "to normalize observations, set encoder to mtrl_lightning.networks"
+        ".Standardize",
+        "auxiliaries": "the loss of imitation alone trains the encoder",
+    }
+    encoder: Encoder
+    actor: Network
+    noise: PolicyStd
+    actor_gradient: GradientMethod
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        actor: Callable[[int, int, EnvSpec], Network] = MLP,
+        encoder: Callable[[EnvSpec], Encoder] = Identity,
+        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
+        noise: Callable[[EnvSpec], PolicyStd] | None = None,
+        loss: Loss = "mse",
+        actor_gradient: Callable[[EnvSpec], GradientMethod] = Mean,
+        task_weighting: Callable[[EnvSpec], TaskWeighting] = EqualWeights,
+        learning_rate: Callable[[], LearningRate] = ConstantRate,
+        log_std_min: float = -5.0,
+        log_std_max: float = 2.0,
+        actor_max_grad_norm: float | None = 1.0,
+        actor_optimizer: OptimizerCallable = lambda p: Adam(p, lr=1e-3, eps=1e-5, fused=True),
+        **options: Any,
+    ) -> None:
+        super().__init__(spec, **options)
+        one_of(get_args(Loss), loss=loss)
+        increasing(log_std_min=log_std_min, log_std_max=log_std_max)
+        self.learning_rate = learning_rate()
+        self._row_losses = LOSSES[loss]
+        self._log_std_min = log_std_min
+        self._log_std_max = log_std_max
+        self._make_actor = with_conditioning(actor, conditioning, spec)
+        self._make_encoder = encoder
+        self._make_noise = noise
+        self._make_actor_gradient = actor_gradient
+        self.acting_networks = ("encoder", "actor", *(["noise"] if noise else []))
+        self.add_networks()
+        self.task_weighting = task_weighting(spec)
+        self.task_weighting.check(None)
+        self._actor_loss = self.compiled(self.actor_loss)
+        self.actor_update = self.make_update(
+            "actor",
+            list(self.acting_modules().values()),
+            actor_optimizer,
+            method=self.actor_gradient,
+            max_grad_norm=actor_max_grad_norm,
+            weights=self.task_weights,
+        )
+
+    def make_networks(self) -> dict[str, nn.Module]:
+        """Build encoder, actor, the noise if there is one, and the gradient method."""
+        encoder = self._make_encoder(self.spec)
+        noise = {} if self._make_noise is None else {"noise": self._make_noise(self.spec)}
+        outputs_per_action = noise["noise"].outputs_per_action if noise else 2
+        num_outputs = outputs_per_action * self.action_dim
+        return {
+            "encoder": encoder,
+            "actor": self._make_actor(encoder.out_dim, num_outputs, self.spec),
+            **noise,
+            "actor_gradient": self._make_actor_gradient(self.spec),
+        }
+
+    def policy(self, observation_BD: Tensor, task_B: Tensor) -> Policy:
+        """Return the distribution over actions."""
+        return self._distribution(self._outputs(observation_BD, task_B), task_B)
+
+    def begin_update(self, progress: float) -> None:
+        """Set the learning rate."""
+        self.scale_learning_rates(self.learning_rate.factor(progress))
+
+    def update(self, batch: TransitionBatch) -> None:
+        """Make one step towards the actions of a batch."""
+        batch = self.transform(batch)
+        self.encoder.observe(batch.observation_RnD, batch.task_Rn)
+        error = self.actor_update(lambda: self._actor_loss(batch))
+        self.mean_metrics.add({"action_error": error})
+
+    def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """Return each task's loss ``[R]``, and the mean squared error of the actions."""
+        output_RnO = per_task_forward(
+            self.actor_gradient, self._outputs, 0, batch.observation_RnD, batch.task_Rn
+        )
+        policy = self._distribution(output_RnO, batch.task_Rn)
+        # what the demonstrator chose, where noise was added to what it did
+        action_RnA = batch.extra.get("policy_action", batch.action_RnA)
+        loss_R = self._row_losses(policy, action_RnA).mean(1)
+        error = squared_errors(policy, action_RnA).detach().mean()
+        return loss_R, error
+
+    def task_weights(self) -> Tensor:
+        """Return how much each trained task's loss counts, ``[R]``."""
+        return self.task_weighting(torch.zeros(self.num_trained, device=self.device))
+
+    def _outputs(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        output_BO: Tensor = self.actor(self.encoder(observation_BD, task_B), task_B)
+        return output_BO
+
+    def _distribution(self, output_BO: Tensor, task_B: Tensor) -> Policy:
+        mask_BA = self.action_mask(task_B)
+        if self._make_noise is not None:
+            return self.noise.distribution(output_BO, task_B)._replace(mask_BA=mask_BA)
+        return SquashedGaussian.from_network(
+            output_BO, self._log_std_min, self._log_std_max, mask_BA
+        )

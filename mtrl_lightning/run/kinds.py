@@ -1,0 +1,87 @@
+"""Options that not every kind of algorithm uses: declared where they are, refused by one rule."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.types import Kind
+
+REASONS: dict[Kind, str] = {
+    "off-policy": "an off-policy algorithm learns from its own steps",
+    "on-policy": "an on-policy algorithm has no replay",
+    "offline": "an offline algorithm learns from demonstrations and steps no environments",
+}
+"""Why an algorithm of a kind refuses an option."""
+REPLACEMENTS: dict[Kind, str] = {
+    "off-policy": "demonstrations are for algorithms such as BehaviourCloning (-c algorithm/bc)",
+    "on-policy": "what it learns from is set by num_steps, num_epochs and num_minibatches of"
+    " model.init_args",
+    "offline": "what it learns from is set by data.demonstrations, data.batch_size and"
+    " rollout.total_steps, which is its number of updates",
+}
+"""What replaces the refused options."""
+_GIVEN = "_given_options_of_kinds"
+_Constructor = TypeVar("_Constructor", bound=Callable[..., None])
+
+
+def refused_by(kinds: tuple[Kind, ...], *names: str) -> Callable[[_Constructor], _Constructor]:
+    """Declare arguments of a constructor that algorithms of some kinds do not use.
+
+    Args:
+        kinds: that refuse the arguments where these are given.
+        names: the arguments; each has a default.
+    """
+
+    def declare(constructor: _Constructor) -> _Constructor:
+        signature = inspect.signature(constructor)
+        defaults = {name: signature.parameters[name].default for name in names}
+
+        @functools.wraps(constructor)
+        def noting(self: Any, *args: Any, **kwargs: Any) -> None:
+            constructor(self, *args, **kwargs)
+            options = defaults | signature.bind(self, *args, **kwargs).arguments
+            # an empty list is none
+            given = {n: options[n] for n in names if options[n] not in (defaults[n], [])}
+            vars(self).setdefault(_GIVEN, {}).update(given)
+
+        others = getattr(constructor, "refusing_kinds", {})
+        noting.refusing_kinds = {**others, **dict.fromkeys(names, kinds)}  # type: ignore[attr-defined]
+        return noting  # type: ignore[return-value]
+
+    return declare
+
+
+def refuse_options(kind: Kind, sections: Mapping[str, Any]) -> None:
+    """Refuse the given options that a run's algorithm does not use.
+
+    Args:
+        kind: of the algorithm.
+        sections: the objects that take the options of the run, by section.
+
+    Raises:
+        ConfigurationError: naming the options that differ from their defaults.
+    """
+    given = {
+        f"{section}.{name}": value
+        for section, part in sections.items()
+        for name, value in _given_options(part).items()
+        if kind in type(part).__init__.refusing_kinds[name]
+    }
+    if given:
+        listed = ", ".join(f"{name} {value}" for name, value in given.items())
+        raise ConfigurationError(
+            f"{REASONS[kind]}, and these options are given: {listed}. Leave them out, or set them"
+            f" back to their defaults (null for numbers); {REPLACEMENTS[kind]}"
+        )
+
+
+def _given_options(part: Any) -> dict[str, Any]:
+    """Return the declared options that were given to a constructor, in the order of all."""
+    given = vars(part).get(_GIVEN)
+    if not given:
+        return {}
+    return {name: given[name] for name in inspect.signature(type(part)).parameters if name in given}

@@ -1,0 +1,45 @@
+"""Demonstrations of the toy benchmarks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.demonstrations import collect, write_collection
+from mtrl_lightning.envs import Benchmark, ToyReach
+from mtrl_lightning.envs.benchmarks.toy import STEP
+from mtrl_lightning.policy import Policy
+
+GOAL_RADIUS = 0.7
+
+
+class ToyExpert:
+    """Moves straight to the goal of a task of ``ToyReach``."""
+
+    def __init__(self, num_tasks: int) -> None:
+        angle_T = 2 * np.pi * np.arange(num_tasks) / num_tasks
+        self._goal_TD = GOAL_RADIUS * np.stack([np.cos(angle_T), np.sin(angle_T)], axis=1)
+
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: str
+    ) -> npt.NDArray[np.float32]:
+        action_ED = (self._goal_TD[task_E] - observation_ED) / STEP
+        return action_ED.clip(-1, 1).astype(np.float32)
+
+
+def write_demonstrations(
+    folder: Path,
+    benchmark: Benchmark | None = None,
+    policy: Policy | None = None,
+    num_episodes: int = 8,
+    **options: Any,
+) -> Path:
+    """Write episodes of a benchmark; by default those of three tasks of ``ToyReach``."""
+    benchmark = ToyReach() if benchmark is None else benchmark
+    policy = ToyExpert(benchmark.spec.num_tasks) if policy is None else policy
+    collected = collect(policy, benchmark, num_episodes, num_workers=0, **options)
+    write_collection(folder, benchmark.spec, collected.columns, {"policy": "by hand"})
+    return folder

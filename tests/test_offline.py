@@ -1,0 +1,174 @@
+"""Runs of an offline algorithm: what they take, print and write, and how they are continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from functools import partial
+
+import pytest
+
+from mtrl_lightning import BehaviourCloning, ToyReach, load_policy
+from mtrl_lightning.checkpoints.parts import own_part
+from mtrl_lightning.networks import MLP
+from mtrl_lightning.ranks.resharding import reshard
+from mtrl_lightning.run.data import MultiTaskData
+from tests.helpers.command_line import fails
+from tests.helpers.demonstrations import write_demonstrations
+from tests.helpers.ranks.parts import Parts
+from tests.helpers.runs import assert_same_end, checkpoint, signal_in_call, small
+
+OPTIONS = [
+    "--model.init_args.actor.init_args.width=16",
+    "--data.batch_size=12",
+    "--rollout.total_steps=60",
+    "--evaluation.num_workers=0",
+    "--evaluation.every=20",
+    "--evaluation.num_episodes=1",
+    "--metrics.every=10",
+    "--checkpoint.every=20",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu",
+]
+CONFIGS = ("base", "env/toy", "algorithm/bc", "network/multi_head")
+
+
+@pytest.fixture(scope="module")
+def demonstrations(tmp_path_factory):
+    return write_demonstrations(tmp_path_factory.mktemp("toy") / "expert", num_episodes=3)
+
+
+def options_of(folder, *options):
+    return [*OPTIONS, f"--data.demonstrations={folder}", *options]
+
+
+def clone(command_line, folder, *options):
+    command_line("fit", *options_of(folder, *options), configs=CONFIGS, small=False)
+
+
+REFUSED = {
+    "--data.capacity=3000": "data.capacity 3000",
+    "--data.memory_map=true": "data.memory_map True",
+    "--rollout.warmup_steps=30": "rollout.warmup_steps 30",
+    "--rollout.updates_per_step=0.5": "rollout.updates_per_step 0.5",
+    "--rollout.envs_per_task=2": "rollout.envs_per_task 2",
+    "--rollout.midway_starts=0.5": "rollout.midway_starts 0.5",
+    "--rollout.exploration=mtrl_lightning.rollout.AdaptiveNoise": "rollout.exploration ",
+    "--rollout.pausing=mtrl_lightning.rollout.PauseSolved": "rollout.pausing ",
+    "--replay.save=false": "replay.save False",
+}
+
+
+def test_options_of_training_environments_are_refused(command_line, capsys, demonstrations):
+    given = options_of(demonstrations, *REFUSED)
+    code, message = fails(command_line, capsys, "fit", *given, configs=CONFIGS, small=False)
+    assert code == 2
+    assert "an offline algorithm learns from demonstrations and steps no environments" in message
+    assert all(text in message for text in REFUSED.values()), message
+    assert not command_line.folder().exists()
+
+
+def test_another_algorithm_refuses_demonstrations(command_line, capsys, demonstrations):
+    code, message = fails(command_line, capsys, "fit", f"--data.demonstrations={demonstrations}")
+    assert code == 2 and "data.demonstrations" in message and "BehaviourCloning" in message
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [(None, "data.demonstrations is missing"), ("nowhere", "nowhere is no collection")],
+)
+def test_missing_demonstrations_are_named_at_the_start(command_line, capsys, folder, message):
+    given = [*OPTIONS, *([] if folder is None else [f"--data.demonstrations={folder}"])]
+    code, error = fails(command_line, capsys, "fit", *given, configs=CONFIGS, small=False)
+    assert code == 2 and message in error
+    assert not command_line.folder().exists()
+
+
+def test_it_trains_from_python_and_its_policy_is_loaded(tmp_path, demonstrations, caplog):
+    run = small(
+        ToyReach(),
+        tmp_path,
+        algorithm=partial(BehaviourCloning, actor=partial(MLP, width=16)),
+        total_steps=50,
+        data={"demonstrations": str(demonstrations)},
+    )
+    assert run.algorithm.counters.updates == run.algorithm.counters.env_steps == 50
+    assert "180 transitions of 3 tasks" in caplog.text and "after 50 updates" in caplog.text
+    assert "Stepping" not in caplog.text
+    assert load_policy(run.folder).act([0.1, 0.2], "goal-1").shape == (2,)
+
+
+def test_a_run_writes_what_any_run_does(command_line, demonstrations, capsys):
+    clone(command_line, demonstrations)
+    printed = capsys.readouterr().out
+    assert "eval after 20 updates" in printed and "env steps" not in printed
+    rows = command_line.rows()
+    steps = [int(row["env_steps"]) for row in rows if row["train/actor_loss"]]
+    assert steps == list(range(10, 70, 10))
+    assert not any(name.startswith("rollout/") for name in rows[0])
+    folder = command_line.folder()
+    assert {"config.yaml", "metrics.csv"} <= {path.name for path in folder.iterdir()}
+    assert not (folder / "replay").exists()
+    assert (folder / "checkpoints" / "best.ckpt").is_file()
+    results = folder / "results.json"
+    command_line("validate", str(folder), f"--json={results}", small=False, configs=())
+    found = json.loads(results.read_text())["metrics"]["eval/success"]
+    assert found == max(float(row["eval/success"]) for row in rows if row["eval/success"])
+
+
+def test_a_signal_saves_and_the_continued_run_is_the_uninterrupted_one(
+    command_line, demonstrations, monkeypatch
+):
+    run = partial(clone, command_line, demonstrations)
+    only = ("--checkpoint.keep_last=1", "--checkpoint.keep_best=false")
+    run("--name=whole", *only)
+    with monkeypatch.context() as patched:
+        signal_in_call(patched, BehaviourCloning, "update", 33, signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            run("--name=parts", *only)
+    assert checkpoint(command_line, "parts")["mtrl_lightning"]["counters"]["updates"] == 33
+    run("--name=parts", "--ckpt_path=last", *only)
+    assert_same_end(command_line, "whole", "parts")
+
+
+def test_other_demonstrations_do_not_continue_a_run(command_line, demonstrations, tmp_path, capsys):
+    clone(command_line, demonstrations, "--rollout.total_steps=20")
+    other = write_demonstrations(tmp_path / "other", num_episodes=3, seed=1)
+    given = options_of(other, "--ckpt_path=last")
+    code, message = fails(command_line, capsys, "fit", *given, configs=CONFIGS, small=False)
+    assert code == 2 and "has other transitions than those that the checkpoint's run" in message
+    moved = tmp_path / "moved"
+    os.symlink(demonstrations, moved)
+    clone(command_line, moved, "--ckpt_path=last")
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["updates"] == 60
+
+
+def test_skipped_updates_are_counted(command_line, demonstrations, monkeypatch):
+    loss = BehaviourCloning.actor_loss
+    calls = []
+
+    def broken(self, batch):
+        calls.append(batch)
+        loss_R, error = loss(self, batch)
+        return (loss_R * float("nan") if len(calls) in (3, 5) else loss_R), error
+
+    monkeypatch.setattr(BehaviourCloning, "actor_loss", broken)
+    given = ["--rollout.total_steps=10", "--model.init_args.on_nonfinite=skip"]
+    clone(command_line, demonstrations, *given)
+    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
+    assert (counters["updates"], counters["skipped_updates"]) == (10, 2)
+    assert command_line.rows()[-1]["fault/skipped_updates"] == "2"
+
+
+def test_a_checkpoint_is_continued_by_another_number_of_processes(command_line, demonstrations):
+    clone(command_line, demonstrations, "--rollout.total_steps=20")
+    last = command_line.folder() / "checkpoints" / "last.ckpt"
+    algorithm = BehaviourCloning.load_from_checkpoint(last)
+    session = Parts(algorithm=algorithm, collector=None, data=MultiTaskData)
+    whole = checkpoint(command_line)
+    with pytest.warns(UserWarning, match="this run has 2"):
+        first, second = (own_part(reshard(whole, rank, 2, session.reshard)) for rank in (0, 1))
+    assert first["data"]["demonstrations"] == second["data"]["demonstrations"]
+    assert "generator" in first["data"]["buffer"] and second["data"]["buffer"] == {}
+    assert first["collector"] == second["collector"] == {}
