@@ -207,7 +207,8 @@ SIZES = (
     "evaluation.every",
 )
 ENCODER = "model.init_args.encoder"
-PUBLISHED = [name for name in EXPERIMENTS if not re.search("cpu|ppo|brc|_bc$|dmc|hipbmdp|pixels", name)]
+OWN = re.compile("cpu|ppo|brc|_bc$|dmc|hipbmdp|pixels")
+PUBLISHED = [name for name in EXPERIMENTS if not OWN.search(name)]
 """Those of MT10 and MT50 with one of the protocols; where they differ is said in their files."""
 FAST = ("mtmhsac", "mt10_mtrl_cagrad", "mt50_moore", "mt50_mtrl_famo")
 
