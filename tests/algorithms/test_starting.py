@@ -11,6 +11,7 @@ from examples.custom_network import GatedMLP
 from mtrl_lightning import ToyReach
 from mtrl_lightning.algorithms import (
     Algorithm,
+    BehaviourCloning,
     NormalizeObservation,
     NormalizeReward,
     ReturnRange,
@@ -41,6 +42,7 @@ from mtrl_lightning.networks import (
     Separate,
     SoftModularization,
     Standardize,
+    StateIndependentStd,
     TaskEncoder,
 )
 from mtrl_lightning.runs import best_checkpoint
@@ -54,7 +56,6 @@ from tests.helpers.algorithms import (
     make_td3,
     train,
 )
-from tests.helpers.behaviour_cloning import BehaviourCloning
 from tests.helpers.checkpoints import checkpoint_of
 
 TOY = ToyReach(6).spec
@@ -375,6 +376,11 @@ def test_a_policy_without_a_critic_gives_actor_and_encoder():
     _, back, table = started(BehaviourCloning, algorithm, actor=small(MLP), encoder=encoder)
     assert_acts_as(back, algorithm, {0: 0, 2: 2})
     assert "left out: this run has none" in table
+    # with the clipped Gaussian of PPO
+    source = trained(BehaviourCloning, actor=small(MLP), noise=StateIndependentStd)
+    _, algorithm, table = started(make_ppo, source, actor=small(MLP))
+    assert_acts_as(algorithm, source)
+    assert "noise, tasks' own" in table
 
 
 def test_a_critic_of_another_size_is_fresh():
