@@ -162,8 +162,9 @@ def test_the_first_two_commands_need_nothing_and_train_and_test():
     assert "\npython -m pytest -n 2\n" in (ROOT / ".ci" / "run").read_text()
     project = (ROOT / "pyproject.toml").read_text()
     for command in INSTALL:
-        (extra,) = re.findall(r'-c constraints\.txt -e "\.\[(\w+)\]"', command)
-        assert f"\n{extra} = [" in project
+        (extras,) = re.findall(r'-c constraints\.txt -e "\.\[([\w,]+)\]"', command)
+        for extra in extras.split(","):
+            assert f"\n{extra} = [" in project
 
 
 @pytest.mark.slow
