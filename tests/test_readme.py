@@ -92,6 +92,7 @@ SHORT = {
     "compare": [],
     "sweep": [],
     "export": [],
+    "list": [],
     "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
 }
 EXPECTED = {
@@ -102,6 +103,7 @@ EXPECTED = {
     "compare": "comparison: report.html",
     "sweep": "mtrl-lightning fit -c ",
     "export": "Exported",
+    "list": "door-open-v3",
     "play": "Videos in",
 }
 STEPS = [
