@@ -9,6 +9,7 @@ import sys
 import types
 import warnings
 
+import gymnasium as gym
 import metaworld
 import mujoco
 import numpy as np
@@ -18,18 +19,22 @@ from metaworld.policies import ENV_POLICY_MAP
 from metaworld.sawyer_xyz_env import SawyerXYZEnv
 from metaworld.utils import reward_utils
 
-from mtrl_lightning.envs import MetaWorld
+from mtrl_lightning.envs import MetaWorld, Pixels
 from mtrl_lightning.envs.benchmarks.metaworld_goals import sampled_goals
 from mtrl_lightning.envs.fast import arithmetic
 from mtrl_lightning.envs.fast.guard import unchecked_versions
 from mtrl_lightning.envs.fast.metaworld_fast import (
     CHECKED,
-    SPARE_MODELS,
     _FastSawyer,
     fast_class,
     steps_like_upstream,
 )
+from mtrl_lightning.envs.fast.metaworld_models import OF_PICTURES, _compiled
+from mtrl_lightning.envs.render.renderer import SimulationRenderer
+from mtrl_lightning.envs.state.simulator import arrays_of
 from mtrl_lightning.envs.state.state import EnvState
+from mtrl_lightning.errors import ConfigurationError
+from tests.helpers.command_line import skip_without_renderer
 from tests.helpers.tiers import METAWORLD_TASKS, slow_unless
 
 ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
@@ -322,24 +327,117 @@ def arrays(model):
     return {name: value.copy() for name, value in found.items() if type(value) is np.ndarray}
 
 
+def plain(struct):
+    """The numbers and arrays of one of a model's structures."""
+    found = {name: getattr(struct, name) for name in dir(struct) if not name.startswith("_")}
+    return {name: value for name, value in found.items() if not callable(value)}
+
+
+def belonging(model, kind, owner, names):
+    """Rows of a model's arrays that belong to some meshes or bodies, one block for each."""
+    first, number = getattr(model, f"{kind}adr"), getattr(model, f"{kind}num")
+    return [
+        getattr(model, name)[first[i] : first[i] + number[i]].copy()
+        for i in owner
+        for name in names
+        if number[i]
+    ]
+
+
+@pytest.mark.parametrize("name", slow_unless(METAWORLD_TASKS, ALL))
+def test_a_model_without_pictures_is_the_whole_one_in_all_that_a_step_uses(name):
+    kind = metaworld.ALL_V3_ENVIRONMENTS[name]
+    ours, theirs = fast_class(kind)().model, kind().model
+    found, wanted = dict(arrays_of(ours)), dict(arrays_of(theirs))
+    assert len(found) > 150
+    differing = {key for key in wanted if not same(found.pop(key), wanted[key])}
+    assert differing == {*OF_PICTURES} and not found
+    for part in ("body", "geom", "joint", "site"):
+        numbers = range(getattr(ours, f"n{part.replace('joint', 'jnt')}"))
+        names = [[getattr(model, part)(i).name for i in numbers] for model in (ours, theirs)]
+        assert names[0] == names[1]
+    options, statistics = (
+        [plain(getattr(model, part)) for model in (ours, theirs)] for part in ("opt", "stat")
+    )
+    assert same(*options) and len(options[0]) > 20
+    assert same(*statistics) and len(statistics[0]) == 5
+    colliding = np.flatnonzero(theirs.geom_contype | theirs.geom_conaffinity)
+    assert same(ours.geom_type[colliding], theirs.geom_type[colliding])
+    assert theirs.npair == 0, "no pair collides in spite of its bits"
+    meshes = [model.geom_dataid[colliding] for model in (ours, theirs)]
+    for block, owners in {
+        "mesh_vert": ("mesh_vert",),
+        "mesh_face": ("mesh_face",),
+        "mesh_poly": ("mesh_polyvertnum", "mesh_polynormal"),
+    }.items():
+        blocks = [
+            belonging(model, block, numbers[numbers >= 0], owners)
+            for model, numbers in zip((ours, theirs), meshes, strict=True)
+        ]
+        assert blocks[0] and same(*blocks)
+    trees = ("bvh_aabb", "bvh_child", "bvh_nodeid", "bvh_depth")
+    bodies = [belonging(model, "body_bvh", range(model.nbody), trees) for model in (ours, theirs)]
+    assert bodies[0] and same(*bodies)
+    assert 5 * ours.nbuffer < theirs.nbuffer
+
+
 @pytest.mark.parametrize("name", ["basketball-v3", "lever-pull-v3", "box-close-v3"])
-def test_a_model_that_goals_were_drawn_with_is_as_a_new_one_and_belongs_to_one_environment(name):
+def test_a_model_is_compiled_once_and_belongs_to_one_environment(name):
     sampled_goals(name, 0)
-    (spare,) = SPARE_MODELS.values()
+    compiled = _compiled.cache_info().misses
     kind = metaworld.ALL_V3_ENVIRONMENTS[name]
     ours = fast_class(kind)()
     second = fast_class(kind)()
-    theirs = kind()
-    assert ours.model is spare
-    assert second.model is not spare
+    (task,) = sampled_goals(name, 1)[:1]
+    assert _compiled.cache_info().misses == compiled
+    assert second.model is not ours.model
+    new = arrays(second.model)
+    assert same(arrays(ours.model), new), "drawing goals leaves no trace"
+    ours.set_task(task)
+    ours.reset()
+    assert not same(arrays(ours.model), new), "a task edits its model"
+    assert same(arrays(second.model), new)
+    assert same(arrays(fast_class(kind)().model), new)
+
+
+@pytest.mark.parametrize("name", ["basketball-v3", "lever-pull-v3", "box-close-v3"])
+def test_a_model_that_is_drawn_is_metaworlds_own(name):
+    kind = metaworld.ALL_V3_ENVIRONMENTS[name]
+    ours, theirs = fast_class(kind, is_drawable=True)(), kind()
     found, wanted = arrays(ours.model), arrays(theirs.model)
     assert same(found, wanted)
     assert len(found) > 200
-    (task,) = sampled_goals(name, 1)[:1]
-    ours.set_task(task)
-    ours.reset()
-    assert not same(arrays(ours.model), wanted), "a task edits its model"
-    assert same(arrays(second.model), wanted)
+
+
+class _Halved(gym.ActionWrapper):
+    def action(self, action):
+        return action / 2
+
+
+class _OfHalvedActions(MetaWorld):
+    def make_env(self, task, split, seed):
+        return _Halved(super().make_env(task, split, seed))
+
+
+def test_pictures_are_metaworlds_own_pixel_for_pixel():
+    skip_without_renderer()
+    images = []
+    for fast in (True, False):
+        benchmark = _OfHalvedActions(["door-open-v3"], horizon=5, num_goals=1, fast=fast)
+        env = Pixels(benchmark, 84, 2).make_env(0, "eval", 0)
+        assert isinstance(env.env, _Halved), "a subclass's own environments are drawn"
+        env.reset(seed=0)
+        images.append([env.step(np.ones(4, np.float32))[0] for _ in range(2)])
+        env.close()
+    assert images[0][0].std() > 20 and not same(*images[0])
+    assert same(*images)
+
+
+def test_an_environment_that_saves_memory_is_not_drawn_without_its_meshes():
+    env = MetaWorld(["reach"], num_goals=1).make_env(0, "eval", 0)
+    for draw in (SimulationRenderer(env, None, (16, 16)), env.unwrapped.render):
+        with pytest.raises(ConfigurationError, match=r"with the benchmark's make_rendered_env\("):
+            draw()
 
 
 # ---- When it is off, and what it leaves alone ----

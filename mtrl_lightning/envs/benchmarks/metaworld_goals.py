@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.fast.metaworld_fast import SPARE_MODELS, Upstream
-from mtrl_lightning.envs.state.simulator import ModelEdits
+from mtrl_lightning.envs.fast.metaworld_fast import Upstream
+from mtrl_lightning.envs.fast.metaworld_models import new_model
 from mtrl_lightning.errors import import_optional
 
 
@@ -21,9 +21,10 @@ class _GoalSampler(Upstream):
     """A task's environment that only samples goals: no time passes in it."""
 
     def _initialize_simulation(self) -> tuple[Any, Any]:
-        model, data = super()._initialize_simulation()
-        self._edits = ModelEdits(model)
-        return model, data
+        import mujoco
+
+        model = new_model(self.fullpath, with_pictures=False)
+        return model, mujoco.MjData(model)
 
     def do_simulation(self, ctrl: Any, n_frames: int) -> None:
         pass
@@ -66,8 +67,5 @@ def sampled_goals(name: str, seed: int) -> list[Any]:
         }
         goals.append(suite._encode_task(name, goal))
     env.close()
-    env._edits.set({"arrays": {}, "options": {}})
-    SPARE_MODELS.clear()
-    SPARE_MODELS[env.fullpath] = env.model
     assert len({goal.data for goal in goals}) == len(goals)
     return goals

@@ -8,7 +8,6 @@ MetaWorld's own classes and modules are not changed.
 
 from __future__ import annotations
 
-import copy
 import struct
 import sys
 import types
@@ -19,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.envs.fast.arithmetic import norm, replacements, tolerance
+from mtrl_lightning.envs.fast.metaworld_models import new_model
+from mtrl_lightning.envs.render.renderer import check_drawable
 from mtrl_lightning.errors import import_optional
 
 Upstream: Any = object
@@ -54,8 +55,6 @@ THREE_SINGLES = struct.Struct("3f")
 
 FIRST_RESET_MATTERS = ("SawyerPushEnvV3", "SawyerPushBackEnvV3")
 """Tasks whose second reset of the model depends on the simulation of the first."""
-SPARE_MODELS: dict[str, Any] = {}
-"""The last model compiled to sample goals, by its file; an environment may take it."""
 
 
 @cache
@@ -67,7 +66,6 @@ def steps_like_upstream() -> bool:
     """
     kind = import_optional("metaworld", "metaworld").ALL_V3_ENVIRONMENTS[CHECK_TASK]
     upstream = kind()
-    SPARE_MODELS[upstream.fullpath] = copy.copy(upstream.model)  # compiling takes longest
     try:
         ours = _some_steps(fast_class(kind)())
     except Exception:  # whatever another version of Python makes of the copied methods
@@ -132,17 +130,23 @@ class _FastSawyer(Upstream):
     """Code of all tasks, before MetaWorld's class of a task."""
 
     static_names = (VIEWS,)
+    is_drawable = False
+    """Whether its model has what pictures need."""
 
     def _initialize_simulation(self) -> tuple[Any, Any]:
-        model = SPARE_MODELS.pop(self.fullpath, None)
-        if model is None:
-            model, data = super()._initialize_simulation()
-        else:
-            import mujoco
+        import mujoco
 
-            data = mujoco.MjData(model)
+        model = new_model(self.fullpath, self.is_drawable)
+        screen = model.vis.global_
+        screen.offwidth = max(screen.offwidth, self.width)
+        screen.offheight = max(screen.offheight, self.height)
+        data = mujoco.MjData(model)
         setattr(self, VIEWS, _SimulationViews(data))
         return model, data
+
+    def render(self) -> Any:
+        check_drawable(self)
+        return super().render()
 
     def step(self, action: Any) -> tuple[npt.NDArray[np.float64], Any, bool, bool, dict[str, Any]]:
         if not self._set_task_called or self._did_see_sim_exception:
@@ -344,13 +348,19 @@ class _FastSawyer(Upstream):
 
 
 @cache
-def fast_class(task_class: type) -> type:
-    """Return a class that behaves as MetaWorld's class of a task, and is one."""
+def fast_class(task_class: type, is_drawable: bool = False) -> type:
+    """Return a class that behaves as MetaWorld's class of a task, and is one.
+
+    Args:
+        task_class: MetaWorld's.
+        is_drawable: whether its environments can be drawn, for which they take more memory.
+    """
     from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
     members: dict[str, Any] = {
         name: getattr(task_class, name) for name in ("__module__", "__qualname__", "__doc__")
     }
+    members["is_drawable"] = is_drawable
     kinds = task_class.__mro__
     scopes: dict[type, dict[str, Any]] = {}
     for kind in reversed(kinds[: kinds.index(SawyerXYZEnv)]):

@@ -78,8 +78,9 @@ class SimulationRenderer:
         """Make the renderer, unless there is one; return the simulation and the camera's number.
 
         Raises:
-            ConfigurationError: if the model has no such camera.
+            ConfigurationError: if the model has no such camera, or lacks what pictures need.
         """
+        check_drawable(self._env)
         data = simulation_of(self._env)
         camera = self._camera_number(data.model)
         if self._renderer is None or self._renderer.model is not data.model:
@@ -158,6 +159,19 @@ def _register_once() -> None:
 def _close_used() -> None:
     for renderer in list(_used):
         renderer.close()
+
+
+def check_drawable(env: gym.Env) -> None:
+    """Check that an environment's simulation has its textures and meshes.
+
+    Raises:
+        ConfigurationError: if it does without them to save memory.
+    """
+    if not getattr(env.unwrapped, "is_drawable", True):
+        raise ConfigurationError(
+            "this environment's simulation has no textures and visual meshes, which saves memory:"
+            " make one that can be drawn with the benchmark's make_rendered_env(task, split, seed)"
+        )
 
 
 def simulation_of(env: gym.Env) -> Any:
