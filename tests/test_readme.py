@@ -150,9 +150,10 @@ def run_new(command, folder):
     on_policy = ("mtppo", "mt10_cpu", "mt50_cpu", "mt10_quickstart", "dmc21_cpu")
     is_on_policy = any(name in command for name in on_policy)
     steps = STEPS_ON_POLICY if is_on_policy else STEPS
-    if "mt10_quickstart" in command:
+    if "mt10_quickstart" in command or "mt10_cpu" in command:
         steps = [*steps, "--data.benchmark.init_args.evaluation_horizon=6"]
-    return run(command, *steps, *NARROW, folder=folder)
+    narrow = [] if "--init_from mt10" in command else NARROW  # the policy has its own width
+    return run(command, *steps, *narrow, folder=folder)
 
 
 def test_the_first_two_commands_need_nothing_and_train_and_test():
