@@ -93,14 +93,14 @@ def peak_of(arguments: Sequence[str]) -> dict[str, Any]:
         subprocess.CalledProcessError: if the run fails.
     """
     command = [sys.executable, *COMMAND, *arguments]
-    peak = 0.0
+    peak = shown = 0.0
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=sys.stderr, env=environment()) as process:
         while process.poll() is None:
-            now = proportional_set_size(process.pid)
-            if now > 1.05 * peak:
-                say(f"{now:,.0f} MiB")
-            peak = max(peak, now)
+            peak = max(peak, proportional_set_size(process.pid))
+            if peak > 1.1 * shown:
+                say(f"{peak:,.0f} MiB")
+                shown = peak
             time.sleep(INTERVAL)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)

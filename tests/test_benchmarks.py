@@ -16,6 +16,7 @@ import yaml
 
 from benchmarks import (
     measuring,
+    memory,
     rendering,
     replay,
     scaling,
@@ -444,6 +445,25 @@ def test_the_memory_of_a_process_is_found():
         for page in range(0, 50 << 20, mmap.PAGESIZE):
             held[page] = 1
         assert 45 < measuring.proportional_set_size() - before < 60
+
+
+@pytest.mark.slow
+def test_the_memory_of_environments_is_measured(capsys):
+    options = ["--tasks=reach", "--copies=2", "--variants", "ours"]
+    (table,) = measured(memory, *options, capsys=capsys)
+    (row,) = table["rows"]
+    assert row["variant"] == "ours" and row["environments"] == 2
+    assert row["built per s of processor"] == pytest.approx(2 / row["s of processor"])
+    assert abs(row["MiB per environment"]) < 200
+
+
+def test_the_peak_of_a_run_is_measured_until_it_ends(capsys):
+    assert memory.main(["--json", "-", "--run", "--version"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    (row,) = content["tables"][0]["rows"]
+    assert row["run"] == "--version" and 1 < row["peak MiB"] < 2_000
+    with pytest.raises(subprocess.CalledProcessError):
+        memory.main(["--run", "list", "no_such_group_or_word"])
 
 
 def test_a_pacer_runs_a_window_for_each_line(monkeypatch):
