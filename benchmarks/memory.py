@@ -32,6 +32,8 @@ from mtrl_lightning.envs import MetaWorld, VectorEnv
 
 INTERVAL = 0.5
 """Seconds between two measurements of a run."""
+STANDARD_ERROR = 2
+"""Where a run prints, since standard output is the result's."""
 FAST = {"ours": True, "MetaWorld's own": False}
 """Whether the environments of a variant are the faster ones."""
 
@@ -95,7 +97,7 @@ def peak_of(arguments: Sequence[str]) -> dict[str, Any]:
     command = [sys.executable, *COMMAND, *arguments]
     peak = shown = 0.0
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=sys.stderr, env=environment()) as process:
+    with subprocess.Popen(command, stdout=STANDARD_ERROR, env=environment()) as process:
         while process.poll() is None:
             peak = max(peak, proportional_set_size(process.pid))
             if peak > 1.1 * shown:
