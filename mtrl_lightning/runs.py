@@ -156,6 +156,11 @@ def checkpoint_at(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
+        if str(path) in policies():
+            raise ConfigurationError(
+                f"{path} is a policy of this package, without the state of its training:"
+                f" start a new run from it by --init_from {path}"
+            )
         raise ConfigurationError(
             f"there is no checkpoint {path}:"
             " give a file in a run's checkpoints folder, or the folder of a run;"
@@ -198,8 +203,11 @@ def best_checkpoint(which: str | Path) -> Path:
 
 
 def policy_folder(name: str) -> Path | None:
-    """Return the folder of a policy of this package, which is laid out as a run's; else None."""
-    return None if Path(name).exists() else policies().get(name)
+    """Return the folder of a policy of this package, which is laid out as a run's; else None.
+
+    A run's folder of the same name in the working directory takes precedence.
+    """
+    return None if (Path(name) / "checkpoints").is_dir() else policies().get(name)
 
 
 def is_of_package(path: Path) -> bool:

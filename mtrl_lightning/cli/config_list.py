@@ -98,7 +98,7 @@ def _names_with(word: str) -> list[str]:
     named = [name for name in names if wanted in name.lower()]
     described = named or [name for name in names if wanted in _description(name).lower()]
     if not described:
-        groups = [group for group in GROUPS if group]
+        groups = [*(group for group in GROUPS if group), POLICIES]
         similar = nearest(word, [*groups, *names])
         hint = "" if similar is None else f" did you mean {similar}?"
         raise ConfigurationError(
@@ -152,7 +152,7 @@ def _policy_card(folder: Path) -> str:
     facts = {
         "algorithm": card["algorithm"],
         "env steps": whole(card["env_steps"]),
-        "trained by": f"{card['command']} in {folder}",
+        "trained by": card["command"].replace("config.yaml", str(folder / "config.yaml")),
         "protocol": ", ".join(f"{key} {value}" for key, value in card["protocol"].items()),
         "test episodes of a task": evaluation.get("num_episodes", "as in training"),
         "sha256": card["sha256"],

@@ -21,7 +21,13 @@ from mtrl_lightning.cli.run_config import TRUST, read_run_config
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.names import FORMATS, MINARI
 from mtrl_lightning.formats import text_table, whole
-from mtrl_lightning.runs import config_file_of, run_folder_of
+from mtrl_lightning.runs import (
+    CARD,
+    config_file_of,
+    is_of_package,
+    policy_folder,
+    run_folder_of,
+)
 
 if TYPE_CHECKING:
     from mtrl_lightning.loading import LoadedPolicy
@@ -62,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="PATH",
         help="folder of the files; the default is RUN/export, for a replay RUN/export/minari, for a"
-        " slim policy RUN/export/slim",
+        " slim policy RUN/export/slim, and export/NAME for a policy of this package",
     )
 
 
@@ -88,7 +94,7 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     """
     checkpoint = chosen_checkpoint(options.run)
     run_folder = run_folder_of(checkpoint)
-    folder = options.folder or run_folder / "export"
+    folder = options.folder or _default_folder(run_folder)
 
     from mtrl_lightning.export.card import write_card
     from mtrl_lightning.export.policy import export_policy
@@ -105,6 +111,13 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     print(f"Exported to {file} ({file.stat().st_size / 2**10:,.0f} KiB), with the card {card}")
 
 
+def _default_folder(run_folder: Path) -> Path:
+    """Return the folder of the files: in the run's, or in the present one for the package's."""
+    if is_of_package(run_folder):
+        return Path("export") / run_folder.name
+    return run_folder / "export"
+
+
 def export_slim(options: argparse.Namespace) -> None:
     """Write the policy of a checkpoint as a slim one, and print where it is.
 
@@ -117,7 +130,7 @@ def export_slim(options: argparse.Namespace) -> None:
     """
     checkpoint = chosen_checkpoint(options.run)
     run_folder = run_folder_of(checkpoint)
-    folder = options.folder or run_folder / "export" / "slim"
+    folder = options.folder or _default_folder(run_folder) / "slim"
 
     from mtrl_lightning.export.slim import write_slim
 
@@ -174,6 +187,10 @@ def export_replay(options: argparse.Namespace) -> None:
         ConfigurationError: if there is no replay, or it cannot be exported.
         OSError: if a file cannot be written.
     """
+    if ((policy_folder(options.run) or Path(options.run)) / CARD).is_file():
+        raise ConfigurationError(
+            f"{options.run} is a policy alone, without a replay: give the folder of a run"
+        )
     from mtrl_lightning.export.replay import export_to_minari
     from mtrl_lightning.launch.quiet import quiet
 

@@ -230,6 +230,10 @@ class RunParser(LightningArgumentParser):
             ConfigurationError: if it is another one, or none.
         """
         if self._run is None:
+            if policy_folder(run) is not None:
+                raise ConfigurationError(
+                    f"give the policy {run} first: {PROGRAM} {self._command} {run} ..."
+                )
             _files_of(Path(run), self._command)  # names what is missing
         if run != self._run:
             raise ConfigurationError(f"two runs are given, {self._run} and {run}: give one")

@@ -20,7 +20,15 @@ from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.card import last_evaluation
 from mtrl_lightning.reports.record import is_run, read_run
-from mtrl_lightning.runs import CARD, VALIDATIONS, ensure_writable, read_config, run_folder_of
+from mtrl_lightning.runs import (
+    CARD,
+    VALIDATIONS,
+    ensure_writable,
+    read_card,
+    read_config,
+    replacing,
+    run_folder_of,
+)
 
 CHECKPOINT = Path("checkpoints/best.ckpt")
 """The slim checkpoint in its folder."""
@@ -30,11 +38,15 @@ OF_STATE = ("format", "algorithm", "spec", "counters")
 OF_MACHINE = (
     ("root",),
     ("ckpt_path",),
+    ("init_from",),
+    ("data", "demonstrations"),
     ("rollout", "num_workers"),
     ("rollout", "learner_threads"),
     ("evaluation", "num_workers"),
 )
-"""Options that belong to the machine, and are left out of the configuration."""
+"""Options that belong to the machine or name its files, and are left out of the configuration."""
+OF_RESULT = ("env_steps", "num_episodes", "protocol", "metrics")
+"""What is kept of a line of ``validations.jsonl``."""
 
 
 def write_slim(checkpoint: Path, config_file: Path, folder: Path) -> Path:
@@ -52,22 +64,40 @@ def write_slim(checkpoint: Path, config_file: Path, folder: Path) -> Path:
         ConfigurationError: if the checkpoint cannot be read, or the folder holds another policy.
         OSError: if a file cannot be written.
     """
-    file = folder / CHECKPOINT
-    if file.resolve() == checkpoint.resolve():
-        raise ConfigurationError(f"{folder} is the folder of {checkpoint} itself: give another")
+    _check_folder(folder, run_folder_of(checkpoint))
     loaded = load_checkpoint(checkpoint)
-    ensure_writable(file.parent)
-    torch.save(_slim(loaded), file)
-    card = _card(loaded, checkpoint) | {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
     config = read_config(config_file)
+    card = _card(loaded, checkpoint, config)
     for path in OF_MACHINE:
         _remove(config, path)
     if "num_episodes" in card["evaluation"]:
         # validate repeats the evaluation whose result the card has
         config["evaluation"]["num_episodes"] = card["evaluation"]["num_episodes"]
-    (folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    (folder / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    file = folder / CHECKPOINT
+    ensure_writable(file.parent)
+    with replacing(file) as unfinished:
+        torch.save(_slim(loaded), unfinished)
+    card["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    texts = {CONFIG: yaml.safe_dump(config, sort_keys=False), CARD: json.dumps(card, indent=1)}
+    for name, text in texts.items():
+        with replacing(folder / name) as unfinished:
+            unfinished.write_text(text.rstrip() + "\n", encoding="utf-8")
     return file
+
+
+def _check_folder(folder: Path, source: Path) -> None:
+    """Refuse to write over the exported policy itself, or over a run.
+
+    Raises:
+        ConfigurationError: if that would happen.
+    """
+    if folder.resolve() == source.resolve():
+        raise ConfigurationError(f"{folder} is the folder that is exported: give another --folder")
+    is_run = (folder / CONFIG).exists() or (folder / CHECKPOINT).parent.exists()
+    if is_run and not (folder / CARD).is_file():
+        raise ConfigurationError(
+            f"{folder} is the folder of a run, which would be lost: give another --folder"
+        )
 
 
 def _slim(loaded: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,41 +122,64 @@ def _remove(config: dict[str, Any], path: tuple[str, ...]) -> None:
     config.pop(name, None)
 
 
-def _card(loaded: Mapping[str, Any], checkpoint: Path) -> dict[str, Any]:
-    """Return what there is to know about a policy."""
-    run_folder = run_folder_of(checkpoint)
+def _card(loaded: Mapping[str, Any], checkpoint: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what there is to know about a policy.
+
+    Args:
+        loaded: the checkpoint.
+        checkpoint: its path, in the folder of its run or of another slim policy.
+        config: of the run.
+    """
+    folder = run_folder_of(checkpoint)
     state = loaded["mtrl_lightning"]
-    spec = state["spec"]
     env_steps = state["counters"]["env_steps"]
-    record = read_run(run_folder) if is_run(run_folder) else None
-    result = _validation(run_folder, env_steps, spec["task_names"])
+    before = read_card(folder) if (folder / CARD).is_file() else {}
+    record = read_run(folder) if is_run(folder) else None
+    result = _validation(folder, env_steps, state["spec"]) or before.get("evaluation")
     if result is None:
         evaluated_at, metrics = last_evaluation(record.curves if record else {}, env_steps)
         result = {"by": "fit", "env_steps": evaluated_at, "metrics": metrics}
     return {
         "algorithm": summarize(state["algorithm"]),
-        "command": f"mtrl-lightning fit -c {CONFIG}",
+        "command": before.get("command") or _command(config),
         "env_steps": env_steps,
-        "tasks": spec["task_names"],
-        "protocol": spec["protocol"],
+        "tasks": state["spec"]["task_names"],
+        "protocol": state["spec"]["protocol"],
         "evaluation": result,
-        "versions": record.versions if record else {},
+        "versions": record.versions if record else before.get("versions", {}),
     }
 
 
-def _validation(run_folder: Path, env_steps: int, tasks: list[str]) -> dict[str, Any] | None:
-    """Return the last result of ``validate`` for all tasks at this step; None without one."""
-    file = run_folder / VALIDATIONS
-    if not file.is_file():
-        return None
-    results = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    same = [
-        result
-        for result in results
-        if result["env_steps"] == env_steps
-        and all(any(name.endswith(f"/{task}") for name in result["metrics"]) for task in tasks)
-    ]
-    if not same:
-        return None
-    kept = ("env_steps", "num_episodes", "protocol", "metrics")
-    return {"by": "validate"} | {name: same[-1][name] for name in kept}
+def _command(config: Mapping[str, Any]) -> str:
+    """Return the command that trained a policy; the files that it needs beside have no path."""
+    command = f"mtrl-lightning fit -c {CONFIG}"
+    if config.get("init_from"):
+        command += " --init_from POLICY"
+    if (config.get("data") or {}).get("demonstrations"):
+        command += " --data.demonstrations COLLECTION"
+    return command
+
+
+def _validation(folder: Path, env_steps: int, spec: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the last result of ``validate`` of these weights by the run's own protocol.
+
+    Args:
+        folder: of the run.
+        env_steps: of the checkpoint.
+        spec: of its tasks, all of which have to be evaluated.
+    """
+    file = folder / VALIDATIONS
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    for line in reversed(lines):
+        try:
+            result = json.loads(line)
+            kept = {name: result[name] for name in OF_RESULT}
+        except (ValueError, TypeError, KeyError):  # a damaged line
+            continue
+        is_of_all = all(
+            any(name.endswith(f"/{task}") for name in kept["metrics"])
+            for task in spec["task_names"]
+        )
+        if kept["env_steps"] == env_steps and kept["protocol"] == spec["protocol"] and is_of_all:
+            return {"by": "validate"} | kept
+    return None

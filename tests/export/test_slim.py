@@ -3,9 +3,11 @@
 import hashlib
 import json
 import re
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
+import yaml
 from scipy.stats import binomtest
 
 from mtrl_lightning import load_policy
@@ -71,6 +73,63 @@ def test_without_a_validation_the_card_has_the_last_evaluation(command_line, tmp
     assert evaluation["metrics"]["eval/return"] == float(row["eval/return"])
 
 
+def files_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_is_not_written_over(run_folder, tmp_path, capsys):
+    before = files_of(run_folder)
+    for checkpoint in ("last", "best"):
+        with pytest.raises(SystemExit):
+            path = run_folder / "checkpoints" / f"{checkpoint}.ckpt"
+            main(["export", str(path), "--slim", f"--folder={run_folder}"])
+        assert "give another --folder" in capsys.readouterr().err
+    assert files_of(run_folder) == before
+    slim = tmp_path / "slim"
+    for _ in range(2):  # a slim policy may be replaced by a newer one
+        main(["export", str(run_folder), "--slim", f"--folder={slim}"])
+
+
+def test_a_card_has_the_runs_own_evaluation_alone(run_folder, tmp_path):
+    stored = run_folder / "validations.jsonl"
+    (line,) = stored.read_text().splitlines()
+    other = json.loads(line)
+    other["protocol"]["horizon"] = 5
+    some = json.loads(line)
+    some["metrics"] = {"eval/return": 0.0, "eval/return/goal-0": 0.0}
+    broken = [json.dumps({"env_steps": 330}), '{"env_steps"', "[]"]
+    stored.write_text("\n".join([line, json.dumps(other), json.dumps(some), *broken]) + "\n")
+    main(["export", str(run_folder), "--slim", f"--folder={tmp_path / 'slim'}"])
+    card = read_card(tmp_path / "slim")
+    assert card["evaluation"]["metrics"] == json.loads(line)["metrics"]
+    # and it stays when the slim policy is exported again
+    main(["export", str(tmp_path / "slim"), "--slim", f"--folder={tmp_path / 'again'}"])
+    assert read_card(tmp_path / "again") == {**card, "sha256": ANY}
+
+
+def test_paths_of_the_machine_are_in_the_command_and_not_in_the_configuration(run_folder, tmp_path):
+    config = read_config(run_folder / "config.yaml")
+    config["init_from"] = str(tmp_path / "other")
+    config["data"]["demonstrations"] = str(tmp_path / "experts")
+    (run_folder / "config.yaml").write_text(yaml.safe_dump(config))
+    main(["export", str(run_folder), "--slim", f"--folder={tmp_path / 'slim'}"])
+    assert str(tmp_path) not in (tmp_path / "slim" / "config.yaml").read_text()
+    command = "mtrl-lightning fit -c config.yaml --init_from POLICY"
+    assert read_card(tmp_path / "slim")["command"] == (
+        f"{command} --data.demonstrations COLLECTION"
+    )
+
+
+def test_exports_of_the_packages_policies_go_into_the_present_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    before = files_of(policies()["mt10"])
+    main(["export", "mt10", "--slim"])
+    main(["export", "mt10", "--to=torch.export"])
+    assert (tmp_path / "export/mt10/policy.pt2").is_file()
+    assert (tmp_path / "export/mt10/slim/policy.json").is_file()
+    assert files_of(policies()["mt10"]) == before
+
+
 def test_what_cannot_work_is_refused(run_folder, tmp_path, capsys):
     slim = tmp_path / "slim"
     main(["export", str(run_folder), "--slim", f"--folder={slim}"])
@@ -83,7 +142,13 @@ def test_what_cannot_work_is_refused(run_folder, tmp_path, capsys):
 
     assert "start a new run from it by --init_from" in error_of("fit", "--resume", str(slim))
     assert "start a new run from it by --init_from mt10" in error_of("fit", "--resume", "mt10")
-    assert "is the folder of" in error_of("export", str(slim), "--slim", f"--folder={slim}")
+    assert "is exported: give" in error_of("export", str(slim), "--slim", f"--folder={slim}")
+    assert "by --init_from mt10" in error_of("fit", "--ckpt_path", "mt10", "-c", "quickstart")
+    late = error_of("validate", "--evaluation.num_episodes", "1", "mt10")
+    assert "give the policy mt10 first: mtrl-lightning validate mt10" in late
+    for policy in ("mt10", str(slim)):
+        assert "without a replay" in error_of("export", policy, "--to=minari")
+    assert "did you mean policies" in error_of("list", "polcies")
     assert "not allowed with argument" in error_of("export", str(slim), "--slim", "--to=onnx")
     for command in ("play", "validate"):
         assert "did you mean mt10" in error_of(command, "mt11")
@@ -94,8 +159,9 @@ def test_what_cannot_work_is_refused(run_folder, tmp_path, capsys):
         read_card(slim)
 
 
-def test_a_file_of_a_policys_name_comes_first(run_folder, tmp_path, monkeypatch):
+def test_a_run_of_a_policys_name_comes_first_and_no_other_folder(run_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mt10").mkdir()
     assert load_policy("mt10").spec.num_tasks == 10
     main(["export", str(run_folder), "--slim", "--folder=mt10"])
     assert load_policy("mt10").spec.num_tasks == 3
@@ -131,7 +197,8 @@ def test_list_prints_the_policies(capsys):
     assert line.split() == ["mt10", "10", success, f"{card['env_steps']:,}", "500"]
     main(["list", "policies"])
     printed = capsys.readouterr().out
-    assert card["sha256"] in printed and "mtrl-lightning fit -c config.yaml in" in printed
+    assert card["sha256"] in printed
+    assert f"mtrl-lightning fit -c {policies()['mt10']}" in printed.replace("\n    ", " ")
     (line,) = [one for one in printed.splitlines() if one.startswith("  door-open-v3 ")]
     assert line.split()[1] == f"{card['evaluation']['metrics']['eval/success/door-open-v3']:.2f}"
 
