@@ -175,6 +175,18 @@ class Algorithm(LightningModule):
         mask_TA = torch.from_numpy(spec.action_mask_TA)
         self.register_buffer("action_mask_TA", None if mask_TA.all() else mask_TA, persistent=False)
 
+    @classmethod
+    def policy_kind(cls, options: Mapping[str, Any]) -> str:
+        """Return what the actor's outputs mean: a run starts only from a policy of the same.
+
+        Args:
+            options: the described arguments of an algorithm of this class.
+
+        Returns:
+            The kind of the policy, as ``a squashed Gaussian``; empty if it is not known.
+        """
+        return ""
+
     @property
     def kind(self) -> Kind:
         """What it learns from."""

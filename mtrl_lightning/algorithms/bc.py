@@ -162,6 +162,11 @@ class BehaviourCloning(Algorithm):
             "actor_gradient": self._make_actor_gradient(self.spec),
         }
 
+    @classmethod
+    def policy_kind(cls, options: Mapping[str, Any]) -> str:
+        """Return whether it is SAC's, or PPO's with its noise."""
+        return "a clipped Gaussian" if options.get("noise") else "a squashed Gaussian"
+
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> Policy:
         """Return the distribution over actions."""
         return self._distribution(self._outputs(observation_BD, task_B), task_B)

@@ -217,6 +217,11 @@ class PPO(Algorithm):
             " as Standardize changes observations"
         )
 
+    @classmethod
+    def policy_kind(cls, options: Mapping[str, Any]) -> str:
+        """Return that it is a clipped Gaussian."""
+        return "a clipped Gaussian"
+
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian:
         """Return the distribution over actions."""
         output_BO = self.actor(self.encoder(observation_BD, task_B), task_B)

@@ -91,6 +91,14 @@ def rebuild_algorithm(
     return kind(**arguments, **options)
 
 
+def class_of_package(description: Mapping[str, Any], base: type) -> Any:
+    """Return a described subclass of this package; None if it is not of this package."""
+    try:
+        return _resolve(str(description[CLASS_PATH]), "the algorithm", (), (base,))
+    except ConfigurationError:
+        return None
+
+
 def _check_rebuildable(described: Mapping[str, Any]) -> None:
     unknown = cannot_rebuild(described)
     if unknown:

@@ -5,7 +5,6 @@ What belongs to single tasks is known from ``HasTaskAxes`` and ``OnePerTask``.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -13,11 +12,12 @@ from torch import Tensor, nn
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.description import CLASS_PATH, INIT_ARGS, short_name
-from mtrl_lightning.algorithms.rebuilding import rebuild_spec
+from mtrl_lightning.algorithms.rebuilding import class_of_package, rebuild_spec
 from mtrl_lightning.algorithms.task_match import TaskMatch
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
+from mtrl_lightning.learning.popart import ReturnScale
 from mtrl_lightning.learning.reward_scale import RewardScale
 from mtrl_lightning.networks import (
     HasTaskAxes,
@@ -36,10 +36,21 @@ LISTS = ("auxiliaries", "transforms")
 """Attributes of an algorithm whose members are parts of their own."""
 OWN_PACKAGES = ("mtrl_lightning", "torch")
 """Packages whose modules all declare what belongs to single tasks."""
+SAME_NETWORKS = "Give the run the networks of the policy, as in the config.yaml of its folder"
+SAME_TASKS = "Give the run the policy's tasks in the policy's order"
 
 
 class _Misfit(Exception):  # noqa: N818
-    """A part of the checkpoint does not fit; the message says why."""
+    """A part of the checkpoint does not fit.
+
+    Args:
+        reason: why.
+        remedy: what to do, if the policy cannot be used without the part.
+    """
+
+    def __init__(self, reason: str, remedy: str = SAME_NETWORKS) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 class _Row(NamedTuple):
@@ -48,6 +59,16 @@ class _Row(NamedTuple):
     part: str
     num_weights: int
     fate: str
+    num_copied: int = 0
+    """How many of the weights are the checkpoint's."""
+
+
+class _Adopted(NamedTuple):
+    """What a tensor or an extra state starts with."""
+
+    value: Any
+    rows: list[_Row]
+    """What became of its weights."""
 
 
 class _Member(NamedTuple):
@@ -75,12 +96,11 @@ class _Layout:
         """The tasks' axis of each tensor that has one, by its full name."""
         self.members: list[_Member] = []
         """Networks that belong to one task."""
-        self.undeclared = ""
-        """Why the tasks' weights cannot be told apart; empty if they can."""
+        self.undeclared: _Misfit | None = None
+        """Why the tasks' weights cannot be told apart; None if they can."""
         self._add(part, f"{name}.", False, False)
 
     def _add(self, module: nn.Module, prefix: str, is_declared: bool, is_in_network: bool) -> None:
-        kind = type(module)
         if isinstance(module, OneForAll):
             return  # built for a single task, and shared by all
         if isinstance(module, OnePerTask):
@@ -92,20 +112,46 @@ class _Layout:
             return
         if isinstance(module, HasTaskAxes):
             self.axes |= {f"{prefix}{name}": axis for name, axis in module.task_axes().items()}
-            is_declared = True
-        elif any(getattr(child, "is_one_hot", False) for child in module.children()):
-            self.undeclared = f"{kind.__name__} gives other networks a one-hot of the task"
-        if not is_declared and kind.__module__.split(".")[0] not in OWN_PACKAGES:
-            self.undeclared = (
-                f"{kind.__name__} does not say which of its weights belong to single tasks, and the"
-                " tasks differ: define its method task_axes (networks.HasTaskAxes), which returns"
-                " {} if none do"
-            )
+        self._check_declared(module, is_declared)
+        is_declared = is_declared or isinstance(module, HasTaskAxes)
         is_inside = is_in_network or isinstance(module, TaskModule)
         for name, child in module.named_children():
             self._add(child, f"{prefix}{name}.", is_declared, is_inside)
         if isinstance(module, TaskModule) and not is_in_network:
             self._check_own_parameters(module, prefix)
+
+    def _check_declared(self, module: nn.Module, is_parent_declared: bool) -> None:
+        """Check that a module says which of its tensors have something for each task.
+
+        Args:
+            module: the module.
+            is_parent_declared: whether a module around it does. A task input is built apart from
+                its network, which cannot know of it.
+        """
+        kind = type(module)
+        declares = isinstance(module, HasTaskAxes)
+        is_own = kind.__module__.split(".")[0] in OWN_PACKAGES
+        if not declares and any(getattr(one, "is_one_hot", False) for one in module.children()):
+            self.undeclared = _Misfit(
+                f"{kind.__name__} gives other networks a one-hot of the task",
+                f"{SAME_TASKS}, or start from a policy with another conditioning",
+            )
+        if getattr(module, "is_task_input", False):
+            is_one_hot = getattr(module, "is_one_hot", False) and not module.state_dict()
+            if not (declares or is_own or is_one_hot):
+                self.undeclared = _Misfit(
+                    f"the task conditioning {kind.__name__} does not say what of it belongs to"
+                    " single tasks, and the tasks differ",
+                    "Define its method task_axes (networks.HasTaskAxes), or set is_one_hot = True"
+                    f" in the class if each of its features is that of one task. {SAME_TASKS}",
+                )
+        elif not (declares or is_own or is_parent_declared):
+            self.undeclared = _Misfit(
+                f"{kind.__name__} does not say which of its weights belong to single tasks, and the"
+                " tasks differ",
+                "Define its method task_axes (networks.HasTaskAxes), which returns {} if none do."
+                f" {SAME_TASKS}",
+            )
 
     def _check_own_parameters(self, network: TaskModule, prefix: str) -> None:
         """Check that what tasks do not share has an axis of tasks."""
@@ -114,9 +160,10 @@ class _Layout:
         for name, parameter in network.named_parameters(prefix.removesuffix(".")):
             is_known = name in self.axes or name.startswith(of_members)
             if id(parameter) not in shared and not is_known:
-                self.undeclared = (
+                self.undeclared = _Misfit(
                     f"{type(network).__name__} does not say where {name} has the weights of single"
-                    " tasks: return its axis in the method task_axes (networks.HasTaskAxes)"
+                    " tasks",
+                    f"Return its axis in the method task_axes (networks.HasTaskAxes). {SAME_TASKS}",
                 )
 
     def member_of(self, tensor: str) -> _Member | None:
@@ -131,8 +178,9 @@ def start_from(
 
     What tasks share is copied, and of the tasks that both have, by name, what is their own. The
     networks that act must fit. All other parts, such as critics, are copied where they fit and the
-    checkpoint is of the same algorithm. Counters, optimizers, generators and gradient methods stay
-    as they are; targets become copies of the networks that they follow.
+    checkpoint is of the same algorithm; critics only where returns have the same scale. Counters,
+    optimizers, generators and gradient methods stay as they are; targets become copies of the
+    networks that they follow.
 
     Args:
         algorithm: of a new run.
@@ -206,20 +254,50 @@ class _Start:
         Raises:
             ConfigurationError: if the policy does not fit, or nothing of it is this run's.
         """
+        self._check_outputs()
         for name in self._parts:
             try:
                 self._copy_part(name, use_mean)
             except _Misfit as misfit:
                 if name in self._acting:
-                    raise self._refusal(str(misfit)) from misfit
+                    raise self._refusal(misfit) from misfit
                 self._add_row(name, self.state, f"fresh: {misfit}")
         for name in dict.fromkeys(map(_part_of, self._saved)):
             if name and name not in self._parts:
                 self._leave_out(name)
         networks = tuple(name for name in self._networks if name != "encoder")
-        fates = [row.fate for row in self._rows if row.part.startswith(networks)]
-        if not any("copied" in fate for fate in fates):
-            raise self._refusal("none of its weights are of a task of this run")
+        if not any(row.num_copied for row in self._rows if row.part.startswith(networks)):
+            tasks = ", ".join(
+                self._tasks.there.task_names[i] for i in self._tasks.there.train_tasks
+            )
+            raise self._refusal(
+                _Misfit(
+                    "none of its weights are of a task of this run",
+                    f"Train at least one of its tasks ({tasks})",
+                )
+            )
+
+    def _check_outputs(self) -> None:
+        """Check that the actor's outputs mean what they mean in the checkpoint.
+
+        Raises:
+            ConfigurationError: if they do not, though their number may be the same.
+        """
+        kind_here = type(self._algorithm)
+        is_another = self._is_of_another_algorithm()
+        kind_there = class_of_package(self._description, Algorithm) if is_another else kind_here
+        if kind_there is None:
+            return  # a class of the user's own, which is not imported for this
+        there = kind_there.policy_kind(self._description[INIT_ARGS])
+        here = kind_here.policy_kind(self._algorithm.description[INIT_ARGS])
+        if there and here and there != here:
+            raise self._refusal(
+                _Misfit(
+                    f"the actor's outputs are those of {there} there, of {here} here",
+                    "Give the run the algorithm and the noise of the policy, as in the config.yaml"
+                    " of its folder",
+                )
+            )
 
     def _copy_part(self, name: str, use_mean: bool) -> None:
         """Copy a part.
@@ -234,12 +312,15 @@ class _Start:
             raise _Misfit("a gradient method's state is a run's own")
         if name not in self._acting and self._is_of_another_algorithm():
             raise _Misfit(f"the checkpoint is of {short_name(self._description)}")
+        learns_returns = name == "critic" or isinstance(part, ReturnScale | RewardScale)
+        if learns_returns and self._has_other_returns():
+            raise _Misfit("the policy's returns have another scale")
         if own and not saved and name not in self._needed:
             self._add_row(name, self.state, "fresh: the checkpoint has none")
             return
         layout = _Layout(name, part)
         if layout.undeclared and not self._tasks.has_same_order:
-            raise _Misfit(layout.undeclared)
+            raise layout.undeclared
         own_to_run = {f"{name}.{buffer}" for buffer in getattr(part, "buffers_of_each_rank", ())}
         names_there = {key: self._name_there(key, layout) for key in own if key not in own_to_run}
         siblings = tuple(member.siblings for member in layout.members)
@@ -247,14 +328,13 @@ class _Start:
             is_known = key in names_there.values() or key in own_to_run
             if not is_known and not key.startswith(siblings):
                 raise _Misfit(f"{key} has the shape {_shape(self._saved[key])} there, none here")
-        adopted = {}
-        sizes: Counter[tuple[str, str]] = Counter()
-        for key, there in names_there.items():
-            adopted[key], sizes_of_key = self._adopted(key, there, layout, use_mean)
-            sizes.update(sizes_of_key)
-        self.state |= adopted
+        adopted = {
+            key: self._adopted(key, there, layout, use_mean) for key, there in names_there.items()
+        }
+        self.state |= {key: one.value for key, one in adopted.items()}
         self._copied.append(name)
-        self._rows += [_Row(name + kind, size, fate) for (kind, fate), size in sizes.items()]
+        rows = [row for one in adopted.values() for row in one.rows]
+        self._rows += _summed([row._replace(part=name + row.part) for row in rows])
 
     def _name_there(self, key: str, layout: _Layout) -> str | None:
         """Return a tensor's name in the checkpoint; None if it belongs to a new task."""
@@ -268,50 +348,61 @@ class _Start:
         owners = spec.train_tasks if member.is_of_trained else range(spec.num_tasks)
         return f"{member.siblings}{owners.index(task)}.{key.removeprefix(member.prefix)}"
 
-    def _adopted(
-        self, key: str, there: str | None, layout: _Layout, use_mean: bool
-    ) -> tuple[Any, dict[tuple[str, str], int]]:
-        """Return a tensor's new value, and its numbers of weights by their kind and their fate.
+    def _adopted(self, key: str, there: str | None, layout: _Layout, use_mean: bool) -> _Adopted:
+        """Return a tensor's new value; its rows name the kind of the weights as their part.
 
         Raises:
             _Misfit: if the checkpoint has none of this shape.
         """
         own = self.state[key]
         if there is None:
-            return own, {(" of one task", "fresh"): _count(own)}
+            return _Adopted(own, [_Row(" of one task", _count(own), "fresh")])
         if key.endswith(EXTRA_STATE):
             return self._adopted_extra_state(key, layout)
-        saved = self._checked(there, own, layout.axes.get(key), self._saved)
         axis = layout.axes.get(key)
+        saved = self._checked(there, own, axis, self._saved)
         is_weight = key in self._parameters
         if axis is None:
-            kind = " of one task" if layout.member_of(key) else ""
-            return saved, {(kind if is_weight else ", statistics", "copied"): own.numel()}
+            of_member = " of one task" if layout.member_of(key) else ""
+            kind = of_member if is_weight else ", statistics"
+            return _Adopted(saved, [_Row(kind, own.numel(), "copied", own.numel())])
         use_mean = use_mean and axis.has_mean and is_weight
         num_tasks = self._tasks.here.num_tasks
         of_tasks = own.numel() // own.shape[axis.axis] * axis.block * num_tasks
+        shared = own.numel() - of_tasks
         kind = ", tasks' own" if is_weight else ", tasks' statistics"
-        sizes = {("", "copied"): own.numel() - of_tasks, (kind, self._fate(use_mean)): of_tasks}
-        adopted = self._tasks.adopt(own, saved, axis, use_mean)
-        return adopted, {name: size for name, size in sizes.items() if size}
+        of_new = "mean of the trained" if use_mean else "fresh"
+        rows = [
+            _Row("", shared, "copied", shared),
+            self._row_of_tasks(kind, of_tasks, of_new),
+        ]
+        return _Adopted(self._tasks.adopt(own, saved, axis, use_mean), rows)
 
-    def _adopted_extra_state(
-        self, key: str, layout: _Layout
-    ) -> tuple[Any, dict[tuple[str, str], int]]:
+    def _adopted_extra_state(self, key: str, layout: _Layout) -> _Adopted:
         """Return an extra state with what is declared of it; the rest is a run's own."""
-        declared = [name for name in layout.axes if name.startswith(f"{key}.")]
-        if not declared:
-            return self.state[key], {}
         adopted = dict(self.state[key])
         saved = {f"{key}.{name}": value for name, value in self._saved.get(key, {}).items()}
-        size = 0
-        for full_name in declared:
+        rows = []
+        for full_name in [name for name in layout.axes if name.startswith(f"{key}.")]:
             name = full_name.removeprefix(f"{key}.")
             axis = layout.axes[full_name]
             value = self._checked(full_name, adopted[name], axis, saved)
             adopted[name] = self._tasks.adopt(adopted[name], value, axis, False)
-            size += _count(adopted[name])
-        return adopted, {(", tasks' statistics", self._fate(False)): size}
+            rows.append(self._row_of_tasks(", tasks' statistics", _count(adopted[name])))
+        return _Adopted(adopted if rows else self.state[key], rows)
+
+    def _row_of_tasks(self, kind: str, size: int, of_new: str = "fresh") -> _Row:
+        """Return the row of weights that belong to single tasks.
+
+        Args:
+            kind: of the weights.
+            size: their number.
+            of_new: what new tasks start with.
+        """
+        num_common = len(self._tasks.common)
+        numbers = {"copied": num_common, of_new: len(self._tasks.new)}
+        fate = ", ".join(f"{number} {fate}" for fate, number in numbers.items() if number)
+        return _Row(kind, size, fate, size // self._tasks.here.num_tasks * num_common)
 
     def _checked(
         self, there: str, own: Tensor, axis: TaskAxis | None, saved: Mapping[str, Any]
@@ -337,7 +428,7 @@ class _Start:
         """
         # the first transform is the reward scale
         if name == "encoder" or (name.startswith("transforms.") and name != "transforms.0"):
-            raise self._refusal(f"it has {name}, and this run has none")
+            raise self._refusal(_Misfit(f"it has {name}, and this run has none"))
         if not name.startswith("target_"):
             self._add_row(name, self._saved, "left out: this run has none")
 
@@ -349,7 +440,18 @@ class _Start:
     def _is_of_another_algorithm(self) -> bool:
         return bool(self._description[CLASS_PATH] != self._algorithm.description[CLASS_PATH])
 
-    def _refusal(self, reason: str) -> ConfigurationError:
+    def _has_other_returns(self) -> bool:
+        """Return whether critics learn returns of another scale than the checkpoint's."""
+        there = self._description[INIT_ARGS]
+        here = self._algorithm.description[INIT_ARGS]
+        parts = ("return_scale", "reward_scale", "value")
+        return there.get("discount") != here.get("discount") or any(
+            _class(there.get(name)) != _class(here.get(name))
+            or _bound(there.get(name)) != _bound(here.get(name))
+            for name in parts
+        )
+
+    def _refusal(self, misfit: _Misfit) -> ConfigurationError:
         there = {"algorithm": self._description, **self._description[INIT_ARGS]}
         here = {"algorithm": self._algorithm.description, **self._algorithm.description[INIT_ARGS]}
         differing = [
@@ -359,16 +461,9 @@ class _Start:
         ]
         classes = f" ({'; '.join(differing)})" if differing else ""
         return ConfigurationError(
-            f"a run cannot start from this policy: {reason}{classes}. Give the run the networks of"
-            " the policy, as in the config.yaml of its folder, or leave out init_from"
+            f"a run cannot start from this policy: {misfit}{classes}. {misfit.remedy}, or leave out"
+            " init_from"
         )
-
-    def _fate(self, use_mean: bool) -> str:
-        """Return what becomes of the tasks' own weights."""
-        num_common = len(self._tasks.common)
-        num_new = len(self._tasks.new)
-        numbers = {"copied": num_common, "mean of the trained" if use_mean else "fresh": num_new}
-        return ", ".join(f"{number} {fate}" for fate, number in numbers.items() if number)
 
     def table(self) -> str:
         """Return a line for each part, and one for each kind of tasks."""
@@ -412,6 +507,23 @@ def _part_of(key: str) -> str:
 
 def _class(described: Any) -> Any:
     return described.get(CLASS_PATH) if isinstance(described, Mapping) else None
+
+
+def _bound(described: Any) -> Any:
+    """Return the largest value of a described part, such as ``Categorical``; None for none."""
+    return described.get(INIT_ARGS, {}).get("bound") if isinstance(described, Mapping) else None
+
+
+def _summed(rows: Sequence[_Row]) -> list[_Row]:
+    """Return a row for each part and fate, with the sums of the numbers."""
+    sums: dict[tuple[str, str], _Row] = {}
+    for row in rows:
+        so_far = sums.get((row.part, row.fate), _Row(row.part, 0, row.fate))
+        sums[row.part, row.fate] = so_far._replace(
+            num_weights=so_far.num_weights + row.num_weights,
+            num_copied=so_far.num_copied + row.num_copied,
+        )
+    return [row for row in sums.values() if row.num_weights]
 
 
 def _shape(value: Any) -> Any:

@@ -78,6 +78,11 @@ class TD3(ActorCritic):
         self.target_actor = frozen_copy(self.actor)
         self.targets.add(self.actor, self.target_actor, self.tau)
 
+    @classmethod
+    def policy_kind(cls, options: Mapping[str, Any]) -> str:
+        """Return that it is a deterministic policy."""
+        return "a deterministic policy"
+
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian:
         """Return the deterministic actions as a mean, with the noise of exploration around it."""
         output_BA = self.actor(self.encoder.shared_features(observation_BD, task_B), task_B)

@@ -12,9 +12,12 @@ from mtrl_lightning import ToyReach
 from mtrl_lightning.algorithms import (
     Algorithm,
     BehaviourCloning,
+    Categorical,
     NormalizeObservation,
     NormalizeReward,
+    PopArt,
     ReturnRange,
+    ReturnScale,
 )
 from mtrl_lightning.algorithms.rebuilding import rebuild_algorithm
 from mtrl_lightning.algorithms.starting import start_from
@@ -42,7 +45,10 @@ from mtrl_lightning.networks import (
     Separate,
     SoftModularization,
     Standardize,
+    StateDependentStd,
     StateIndependentStd,
+    TaskAxis,
+    TaskConditioning,
     TaskEncoder,
 )
 from mtrl_lightning.runs import best_checkpoint
@@ -54,6 +60,7 @@ from tests.helpers.algorithms import (
     make_ppo,
     make_sac,
     make_td3,
+    small_mlp,
     train,
 )
 from tests.helpers.checkpoints import checkpoint_of
@@ -119,6 +126,42 @@ def assert_acts_as(algorithm, source, common=None):
             )
 
 
+class Table(TaskConditioning):
+    """Has a vector of each task that it does not declare."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.out_dim = 5
+        self.table = torch.nn.Embedding(spec.num_tasks, 5)
+
+    def forward(self, task_B):
+        return self.table(task_B)
+
+
+class DeclaredTable(Table):
+    """Declares them."""
+
+    def task_axes(self):
+        return {"table.weight": TaskAxis()}
+
+
+class PlainOneHot(TaskConditioning):
+    """Gives a one-hot, and does not say so."""
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.out_dim = spec.num_tasks
+
+    def forward(self, task_B):
+        return torch.nn.functional.one_hot(task_B, self.num_tasks).float()
+
+
+class DeclaredOneHot(PlainOneHot):
+    """Says so."""
+
+    is_one_hot = True
+
+
 NONE = {"conditioning": NoConditioning}
 POLICIES = {
     "one-hot MLP": networks(MLP),
@@ -150,6 +193,8 @@ POLICIES = {
     "projection": {**networks(MOORE), "encoder": partial(MLPEncoder, width=8, out_dim=5)},
     "statistics": {**networks(MLP), "encoder": partial(Standardize, per_task=True)},
     "shared statistics": {**networks(MLP), "encoder": Standardize},
+    "own embedding": {**networks(MLP), "conditioning": DeclaredTable},
+    "own one-hot": {**networks(MLP), "conditioning": DeclaredOneHot},
     "own network": {"actor": partial(GatedMLP, width=8), "critic": partial(GatedMLP, width=8)},
 }
 
@@ -356,7 +401,8 @@ def test_a_policy_of_other_tasks_gives_what_they_share():
     _, algorithm, table = started(make_sac, source, other, **networks(MultiHead))
     assert torch.equal(algorithm.actor.trunk[2].weight, source.actor.trunk[2].weight)
     assert "Tasks copied" not in table
-    with pytest.raises(ConfigurationError, match="none of its weights are of a task of this run"):
+    message = r"none of its weights are of a task of this run\. Train at least one of its tasks \("
+    with pytest.raises(ConfigurationError, match=message):
         started(make_sac, trained(make_sac, **networks(Separate)), other, **networks(Separate))
     # the distilled policy is of no task
     source = trained(make_distral)
@@ -391,6 +437,61 @@ def test_a_critic_of_another_size_is_fresh():
     assert changed(algorithm.target_critic, copy_of(fresh.critic)) == set()
     shapes = "has the shape (9, 8) there, (8, 8) here, for as many tasks"
     assert f"fresh: critic.members.0.trunk.0.weight {shapes}" in table
+
+
+OF_RETURNS = {
+    "PopArt there": (make_ppo, {"return_scale": PopArt}, {"return_scale": ReturnScale}),
+    "PopArt here": (make_ppo, {"return_scale": ReturnScale}, {"return_scale": PopArt}),
+    "normalized there": (make_sac, {"reward_scale": NormalizeReward}, {}),
+    "normalized here": (make_sac, {}, {"reward_scale": NormalizeReward}),
+    "bound": (
+        make_sac,
+        {"reward_scale": partial(ReturnRange, bound=1.0)},
+        {"reward_scale": partial(ReturnRange, bound=10.0)},
+    ),
+    "value": (
+        make_sac,
+        {"value": partial(Categorical, bound=5.0)},
+        {"value": partial(Categorical, bound=10.0)},
+    ),
+    "discount": (make_ppo, {"discount": 0.9}, {"discount": 0.99}),
+}
+
+
+@pytest.mark.parametrize(("make", "there", "here"), OF_RETURNS.values(), ids=OF_RETURNS)
+def test_a_critic_of_returns_of_another_scale_is_fresh(make, there, here):
+    source = trained(make, **there)
+    fresh, algorithm, table = started(make, source, **here)
+    assert_acts_as(algorithm, source)
+    assert changed(algorithm.critic, copy_of(fresh.critic)) == set()
+    if make is make_ppo:
+        assert changed(algorithm.return_scale, copy_of(fresh.return_scale)) == set()
+    assert "fresh: the policy's returns have another scale" in table
+
+
+@pytest.mark.parametrize(
+    ("there", "make", "options", "kinds"),
+    [
+        (make_td3, make_ppo, {}, "a deterministic policy there, of a clipped Gaussian"),
+        (make_ppo, make_td3, {}, "a clipped Gaussian there, of a deterministic policy"),
+        (
+            make_sac,
+            make_ppo,
+            {"noise": StateDependentStd},
+            "a squashed Gaussian there, of a clipped Gaussian",
+        ),
+        (
+            make_td3,
+            BehaviourCloning,
+            {"actor": small_mlp, "noise": StateIndependentStd},
+            "a deterministic policy there, of a clipped Gaussian",
+        ),
+    ],
+)
+def test_an_actor_whose_outputs_mean_something_else_is_refused(there, make, options, kinds):
+    with pytest.raises(ConfigurationError, match=f"outputs are those of {kinds}") as caught:
+        started(make, trained(there), **options)
+    assert "Give the run the algorithm" in str(caught.value)
 
 
 class Looked(MLP):
@@ -452,14 +553,26 @@ def test_a_policy_with_more_than_the_run_has_is_refused():
     ("options", "message"),
     [
         ({"actor": small(Looked)}, "Looked does not say where actor.scale_T"),
-        ({"actor": Plain}, "Plain does not say which of its weights.*task_axes"),
-        ({"encoder": AppendTask}, "AppendTask gives other networks a one-hot"),
+        ({"actor": Plain}, r"Plain does not say which of its weights.*\. Define.*task_axes"),
+        (
+            {"encoder": AppendTask},
+            r"AppendTask gives other networks a one-hot.*\. Give the run the",
+        ),
+        (
+            {**networks(MLP), "conditioning": Table},
+            r"conditioning Table does not say what of it.*\. Define its method task_axes",
+        ),
+        (
+            {**networks(MLP), "conditioning": PlainOneHot},
+            r"conditioning PlainOneHot does not say what of it.*or set is_one_hot = True",
+        ),
     ],
 )
 def test_what_belongs_to_tasks_has_to_be_declared_where_tasks_differ(options, message):
     source = trained(make_sac, **options)
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
         started(make_sac, source, **options)
+    assert "networks of the policy" not in str(caught.value), "they are the same"
     with pytest.raises(ConfigurationError, match=message):
         permuted = spec_of(*reversed(THERE.task_names))
         started(make_sac, source, permuted, **options)
