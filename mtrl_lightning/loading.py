@@ -56,6 +56,11 @@ class LoadedPolicy:
         return self._algorithm.counters.env_steps
 
     @property
+    def step_unit(self) -> str:
+        """What ``env_steps`` counts: ``updates`` where demonstrations alone are learned from."""
+        return "updates" if self._algorithm.is_offline else "env steps"
+
+    @property
     def weights_seq_no(self) -> int:
         """Number of updates that its weights have had."""
         return self._algorithm.weights_seq_no

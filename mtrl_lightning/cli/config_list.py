@@ -121,7 +121,7 @@ def _overview(group: str, names: list[str], width: int) -> str:
 
 def _policies() -> str:
     """Return a table of the package's policies."""
-    lines = [["policies", "tasks", "success", "score", "env steps", "horizon"]]
+    lines = [["policies", "tasks", "success", "score", "horizon", "trained for"]]
     for name, folder in policies().items():
         card = read_card(folder)
         protocol = card["protocol"]
@@ -129,8 +129,12 @@ def _policies() -> str:
         means = [mean(card, metric) for metric in ("success", "score")]
         results = ["" if value is None else f"{value:.2f}" for value in means]
         tasks = str(len(card["tasks"]))
-        lines.append([f"  {name}", tasks, *results, whole(card["env_steps"]), str(horizon)])
+        lines.append([f"  {name}", tasks, *results, str(horizon), _trained_for(card)])
     return text_table(lines, num_texts=1)
+
+
+def _trained_for(card: Mapping[str, Any]) -> str:
+    return f"{whole(card['env_steps'])} {card['step_unit']}"
 
 
 def mean(card: Mapping[str, Any], metric: str) -> float | None:
@@ -151,7 +155,7 @@ def _policy_card(folder: Path) -> str:
     lines.append(["average", *(f"{metrics[f'eval/{metric}']:.2f}" for metric in columns)])
     facts = {
         "algorithm": card["algorithm"],
-        "env steps": whole(card["env_steps"]),
+        "trained for": _trained_for(card),
         "trained by": card["command"].replace("config.yaml", str(folder / "config.yaml")),
         "protocol": ", ".join(f"{key} {value}" for key, value in card["protocol"].items()),
         "test episodes of a task": evaluation.get("num_episodes", "as in training"),

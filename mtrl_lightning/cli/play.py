@@ -147,7 +147,7 @@ def run(options: argparse.Namespace) -> None:
     numbers = chosen_tasks(benchmark, options.task, split)
     folder = options.folder or _default_folder(run_folder, policy.env_steps)
     ensure_writable(folder)
-    after = f"after {policy.env_steps:,} env steps"
+    after = f"after {policy.env_steps:,} {policy.step_unit}"
     print(f"{checkpoint}, {after}; split {split}, {len(numbers)} of {spec.num_tasks} tasks")
     if policy.untrained_summary:
         print(policy.untrained_summary)

@@ -143,6 +143,7 @@ def _card(loaded: Mapping[str, Any], checkpoint: Path, config: Mapping[str, Any]
         "algorithm": summarize(state["algorithm"]),
         "command": before.get("command") or _command(config),
         "env_steps": env_steps,
+        "step_unit": "env steps" if state["counters"]["vector_steps"] else "updates",
         "tasks": state["spec"]["task_names"],
         "protocol": state["spec"]["protocol"],
         "evaluation": result,
