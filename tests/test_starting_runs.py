@@ -68,6 +68,10 @@ def test_a_run_of_other_tasks_starts_from_a_policy(tmp_path, caplog, monkeypatch
         ({"init_from": "runs/nothing"}, "there is no checkpoint runs/nothing"),
         ({"init_from": "mt10", "ckpt_path": "last"}, "init_from is mt10, and the run continues"),
         ({"init_new_tasks": "mean"}, "the run starts from no policy"),
+        (
+            {"init_new_tasks": "mean", "ckpt_path": "last"},
+            "init_new_tasks is mean, and the run con",
+        ),
         ({"init_new_tasks": "median"}, "init_new_tasks"),
     ],
 )

@@ -250,8 +250,8 @@ class RunParser(LightningArgumentParser):
         self._run, given = _run_of(given, self._command)
         if self._run is None:
             config = super().parse_args(given, *rest, **kwargs)
-            if self._command == "fit" and _has_option(given, "init_from"):
-                check_start(config.init_from, config.init_new_tasks, config.ckpt_path)
+            if self._command == "fit" and config.ckpt_path:
+                _check_continued(config, given, config.ckpt_path)
             return config
         config_file, checkpoint = _files_of(Path(self._run), self._command)
         stored = read_run_config(config_file)  # names the classes that the parser imports
@@ -291,8 +291,7 @@ class RunParser(LightningArgumentParser):
         config.ckpt_path = checkpoint
         if self._command != "fit":
             return
-        if _has_option(given, "init_from"):
-            check_start(config.init_from, config.init_new_tasks, self._run)
+        _check_continued(config, given, self._run)
         for name in ("name", "root"):
             kept = stored.get(name, config[name])
             if _has_option(given, name) and config[name] != kept:
@@ -330,6 +329,16 @@ def _files_of(run: Path, command: str) -> tuple[Path, Path]:
     else:
         checkpoint_at(run)
     return config_file_of(run), run
+
+
+def _check_continued(config: Namespace, given: Sequence[str], run: str | None) -> None:
+    """Check that the options beside a run to continue start no new one from a policy.
+
+    The options that the run has in its file are those with which it started.
+    """
+    init_from = config.init_from if _has_option(given, "init_from") else None
+    new_tasks = config.init_new_tasks if _has_option(given, "init_new_tasks") else "fresh"
+    check_start(init_from, new_tasks, run)
 
 
 def _has_option(given: Sequence[str], name: str) -> bool:

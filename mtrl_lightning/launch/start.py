@@ -103,16 +103,17 @@ def check_start(
         ConfigurationError: if they do.
     """
     one_of(get_args(NewTasks), init_new_tasks=new_tasks)
+    if ckpt_path is not None and (init_from is not None or new_tasks != "fresh"):
+        option = "init_new_tasks" if init_from is None else "init_from"
+        raise ConfigurationError(
+            f"{option} is {init_from or new_tasks}, and the run continues from {ckpt_path}: give"
+            " one of them. init_from and init_new_tasks start a new run with a policy's weights;"
+            " --resume and ckpt_path continue a run"
+        )
     if init_from is None and new_tasks != "fresh":
         raise ConfigurationError(
             f"init_new_tasks is {new_tasks}, and the run starts from no policy: give init_from, or"
             " leave it out"
-        )
-    if init_from is not None and ckpt_path is not None:
-        raise ConfigurationError(
-            f"init_from is {init_from}, and the run continues from {ckpt_path}: give one of them."
-            " init_from starts a new run with a policy's weights; --resume and ckpt_path continue"
-            " a run"
         )
 
 

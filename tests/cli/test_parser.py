@@ -49,6 +49,10 @@ def test_a_policy_to_start_from_and_a_run_to_continue_exclude_each_other(run):
     for continued in (["--resume", run], [f"--ckpt_path={run}", "-c", run / "config.yaml"]):
         with pytest.raises(ConfigurationError, match=r"init_from is mt10.*give one of them"):
             parse("fit", *continued, "--init_from=mt10")
+        message = r"init_new_tasks is mean, and the run continues from.*give one of them"
+        with pytest.raises(ConfigurationError, match=message):
+            parse("fit", *continued, "--init_new_tasks=mean")
+        parse("fit", *continued)
     with pytest.raises(ArgumentError, match="init_new_tasks"):
         parse("fit", "--init_new_tasks=median")
 
