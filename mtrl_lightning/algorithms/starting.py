@@ -17,6 +17,7 @@ from mtrl_lightning.algorithms.task_match import TaskMatch
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
+from mtrl_lightning.learning.normalization import NormalizeObservation
 from mtrl_lightning.learning.popart import ReturnScale
 from mtrl_lightning.learning.reward_scale import RewardScale
 from mtrl_lightning.networks import (
@@ -202,7 +203,7 @@ def start_from(
         start.copy_parts(new_tasks == "mean")
         algorithm.load_state_dict(start.state)
         for module in start.copied_modules():
-            if isinstance(module, Standardize):
+            if isinstance(module, Standardize | NormalizeObservation):
                 module.keep_tasks(list(tasks.common))
         algorithm.set_targets()
     return start.table()

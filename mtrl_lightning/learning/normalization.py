@@ -10,6 +10,7 @@ Shapes: ``T`` tasks, ``B`` rows, ``D`` observation, ``N`` rows of one vector ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,8 @@ class NormalizeObservation(Transform):
         clip: largest absolute value of the output, above 0; 10 in Stable-Baselines3.
         epsilon: added to the variances, above 0; 1e-8 in Stable-Baselines3.
         freeze_after: environment steps after which the statistics no longer change, at least 1;
-            null to let them change as long as the run lasts.
+            null to let them change as long as the run lasts. In a run that starts from a policy,
+            those of the policy's tasks are frozen, and steps of the new tasks count.
     """
 
     mean_TD: Tensor
@@ -133,15 +135,28 @@ class NormalizeObservation(Transform):
         self._sizes = spec.observation_sizes or (shape[0],) * spec.num_tasks
         self.moments = RunningMoments(spec.num_tasks, shape)
         """Statistics of all observations so far."""
+        self._is_kept_T = torch.zeros(spec.num_tasks, dtype=torch.bool)
+        """Tasks whose statistics are another run's, and frozen."""
         self.register_buffer("mean_TD", torch.zeros(spec.num_tasks, *shape), persistent=False)
         self.register_buffer("std_TD", torch.ones(spec.num_tasks, *shape), persistent=False)
 
     def observe(self, transitions: Transitions) -> None:
         """Add the observations on which actions were chosen."""
-        if self._freeze_after is not None and self.moments.num_rows >= self._freeze_after:
+        if self.moments.count_T[~self._is_kept_T].sum() >= (self._freeze_after or math.inf):
             return
-        self.moments.add(transitions.observation_ED, transitions.task_E)
+        is_new_E = ~self._is_kept_T.numpy()[transitions.task_E]
+        self.moments.add(transitions.observation_ED[is_new_E], transitions.task_E[is_new_E])
         self._use_moments()
+
+    def keep_tasks(self, tasks: Sequence[int]) -> None:
+        """Freeze the statistics of tasks that come from another run, if statistics are frozen.
+
+        Args:
+            tasks: the tasks whose statistics are kept.
+        """
+        if self._freeze_after is None or len(tasks) == len(self._sizes):
+            return
+        self._is_kept_T[list(tasks)] = self.moments.count_T[list(tasks)] > 0
 
     def observation(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Return the normalized observations."""
@@ -149,12 +164,16 @@ class NormalizeObservation(Transform):
         return normalized_BD.clamp(-self._clip, self._clip)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the statistics."""
-        return self.moments.state_dict()
+        """Return the statistics, and which are kept."""
+        return {**self.moments.state_dict(), "is_kept": self._is_kept_T.clone()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.moments.load_state_dict(state)
+        is_kept_T = state.get("is_kept", torch.zeros_like(self._is_kept_T))  # not in older ones
+        if is_kept_T.shape != self._is_kept_T.shape or is_kept_T.dtype != torch.bool:
+            raise ValueError("the kept tasks of the statistics have another shape or type")
+        self._is_kept_T = is_kept_T.cpu().clone()
         self._use_moments()
 
     def task_axes(self) -> Mapping[str, TaskAxis]:

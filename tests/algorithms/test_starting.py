@@ -52,6 +52,7 @@ from mtrl_lightning.networks import (
     TaskEncoder,
 )
 from mtrl_lightning.runs import best_checkpoint
+from mtrl_lightning.types import Transitions
 from tests.helpers.algorithms import (
     changed,
     copy_of,
@@ -375,6 +376,41 @@ def test_statistics_of_transforms_are_copied_and_episodes_under_way_are_not():
     largest.transforms[0].largest_T = torch.arange(4.0)
     _, algorithm, _ = started(make_sac, largest, reward_scale=ReturnRange)
     assert algorithm.transforms[0].largest_T.tolist() == [3, 0, 1]
+
+
+def test_frozen_statistics_of_transforms_are_kept_and_new_tasks_are_observed():
+    options = {"transforms": [partial(NormalizeObservation, freeze_after=9)]}
+    rng = np.random.default_rng(0)
+
+    def steps(tasks):
+        return Transitions(
+            env_E=np.arange(len(tasks)),
+            task_E=np.array(tasks),
+            observation_ED=rng.normal(3.0, 2.0, (len(tasks), 2)).astype(np.float32),
+            action_EA=np.zeros((len(tasks), 2), np.float32),
+            reward_E=np.zeros(len(tasks), np.float32),
+            next_observation_ED=np.zeros((len(tasks), 2), np.float32),
+            terminated_E=np.zeros(len(tasks), bool),
+            truncated_E=np.zeros(len(tasks), bool),
+        )
+
+    source = make_sac(THERE, **options)
+    for _ in range(5):
+        source.transforms[1].observe(steps([0, 1, 2, 3]))
+    before = source.transforms[1].moments.state_dict()
+    assert before["count"].tolist() == [3, 3, 3, 3]
+    _, algorithm, _ = started(make_sac, source, **options)
+    continued = make_sac(HERE, **options)
+    for number in range(12):
+        if number == 4:  # they stay frozen when the run is continued
+            continued.load_state_dict(algorithm.state_dict())
+            algorithm = continued
+        algorithm.transforms[1].observe(steps([0, 1, 2]))
+    after = algorithm.transforms[1].moments.state_dict()
+    assert after["count"].tolist() == [3, 9, 3], "the new task until it has been seen 9 times"
+    for name, value in after.items():
+        assert torch.equal(value[[0, 2]], before[name][[3, 1]])
+    assert_acts_as(algorithm, source)
 
 
 def test_counters_optimizers_generators_and_gradient_methods_are_a_new_run_s():
