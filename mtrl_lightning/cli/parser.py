@@ -337,7 +337,7 @@ def _check_continued(config: Namespace, given: Sequence[str], run: str | None) -
     The options that the run has in its file are those with which it started.
     """
     init_from = config.init_from if _has_option(given, "init_from") else None
-    new_tasks = config.init_new_tasks if _has_option(given, "init_new_tasks") else "fresh"
+    new_tasks: NewTasks = config.init_new_tasks if _has_option(given, "init_new_tasks") else "fresh"
     check_start(init_from, new_tasks, run)
 
 
