@@ -10,10 +10,13 @@ from functools import partial
 import pytest
 
 from mtrl_lightning import BehaviourCloning, ToyReach, load_policy
+from mtrl_lightning.callbacks import RolloutCallback
 from mtrl_lightning.checkpoints.parts import own_part
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.ranks.resharding import reshard
 from mtrl_lightning.run.data import MultiTaskData
+from mtrl_lightning.run.kinds import refuse_options
 from tests.helpers.command_line import fails
 from tests.helpers.demonstrations import write_demonstrations
 from tests.helpers.ranks.parts import Parts
@@ -67,6 +70,21 @@ def test_options_of_training_environments_are_refused(command_line, capsys, demo
     assert "an offline algorithm learns from demonstrations and steps no environments" in message
     assert all(text in message for text in REFUSED.values()), message
     assert not command_line.folder().exists()
+
+
+class OwnData(MultiTaskData):
+    """Passes an option on."""
+
+    def __init__(self, benchmark, **options):
+        super().__init__(benchmark, capacity=3000, **options)
+
+
+def test_options_that_a_class_of_ones_own_passes_on_are_those_of_its_parent():
+    data = OwnData(ToyReach(), demonstrations="experts")
+    refuse_options("on-policy", {"rollout": RolloutCallback(30)})
+    for kind, option in (("offline", "capacity 3000"), ("off-policy", "demonstrations experts")):
+        with pytest.raises(ConfigurationError, match=f"are given: data.{option}. Leave"):
+            refuse_options(kind, {"data": data})
 
 
 def test_another_algorithm_refuses_demonstrations(command_line, capsys, demonstrations):

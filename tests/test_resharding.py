@@ -310,6 +310,14 @@ def test_a_part_that_cannot_be_shared_out_is_refused(two, session, name):
         reshard(two, 0, 1, session.reshard)
 
 
+def test_only_an_algorithm_with_demonstrations_has_no_environments(two, session):
+    for part in two["ranks"]:
+        part["collector"] = {}
+        part["extra_states"]["transforms.0._extra_state"]["returns"] = {}
+    with pytest.raises(ConfigurationError, match="continue from another checkpoint"):
+        reshard(two, 0, 1, session.reshard)
+
+
 def test_rings_of_other_processes_are_not_read_from_a_file(whole, session):
     whole["MultiTaskData"]["replay"] = {"moved": [{"manifest": {}, "rings": [[9, 0]]}]}
     with pytest.raises(ConfigurationError, match="list of replay files is none"):

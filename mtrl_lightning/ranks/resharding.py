@@ -132,7 +132,7 @@ def reshard(
         if len(parts) == size:
             return with_part(checkpoint, parts[rank])
         share = Share(rank, size, 0, ())  # of an offline algorithm, which has no environments
-        if parts[0]["collector"]:
+        if "demonstrations" not in parts[0]["data"]:
             share = share_of([part["collector"]["tasks"] for part in parts], rank, size)
         part = reshard_parts(parts, share)
     rank_zero_warn(

@@ -26,7 +26,7 @@ from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import CPU, free_memory
-from mtrl_lightning.run.demonstrations import check_identity, load_demonstrations
+from mtrl_lightning.run.demonstrations import GIVE, check_identity, load_demonstrations
 from mtrl_lightning.run.kinds import refused_by
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field, transition_fields
@@ -111,6 +111,8 @@ class MultiTaskData(LightningDataModule):
         demonstrations: str | None = None,
     ) -> None:
         super().__init__()
+        if demonstrations == "" or not isinstance(demonstrations, str | Path | None):
+            raise ConfigurationError(f"data.demonstrations is {demonstrations!r}: {GIVE}")
         benchmark = with_pixels(with_wrappers(benchmark, wrappers), pixels)
         benchmark = with_info(benchmark, info_keys, store_info)
         self.benchmark = benchmark
@@ -205,15 +207,18 @@ class MultiTaskData(LightningDataModule):
         """
         if self.demonstrations is None:
             raise ConfigurationError(
-                "data.demonstrations is missing, from which an offline algorithm learns: give the"
-                " folder that mtrl-lightning collect has written"
+                f"data.demonstrations is missing, from which an offline algorithm learns: {GIVE}"
             )
         opened_for = (self.demonstrations, device)
         if self.buffer is not None and self._opened_for == opened_for:
             return self.buffer
         self._forget(opened_for)
         self.buffer, self._identity = load_demonstrations(
-            self.demonstrations, self.spec, self._seed, device if self._on_device else CPU
+            self.demonstrations,
+            self.spec,
+            self._seed,
+            device if self._on_device else CPU,
+            self.benchmark.splits[0],
         )
         needed = bytes_needed(self.buffer.storage.fields, self.buffer.capacity)
         rank_zero_info(

@@ -6,28 +6,32 @@ Shapes: ``N`` transitions, ``R`` trained tasks, ``D`` observation, ``A`` action.
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from mtrl_lightning.demonstrations import Collection, check_collection, read_collection
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.buffer import ReplayBuffer
+from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import CPU, free_memory
 from mtrl_lightning.schema import Field, transition_fields
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Transitions
 
+GIVE = "give the folder that mtrl-lightning collect has written"
 OPTIONAL = ("policy_action",)
 """Further columns of actions that batches have where the demonstrations do."""
 
 
 def load_demonstrations(
-    folder: str, spec: EnvSpec, seed: int, device: torch.device
+    folder: str, spec: EnvSpec, seed: int, device: torch.device, split: str | None = None
 ) -> tuple[ReplayBuffer, dict[str, Any]]:
     """Read demonstrations of the trained tasks into a replay with one ring for each of them.
 
@@ -38,6 +42,7 @@ def load_demonstrations(
         spec: the tasks.
         seed: of the sampling of batches.
         device: whose memory, if they take at most half of what is free there.
+        split: that is trained on; episodes of another one are a warning.
 
     Returns:
         The replay; and the identity of its content, plain values that a checkpoint keeps.
@@ -47,6 +52,13 @@ def load_demonstrations(
     """
     collection = read_collection(Path(folder))
     check_collection(collection, spec)
+    collected = collection.facts.get("split", split)
+    if split is not None and collected != split:
+        rank_zero_warn(
+            f"the demonstrations in {folder} are episodes of the split {collected}, which is"
+            f" not trained in: an evaluation there says nothing of other episodes. Collect those of"
+            f" {split}"
+        )
     transitions = _transitions_of(collection, spec)
     count_R = np.bincount(transitions.env_E, minlength=len(spec.train_tasks))
     capacity = int(count_R.max()) * len(count_R)
@@ -55,10 +67,22 @@ def load_demonstrations(
     fields = [
         Field(name, spec.action_space.shape) for name in OPTIONAL if name in transitions.extra
     ]
+    # room for the frames of every episode, which may be shorter than the horizon
+    shortest = _shortest_episode(transitions)
     replay = ReplayBuffer(
-        spec, capacity, seed, tasks=spec.train_tasks, device=device, policy_fields=fields
+        spec,
+        capacity,
+        seed,
+        tasks=spec.train_tasks,
+        device=device,
+        policy_fields=fields,
+        storage=partial(FrameStorage, horizon=shortest) if spec.frame_stack else None,
     )
     replay.add(transitions)
+    if len(replay) < len(transitions.env_E):
+        raise ConfigurationError(
+            f"the images of an episode in {folder} do not follow one another: collect it again"
+        )
     names = [spec.task_names[task] for task in spec.train_tasks]
     checksum = 0
     for column in transitions.columns().values():
@@ -111,6 +135,12 @@ def _transitions_of(collection: Collection, spec: EnvSpec) -> Transitions:
         env_E=ring_N,
         extra=extra,
     )
+
+
+def _shortest_episode(transitions: Transitions) -> int:
+    """Return the steps of the shortest episode."""
+    end_K = np.flatnonzero(transitions.terminated_E | transitions.truncated_E) + 1
+    return int(np.diff(end_K, prepend=0).min())
 
 
 def _fitted(column: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:

@@ -25,6 +25,7 @@ REPLACEMENTS: dict[Kind, str] = {
 }
 """What replaces the refused options."""
 _GIVEN = "_given_options_of_kinds"
+"""Attribute of an object: its given options, each with the kinds that refuse it."""
 _Constructor = TypeVar("_Constructor", bound=Callable[..., None])
 
 
@@ -45,8 +46,15 @@ def refused_by(kinds: tuple[Kind, ...], *names: str) -> Callable[[_Constructor],
             constructor(self, *args, **kwargs)
             options = defaults | signature.bind(self, *args, **kwargs).arguments
             # an empty list is none
-            given = {n: options[n] for n in names if options[n] not in (defaults[n], [])}
-            vars(self).setdefault(_GIVEN, {}).update(given)
+            given = {
+                name: (options[name], kinds)
+                for name in names
+                if options[name] not in (defaults[name], [])
+            }
+            given |= vars(self).get(_GIVEN, {})
+            # in the order of the arguments
+            order = (*signature.parameters, *given)
+            vars(self)[_GIVEN] = {name: given[name] for name in order if name in given}
 
         others = getattr(constructor, "refusing_kinds", {})
         noting.refusing_kinds = {**others, **dict.fromkeys(names, kinds)}  # type: ignore[attr-defined]
@@ -68,8 +76,8 @@ def refuse_options(kind: Kind, sections: Mapping[str, Any]) -> None:
     given = {
         f"{section}.{name}": value
         for section, part in sections.items()
-        for name, value in _given_options(part).items()
-        if kind in type(part).__init__.refusing_kinds[name]
+        for name, (value, kinds) in vars(part).get(_GIVEN, {}).items()
+        if kind in kinds
     }
     if given:
         listed = ", ".join(f"{name} {value}" for name, value in given.items())
@@ -77,11 +85,3 @@ def refuse_options(kind: Kind, sections: Mapping[str, Any]) -> None:
             f"{REASONS[kind]}, and these options are given: {listed}. Leave them out, or set them"
             f" back to their defaults (null for numbers); {REPLACEMENTS[kind]}"
         )
-
-
-def _given_options(part: Any) -> dict[str, Any]:
-    """Return the declared options that were given to a constructor, in the order of all."""
-    given = vars(part).get(_GIVEN)
-    if not given:
-        return {}
-    return {name: given[name] for name in inspect.signature(type(part)).parameters if name in given}

@@ -13,7 +13,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.resources import CPU
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.run.demonstrations import load_demonstrations
-from tests.helpers.algorithms import make_spec
+from tests.helpers.algorithms import make_spec, pixel_spec
 from tests.helpers.demonstrations import write_demonstrations
 
 NAMES = ("far", "near", "between")
@@ -166,6 +166,56 @@ def test_the_demonstrations_are_of_the_benchmark(tmp_path):
     other = spec._replace(protocol={**spec.protocol, "benchmark": "other"})
     with pytest.raises(ConfigurationError, match="has benchmark toy, and the benchmark that is"):
         load_demonstrations(str(folder), other, 0, CPU)
+
+
+def images_of(lengths):
+    """Return a benchmark's tasks and the columns of episodes whose frames are all different."""
+    stack = 3
+    spec = pixel_spec(1, 2, stack)._replace(frame_stack=stack, horizon=max(lengths))
+    parts = []
+    rng = np.random.default_rng(0)
+    _, *frame = spec.observation_space.shape
+    for steps in lengths:
+        frame_N = rng.integers(0, 255, (steps + 1, *frame), np.uint8)
+        padded = np.concatenate([frame_N[:1]] * (stack - 1) + [frame_N])
+        parts.append(np.stack([padded[i : i + stack] for i in range(steps + 1)]))
+    is_last_N = np.concatenate([np.arange(steps) == steps - 1 for steps in lengths])
+    return spec, {
+        "observation": np.concatenate([stacks[:-1] for stacks in parts]),
+        "action": rng.uniform(-1, 1, (sum(lengths), *spec.action_space.shape)),
+        "reward": np.zeros(sum(lengths)),
+        "next_observation": np.concatenate([stacks[1:] for stacks in parts]),
+        "terminated": is_last_N,
+        "truncated": np.zeros_like(is_last_N),
+        "success": is_last_N,
+        "task": np.zeros(sum(lengths), np.int64),
+        "episode": np.repeat(np.arange(len(lengths)), lengths),
+    }
+
+
+def test_images_of_episodes_shorter_than_the_horizon_are_all_held(tmp_path):
+    spec, columns = images_of([2] * 20 + [40])
+    write_collection(tmp_path / "images", spec, columns, {})
+    replay, identity = load_demonstrations(str(tmp_path / "images"), spec, 0, CPU)
+    assert len(replay) == identity["transitions"][spec.task_names[0]] == 80
+    found = held(replay, 0)
+    for name in ("observation", "next_observation"):
+        assert torch.equal(found[name], torch.from_numpy(columns[name]))
+
+
+@pytest.mark.parametrize("given", [3, "", ["a"]])
+def test_what_is_no_folder_is_named(given):
+    with pytest.raises(ConfigurationError, match=r"data\.demonstrations is .*: give the folder"):
+        MultiTaskData(ToyReach(), demonstrations=given)
+
+
+def test_episodes_of_another_split_are_a_warning(tmp_path, recwarn):
+    for split in ("train", "eval"):
+        write_collection(tmp_path / split, SPEC, columns_of(SPEC), {"split": split})
+    load_demonstrations(str(tmp_path / "train"), SPEC, 0, CPU, "train")
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="are episodes of the split eval, which is not trained in"):
+        load_demonstrations(str(tmp_path / "eval"), SPEC, 0, CPU, "train")
 
 
 def test_without_demonstrations_the_option_is_named():
