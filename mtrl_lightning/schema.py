@@ -60,8 +60,16 @@ def info_column(key: str) -> str:
     return f"info/{key}"
 
 
+POLICY_ACTION = "policy_action"
+"""The column of the actions before noise was added, which collected episodes may have."""
+
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
 """The fields of a step that are stored, saved with checkpoints and sampled."""
+
+
+def policy_action_field(spec: EnvSpec) -> Field:
+    """Return the field of the actions before noise was added."""
+    return Field(POLICY_ACTION, spec.action_space.shape)
 
 
 def transition_fields(spec: EnvSpec, policy_fields: Sequence[Field] = ()) -> tuple[Field, ...]:

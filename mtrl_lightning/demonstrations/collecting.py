@@ -23,6 +23,7 @@ from mtrl_lightning.resources import one_thread
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.rollout.sample import concatenated
+from mtrl_lightning.schema import POLICY_ACTION
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import StepResult
 
@@ -31,8 +32,6 @@ MOST_ENVS = 32
 the noise of a policy depends on how many rows it acts for at once."""
 ATTEMPTS = 10
 """Episodes of a task that are run at most for each success that is wanted."""
-POLICY_ACTION = "policy_action"
-"""The column of the actions before noise was added."""
 
 
 class UniformPolicy:

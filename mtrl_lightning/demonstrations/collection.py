@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,10 +23,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning import saved
 from mtrl_lightning.algorithms.description import describe_spec
 from mtrl_lightning.algorithms.rebuilding import rebuild_spec
 from mtrl_lightning.demonstrations.minari_files import (
     EXTRA,
+    check_memory,
     check_minari,
     data_files,
     read_data_sets,
@@ -32,11 +36,11 @@ from mtrl_lightning.demonstrations.minari_files import (
 )
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.manifest import HINT, replay_folder
+from mtrl_lightning.replay.manifest import HINT, check_manifest, replay_folder
 from mtrl_lightning.replay.storage import RingStorage, check_columns
 from mtrl_lightning.rollout.matching import own_shape
 from mtrl_lightning.runs import ensure_writable
-from mtrl_lightning.schema import Field, transition_fields
+from mtrl_lightning.schema import POLICY_ACTION, Field, policy_action_field, transition_fields
 from mtrl_lightning.spec import EnvSpec
 
 FILE = "collection.json"
@@ -96,8 +100,16 @@ def check_free(folder: Path) -> None:
     """Check that a collection can be written to a folder.
 
     Raises:
-        ConfigurationError: if the folder has files already, or cannot be written.
+        ConfigurationError: if the folder has files already, cannot be written, or cannot be
+            replaced by a finished one: the working directory, a symbolic link or a mount point.
     """
+    is_other = folder.is_symlink() or os.path.ismount(folder)
+    if is_other or Path.cwd().is_relative_to(folder.resolve()):
+        what = "a symbolic link or a mount point" if is_other else "the working directory"
+        raise ConfigurationError(
+            f"--folder {folder} is {what}, which cannot be replaced: give a new folder in it, such"
+            f" as {folder / 'collection'}"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         what = "holds another collection" if (folder / FILE).exists() else "is not empty"
         raise ConfigurationError(f"{folder} {what}: delete it, or give another --folder")
@@ -128,7 +140,8 @@ def write_collection(
 
     Raises:
         ConfigurationError: if the folder has files already, or cannot be written, memory is short,
-            or Minari is not installed.
+            or Minari is not installed. If the folder cannot be replaced at the end, the error names
+            where the collection is.
         OSError: if the disk is full or broken.
     """
     folder = Path(folder)
@@ -147,14 +160,25 @@ def write_collection(
     facts = {**facts, **counts_of(stored, spec), "versions": _versions()}
     beside = folder.resolve().parent
     beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=beside, prefix=".unfinished_") as temporary:
-        unfinished = Path(temporary) / "collection"
-        unfinished.mkdir()
+    temporary = Path(tempfile.mkdtemp(dir=beside, prefix=".unfinished_"))
+    finished = temporary / "collection"
+    try:
+        finished.mkdir()
         if to == "minari":
-            write_columns(unfinished, spec, stored, facts)
+            write_columns(finished, spec, stored, facts)
         else:
-            _write_files(unfinished, spec, fields, stored, facts)
-        os.replace(unfinished, folder)
+            _write_files(finished, spec, fields, stored, facts)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    try:
+        os.replace(finished, folder)
+    except OSError as error:  # collecting again may take hours
+        raise ConfigurationError(
+            f"the collection is complete but cannot be moved to {folder} ({error}): it is in"
+            f" {finished}; move it to a new folder"
+        ) from error
+    temporary.rmdir()
     return facts
 
 
@@ -233,8 +257,7 @@ def _read_files(folder: Path) -> Collection:
     spec = rebuild_spec(content["spec"])
     facts = dict(content["facts"])
     manifest = content["replay"]
-    fields = [Field(name, tuple(shape), dtype) for name, shape, dtype in manifest["fields"]]
-    (num_rows,) = manifest["added"]
+    fields, num_rows = _layout_of(manifest, replay_folder(folder))
     storage = RingStorage(fields, 1, num_rows)
     ReplaySnapshots(replay_folder(folder)).load(manifest, storage)
     rows = storage.take(*storage.numbers(0, 0, num_rows))
@@ -247,13 +270,52 @@ def _read_files(folder: Path) -> Collection:
     return Collection(folder, spec, columns, facts)
 
 
+def _layout_of(manifest: dict[str, Any], files: Path) -> tuple[list[Field], int]:
+    """Return the columns of a manifest and the number of its rows.
+
+    Raises:
+        MemoryError: if they do not fit into memory.
+        OSError: if a file is missing.
+        ValueError: if it is no manifest of one whole ring, or has more bytes than its files.
+    """
+    check_manifest(manifest)
+    fields = []
+    for name, shape, dtype in manifest["fields"]:
+        sizes = tuple(saved.count(size, f"size of {name}") for size in shape)
+        if np.dtype(dtype).kind not in "biuf":
+            raise ValueError(f"{name} is {dtype}, not numbers")
+        fields.append(Field(name, sizes, dtype))
+    (num_rows,), oldest = manifest["added"], manifest["oldest"]
+    if oldest != [0] or not num_rows:
+        raise ValueError(f"it has {num_rows} transitions from number {oldest} on")
+    num_bytes = 0
+    for chunk in manifest["chunks"]:
+        path = files / chunk["file"]
+        if not path.is_file():
+            raise FileNotFoundError(f"the replay file {path} is missing")
+        num_bytes += path.stat().st_size
+    # not Field.num_bytes, whose product may overflow here
+    sizes_of = [math.prod(field.shape) * np.dtype(field.dtype).itemsize for field in fields]
+    if num_rows * sum(sizes_of) > num_bytes:
+        raise ValueError(f"{num_rows:,} rows of {sum(sizes_of):,} bytes in {num_bytes:,} bytes")
+    check_memory(2 * num_bytes)  # the ring, and the copy that is returned
+    return fields, num_rows
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn whatever damaged files raise into one error that names the collection."""
     try:
         yield
+    except MemoryError as error:
+        raise ConfigurationError(
+            f"the collection {path} does not fit into memory ({error}): free memory, or collect"
+            " fewer episodes"
+        ) from error
     except (ValueError, *_DAMAGED) as error:
-        reason = str(error).removesuffix(f": {HINT}").replace("the checkpoint's", "its")
+        reason = str(error).replace("the checkpoint's", "its")
+        for hint in (HINT, saved.HINT):
+            reason = reason.replace(f": {hint}", "")
         raise ConfigurationError(
             f"the collection {path} cannot be read ({reason}): copy it again from where it is"
             " whole, or collect it again"
@@ -264,11 +326,17 @@ def _check_episodes(columns: Mapping[str, npt.NDArray], spec: EnvSpec) -> None:
     """Check that the rows are whole episodes, one after another, each of one task.
 
     Raises:
-        ValueError: if they are not.
+        ValueError: if they are not, a number is not finite, or ``policy_action`` has another shape
+            or type.
     """
     episode_N, task_N = columns["episode"], columns["task"]
     if not len(episode_N):
         raise ValueError("it has no transition")
+    if POLICY_ACTION in columns:
+        check_columns(columns, [policy_action_field(spec)], len(episode_N))
+    for name, column in columns.items():
+        if column.dtype.kind == "f" and not np.isfinite(column).all():
+            raise ConfigurationError(f"its column {name} has numbers that are not finite")
     is_last_N = columns["terminated"] | columns["truncated"]
     expected_N = np.cumsum(is_last_N) - is_last_N
     if not is_last_N[-1] or not np.array_equal(episode_N, expected_N):
@@ -291,7 +359,8 @@ def check_collection(collection: Collection, spec: EnvSpec) -> None:
 
     Raises:
         ConfigurationError: naming both sides of a difference: another benchmark, or another version
-            or reward of it; a task without an episode; a task of another size.
+            or reward of it; a task without an episode; a task of another size; a field of ``info``
+            that is stored here alone.
     """
     there = collection.spec
     name = f"the collection {collection.folder}"
@@ -323,3 +392,17 @@ def check_collection(collection: Collection, spec: EnvSpec) -> None:
                     " benchmark that is trained on: use the wrappers and pixels with which it was"
                     " collected, or collect it again"
                 )
+    columns = collection.columns
+    lacking = [
+        field.name
+        for field in spec.info_fields
+        if field.name not in columns or columns[field.name].shape[1:] != field.shape
+    ]
+    if lacking:
+        stored = ",".join(field.name for field in spec.info_fields if field.name in spec.info_keys)
+        options = f"--data.info_keys [{stored}] --data.store_info true"
+        how = f" by mtrl-lightning collect ... -- {options}" if stored else " in this benchmark"
+        raise ConfigurationError(
+            f"{name} has no {', '.join(lacking)} of the shape that the benchmark that is trained on"
+            f" stores: collect it again{how}, or train without (data.store_info false)"
+        )

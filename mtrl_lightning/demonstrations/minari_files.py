@@ -8,6 +8,7 @@ Shapes: ``N`` transitions of an episode, ``D`` observation, ``A`` action.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import warnings
@@ -23,7 +24,9 @@ from gymnasium.spaces import Box
 from mtrl_lightning.algorithms.description import describe_spec
 from mtrl_lightning.algorithms.rebuilding import rebuild_spec
 from mtrl_lightning.errors import import_optional
-from mtrl_lightning.schema import STORED, step_fields
+from mtrl_lightning.resources import free_memory
+from mtrl_lightning.saved import check_booleans
+from mtrl_lightning.schema import POLICY_ACTION, STORED, policy_action_field, step_fields
 from mtrl_lightning.spec import EnvSpec
 
 VERSION = 0
@@ -34,6 +37,10 @@ KEY = "mtrl_lightning"
 EXTRA = "[minari]"
 FIELDS = ("observations", "actions", "rewards", "terminations", "truncations")
 """The entries of an episode in a data set."""
+MOST_TIMES = 16
+"""Bytes of all arrays of a file for each byte of it; compressed ones have some."""
+MOST_CHUNK_BYTES = 64 << 20
+"""Bytes of a chunk, which is read as a whole."""
 
 
 def check_minari() -> None:
@@ -175,6 +182,7 @@ def read_data_sets(
 
     Raises:
         ConfigurationError: if h5py is not installed.
+        MemoryError: if they do not fit into memory.
         ValueError: naming what a data set lacks.
     """
     h5py = import_optional("h5py", f'"mtrl_lightning{EXTRA}"')
@@ -187,17 +195,85 @@ def read_data_sets(
     parts: list[dict[str, npt.NDArray]] = []
     for path in sorted(tasks, key=lambda path: tasks[path]):
         with h5py.File(path, "r") as file:
+            reader = _Reader(h5py, MOST_TIMES * path.stat().st_size)
             names = sorted(file, key=lambda name: int(name.removeprefix("episode_")))
             for name in names:
-                columns = _columns(file[name], f"{name} of {path}", spec)
+                where = f"{name} of {path}"
+                columns = _columns(reader, reader.entry(file, name, where), where, spec)
                 columns["task"] = np.full(len(columns["reward"]), tasks[path])
                 columns["episode"] = np.full(len(columns["reward"]), len(parts))
                 parts.append(columns)
     if not parts:
         raise ValueError("its data sets have no episode")
     in_all = [name for name in parts[0] if all(name in part for part in parts)]
+    check_memory(sum(part[name].nbytes for part in parts for name in in_all))
     joined = {name: np.concatenate([part[name] for part in parts]) for name in in_all}
     return spec, joined, dict(next(iter(described.values()))["facts"])
+
+
+def check_memory(num_bytes: int) -> None:
+    """Check that arrays fit into memory.
+
+    Raises:
+        MemoryError: if they do not.
+    """
+    free = free_memory()
+    if num_bytes > free:
+        sizes = (f"{size / 2**30:.1f} GiB" for size in (num_bytes, free))
+        raise MemoryError("it needs {} and {} are free".format(*sizes))
+
+
+class _Reader:
+    """Reads arrays of a file of HDF5, which decides neither the memory nor what is read with it.
+
+    Args:
+        h5py: the package.
+        most_bytes: of all arrays.
+    """
+
+    def __init__(self, h5py: Any, most_bytes: int) -> None:
+        self._h5py = h5py
+        self._left = most_bytes
+
+    def entry(self, group: Any, name: str, where: str) -> Any:
+        """Return a group or dataset that is in the file itself; None if there is none.
+
+        Raises:
+            ValueError: if it is a link, which may lead into another file.
+        """
+        # the low level: the high one opens the file that an external link names
+        links = group.id.links
+        if not links.exists(name.encode()):
+            return None
+        if links.get_info(name.encode()).type != self._h5py.h5l.TYPE_HARD:
+            raise ValueError(f"{name} in {where} is a link")
+        return group[name]
+
+    def array(self, dataset: Any, name: str, where: str) -> npt.NDArray:
+        """Return the content of a dataset.
+
+        Raises:
+            ValueError: if it is none of numbers in the file itself, or has too many bytes.
+        """
+        if not isinstance(dataset, self._h5py.Dataset) or not dataset.shape:
+            raise ValueError(f"{name} in {where} is no array")
+        if dataset.external is not None or dataset.is_virtual:
+            raise ValueError(f"{name} in {where} is stored in another file")
+        if dataset.dtype.kind not in "biuf":
+            shape = list(dataset.shape)
+            raise ValueError(
+                f"{name} in {where} is {dataset.dtype} {shape}, not {shape[0]} numbers"
+            )
+        self._left -= dataset.nbytes
+        chunk_bytes = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize
+        if self._left < 0 or chunk_bytes > MOST_CHUNK_BYTES:
+            raise ValueError(
+                f"{name} in {where} has {dataset.nbytes:,} bytes in chunks of {chunk_bytes:,}, too"
+                " many for a file of this size"
+            )
+        content = dataset[()]
+        check_booleans(content)
+        return content
 
 
 def _described(path: Path) -> dict[str, Any]:
@@ -215,16 +291,20 @@ def _described(path: Path) -> dict[str, Any]:
     return metadata[KEY]
 
 
-def _columns(group: Any, where: str, spec: EnvSpec) -> dict[str, npt.NDArray]:
+def _columns(reader: _Reader, group: Any, where: str, spec: EnvSpec) -> dict[str, npt.NDArray]:
     """Return the columns of an episode, without task and number.
 
     Raises:
+        MemoryError: if they do not fit into memory.
         ValueError: naming the field that it lacks, or that has another shape or type.
     """
-    missing = [name for name in FIELDS if name not in group]
+    entries = {name: reader.entry(group, name, where) for name in FIELDS}
+    missing = [name for name, entry in entries.items() if entry is None]
     if missing:
         raise ValueError(f"{where} has no {', '.join(missing)}")
-    arrays = {name: group[name][()] for name in FIELDS}
+    arrays = {
+        name: reader.array(entry, name.removesuffix("s"), where) for name, entry in entries.items()
+    }
     num_steps = len(arrays["rewards"])
     columns = {
         "observation": arrays["observations"][:num_steps],
@@ -234,17 +314,30 @@ def _columns(group: Any, where: str, spec: EnvSpec) -> dict[str, npt.NDArray]:
         "terminated": arrays["terminations"],
         "truncated": arrays["truncations"],
     }
-    columns |= {name: entry[()][1:] for name, entry in group.get("infos", {}).items()}
+    infos = reader.entry(group, "infos", where)
+    for name in () if infos is None else infos:
+        if name in {*columns, "task", "episode"}:
+            raise ValueError(f"infos/{name} in {where} has the name of another column")
+        entry = reader.entry(infos, name, f"infos of {where}")
+        columns[name] = reader.array(entry, name, where)[1:]
     fields = {field.name: field.stored() for field in step_fields(spec)}
+    fields[POLICY_ACTION] = policy_action_field(spec)
+    check_memory(num_steps * sum(fields[name].num_bytes for name in columns if name in fields))
     for name, column in columns.items():
+        shape = f"{column.dtype} {list(column.shape)}"
+        if len(column) != num_steps:
+            raise ValueError(f"{name} in {where} is {shape}, not {num_steps} numbers")
         field = fields.get(name)
-        if column.dtype.kind not in "biuf" or len(column) != num_steps:
+        if field is None:
+            continue
+        is_other_type = (column.dtype.kind == "b") != (field.dtype == "bool")
+        has_other_rank = column.ndim != 1 + len(field.shape)
+        missing_sizes = np.subtract(field.shape, column.shape[1:]) if not has_other_rank else ()
+        if is_other_type or has_other_rank or min(missing_sizes, default=0) < 0:
             raise ValueError(
-                f"{name} in {where} is {column.dtype} {list(column.shape)}, not {num_steps} numbers"
+                f"{name} in {where} is {shape}, not {field.dtype} {[num_steps, *field.shape]}"
             )
-        if field is not None:
-            # zeros behind a task's own size
-            sizes = zip(field.shape, column.shape[1:], strict=True)
-            padding = [(0, 0), *((0, size - own_size) for size, own_size in sizes)]
-            columns[name] = np.pad(column, padding).astype(field.dtype)
+        # zeros behind a task's own size
+        padding = [(0, 0), *((0, size) for size in missing_sizes)]
+        columns[name] = np.pad(column, padding).astype(field.dtype)
     return columns

@@ -1,12 +1,19 @@
 """A collection on disk: written, read back, damaged, and compared with a benchmark."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 
-from mtrl_lightning.demonstrations import check_collection, read_collection, write_collection
+from mtrl_lightning.demonstrations import (
+    check_collection,
+    minari_files,
+    read_collection,
+    write_collection,
+)
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.schema import Field
 from tests.helpers.fakes import Costly, Scripted
 
 LENGTHS = [3, 1, 4]
@@ -76,9 +83,59 @@ def test_a_collection_is_not_overwritten(written):
     assert before and [path.name for path in written.parent.iterdir()] == ["experts"]
 
 
+def test_folders_that_a_finished_collection_cannot_replace(tmp_path, monkeypatch):
+    spec = Scripted(3).spec
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (tmp_path / "link").symlink_to(empty)
+    monkeypatch.chdir(empty)
+    for folder, what in ((".", "the working directory"), (tmp_path / "link", "a symbolic link")):
+        with pytest.raises(ConfigurationError, match=f"is {what}.*: give a new folder"):
+            write_collection(folder, spec, columns_of(spec), {})
+    assert not list(empty.iterdir())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == empty)
+    with pytest.raises(ConfigurationError, match="or a mount point"):
+        write_collection(empty, spec, columns_of(spec), {})
+
+
+def test_a_finished_collection_that_cannot_be_moved_is_kept(tmp_path, monkeypatch):
+    spec = Scripted(3).spec
+
+    replace = os.replace
+
+    def busy(source, target):
+        if target == tmp_path / "one":
+            raise OSError("it is busy")
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mtrl_lightning.demonstrations.collection.os.replace", busy)
+        with pytest.raises(ConfigurationError, match="complete but cannot be moved") as raised:
+            write_collection(tmp_path / "one", spec, columns_of(spec), {})
+    (kept,) = tmp_path.glob(".unfinished_*/collection")
+    assert f"it is in {kept};" in str(raised.value)
+    assert read_collection(kept).num_transitions == 8
+
+
+def test_nothing_is_left_of_a_collection_that_was_not_finished(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("mtrl_lightning.demonstrations.collection.describe_spec", full)
+    spec = Scripted(3).spec
+    with pytest.raises(OSError, match="is full"):
+        write_collection(tmp_path / "one", spec, columns_of(spec), {})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"reward": np.r_[1.0, np.nan, np.ones(6)]}, "column reward has numbers that are not"),
+        ({"action": np.full((8, 2), np.inf)}, "column action has numbers that are not finite"),
+        ({"policy_action": np.zeros(8)}, r"policy_action is float32 \[8\], not float32 \[8, 2\]"),
+        ({"policy_action": np.ones((8, 2), bool)}, "policy_action is bool"),
         ({"episode": np.repeat([0, 2, 3], LENGTHS)}, "no whole episodes"),
         ({"truncated": np.zeros(8, np.bool_)}, "no whole episodes"),
         ({"task": np.array([0, 0, 1, 1, 1, 1, 1, 1])}, "several tasks"),
@@ -98,6 +155,10 @@ def change_file(change):
         (folder / "collection.json").write_text(json.dumps(content))
 
     return damage
+
+
+def change_shape(*shape):
+    return change_file(lambda content: content["replay"]["fields"][0].__setitem__(1, list(shape)))
 
 
 def flip_a_byte(folder):
@@ -123,6 +184,17 @@ def delete_the_rows(folder):
         (change_file(lambda c: c["spec"].pop("horizon")), "its tasks cannot be read"),
         (change_file(lambda c: c["spec"].update(task_names=["only"])), "not from 0 to 0"),
         (change_file(lambda c: c["replay"].update(added=[9])), "list of replay files"),
+        (change_file(lambda c: c["replay"].update(added=[-5])), "list of replay files"),
+        (change_file(lambda c: c["replay"].update(oldest=[8])), r"from number \[8\] on"),
+        (change_file(lambda c: c["replay"].update(added=[], oldest=[])), "list of replay files"),
+        (
+            change_file(lambda c: c["replay"].update(added=[0], chunks=[])),
+            r"has 0 transitions from number \[0\] on",
+        ),
+        (change_shape(-1), "size of observation is -1"),
+        (change_shape(2**40), r"8 rows of [\d,]+ bytes in [\d,]+ bytes"),
+        (change_shape(2**40, 2**40), r"8 rows of [\d,]+ bytes in [\d,]+ bytes"),
+        (change_file(lambda c: c["replay"]["fields"][0].__setitem__(2, "S9")), "not numbers"),
         (
             change_file(lambda c: c["spec"].update(info_fields=[["cost", [], "float32"]])),
             "it has no column cost",
@@ -134,6 +206,26 @@ def test_what_is_damaged_is_named(written, damage, message):
     with pytest.raises(ConfigurationError, match=message) as raised:
         read_collection(written)
     assert "continue from another checkpoint" not in str(raised.value)
+
+
+def test_damaged_numbers_that_are_not_finite_are_named(written, monkeypatch):
+    """Collections of earlier versions may have them."""
+    spec = Scripted(3).spec
+    columns = columns_of(spec)
+    columns["next_observation"][3] = np.nan
+    with monkeypatch.context() as patched:
+        patched.setattr("mtrl_lightning.demonstrations.collection._check_episodes", print)
+        write_collection(written.parent / "two", spec, columns, {})
+    with pytest.raises(ConfigurationError, match="column next_observation has numbers that are"):
+        read_collection(written.parent / "two")
+
+
+def test_a_shortage_of_memory_is_no_damage(written, monkeypatch):
+    monkeypatch.setattr(minari_files, "free_memory", lambda: 100)
+    message = r"does not fit into memory \(.* are free\): free memory, or collect fewer episodes"
+    with pytest.raises(ConfigurationError, match=message) as raised:
+        read_collection(written)
+    assert "capacity" not in str(raised.value) and "copy it again" not in str(raised.value)
 
 
 def test_what_is_no_collection(tmp_path):
@@ -167,3 +259,17 @@ def test_a_collection_is_compared_with_the_benchmark_that_is_trained_on(written)
     ):
         with pytest.raises(ConfigurationError, match=message):
             check_collection(collection, spec._replace(**changed))
+
+
+def test_a_collection_without_the_stored_info_is_refused(written):
+    collection = read_collection(written)
+    spec = collection.spec._replace(train_tasks=(0, 1))
+    stored = spec._replace(info_fields=(Field("near"), Field("grasp")), info_keys=("near", "grasp"))
+    message = (
+        r"has no near, grasp of .* collect \.\.\. -- --data.info_keys \[near,grasp\]"
+        r" --data.store_info true, or train without"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        check_collection(collection, stored)
+    with pytest.raises(ConfigurationError, match=r"has no cost of .* again in this benchmark"):
+        check_collection(collection, spec._replace(info_fields=(Field("cost"),)))

@@ -9,6 +9,7 @@ import pytest
 from mtrl_lightning.demonstrations import (
     UniformPolicy,
     collect,
+    minari_files,
     read_collection,
     write_collection,
 )
@@ -116,9 +117,99 @@ def with_texts(folder):
         file["episode_1"].create_dataset("rewards", data=[b"1"])
 
 
+def changed(change):
+    """Return what changes the second episode of a file, by its group."""
+
+    def damage(folder):
+        with h5py.File(data_of(folder) / "main_data.hdf5", "a") as file:
+            change(file["episode_1"])
+
+    return damage
+
+
+def replaced(name, **options):
+    """Return what puts another dataset in the place of one."""
+
+    def change(group):
+        del group[name]
+        group.create_dataset(name, **options)
+
+    return changed(change)
+
+
+def linked(name, link):
+    def change(group):
+        del group[name]
+        group[name] = link
+
+    return changed(change)
+
+
+def made_virtual(group):
+    del group["rewards"]
+    layout = h5py.VirtualLayout((1,), "f4")
+    layout[:] = h5py.VirtualSource("elsewhere.hdf5", "rewards", (1,))
+    group.create_virtual_dataset("rewards", layout)
+
+
+def linked_often(group):
+    for number in range(2_000):
+        group[f"infos/own_{number}"] = group["infos/large"]
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (
+            replaced("rewards", shape=(10**13,), dtype="f4", chunks=(1024,)),
+            "has 40,000,000,000,000 bytes in chunks of 4,096, too many",
+        ),
+        (
+            replaced("rewards", shape=(1,), maxshape=(None,), dtype="f4", chunks=(10**8,)),
+            "has 4 bytes in chunks of 400,000,000, too many",
+        ),
+        (
+            changed(
+                lambda group: (
+                    group.create_dataset("infos/large", data=np.zeros((2, 10_000))),
+                    linked_often(group),
+                )
+            ),
+            "too many for a file of this size",
+        ),
+        (
+            replaced("rewards", shape=(1,), dtype="f4", external=[("/dev/zero", 0, 4)]),
+            "reward in episode_1 of .* is stored in another file",
+        ),
+        (changed(made_virtual), "reward in episode_1 of .* is stored in another file"),
+        (linked("rewards", h5py.ExternalLink("other.hdf5", "x")), "rewards in .* is a link"),
+        (linked("rewards", h5py.SoftLink("/episode_0/rewards")), "rewards in .* is a link"),
+        (linked("infos", h5py.ExternalLink("other.hdf5", "x")), "infos in .* is a link"),
+        (linked("infos/success", h5py.SoftLink("/x")), "success in infos of .* is a link"),
+        (
+            changed(lambda group: group["infos"].create_group("deep")),
+            "deep in episode_1 of .* is no array",
+        ),
+        (
+            changed(lambda group: group.create_dataset("infos/observation", data=np.zeros((2, 4)))),
+            "infos/observation in .* has the name of another column",
+        ),
+        (
+            replaced("infos/policy_action", data=np.zeros(2, np.float32)),
+            r"policy_action in .* is float32 \[1\], not float32 \[1, 2\]",
+        ),
+        (
+            replaced("infos/policy_action", data=np.zeros((2, 2), np.bool_)),
+            r"policy_action in .* is bool \[1, 2\], not float32 \[1, 2\]",
+        ),
+        (
+            replaced("infos/policy_action", data=np.zeros((2, 3), np.float32)),
+            r"policy_action in .* is float32 \[1, 3\], not float32 \[1, 2\]",
+        ),
+        (
+            replaced("actions", data=np.full((1, 2), np.nan, np.float32)),
+            "column action has numbers that are not finite",
+        ),
         (without("truncations"), "episode_1 of .* has no truncations"),
         (without("observations"), "episode_1 of .* has no observations"),
         (with_texts, r"reward in episode_1 of .* is object \[1\], not 1 numbers"),
@@ -146,3 +237,9 @@ def test_the_extra_is_named_where_it_is_missing(written, benchmark, monkeypatch)
     ):
         with pytest.raises(ConfigurationError, match=r'pip install "mtrl_lightning\[minari\]"'):
             call()
+
+
+def test_data_sets_that_do_not_fit_into_memory(written, monkeypatch):
+    monkeypatch.setattr(minari_files, "free_memory", lambda: 10)
+    with pytest.raises(ConfigurationError, match=r"does not fit into memory \(it needs"):
+        read_collection(written / "minari")
