@@ -14,6 +14,7 @@ import torch.distributed as dist
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
 from mtrl_lightning.launch import folder as run_folder
 from mtrl_lightning.launch.folder import LOCATION_VARIABLE, locate_run
+from mtrl_lightning.launch.start import find_policy
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks import launcher as rank_launcher
 from mtrl_lightning.ranks.launcher import RankLauncher
@@ -170,6 +171,25 @@ def test_a_machine_that_does_not_see_the_runs_folder_says_so(tmp_path, monkeypat
     (tmp_path / ".seen").touch()
     monkeypatch.setenv(LOCATION_VARIABLE, paths)
     assert locate_run(str(tmp_path), "run", num_processes=2).folder == tmp_path
+
+
+def test_a_process_starts_from_the_policy_that_its_parent_has_found(tmp_path, monkeypatch):
+    checkpoints = tmp_path / "source" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    best = checkpoints / "best.ckpt"
+    for name in ("first", "second"):
+        (checkpoints / f"{name}.ckpt").touch()
+    best.symlink_to("first.ckpt")
+    location = locate_run(str(tmp_path), "run", num_processes=2)
+    with location.hold():
+        found = find_policy(tmp_path / "source", location)
+        assert found == (checkpoints / "first.ckpt").resolve()
+        # the other process reads it later, when the run of the policy has a better one
+        best.unlink()
+        best.symlink_to("second.ckpt")
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        received = locate_run(str(tmp_path), "run", num_processes=2)
+        assert find_policy(tmp_path / "source", received) == found
 
 
 def test_processes_that_are_started_again_do_not_read_what_the_former_ones_wrote():

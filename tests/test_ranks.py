@@ -28,6 +28,7 @@ from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.run.data import MultiTaskData
+from mtrl_lightning.runs import best_checkpoint
 from mtrl_lightning.schema import transition_fields
 from tests.helpers.command_line import ROOT
 from tests.helpers.fakes import Constant
@@ -268,6 +269,12 @@ def test_small_exchanges(pair):
     assert pair.probes("total") == [3, 3]
     one, other = pair.probes("seed")
     assert one == 5 and other != 5
+
+
+@pytest.mark.slow
+def test_all_ranks_start_from_the_policy_that_the_first_one_finds(pair):
+    assert pair.probes("policy") == [str(best_checkpoint("mt10").resolve())] * 2
+    assert all("there is no checkpoint nothing" in said for said in pair.probes("no policy"))
 
 
 # ---- runs of the command line, as torchrun starts it ----

@@ -89,6 +89,9 @@ class RunLocation:
     """Whether later rows of ``metrics.csv`` than the checkpoint may be deleted."""
     num_processes: int = 1
     """Processes of the run."""
+    policy: Path | None = None
+    """The checkpoint of the policy with which a new run starts, once it is found; see
+    ``find_policy``."""
     is_first: bool = True
     """Whether this process found the folder; it holds the lock."""
     new_folders: Sequence[Path] = ()
@@ -140,10 +143,16 @@ class RunLocation:
         finally:
             os.environ.pop(LOCATION_VARIABLE, None)
 
+    def set_policy(self, policy: Path | None) -> None:
+        """Set the policy with which the run starts, also for processes that Lightning starts."""
+        self.policy = policy
+        if LOCATION_VARIABLE in os.environ:
+            os.environ[LOCATION_VARIABLE] = json.dumps(self.paths())
+
     def paths(self) -> dict[str, str | None]:
-        """Return the paths of the folder and the checkpoint for another process."""
-        checkpoint = None if self.checkpoint is None else str(self.checkpoint.absolute())
-        return {"folder": str(self.folder.absolute()), "checkpoint": checkpoint}
+        """Return the paths of folder, checkpoint and policy for another process."""
+        paths = {"folder": self.folder, "checkpoint": self.checkpoint, "policy": self.policy}
+        return {name: str(path.absolute()) if path else None for name, path in paths.items()}
 
     def _check_metrics(self) -> None:
         """Check that no rows of ``metrics.csv`` are lost because the run has a later checkpoint."""
@@ -309,7 +318,9 @@ def _received(paths: dict[str, str | None]) -> RunLocation:
             )
         time.sleep(0.1)
     if paths["checkpoint"] is None:
-        return RunLocation(folder, is_first=False)
+        policy = paths.get("policy")
+        found = None if policy is None else Path(policy)
+        return RunLocation(folder, policy=found, is_first=False)
     checkpoint = Path(paths["checkpoint"])
     return RunLocation(
         folder, checkpoint, load_checkpoint(checkpoint, verify=False), is_first=False

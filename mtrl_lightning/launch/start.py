@@ -118,7 +118,9 @@ def check_start(
 
 
 def find_policy(init_from: str | Path | None, location: RunLocation) -> Path | None:
-    """Return the checkpoint of the policy with which a run starts.
+    """Return the checkpoint of the policy with which a run starts, the same in all processes.
+
+    It is the file behind a link such as ``best.ckpt``, which a run in training sets anew.
 
     Args:
         init_from: the policy, as ``best_checkpoint`` takes it.
@@ -132,7 +134,13 @@ def find_policy(init_from: str | Path | None, location: RunLocation) -> Path | N
     """
     if init_from is None or location.checkpoint is not None:
         return None
-    return best_checkpoint(init_from)
+    if location.policy is None:  # else the process that has started this one has found it
+        policy = None
+        with distributed.raise_on_all_ranks(ConfigurationError):
+            if distributed.rank() == 0:
+                policy = best_checkpoint(init_from).resolve()
+        location.set_policy(distributed.broadcast(policy))
+    return location.policy
 
 
 def start_from_policy(algorithm: Algorithm, policy: Path | None, new_tasks: NewTasks) -> None:

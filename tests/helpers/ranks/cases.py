@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from mtrl_lightning.algorithms import (
 from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP
 from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.launch.folder import RunLocation
+from mtrl_lightning.launch.start import find_policy
 from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
@@ -391,4 +394,7 @@ def probes(rank: int) -> dict[str, Any]:
         "largest": distributed.largest(torch.tensor([rank, -rank])).tolist(),
         "total": distributed.total(rank + 1),
         "seed": distributed.seed_of_rank(5),
+        # what a link names may have changed before another process reads it
+        "policy": str(find_policy(("mt10", "mt50")[rank % 2], RunLocation(Path()))),
+        "no policy": error_of(lambda: find_policy("nothing", RunLocation(Path()))),
     }
