@@ -33,7 +33,8 @@ DESCRIPTION = (
     " folder, and print the results of each task. The same seed gives the same episodes. POLICY is"
     " scripted (MetaWorld's own experts), random, a policy that comes with this package, the folder"
     f" of a run, whose best checkpoint is taken, or a checkpoint.{TRUST} Options after -- are those"
-    " of fit, such as --data.benchmark.init_args.horizon 200."
+    " of fit, such as --data.benchmark.init_args.horizon 200. The actions are those after the run's"
+    " rollout.action_transforms; export --to minari writes those before."
 )
 USAGE = (
     "mtrl-lightning collect --policy POLICY --env NAME_OR_FILE --episodes N [OPTION ...]"
@@ -42,9 +43,10 @@ USAGE = (
 SCRIPTED = "scripted"
 RANDOM = "random"
 FORMATS = ("replay", "minari")
-ATTEMPTS = 10
 OF_BENCHMARK = ("benchmark", "wrappers", "pixels", "info_keys", "store_info")
-"""Options of the section ``data`` that are recorded."""
+"""Options of the section ``data`` that have an effect, and are recorded."""
+WITH_EFFECT = re.compile(rf"(-c|--config|--data\.({'|'.join(OF_BENCHMARK)})\b.*)")
+"""Names of options of ``fit`` that have an effect."""
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -71,9 +73,8 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--attempts",
         type=int,
-        default=ATTEMPTS,
-        help="with --successes_only, the most episodes that are run for each success that is wanted"
-        f" (default: {ATTEMPTS}); fewer successes are an error after they were written",
+        help="with --successes_only, the most episodes that are run for each success that is"
+        " wanted; fewer successes are an error, which names the attempts, after they were written",
     )
     parser.add_argument(
         "--noise",
@@ -127,6 +128,10 @@ def run(options: argparse.Namespace) -> None:
         SystemExit: with the code 1, if a task has fewer successes than wanted; they are written.
     """
     at_least(1, prefix="--", episodes=options.episodes, attempts=options.attempts)
+    if options.attempts is not None and not options.successes_only:
+        raise ConfigurationError(
+            "--attempts has no effect without --successes_only: add that, or leave it out"
+        )
     at_least(0, prefix="--", seed=options.seed)
     at_least(0, prefix="--", finite=True, noise=options.noise)
     at_least(0, prefix="--", hint=", 0 for this process", num_workers=options.num_workers)
@@ -136,6 +141,7 @@ def run(options: argparse.Namespace) -> None:
     folder = options.folder or _default_folder(options.env, options.policy)
 
     from mtrl_lightning.demonstrations import collect, write_collection
+    from mtrl_lightning.demonstrations.collecting import ATTEMPTS
     from mtrl_lightning.demonstrations.collection import check_free
     from mtrl_lightning.demonstrations.minari_files import check_minari
     from mtrl_lightning.envs.benchmarks.benchmark import check_split
@@ -156,7 +162,7 @@ def run(options: argparse.Namespace) -> None:
         options.episodes,
         split=split,
         successes_only=options.successes_only,
-        attempts=options.attempts,
+        attempts=ATTEMPTS if options.attempts is None else options.attempts,
         seed=options.seed,
         noise=options.noise,
         num_workers=options.num_workers,
@@ -200,10 +206,13 @@ def _checkpoint_of(policy: str) -> Path | None:
 
 
 def _default_folder(env: str, policy: str) -> Path:
-    """Return ``collections/metaworld_mt10_scripted``."""
+    """Return ``collections/metaworld_mt10_scripted``, with a checkpoint's name if not the best."""
     path = Path(policy)
-    of_run = path.parent.parent if path.is_file() else path
+    is_checkpoint = path.is_file()
+    of_run = path.parent.parent if is_checkpoint else path
     names = [Path(env).stem, *of_run.parts[-2:]]
+    if is_checkpoint and path.stem != "best":
+        names.append(path.stem)
     return Path("collections") / re.sub(r"[^-\w]", "_", "_".join(names))
 
 
@@ -211,7 +220,8 @@ def _data_of(env: str, fit_options: Sequence[str]) -> dict[str, Any]:
     """Return the section ``data`` of a configuration, as plain values.
 
     Raises:
-        ConfigurationError: if ``fit`` would not accept it, or it names no benchmark.
+        ConfigurationError: if ``fit`` would not accept it, it names no benchmark, or an option has
+            no effect on the episodes.
     """
     from jsonargparse import ArgumentError
 
@@ -221,11 +231,20 @@ def _data_of(env: str, fit_options: Sequence[str]) -> dict[str, Any]:
     # the model has no effect: fit requires one
     arguments = ["--model=SAC", "-c", env, *fit_options]
     try:
-        return plain_values(build_parser().parse_with_tips(arguments).as_dict()["data"])
+        data = plain_values(build_parser().parse_with_tips(arguments).as_dict()["data"])
     except ArgumentError as error:
         raise ConfigurationError(
             f"--env {' '.join([env, *fit_options])} cannot be used: {error}"
         ) from error
+    names = [option.partition("=")[0] for option in fit_options if option.startswith("--")]
+    unused = [name for name in names if not WITH_EFFECT.fullmatch(name)]
+    if unused:
+        raise ConfigurationError(
+            f"options without an effect on the episodes: {', '.join(unused)}; leave them out. After"
+            f" -- give what is in data.{', data.'.join(OF_BENCHMARK)}, such as"
+            " --data.benchmark.init_args.tasks"
+        )
+    return data
 
 
 def _policy(policy: str, checkpoint: Path | None, spec: EnvSpec, trust: Sequence[str]) -> Policy:

@@ -61,6 +61,7 @@ def test_episodes_are_written_and_their_results_printed(capsys, tmp_path):
         (["--env=env/tyo"], "did you mean env/toy?"),
         (["--episodes=0"], "--episodes is 0: give at least 1"),
         (["--attempts=0"], "--attempts is 0: give at least 1"),
+        (["--attempts=3"], "--attempts has no effect without --successes_only: add that"),
         (["--seed=-1"], "--seed is -1: give at least 0"),
         (["--noise=-0.5"], "--noise is -0.5"),
         (["--num_workers=-1"], "--num_workers is -1: give at least 0, 0 for this process"),
@@ -80,6 +81,14 @@ def test_mistakes_that_need_no_benchmark(capsys, change, message):
         (["--policy=mt10"], "the policy does not know goal-0, goal-1, goal-2: its tasks are reach"),
         (["--env=algorithm/mtsac"], "data.benchmark"),
         (["--", "--data.benchmark.init_args.horizn=3"], "did you mean"),
+        (
+            ["--", "--data.exclude_from_training=[goal-1]", HORIZON, "3"],
+            "without an effect on the episodes: --data.exclude_from_training; leave them out",
+        ),
+        (
+            ["--", "--rollout.total_steps", "90", "--data.batch_size=3"],
+            "on the episodes: --rollout.total_steps, --data.batch_size; leave them out",
+        ),
     ],
 )
 def test_mistakes_in_what_is_combined(capsys, change, message):
@@ -129,10 +138,13 @@ def test_the_default_folder_is_named_after_tasks_and_policy():
     checkpoint = Path("runs/try/version_1/checkpoints/best.ckpt")
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
+    step = checkpoint.with_name("step_400.ckpt")
+    step.touch()
     for env, policy, expected in (
         ("env/metaworld_mt10", "scripted", "metaworld_mt10_scripted"),
         ("own/tasks.yaml", "runs/try/version_0", "tasks_try_version_0"),
         ("env/toy", str(checkpoint), "toy_try_version_1"),
+        ("env/toy", str(step), "toy_try_version_1_step_400"),
     ):
         assert collect._default_folder(env, policy).name == expected
         assert re.fullmatch(r"\w+", expected)
