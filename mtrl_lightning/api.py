@@ -236,7 +236,10 @@ def train(
         if value is not None and value != ():
             _set(given, option, value, argument)
     if "total_steps" not in given["rollout"]:
-        raise ConfigurationError("total_steps is missing: give the environment steps of the run")
+        raise ConfigurationError(
+            "total_steps is missing: give the environment steps of the run, or the updates of an"
+            " offline algorithm"
+        )
     given["trainer"] = TRAINER | given["trainer"]
     options = complete(given)
     data, rollout = options["data"], options["rollout"]

@@ -219,6 +219,8 @@ def test_a_run_continues_exactly(tmp_path):
         ({"callbacks": [ModelCheckpoint(monitor="eval/return")]}, "best_metric eval/return"),
         ({"name": "../x"}, "would not lie in the root folder"),
         ({"trainer": {"precision": "64-true"}}, "precision is 64-true"),
+        ({"data": {"demonstrations": 3}}, "data.demonstrations is 3: give the folder"),
+        ({"data": {"demonstrations": ""}}, "data.demonstrations is '': give the folder"),
     ],
 )
 def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, options, message):

@@ -15,6 +15,9 @@ from mtrl_lightning.checkpoints.parts import own_part
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.ranks.resharding import reshard
+from mtrl_lightning.reports.metrics_file import read_metrics
+from mtrl_lightning.reports.record import read_run
+from mtrl_lightning.reports.run_report import run_page
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.run.kinds import refuse_options
 from tests.helpers.command_line import fails
@@ -125,6 +128,15 @@ def test_a_run_writes_what_any_run_does(command_line, demonstrations, capsys):
     steps = [int(row["env_steps"]) for row in rows if row["train/actor_loss"]]
     assert steps == list(range(10, 70, 10))
     assert not any(name.startswith("rollout/") for name in rows[0])
+    times = {name for name in read_metrics(command_line.folder()) if "time/" in name}
+    spent = ("sample", "update", "evaluate", "checkpoint")
+    assert times == {"time/updates_per_second", *(f"time/{name}_fraction" for name in spent)}
+    run = read_run(command_line.folder())
+    page = run_page(run)
+    assert page.facts[0].startswith("60 of 60 updates (100%) · 0.0 minutes · seed ")
+    charts = [chart for section in page.sections for chart in section.charts]
+    assert {chart.xlabel for chart in charts} == {"updates"}
+    assert [s.note for s in page.sections if s.table] == ["eval, after 60 updates"]
     folder = command_line.folder()
     assert {"config.yaml", "metrics.csv"} <= {path.name for path in folder.iterdir()}
     assert not (folder / "replay").exists()

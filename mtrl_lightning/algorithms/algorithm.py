@@ -153,6 +153,7 @@ class Algorithm(LightningModule):
             max_skipped_updates,
             [spec.task_names[task] for task in spec.train_tasks],
             self.counters,
+            steps_envs=not self.is_offline,
         )
         self.transforms = nn.ModuleList()
         """Change batches before an update learns from them, in this order: ``add_transform``."""

@@ -30,6 +30,8 @@ from mtrl_lightning.run.session import StepAction
 from mtrl_lightning.schedules import Every
 
 ACTIVITIES = ("act", "step", "sample", "update", "evaluate", "checkpoint")
+OF_ENVS = ("time/env_steps_per_second", "time/act_fraction", "time/step_fraction")
+"""Times of runs that step environments."""
 PACKAGES = ("mtrl_lightning", "torch", "lightning", "gymnasium", "numpy")
 """Whose versions a run records, beside that of Python."""
 
@@ -161,7 +163,10 @@ class MetricsCallback(SessionCallback):
         fractions = {
             f"time/{name}_fraction": seconds.get(name, 0.0) / elapsed for name in ACTIVITIES
         }
-        return rates | fractions
+        times = rates | fractions
+        if self.session.has_envs:
+            return times
+        return {name: value for name, value in times.items() if name not in OF_ENVS}
 
     def _start_interval(self) -> None:
         self._measured_at = time.perf_counter()

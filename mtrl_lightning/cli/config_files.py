@@ -20,7 +20,13 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from lightning_utilities.core.enums import StrEnum
 
-from mtrl_lightning.cli.config_names import find_config, former_name, hint_of, named_config
+from mtrl_lightning.cli.config_names import (
+    configs_folder,
+    find_config,
+    former_name,
+    hint_of,
+    named_config,
+)
 from mtrl_lightning.errors import ConfigurationError
 
 # defaults of Lightning's callbacks, such as Timer's interval, are written as texts
@@ -29,7 +35,7 @@ yaml.SafeDumper.add_multi_representer(
 )
 KEY = "extends"
 BOTH_SIDES = ("network", "gradient")
-"""Groups whose files name parts of actor and critic."""
+"""Groups of the package whose files name parts of actor and critic."""
 FILE_OR_NAME = re.compile(r"[\w./\\~+ -]*[\w./\\~+]")
 """What can be a path or a name; ``-`` is the standard input, the rest YAML or a URL."""
 
@@ -151,9 +157,13 @@ class ExtendingConfigFile(ActionConfigFile):
 
 
 def _of_algorithm(part: Path | str, cfg: Namespace) -> str:
-    """Return a part without the critic's side, if the algorithm chosen before it has no critic."""
+    """Return a part without the critic's side, if the algorithm chosen before it has no critic.
+
+    Only files of the package are changed: what a user's own file gives is never left out.
+    """
     module, _, name = str(cfg.get("model.class_path") or "").rpartition(".")
-    if not isinstance(part, Path) or part.parent.name not in BOTH_SIDES or not module:
+    folders = [configs_folder().resolve() / group for group in BOTH_SIDES]
+    if not isinstance(part, Path) or part.resolve().parent not in folders or not module:
         return str(part)
     kind = getattr(importlib.import_module(module), name)
     lacking = getattr(kind, "lacking_options", {})

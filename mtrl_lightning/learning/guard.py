@@ -33,6 +33,7 @@ class DivergenceGuard:
         max_skipped: steps that may be skipped in a run, at least 0.
         task_names: of the trained tasks.
         counters: where skipped steps are counted.
+        steps_envs: whether a message has the environment steps; an offline run makes none.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class DivergenceGuard:
         max_skipped: int,
         task_names: Sequence[str],
         counters: Counters,
+        *,
+        steps_envs: bool = True,
     ) -> None:
         one_of(get_args(OnNonfinite), on_nonfinite=on_nonfinite)
         at_least(0, max_skipped_updates=max_skipped)
@@ -48,6 +51,7 @@ class DivergenceGuard:
         self._max_skipped = max_skipped
         self._task_names = list(task_names)
         self._counters = counters
+        self._steps_envs = steps_envs
         self._pending: list[tuple[str, int, Tensor]] = []
 
     def check(self, name: str, is_finite: bool | Tensor, loss_R: Tensor) -> None:
@@ -88,8 +92,9 @@ class DivergenceGuard:
     def _report(self, name: str, update: int, losses: Sequence[float]) -> None:
         cause = self._cause(name, losses)
         if self._on_nonfinite == "stop":
+            after = f", after {self._counters.env_steps:,} env steps" if self._steps_envs else ""
             raise DivergenceError(
-                f"{cause} in update {update + 1:,}, after {self._counters.env_steps:,} env steps;"
+                f"{cause} in update {update + 1:,}{after};"
                 " the step was not made, and the last checkpoint, if any, is from before it."
                 " Continue from it, or start again, with a lower learning rate or max_grad_norm,"
                 " or set model.init_args.on_nonfinite to skip to leave out such steps"

@@ -29,7 +29,7 @@ class ConstantRate(LearningRate):
 class LinearRate(LearningRate):
     """Change the factor linearly from 1 over the environment steps (offline: updates) of the run.
 
-    Each iteration uses the factor at its start.
+    Each iteration of an on-policy algorithm uses the factor at its start.
 
     Args:
         final: factor at the end of the run (``rollout.total_steps``), at least 0.

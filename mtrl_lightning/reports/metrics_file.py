@@ -61,16 +61,19 @@ def minutes_until(
 ) -> npt.NDArray[np.float64] | None:
     """Return the minutes of training until each number of env steps.
 
-    They are computed from the rows' env steps per second, so the time between an interruption and
-    the continuation does not count. Nor does a row with a rate of 0, that of a run which was
-    interrupted after its last env step, in the updates of an iteration.
+    They are computed from the rows' env steps per second (of an offline run, whose steps are
+    updates, updates per second), so the time between an interruption and the continuation does not
+    count. Nor does a row with a rate of 0, that of a run which was interrupted after its last env
+    step, in the updates of an iteration.
 
     Returns:
         The minutes, evaluations and checkpoints included; None if no rate was logged.
     """
-    if "time/env_steps_per_second" not in metrics:
+    names = ("time/env_steps_per_second", "time/updates_per_second")
+    rate_name = next((name for name in names if name in metrics), None)
+    if rate_name is None:
         return None
-    logged, rates = metrics["time/env_steps_per_second"]
+    logged, rates = metrics[rate_name]
     made = np.diff(logged, prepend=0)
     seconds = [n / rate if rate else 0.0 for n, rate in zip(made, rates, strict=True)]
     return np.interp(np.asarray(env_steps_N), [0, *logged], [0, *np.cumsum(seconds)]) / 60

@@ -77,6 +77,11 @@ class RunRecord(NamedTuple):
         steps = self.section("rollout").get("total_steps")
         return steps if isinstance(steps, int) and steps > 0 else None
 
+    @property
+    def step_unit(self) -> str:
+        """What its steps are: a run that learns from demonstrations counts its updates."""
+        return "env steps" if self.section("data").get("demonstrations") is None else "updates"
+
     def section(self, name: str) -> Mapping[str, Any]:
         """Return the options of a section; empty if they are not recorded."""
         options = self.options.get(name)

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from mtrl_lightning.formats import UNKNOWN, number
-from mtrl_lightning.reports.charts import Chart, Curve, save_png
+from mtrl_lightning.reports.charts import STEPS, Chart, Curve, save_png
 from mtrl_lightning.reports.metrics_file import minutes_until
 from mtrl_lightning.reports.record import (
     RunRecord,
@@ -96,10 +96,10 @@ def run_page(run: RunRecord, refresh_seconds: int = 0) -> Page:
 
 def _facts(run: RunRecord, refresh_seconds: int) -> Iterator[str]:
     """Yield lines of text: how far the run is, its protocol, its versions and its faults."""
-    steps = f"{run.env_steps:,} env steps"
+    steps = f"{run.env_steps:,} {run.step_unit}"
     if run.total_steps:
         share = min(1.0, run.env_steps / run.total_steps)
-        steps = f"{run.env_steps:,} of {run.total_steps:,} env steps ({share:.0%})"
+        steps = f"{run.env_steps:,} of {run.total_steps:,} {run.step_unit} ({share:.0%})"
     facts = [steps]
     minutes = minutes_until([run.env_steps], run.curves)
     if minutes is not None:
@@ -136,7 +136,7 @@ def evaluation_charts(run: RunRecord) -> list[Chart]:
                 for index, split in enumerate(splits)
                 if f"{split}/{quantity}" in run.curves
             ]
-            charts.append(Chart(quantity, averages, is_bounded(quantity)))
+            charts.append(Chart(quantity, averages, is_bounded(quantity), _xlabel(run)))
     by_split = sorted(metrics, key=lambda metric: metric.partition("/")[0])
     return charts + [task_chart(run, metric) for metric in by_split]
 
@@ -149,7 +149,11 @@ def task_chart(run: RunRecord, metric: str) -> Chart:
     ]
     if metric in run.curves:
         curves.append(Curve("average", *_points(run, metric), None if names else 0))
-    return Chart(metric, curves, is_bounded(metric))
+    return Chart(metric, curves, is_bounded(metric), _xlabel(run))
+
+
+def _xlabel(run: RunRecord) -> str:
+    return STEPS if run.step_unit == "env steps" else run.step_unit
 
 
 def _points(run: RunRecord, metric: str) -> tuple[list[int], Estimate]:
@@ -167,7 +171,7 @@ def _group_charts(run: RunRecord, group: str) -> list[Chart]:
             Curve(name.removeprefix(f"{group}/").removesuffix(SHARE), *_points(run, name), index)
             for index, name in enumerate(shares)
         ]
-        charts.append(Chart("share of the time", curves, is_bounded=True))
+        charts.append(Chart("share of the time", curves, True, _xlabel(run)))
     return charts
 
 
@@ -185,7 +189,7 @@ def _task_tables(run: RunRecord) -> Iterator[Section]:
             cells = [_last_and_best(run, f"{metric}{suffix}") for metric in metrics]
             lines.append([task, *(text for pair in cells for text in pair)])
         end = max(run.curves[f"{name}/{t}"][0][-1] for name in metrics for t in run.tasks_of(name))
-        yield Section("Tasks", f"{split}, after {end:,} env steps", table=lines)
+        yield Section("Tasks", f"{split}, after {end:,} {run.step_unit}", table=lines)
 
 
 def _last_and_best(run: RunRecord, metric: str) -> Sequence[str]:

@@ -17,7 +17,7 @@ from mtrl_lightning.algorithms import (
     ReturnRange,
 )
 from mtrl_lightning.algorithms.bc import squared_errors
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, DivergenceError
 from mtrl_lightning.networks import (
     ClippedGaussian,
     MultiHead,
@@ -198,6 +198,14 @@ def test_a_compiled_loss_is_one_graph(noise):
 def test_options_that_cannot_work_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_bc(**options)
+
+
+def test_a_loss_that_is_not_finite_is_that_of_an_update():
+    algorithm = train(make_bc(), 1)
+    with torch.no_grad():
+        algorithm.actor.trunk[0].bias.fill_(float("nan"))
+    with pytest.raises(DivergenceError, match="in update 2; the step was not made"):
+        train(algorithm, 1)
 
 
 def test_a_transform_that_needs_what_it_does_not_have_is_refused():

@@ -120,6 +120,29 @@ def test_null_for_an_option_of_a_class_within_a_class(options, actor):
     assert sac["critic"]["init_args"]["max_loss"] == 3e3
 
 
+CLONING = ("base", "env/toy", "algorithm/bc", "network/mlp")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Unexpected config"),
+        ("model: {init_args: null}", "model"),
+        ("model: {init_args: [", "Problems parsing config"),
+        (
+            "model: {init_args: {critic: {class_path: mtrl_lightning.networks.MLP}}}",
+            "Option 'critic.class_path' is not accepted",
+        ),
+    ],
+)
+def test_a_users_file_in_a_folder_named_like_a_group_is_read_as_any_other(
+    command_line, tmp_path, capsys, text, message
+):
+    path = write(tmp_path, "network/own.yaml", text)
+    code, error = fails(command_line, capsys, "fit", "-c", path, configs=CLONING, small=False)
+    assert code == 2 and message in error
+
+
 def test_a_sweep_file_is_no_configuration_of_a_run():
     with pytest.raises(ConfigurationError, match="mtrl-lightning sweep sweep/hyperband"):
         parse("-c", "sweep/hyperband")
