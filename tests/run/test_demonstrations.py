@@ -216,6 +216,10 @@ def test_episodes_of_another_split_are_a_warning(tmp_path, recwarn):
     assert not recwarn.list
     with pytest.warns(UserWarning, match="are episodes of the split eval, which is not trained in"):
         load_demonstrations(str(tmp_path / "eval"), SPEC, 0, CPU, "train")
+    toy = read_collection(write_demonstrations(tmp_path / "toy", num_episodes=1))
+    write_collection(tmp_path / "test", toy.spec, toy.columns, {"split": "eval"})
+    with pytest.warns(UserWarning, match="Collect those of train"):
+        data_of(tmp_path / "test").open_demonstrations()
 
 
 def test_without_demonstrations_the_option_is_named():
