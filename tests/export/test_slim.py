@@ -200,7 +200,7 @@ def test_list_prints_the_policies(capsys):
     printed = capsys.readouterr().out
     assert card["sha256"] in printed
     assert f"mtrl-lightning fit -c {policies()['mt10']}" in printed.replace("\n    ", " ")
-    (line,) = [one for one in printed.splitlines() if one.startswith("  door-open-v3 ")]
+    line = next(one for one in printed.splitlines() if one.startswith("  door-open-v3 "))  # mt10's
     assert line.split()[1] == f"{card['evaluation']['metrics']['eval/success/door-open-v3']:.2f}"
 
 
