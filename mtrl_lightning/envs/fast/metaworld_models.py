@@ -52,9 +52,10 @@ def _compiled(path: str, with_pictures: bool) -> Any:
 
 
 def _release(array: npt.NDArray) -> None:
-    """Return an array's pages to the system, where it is Linux; they read as zeros then."""
+    """Set an array to zeros, and return its pages to the system, where it is Linux."""
     if platform.system() != "Linux":
         return
+    array[...] = 0  # also on pages that other arrays share, so that all models are equal
     start = -(-address_of(array) // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (address_of(array) + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if start < end:
