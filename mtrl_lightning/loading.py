@@ -58,7 +58,7 @@ class LoadedPolicy:
     @property
     def step_unit(self) -> str:
         """What ``env_steps`` counts: ``updates`` where demonstrations alone are learned from."""
-        return "updates" if self._algorithm.is_offline else "env steps"
+        return self._algorithm.step_unit
 
     @property
     def weights_seq_no(self) -> int:

@@ -215,6 +215,19 @@ def is_of_package(path: Path) -> bool:
     return path.resolve().is_relative_to(POLICIES.resolve())
 
 
+def output_folder(run_folder: Path, *names: str) -> Path:
+    """Return the folder for files that are made of a policy.
+
+    Args:
+        run_folder: of the policy.
+        names: of the folder and those in it, in the run's folder. For a policy of this package, it
+            is the one of the policy's name in the first, in the present folder.
+    """
+    if is_of_package(run_folder):
+        return Path(names[0]) / run_folder.name
+    return run_folder.joinpath(*names)
+
+
 def read_card(folder: Path) -> dict[str, Any]:
     """Return how the policy in a folder was made, and its results.
 

@@ -264,6 +264,11 @@ class Algorithm(LightningModule):
     def end_iteration(self, collected: Rollout) -> None:
         """Receive the transitions of an iteration once more, after its last update."""
 
+    @property
+    def step_unit(self) -> str:
+        """What a step of the schedules, and of ``counters.env_steps``, is called."""
+        return "updates" if self.is_offline else "env steps"
+
     def begin_update(self, progress: float) -> None:
         """Receive how far an offline run has come, before each update.
 

@@ -32,6 +32,7 @@ from mtrl_lightning.networks import (
     with_conditioning,
     zero_padding,
 )
+from mtrl_lightning.schema import POLICY_ACTION
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
 
@@ -189,7 +190,7 @@ class BehaviourCloning(Algorithm):
         )
         policy = self._distribution(output_RnO, batch.task_Rn)
         # what the demonstrator chose, where noise was added to what it did
-        action_RnA = batch.extra.get("policy_action", batch.action_RnA)
+        action_RnA = batch.extra.get(POLICY_ACTION, batch.action_RnA)
         loss_R = self._row_losses(policy, action_RnA).mean(1)
         error = squared_errors(policy, action_RnA).detach().mean()
         return loss_R, error

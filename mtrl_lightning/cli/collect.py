@@ -16,7 +16,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.cli.commands import CommandParser
 from mtrl_lightning.cli.config_names import find_config, former_name
 from mtrl_lightning.cli.export import policy_of
-from mtrl_lightning.cli.play import benchmark_of, chosen_checkpoint
+from mtrl_lightning.cli.play import add_trust_argument, benchmark_of, chosen_checkpoint
 from mtrl_lightning.cli.run_config import TRUST
 from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.formats import text_table, whole
@@ -105,14 +105,7 @@ def add_arguments(parser: CommandParser) -> None:
         type=int,
         help="processes that step environments, by default one per core; 0 for this process",
     )
-    parser.add_argument(
-        "--trust",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="a module or package whose classes the policy's checkpoint may use beside those that"
-        " its run's config.yaml names; may be given several times",
-    )
+    add_trust_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:

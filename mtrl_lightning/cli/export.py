@@ -24,7 +24,7 @@ from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.runs import (
     CARD,
     config_file_of,
-    is_of_package,
+    output_folder,
     policy_folder,
     run_folder_of,
 )
@@ -94,7 +94,7 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     """
     checkpoint = chosen_checkpoint(options.run)
     run_folder = run_folder_of(checkpoint)
-    folder = options.folder or _default_folder(run_folder)
+    folder = options.folder or output_folder(run_folder, "export")
 
     from mtrl_lightning.export.card import write_card
     from mtrl_lightning.export.policy import export_policy
@@ -111,13 +111,6 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     print(f"Exported to {file} ({file.stat().st_size / 2**10:,.0f} KiB), with the card {card}")
 
 
-def _default_folder(run_folder: Path) -> Path:
-    """Return the folder of the files: in the run's, or in the present one for the package's."""
-    if is_of_package(run_folder):
-        return Path("export") / run_folder.name
-    return run_folder / "export"
-
-
 def export_slim(options: argparse.Namespace) -> None:
     """Write the policy of a checkpoint as a slim one, and print where it is.
 
@@ -130,7 +123,7 @@ def export_slim(options: argparse.Namespace) -> None:
     """
     checkpoint = chosen_checkpoint(options.run)
     run_folder = run_folder_of(checkpoint)
-    folder = options.folder or _default_folder(run_folder) / "slim"
+    folder = options.folder or output_folder(run_folder, "export") / "slim"
 
     from mtrl_lightning.export.slim import write_slim
 

@@ -19,7 +19,7 @@ from mtrl_lightning.runs import (
     config_file_of,
     ensure_writable,
     is_in_training,
-    is_of_package,
+    output_folder,
     run_folder_of,
 )
 
@@ -93,6 +93,11 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
         help="the run's folder, ROOT/NAME/version_N, or one of its checkpoints; or the name of a"
         " policy of this package, such as mt10 (mtrl-lightning list policies)",
     )
+    add_trust_argument(parser)
+
+
+def add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument of the classes that a checkpoint may use."""
     parser.add_argument(
         "--trust",
         action="append",
@@ -145,7 +150,8 @@ def run(options: argparse.Namespace) -> None:
         )
     split = chosen_split(benchmark, options.split)
     numbers = chosen_tasks(benchmark, options.task, split)
-    folder = options.folder or _default_folder(run_folder, policy.env_steps)
+    step = f"step_{policy.env_steps:012d}"
+    folder = options.folder or output_folder(run_folder, "videos", step)
     ensure_writable(folder)
     after = f"after {policy.env_steps:,} {policy.step_unit}"
     print(f"{checkpoint}, {after}; split {split}, {len(numbers)} of {spec.num_tasks} tasks")
@@ -174,13 +180,6 @@ def run(options: argparse.Namespace) -> None:
             write_report(run_folder)
         except OSError as error:  # the videos are there
             print(f"report.html could not be written: {error}", file=sys.stderr)
-
-
-def _default_folder(run_folder: Path, env_steps: int) -> Path:
-    """Return the folder of the videos: in the run's, or in the present one for the package's."""
-    if is_of_package(run_folder):
-        return Path("videos") / run_folder.name
-    return run_folder / "videos" / f"step_{env_steps:012d}"
 
 
 def table(recording: Recording, has_success: bool, max_return: float | None = None) -> str:

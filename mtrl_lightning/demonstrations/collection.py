@@ -329,7 +329,8 @@ def _check_episodes(columns: Mapping[str, npt.NDArray], spec: EnvSpec) -> None:
         ValueError: if they are not, a number is not finite, or ``policy_action`` has another shape
             or type.
     """
-    episode_N, task_N = columns["episode"], columns["task"]
+    episode_N = columns["episode"]
+    task_N = columns["task"]
     if not len(episode_N):
         raise ValueError("it has no transition")
     if POLICY_ACTION in columns:

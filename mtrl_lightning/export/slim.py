@@ -143,7 +143,7 @@ def _card(loaded: Mapping[str, Any], checkpoint: Path, config: Mapping[str, Any]
         "algorithm": summarize(state["algorithm"]),
         "command": before.get("command") or _command(config),
         "env_steps": env_steps,
-        "step_unit": "env steps" if state["counters"]["vector_steps"] else "updates",
+        "step_unit": before.get("step_unit") or _step_unit(config),
         "tasks": state["spec"]["task_names"],
         "protocol": state["spec"]["protocol"],
         "evaluation": result,
@@ -151,12 +151,21 @@ def _card(loaded: Mapping[str, Any], checkpoint: Path, config: Mapping[str, Any]
     }
 
 
+def _step_unit(config: Mapping[str, Any]) -> str:
+    """Return what the run's steps are: one that learns from demonstrations counts its updates."""
+    return "updates" if _has_demonstrations(config) else "env steps"
+
+
+def _has_demonstrations(config: Mapping[str, Any]) -> bool:
+    return bool((config.get("data") or {}).get("demonstrations"))
+
+
 def _command(config: Mapping[str, Any]) -> str:
     """Return the command that trained a policy; the files that it needs beside have no path."""
     command = f"mtrl-lightning fit -c {CONFIG}"
     if config.get("init_from"):
         command += " --init_from POLICY"
-    if (config.get("data") or {}).get("demonstrations"):
+    if _has_demonstrations(config):
         command += " --data.demonstrations COLLECTION"
     return command
 

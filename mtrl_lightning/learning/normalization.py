@@ -51,11 +51,6 @@ class RunningMoments:
         self.mean_TD = torch.zeros(num_tasks, *shape, dtype=torch.float64)
         self.variance_TD = torch.ones(num_tasks, *shape, dtype=torch.float64)
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of all tasks."""
-        return int(self.count_T.sum())
-
     def add(self, row_ND: npt.NDArray, task_N: npt.NDArray[np.int64]) -> None:
         """Add rows.
 
@@ -144,8 +139,13 @@ class NormalizeObservation(Transform):
         """Add the observations on which actions were chosen."""
         if self.moments.count_T[~self._is_kept_T].sum() >= (self._freeze_after or math.inf):
             return
-        is_new_E = ~self._is_kept_T.numpy()[transitions.task_E]
-        self.moments.add(transitions.observation_ED[is_new_E], transitions.task_E[is_new_E])
+        observation_ED = transitions.observation_ED
+        task_E = transitions.task_E
+        if self._is_kept_T.any():
+            is_new_E = ~self._is_kept_T.numpy()[task_E]
+            observation_ED = observation_ED[is_new_E]
+            task_E = task_E[is_new_E]
+        self.moments.add(observation_ED, task_E)
         self._use_moments()
 
     def keep_tasks(self, tasks: Sequence[int]) -> None:

@@ -21,13 +21,11 @@ from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import CPU, free_memory
-from mtrl_lightning.schema import Field, transition_fields
+from mtrl_lightning.schema import POLICY_ACTION, policy_action_field, transition_fields
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Transitions
 
 GIVE = "give the folder that mtrl-lightning collect has written"
-OPTIONAL = ("policy_action",)
-"""Further columns of actions that batches have where the demonstrations do."""
 
 
 def load_demonstrations(
@@ -64,9 +62,7 @@ def load_demonstrations(
     capacity = int(count_R.max()) * len(count_R)
     if bytes_needed(transition_fields(spec), capacity) > free_memory(device) / 2:
         device = CPU
-    fields = [
-        Field(name, spec.action_space.shape) for name in OPTIONAL if name in transitions.extra
-    ]
+    fields = [policy_action_field(spec)] if POLICY_ACTION in transitions.extra else []
     # room for the frames of every episode, which may be shorter than the horizon
     shortest = _shortest_episode(transitions)
     replay = ReplayBuffer(
@@ -119,11 +115,11 @@ def _transitions_of(collection: Collection, spec: EnvSpec) -> Transitions:
     ]
     row_N = np.concatenate(rows_R)
     ring_N = np.repeat(np.arange(len(names)), [len(rows) for rows in rows_R])
-    observations, actions = spec.observation_space.shape, spec.action_space.shape
+    observations = spec.observation_space.shape
+    actions = spec.action_space.shape
     extra = {field.name: columns[field.name][row_N] for field in spec.info_fields}
-    for name in OPTIONAL:
-        if name in columns:
-            extra[name] = _fitted(columns[name][row_N], actions).clip(-1, 1)
+    if POLICY_ACTION in columns:
+        extra[POLICY_ACTION] = _fitted(columns[POLICY_ACTION][row_N], actions).clip(-1, 1)
     return Transitions(
         observation_ED=_fitted(columns["observation"][row_N], observations),
         action_EA=_fitted(columns["action"][row_N], actions).clip(-1, 1),

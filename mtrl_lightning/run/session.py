@@ -206,7 +206,7 @@ class Session:
     @property
     def step_unit(self) -> str:
         """What a step of the schedules is called."""
-        return "updates" if self.algorithm.kind == "offline" else "env steps"
+        return self.algorithm.step_unit
 
     @property
     def collector(self) -> Collector:
