@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 from unittest.mock import ANY
 
 import numpy as np
@@ -78,13 +79,16 @@ def files_of(folder):
 
 
 def test_a_run_is_not_written_over(run_folder, tmp_path, capsys):
-    before = files_of(run_folder)
+    other = tmp_path / "other"
+    shutil.copytree(run_folder, other)
+    before = files_of(run_folder) | files_of(other)
     for checkpoint in ("last", "best"):
-        with pytest.raises(SystemExit):
-            path = run_folder / "checkpoints" / f"{checkpoint}.ckpt"
-            main(["export", str(path), "--slim", f"--folder={run_folder}"])
-        assert "give another --folder" in capsys.readouterr().err
-    assert files_of(run_folder) == before
+        path = run_folder / "checkpoints" / f"{checkpoint}.ckpt"
+        for folder in (run_folder, other):
+            with pytest.raises(SystemExit):
+                main(["export", str(path), "--slim", f"--folder={folder}"])
+            assert "give another --folder" in capsys.readouterr().err
+    assert files_of(run_folder) | files_of(other) == before
     slim = tmp_path / "slim"
     for _ in range(2):  # a slim policy may be replaced by a newer one
         main(["export", str(run_folder), "--slim", f"--folder={slim}"])
