@@ -107,6 +107,8 @@ class Job:
     """Steps of an episode."""
     seed: int = 1
     """Of weights, environments and random numbers."""
+    num_episodes: int = 0
+    """Test episodes per task after each window; 0 for none."""
 
     @property
     def num_tasks(self) -> int:
@@ -129,26 +131,6 @@ class Job:
             self.tasks, self.environments, self.envs_per_task, self.horizon, self.seed
         )
 
-
-@dataclass(kw_only=True)
-class SACJob(Job):
-    """The work of SAC."""
-
-    width: int = 400
-    settle: int = 10
-    batch_size: int = 1280
-    capacity: int = 1_000_000
-    warmup: int = 100
-    """Vector steps with random actions."""
-    steps: int = 40
-    """Vector steps of a window."""
-    updates: int = 1
-    """Per vector step."""
-    hyperparameters: dict[str, float] = field(default_factory=dict)
-    """Those that differ from the defaults of ``Hyperparameters``."""
-    num_episodes: int = 0
-    """Test episodes per task after each window; 0 for none."""
-
     def examination(
         self, act_best: Callable[..., npt.NDArray], counts: Callable[[], tuple[int, int]]
     ) -> Callable[[], dict[str, Any]]:
@@ -167,8 +149,26 @@ class SACJob(Job):
 
 
 @dataclass(kw_only=True)
+class SACJob(Job):
+    """The work of SAC."""
+
+    width: int = 400
+    settle: int = 10
+    batch_size: int = 1280
+    capacity: int = 1_000_000
+    warmup: int = 100
+    """Vector steps with random actions."""
+    steps: int = 40
+    """Vector steps of a window."""
+    updates: int = 1
+    """Per vector step."""
+    hyperparameters: dict[str, float] = field(default_factory=dict)
+    """Those that differ from the defaults of ``Hyperparameters``."""
+
+
+@dataclass(kw_only=True)
 class PPOJob(Job):
-    """The work of PPO, whose window is an iteration: collection and all its updates."""
+    """The work of PPO, in iterations: a collection and all its updates."""
 
     width: int = 256
     settle: int = 1
@@ -179,6 +179,10 @@ class PPOJob(Job):
     num_epochs: int = 8
     num_minibatches: int = 16
     """Of an epoch."""
+    learning_rate: float = 3e-4
+    entropy_coef: float = 0.0
+    iterations: int = 1
+    """Of a window."""
 
     @property
     def env_steps(self) -> int:
@@ -265,7 +269,12 @@ def train_sb3_ppo(job: PPOJob) -> None:
     sb3 = import_optional(*SB3)
     envs = sb3_vector(job.makers(), job.vector)
     watch = Stopwatch()
-    pacer = Pacer(1, job.settle, watch.drain)
+    examine = job.examination(
+        lambda x_ED, _: model.predict(x_ED, deterministic=True)[0],
+        # Stable-Baselines3 counts an epoch as an update
+        lambda: (model.num_timesteps, model._n_updates * job.num_minibatches),
+    )
+    pacer = Pacer(job.iterations, job.settle, watch.drain, examine=examine)
 
     class Pace(sb3.common.callbacks.BaseCallback):  # type: ignore[name-defined]
         def _on_rollout_start(self) -> None:
@@ -284,14 +293,16 @@ def train_sb3_ppo(job: PPOJob) -> None:
             watch.start("update")
 
     layers = [job.width] * job.depth
-    model = sb3.PPO(
+    model: Any = sb3.PPO(
         "MlpPolicy",
         envs,
+        learning_rate=job.learning_rate,
         n_steps=job.num_steps,
         batch_size=job.batch_size,
         n_epochs=job.num_epochs,
         gamma=0.99,
         gae_lambda=0.95,
+        ent_coef=job.entropy_coef,
         device=job.device,
         seed=job.seed,
         policy_kwargs={

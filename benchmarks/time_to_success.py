@@ -1,10 +1,12 @@
-"""How long a run takes to a success of 0.8, beside Stable-Baselines3's SAC and a plain loop.
+"""How long a run takes to a success of 0.8, beside Stable-Baselines3 and a plain loop.
 
   ours            the command line with configs/quickstart.yaml (SAC)
   ours_ppo        the command line with configs/quickstart_ppo.yaml
+  ours_midway     the same with mt10_quickstart's exploration: midway starts and pausing
   sb3             Stable-Baselines3's SAC with its defaults, one environment per task
   sb3_quickstart  the same with the quickstart's hyper-parameters and environments
   sb3_updates     the same with as many updates per vector step as environments
+  sb3_ppo         Stable-Baselines3's PPO with the sizes, rate and entropy of quickstart_ppo
   plain           the plain PyTorch loop (plain_sac.py) with the quickstart's hyper-parameters
 
 One run at a time on the same cores (taskset chooses them): seed 1 of all variants, then seed 2.
@@ -14,7 +16,7 @@ Minutes begin with the process (imports, environments, random steps, our checkpo
 do not count. The baselines step MetaWorld's own environments with our goals.
 
 Results are written after each run; with the same folder, finished runs are read, and an interrupted
-one starts again. The default takes five hours and more.
+one starts again. The default takes eight hours and more.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import numpy as np
 import yaml
 
 from benchmarks import baselines
-from benchmarks.baselines import SACJob
+from benchmarks.baselines import Job, PPOJob, SACJob
 from benchmarks.environments import names_of, tasks_option
 from benchmarks.measuring import (
     COMMAND,
@@ -60,23 +62,35 @@ from mtrl_lightning.runs import replacing
 
 CONFIG = REPOSITORY / "configs/quickstart.yaml"
 PPO_CONFIG = REPOSITORY / "configs/quickstart_ppo.yaml"
-PPO_UPDATES = 256
-"""Of PPO between test episodes: two iterations of it, which have 12,000 env steps."""
+PPO_DEFAULTS = REPOSITORY / "configs/algorithm/mtppo.yaml"
+PPO_ITERATIONS = 2
+"""Of PPO between test episodes; they have 12,000 env steps."""
+MIDWAY = {
+    "rollout.midway_starts": 0.5,
+    "rollout.pausing": "mtrl_lightning.rollout.PauseSolved",
+}
+"""The exploration of ``configs/mt10_quickstart.yaml``."""
 TASKS = (
     ("reach", "drawer-close", "coffee-button"),
     ("door-open", "button-press-topdown", "window-open"),
+    ("push", "pick-place", "peg-insert-side"),
 )
-"""The quickstart's tasks, and three harder ones of MT10, where the arm moves a mechanism."""
+"""The quickstart's tasks; three of MT10 where the arm moves a mechanism; three with a grasp."""
 VARIANTS = {
     "ours": "this package, SAC",
     "ours_ppo": "this package, PPO",
+    "ours_midway": "this package, PPO with midway starts and pausing",
     "sb3": "Stable-Baselines3 SAC, its defaults",
     "sb3_quickstart": "Stable-Baselines3 SAC, the quickstart's hyper-parameters",
     "sb3_updates": "Stable-Baselines3 SAC, likewise, one update per env step",
+    "sb3_ppo": "Stable-Baselines3 PPO, the sizes of ours",
     "plain": "plain loop, the quickstart's hyper-parameters",
 }
 """Their names in the table."""
-OURS = {"ours": CONFIG, "ours_ppo": PPO_CONFIG}
+OURS = {"ours": CONFIG, "ours_ppo": PPO_CONFIG, "ours_midway": PPO_CONFIG}
+PPO = ("ours_ppo", "ours_midway", "sb3_ppo")
+KINDS = {"plain": "plain sac", "sb3_ppo": "sb3 ppo"}
+"""Trainers of baselines that are not Stable-Baselines3's SAC."""
 THRESHOLD = 0.8
 """Of the mean success over tasks."""
 EVERY = 9_000
@@ -143,8 +157,37 @@ def recipe_of(config: Path) -> dict[str, Any]:
     }
 
 
-def job_of(name: str, tasks: list[str], seed: int, options: argparse.Namespace) -> SACJob:
+def ppo_recipe_of(config: Path) -> dict[str, Any]:
+    """Read the sizes of a configuration of PPO with MLPs, as fields of ``PPOJob``."""
+    given = yaml.safe_load(config.read_text())
+    model = yaml.safe_load(PPO_DEFAULTS.read_text())["model"]["init_args"]
+    model |= given["model"]["init_args"]
+    return {
+        "width": model["actor"]["init_args"]["width"],
+        "depth": model["actor"]["init_args"]["depth"],
+        "envs_per_task": given["rollout"]["envs_per_task"],
+        "num_steps": model["num_steps"],
+        "num_epochs": model["num_epochs"],
+        "num_minibatches": model["num_minibatches"],
+        "learning_rate": model["actor_optimizer"]["init_args"]["lr"],
+        "entropy_coef": model["entropy_coef"],
+    }
+
+
+def job_of(name: str, tasks: list[str], seed: int, options: argparse.Namespace) -> Job:
     """Return the work of a variant: a baseline by itself, ours by the command line."""
+    shared: dict[str, Any] = {
+        "tasks": tasks,
+        "device": options.device,
+        "threads": options.threads or usable_cores(),
+        "settle": 0,
+        "environments": "our goals",
+        "horizon": HORIZON,
+        "seed": seed,
+        "num_episodes": NUM_EPISODES,
+    }
+    if name in PPO:
+        return PPOJob(**shared, **ppo_recipe_of(PPO_CONFIG), iterations=PPO_ITERATIONS)
     recipe = recipe_of(CONFIG)
     if name == "sb3":  # the other defaults of the plain loop are Stable-Baselines3's
         defaults = Hyperparameters(epsilon=1e-8)._asdict()
@@ -152,25 +195,14 @@ def job_of(name: str, tasks: list[str], seed: int, options: argparse.Namespace) 
         recipe |= {"capacity": 1_000_000, "width": 256, "depth": 2}
     num_envs = len(names_of(tasks)) * recipe["envs_per_task"]
     recipe["warmup"] = -(-recipe["warmup"] // num_envs)
-    return SACJob(
-        tasks=tasks,
-        device=options.device,
-        threads=options.threads or usable_cores(),
-        settle=0,
-        environments="our goals",
-        horizon=HORIZON,
-        seed=seed,
-        steps=EVERY // num_envs,
-        updates=num_envs if name == "sb3_updates" else 1,
-        num_episodes=NUM_EPISODES,
-        **recipe,
-    )
+    updates = num_envs if name == "sb3_updates" else 1
+    return SACJob(**shared, **recipe, steps=EVERY // num_envs, updates=updates)
 
 
-def variant_of(name: str, job: SACJob, folder: Path) -> Variant:
+def variant_of(name: str, job: Job, folder: Path) -> Variant:
     """Return a variant, not started yet; ``folder`` is that of its output and of our run."""
     if name not in OURS:
-        kind = "plain sac" if name == "plain" else "sb3 sac"
+        kind = KINDS.get(name, "sb3 sac")
         command = call_of(baselines.train, {"kind": kind, "job": asdict(job)})
         return Variant(name, command, folder)
     given = {
@@ -181,12 +213,18 @@ def variant_of(name: str, job: SACJob, folder: Path) -> Variant:
         "data.benchmark.init_args.horizon": job.horizon,
         "evaluation.every": NEVER,  # test episodes are run between windows instead
     }
-    updates = PPO_UPDATES if name == "ours_ppo" else job.steps
+    if name == "ours_midway":
+        given |= MIDWAY
+    if isinstance(job, PPOJob):
+        updates = PPO_ITERATIONS * job.updates
+    else:
+        assert isinstance(job, SACJob)
+        updates = job.steps
     arguments = paced_arguments([OURS[name]], given, updates, job.settle, job.num_episodes)
     return Variant(name, [sys.executable, *COMMAND, *arguments], folder)
 
 
-def train(name: str, job: SACJob, options: argparse.Namespace) -> list[dict[str, Any]]:
+def train(name: str, job: Job, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Train a variant until it has reached the threshold or its time is over.
 
     Returns:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from benchmarks import baselines, time_to_success
-from benchmarks.baselines import SACJob
+from benchmarks.baselines import PPOJob, SACJob
 from benchmarks.measuring import COMMAND, call_of
 from benchmarks.plain_sac import Hyperparameters
 from benchmarks.whole_runs import paced_arguments
@@ -182,12 +182,35 @@ def test_the_baselines_get_the_quickstarts_hyperparameters(monkeypatch):
     assert defaults.hyperparameters == Hyperparameters(3e-4, 1e-8, 0.99, 0.005, 1.0)._asdict()
 
 
-def test_ppo_trains_its_own_configuration_in_windows_of_two_iterations(tmp_path, monkeypatch):
+def test_the_baseline_ppo_gets_the_sizes_of_quickstart_ppo(monkeypatch):
     monkeypatch.chdir(ROOT)
     options = time_to_success.options_of(["--threads=1"])
-    job = time_to_success.job_of("ours_ppo", TASKS, 7, options)
-    command = time_to_success.variant_of("ours_ppo", job, tmp_path).command
+    job = time_to_success.job_of("sb3_ppo", TASKS, 7, options)
+    config = resolve("quickstart_ppo")
+    model = config["model"]["init_args"]
+    for name in ("num_steps", "num_epochs", "num_minibatches", "entropy_coef"):
+        assert getattr(job, name) == model[name]
+    for network in ("actor", "critic"):
+        sizes = model[network]["init_args"]
+        assert (job.width, job.depth) == (sizes["width"], sizes["depth"])
+        assert job.learning_rate == model[f"{network}_optimizer"]["init_args"]["lr"]
+    assert job.envs_per_task == config["rollout"]["envs_per_task"]
+    assert (job.seed, job.num_episodes, job.iterations) == (7, 10, 2)
+
+
+@pytest.mark.parametrize("name", ["ours_ppo", "ours_midway"])
+def test_ppo_trains_its_own_configuration_in_windows_of_two_iterations(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    options = time_to_success.options_of(["--threads=1"])
+    job = time_to_success.job_of(name, TASKS, 7, options)
+    command = time_to_success.variant_of(name, job, tmp_path).command
     assert {str(time_to_success.PPO_CONFIG), "--seed_everything=7"} <= {*command}
+    explored = resolve("mt10_quickstart")["rollout"]
+    midway = {
+        f"--rollout.midway_starts={explored['midway_starts']}",
+        f"--rollout.pausing={explored['pausing']['class_path']}",
+    }
+    assert (midway <= {*command}) == (name == "ours_midway")
     model = resolve("quickstart_ppo")["model"]["init_args"]
     updates = 2 * model["num_epochs"] * model["num_minibatches"]
     pace = json.loads(command[-1].removeprefix("--trainer.callbacks+="))["init_args"]
@@ -217,6 +240,35 @@ JOB = SACJob(
     horizon=5,
     environments="ours",
 )
+
+
+PPO_JOB = PPOJob(
+    tasks=["reach"],
+    width=8,
+    depth=1,
+    num_steps=4,
+    num_epochs=3,
+    num_minibatches=2,
+    iterations=2,
+    settle=0,
+    device="cpu",
+    threads=None,
+    num_episodes=1,
+    envs_per_task=2,
+    horizon=5,
+    environments="ours",
+)
+
+
+@pytest.mark.slow
+def test_the_baseline_ppo_runs_test_episodes_between_windows(monkeypatch):
+    command = call_of(baselines.train, {"kind": "sb3 ppo", "job": asdict(PPO_JOB)})
+    first, *windows = lines_of(command, monkeypatch)
+    assert first == {}
+    # two iterations of 2 environments' 4 steps, and 3 passes over 2 minibatches in each
+    assert [line["env_steps"] for line in windows] == [16, 32]
+    assert [line["updates"] for line in windows] == [12, 24]
+    assert all(set(line["success"]) == {"reach-v3"} for line in windows)
 
 
 @pytest.mark.parametrize("kind", ["sb3 sac", "plain sac"])
