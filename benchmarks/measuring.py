@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import importlib.metadata
 import json
 import os
 import platform
@@ -29,7 +28,7 @@ from typing import Any
 import psutil
 
 from mtrl_lightning.envs.vector.vector import usable_cores
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.formats import UNKNOWN, number, text_table, with_interval
 
 REPOSITORY = Path(__file__).parents[1]
@@ -547,10 +546,7 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return found | installed_versions(PACKAGES)
 
 
 def _cpu_info(key: str) -> str:

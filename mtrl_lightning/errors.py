@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.metadata
@@ -102,6 +103,15 @@ def requirement(package: str) -> str:
         if re.split(r"[\[<>=!~ ]", specification)[0] == package:
             return f'"{specification}"'
     return package
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the packages that are installed, by name."""
+    found: dict[str, str] = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def import_optional(module: str, package: str, otherwise: str = "") -> ModuleType:

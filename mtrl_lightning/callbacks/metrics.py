@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import re
 import time
@@ -23,7 +22,7 @@ from mtrl_lightning.callbacks.rollout_metrics import (
     rollout_metrics,
 )
 from mtrl_lightning.callbacks.system import SystemUse
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.run.session import StepAction
@@ -107,8 +106,8 @@ class MetricsCallback(SessionCallback):
         """Log the protocol, define the x-axis, and drop rows later than the checkpoint."""
         env_steps = self.session.counters.env_steps
         protocol = {f"protocol/{key}": value for key, value in self.session.spec.protocol.items()}
-        versions = {f"version/{name}": importlib.metadata.version(name) for name in PACKAGES}
-        versions["version/python"] = platform.python_version()
+        installed = installed_versions(PACKAGES) | {"python": platform.python_version()}
+        versions = {f"version/{name}": version for name, version in installed.items()}
         rows: list[dict[str, float]] = []
         loggers = self.session.loggers
         for logger in loggers:

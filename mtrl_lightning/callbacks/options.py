@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_started_alike
 from mtrl_lightning.callbacks.metrics import PACKAGES
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.runs import read_config
@@ -65,7 +64,8 @@ class OptionsCallback(SessionCallback):
             ConfigurationError: if they do not.
         """
         super().setup(trainer, pl_module, stage)
-        versions = {f"version of {name}": importlib.metadata.version(name) for name in PACKAGES}
+        installed = installed_versions(PACKAGES).items()
+        versions = {f"version of {name}": version for name, version in installed}
         check_started_alike(versions | dict(_flat(self._options)))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

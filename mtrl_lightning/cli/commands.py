@@ -106,6 +106,8 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print a mistake, with the nearest name of each unknown option, and exit with code 2."""
         tips = [f"\ntip: {tip}" for tip in option_tips(self._given, self._names)]
+        if self.takes_fit_options and not tips and message.startswith("unrecognized"):
+            tips = ["\ntip: options of fit come last, after --: ... -- --OPTION VALUE"]
         super().error("".join([message, *tips]))
 
 

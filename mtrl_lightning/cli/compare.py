@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         type=float,
         metavar="VALUE",
-        help="print the env steps and minutes until the mean over tasks reaches it (default: 0.8"
+        help="print the steps and minutes until the mean over tasks reaches it (default: 0.8"
         " for success and score)",
     )
     parser.add_argument(
@@ -74,11 +74,12 @@ def run(options: argparse.Namespace) -> None:
     for warning in comparison.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     rows = tables.summarize(comparison, threshold)
+    unit = comparison.step_unit
     print(
-        f"{comparison.metric} of {len(comparison.tasks)} tasks after {comparison.end:,} env steps:"
+        f"{comparison.metric} of {len(comparison.tasks)} tasks after {comparison.end:,} {unit}:"
         " interquartile mean over seeds and tasks [95 % bootstrap interval]\n"
     )
-    print(markdown(tables.table(rows, threshold)))
+    print(markdown(tables.table(rows, threshold, unit)))
     print("\nInterquartile mean over seeds of each task\n")
     print(markdown(tables.task_table(comparison)))
     plot_comparison(comparison, folder / "comparison.png")

@@ -7,7 +7,6 @@ is incomplete.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mtrl_lightning import __version__
-from mtrl_lightning.errors import ConfigurationError, requirement
+from mtrl_lightning.errors import ConfigurationError, installed_versions, requirement
 
 HELP = "Print what is installed and what this machine offers, as a bug report needs it."
 DESCRIPTION = HELP
@@ -72,22 +71,15 @@ def check_versions() -> Iterator[Finding]:
     is_supported = (3, FIRST) <= sys.version_info[:2] <= (3, LAST)
     fix = "" if is_supported else f"install Python 3.{FIRST} to 3.{LAST}"
     yield Finding("python", platform.python_version(), fix, not is_supported)
+    installed = installed_versions((*REQUIRED, *OPTIONAL))
     for name in (*REQUIRED, *OPTIONAL):
-        version = _version(name)
-        if version is not None:
-            yield Finding(name, version)
+        if name in installed:
+            yield Finding(name, installed[name])
         elif name in REQUIRED:
             yield Finding(name, "not installed", f"pip install {requirement(name)}", is_fatal=True)
         else:
             fix = f'where it is needed: pip install "mtrl_lightning[{OPTIONAL[name]}]"'
             yield Finding(name, "not installed", fix)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def check_machine() -> Iterator[Finding]:
@@ -97,7 +89,7 @@ def check_machine() -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     fix = "step the environments in the learner's process: --rollout.num_workers 0"
     yield Finding("cores", f"{cores}", fix if cores == 1 else "")
-    if _version("psutil") is not None:
+    if installed_versions(["psutil"]):
         import psutil
 
         memory = psutil.virtual_memory()
@@ -110,7 +102,7 @@ def check_machine() -> Iterator[Finding]:
 
 def check_torch() -> Iterator[Finding]:
     """Find the GPUs that PyTorch can use."""
-    if _version("torch") is None:
+    if not installed_versions(["torch"]):
         return
     import torch
 
@@ -128,7 +120,7 @@ def check_torch() -> Iterator[Finding]:
 
 def check_renderer() -> Iterator[Finding]:
     """Find what MuJoCo can draw videos with."""
-    if _version("mujoco") is None:
+    if not installed_versions(["mujoco"]):
         return
     from mtrl_lightning.envs.render.opengl import VARIABLE, find_renderer  # needs Gymnasium
 

@@ -106,7 +106,8 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     if config_file is not None:
         shutil.copyfile(config_file, folder / CONFIG)
     card = write_card(file, policy, difference, checkpoint, CONFIG if config_file else None)
-    print(f"{checkpoint}, after {policy.env_steps:,} env steps, {len(policy.task_names)} tasks")
+    after = f"after {policy.env_steps:,} {policy.step_unit}"
+    print(f"{checkpoint}, {after}, {len(policy.task_names)} tasks")
     print(f"Largest difference of an action from the policy's: {difference:.1e}")
     print(f"Exported to {file} ({file.stat().st_size / 2**10:,.0f} KiB), with the card {card}")
 

@@ -236,6 +236,9 @@ class RunParser(LightningArgumentParser):
                 )
             _files_of(Path(run), self._command)  # names what is missing
         if run != self._run:
+            if self._command == "validate" and not Path(run).exists():
+                # the value of an option that does not exist
+                raise ArgumentError(None, f"unrecognized arguments: {run}")
             raise ConfigurationError(f"two runs are given, {self._run} and {run}: give one")
 
     def parse_args(  # type: ignore[override]

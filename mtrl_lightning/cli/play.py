@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
 from mtrl_lightning.errors import ConfigurationError, causes
 from mtrl_lightning.formats import text_table
@@ -119,6 +120,9 @@ def run(options: argparse.Namespace) -> None:
         EnvironmentFaultError: if an environment breaks.
         OSError: if a file cannot be written.
     """
+    at_least(1, prefix="--", episodes=options.episodes)
+    at_least(0, prefix="--", first_episode=options.first_episode)
+    at_least(0, prefix="--", hint=", 0 for this process", num_workers=options.num_workers)
     checkpoint = chosen_checkpoint(options.run)
     run_folder = run_folder_of(checkpoint)
     config = read_run_config(config_file_of(run_folder))

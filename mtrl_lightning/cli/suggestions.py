@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from mtrl_lightning.cli.config_names import named_config
 from mtrl_lightning.errors import causes, closest
 
 CLASS_MODULES = (
@@ -90,11 +91,17 @@ def option_tips(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
 
 
 def _tips_without_dashes(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
-    """Yield what was given as ``key=value`` with what to write instead."""
+    """Yield what was given as ``key=value``, or as a name alone, with what to write instead."""
     for previous, argument in zip(["", *args], args, strict=False):
         is_value = previous.startswith("-") and "=" not in previous
+        if is_value:
+            continue
+        if named_config(argument) is not None:
+            yield f"configurations are given after -c: -c {argument}"
+        elif (Path(argument) / "checkpoints").is_dir() and "resume" in options:
+            yield f"a run continues with --resume {argument}"
         key = WITHOUT_DASHES.match(argument)
-        if key is None or is_value:
+        if key is None:
             continue
         is_option = key[1] in options
         yield f"options begin with two dashes: --{key[1]}=VALUE" if is_option else FROM_MTRL

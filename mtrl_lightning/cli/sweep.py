@@ -71,6 +71,8 @@ def run(options: argparse.Namespace) -> None:
 
     at_least(1, prefix="--", trials=options.trials, jobs=options.jobs)
     sweep = read_sweep_file(find_config(options.file), options.fit_options)
+    name = options.name or sweep.name
+    check_name(name)
     trials = options.trials or sweep.run_cap
     if trials is None and sweep.method != "grid":
         raise ConfigurationError(
@@ -82,8 +84,6 @@ def run(options: argparse.Namespace) -> None:
             print(f"mtrl-lightning {shlex.join(sweep.arguments(values))}")
         return
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // options.jobs)))
-    name = options.name or sweep.name
-    check_name(name)
     folder = options.root / name
     try:
         study = run_sweep(sweep, folder, trials=trials, jobs=options.jobs)

@@ -8,7 +8,6 @@ Shapes: ``N`` transitions, ``D`` observation, ``A`` action.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 import os
@@ -34,7 +33,7 @@ from mtrl_lightning.demonstrations.minari_files import (
     read_data_sets,
     write_columns,
 )
-from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.errors import ConfigurationError, import_optional, installed_versions
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import HINT, check_manifest, replay_folder
 from mtrl_lightning.replay.storage import RingStorage, check_columns
@@ -157,7 +156,7 @@ def write_collection(
     ]
     stored = {field.name: np.asarray(columns[field.name], field.dtype) for field in fields}
     _check_episodes(stored, spec)
-    facts = {**facts, **counts_of(stored, spec), "versions": _versions()}
+    facts = {**facts, **counts_of(stored, spec), "versions": installed_versions(PACKAGES)}
     beside = folder.resolve().parent
     beside.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=beside, prefix=".unfinished_"))
@@ -209,16 +208,6 @@ def counts_of(columns: Mapping[str, npt.NDArray], spec: EnvSpec) -> dict[str, di
         name: dict(zip(spec.task_names, count_T.tolist(), strict=True))
         for name, count_T in counts.items()
     }
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def read_collection(path: str | Path) -> Collection:

@@ -52,6 +52,7 @@ def write_card(
         name=record.name if record else run_folder.parent.name,
         spec=policy.spec,
         env_steps=policy.env_steps,
+        step_unit=policy.step_unit,
         version=__version__,
         file=file.name,
         dtype="float32" if is_float else policy.spec.observation_space.dtype,

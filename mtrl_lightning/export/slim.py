@@ -19,7 +19,7 @@ from mtrl_lightning.algorithms.description import summarize
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.card import last_evaluation
-from mtrl_lightning.reports.record import is_run, read_run
+from mtrl_lightning.reports.record import UPDATES, is_run, read_run, step_unit
 from mtrl_lightning.runs import (
     CARD,
     VALIDATIONS,
@@ -143,7 +143,7 @@ def _card(loaded: Mapping[str, Any], checkpoint: Path, config: Mapping[str, Any]
         "algorithm": summarize(state["algorithm"]),
         "command": before.get("command") or _command(config),
         "env_steps": env_steps,
-        "step_unit": before.get("step_unit") or _step_unit(config),
+        "step_unit": before.get("step_unit") or step_unit(config),
         "tasks": state["spec"]["task_names"],
         "protocol": state["spec"]["protocol"],
         "evaluation": result,
@@ -151,21 +151,12 @@ def _card(loaded: Mapping[str, Any], checkpoint: Path, config: Mapping[str, Any]
     }
 
 
-def _step_unit(config: Mapping[str, Any]) -> str:
-    """Return what the run's steps are: one that learns from demonstrations counts its updates."""
-    return "updates" if _has_demonstrations(config) else "env steps"
-
-
-def _has_demonstrations(config: Mapping[str, Any]) -> bool:
-    return bool((config.get("data") or {}).get("demonstrations"))
-
-
 def _command(config: Mapping[str, Any]) -> str:
     """Return the command that trained a policy; the files that it needs beside have no path."""
     command = f"mtrl-lightning fit -c {CONFIG}"
     if config.get("init_from"):
         command += " --init_from POLICY"
-    if _has_demonstrations(config):
+    if step_unit(config) == UPDATES:
         command += " --data.demonstrations COLLECTION"
     return command
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.reports.record import ENV_STEPS
 from mtrl_lightning.reports.statistics import Estimate
 from mtrl_lightning.runs import replacing
 
@@ -51,7 +52,8 @@ SETTINGS: Any = {
     "svg.hashsalt": "mtrl_lightning",  # the same curves give the same file
 }
 NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-STEPS = "environment steps"
+MINUTES = "minutes of training"
+"""The label of an x-axis of time; others are of steps."""
 
 
 class Curve(NamedTuple):
@@ -72,7 +74,7 @@ class Chart(NamedTuple):
     curves: Sequence[Curve]
     is_bounded: bool = False
     """Whether the values lie between 0 and 1."""
-    xlabel: str = STEPS
+    xlabel: str = ENV_STEPS
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def format_steps(axes: Any) -> None:
-    """Show environment steps as ``50k`` and ``1M``."""
+    """Show steps as ``50k`` and ``1M``."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -168,7 +170,7 @@ def _draw(axes: Any, chart: Chart) -> None:
     axes.set_title(chart.title, fontsize="medium")
     axes.set_xlabel(chart.xlabel)
     axes.grid(alpha=0.3)
-    if chart.xlabel == STEPS:
+    if chart.xlabel != MINUTES:
         format_steps(axes)
     if chart.is_bounded:
         axes.set_ylim(-0.03, 1.03)

@@ -16,7 +16,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import number, whole, with_interval
 from mtrl_lightning.reports.methods import Method, group
 from mtrl_lightning.reports.metrics_file import minutes_until
-from mtrl_lightning.reports.record import RunRecord, find_runs, is_bounded, read_run
+from mtrl_lightning.reports.record import ENV_STEPS, RunRecord, find_runs, is_bounded, read_run
 from mtrl_lightning.reports.statistics import (
     Estimate,
     Scores,
@@ -55,6 +55,11 @@ class Comparison(NamedTuple):
     """Interquartile mean ``[N]`` by the task's name, or ``average``, and the method's label."""
     warnings: list[str]
     """What a reader of the result has to know."""
+
+    @property
+    def step_unit(self) -> str:
+        """What a step of the runs is."""
+        return _step_unit([run for method in self.methods for run in method.runs])
 
     @property
     def end(self) -> int:
@@ -156,6 +161,10 @@ def protocol_differences(runs: Sequence[RunRecord]) -> list[str]:
     return list(differences.values())
 
 
+def _step_unit(runs: Sequence[RunRecord]) -> str:
+    return " or ".join(sorted({run.step_unit for run in runs}))
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "none"
 
@@ -191,6 +200,7 @@ def _common_steps(
     runs: Sequence[RunRecord], metric: str, tasks: Sequence[str], warnings: list[str]
 ) -> npt.NDArray[np.int64]:
     """Return the env steps of the run with the fewest evaluations, as far as all have got."""
+    unit = _step_unit(runs)
     # that of the average is not taken: it may be over other tasks
     all_steps = [np.array(run.curves[f"{metric}/{tasks[0]}"][0]) for run in runs]
     start = max(steps[0] for steps in all_steps)
@@ -201,19 +211,19 @@ def _common_steps(
             for run, steps in zip(runs, all_steps, strict=True)
         ]
         raise ConfigurationError(
-            f"the runs were evaluated at different env steps, and have none in common:"
+            f"the runs were evaluated at different {unit}, and have none in common:"
             f" {'; '.join(ranges)}. Leave some out"
         )
     fewest_N = min(all_steps, key=len)
     env_steps_N = np.union1d(fewest_N[(fewest_N >= start) & (fewest_N < end)], [end])
     if any(steps[-1] > end for steps in all_steps):
         warnings.append(
-            f"runs are compared after {end:,} env steps, as far as all of them have got; later"
+            f"runs are compared after {end:,} {unit}, as far as all of them have got; later"
             " evaluations are left out"
         )
     if any(not np.isin(env_steps_N, steps).all() for steps in all_steps):
         warnings.append(
-            "runs were evaluated at different env steps; values in between are interpolated"
+            f"runs were evaluated at different {unit}; values in between are interpolated"
         )
     return env_steps_N
 
@@ -286,8 +296,16 @@ def default_threshold(metric: str) -> float | None:
     return THRESHOLD if is_bounded(metric) else None
 
 
-def table(rows: Sequence[Mapping[str, Any]], threshold: float | None) -> list[list[str]]:
-    """Return the rows of ``summarize`` as texts, the header first."""
+def table(
+    rows: Sequence[Mapping[str, Any]], threshold: float | None, unit: str = ENV_STEPS
+) -> list[list[str]]:
+    """Return the rows of ``summarize`` as texts, the header first.
+
+    Args:
+        rows: of the methods.
+        threshold: with which ``summarize`` was called.
+        unit: what a step of the runs is.
+    """
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "method": lambda row: row["method"],
         "seeds": lambda row: str(row["seeds"]),
@@ -297,7 +315,7 @@ def table(rows: Sequence[Mapping[str, Any]], threshold: float | None) -> list[li
         "P(better than the first)": lambda row: _shown(row["better_than_first"]),
     }
     if threshold is not None:
-        columns[f"env steps to {threshold:g}"] = lambda row: (
+        columns[f"{unit} to {threshold:g}"] = lambda row: (
             f"{whole(row['env_steps_to_threshold'])} ({row['reached']} of {row['seeds']})"
         )
         columns[f"minutes to {threshold:g}"] = lambda row: number(row["minutes_to_threshold"], 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from mtrl_lightning.reports.charts import STEPS, Chart, Curve, save_png
+from mtrl_lightning.reports.charts import MINUTES, Chart, Curve, save_png
 from mtrl_lightning.reports.comparison import AVERAGE, Comparison, table, task_table
 from mtrl_lightning.reports.record import is_bounded
 from mtrl_lightning.reports.render import Page, Section
@@ -17,7 +17,7 @@ EXPLANATION = (
     "At the end and over training: interquartile mean over seeds and tasks, with its 95 %"
     " interval of a bootstrap that resamples the seeds of each task. P(better than the first): the"
     " probability that a run has a higher score at the end than one of the first method on the"
-    " same task. Env steps and minutes to the threshold: median of the seeds whose mean over tasks"
+    " same task. Steps and minutes to the threshold: median of the seeds whose mean over tasks"
     " reached it."
 )
 
@@ -38,10 +38,11 @@ def comparison_page(
         threshold: with which it was called.
     """
     methods = comparison.methods
+    unit = comparison.step_unit
     names = list(dict.fromkeys(name for method in methods for name in method.options))
     options = [["option", *(method.label for method in methods)]]
     options += [[n, *(str(method.options.get(n, "-")) for method in methods)] for n in names]
-    runs = [["method", "seed", "run", "env steps"]]
+    runs = [["method", "seed", "run", unit]]
     runs += [
         [method.label, str(run.seed), str(run.folder), f"{run.env_steps:,}"]
         for method in methods
@@ -50,12 +51,12 @@ def comparison_page(
     tasks = task_table(comparison)
     sections = [
         Section("Average over tasks", charts=_average_charts(comparison)),
-        Section("Methods", EXPLANATION, table=table(rows, threshold)),
+        Section("Methods", EXPLANATION, table=table(rows, threshold, unit)),
         Section("Tasks", charts=_task_charts(comparison), table=tasks),
         Section("Options that differ", table=options if names else (), num_texts=len(options[0])),
         Section("Runs", table=runs, num_texts=3),
     ]
-    title = f"{comparison.metric} of {len(methods)} methods after {comparison.end:,} env steps"
+    title = f"{comparison.metric} of {len(methods)} methods after {comparison.end:,} {unit}"
     return Page(title, [], sections, comparison.warnings)
 
 
@@ -81,5 +82,5 @@ def _chart(comparison: Comparison, task: str, title: str, by_minutes: bool = Fal
             x_N = minutes_SN.mean(0)
         name = f"{label} ({len(scores_STN)} seeds)"
         curves.append(Curve(name, x_N, comparison.bands[task][label], index))
-    xlabel = "minutes of training" if by_minutes else STEPS
+    xlabel = MINUTES if by_minutes else comparison.step_unit
     return Chart(title, curves, is_bounded(comparison.metric), xlabel)

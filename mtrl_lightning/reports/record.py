@@ -37,6 +37,21 @@ BOUNDED = ("success", "success_last", "score")
 """Quantities between 0 and 1."""
 
 
+ENV_STEPS = "env steps"
+UPDATES = "updates"
+"""What the steps of a run that learns from demonstrations alone are."""
+
+
+def step_unit(options: Mapping[str, Any]) -> str:
+    """Return what the steps of a run with these options are, ``ENV_STEPS`` or ``UPDATES``.
+
+    Args:
+        options: sections, as ``config.yaml`` holds them.
+    """
+    data = options.get("data")
+    return UPDATES if isinstance(data, Mapping) and data.get("demonstrations") else ENV_STEPS
+
+
 class RunRecord(NamedTuple):
     """One run, as its folder records it."""
 
@@ -79,8 +94,8 @@ class RunRecord(NamedTuple):
 
     @property
     def step_unit(self) -> str:
-        """What its steps are: a run that learns from demonstrations counts its updates."""
-        return "env steps" if self.section("data").get("demonstrations") is None else "updates"
+        """What its steps are."""
+        return step_unit(self.options)
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Return the options of a section; empty if they are not recorded."""
@@ -135,6 +150,10 @@ def read_run(path: Path) -> RunRecord:
             f"{path if is_copy else path / METRICS} cannot be read ({error}): it is damaged. Leave"
             " the run out, or continue it with fit --resume, which repairs the file"
         ) from error
+    if is_copy and not curves:
+        raise ConfigurationError(
+            f"{path} has no column env_steps: give the folder of a run, or a copy of its {METRICS}"
+        )
     if is_copy:
         return RunRecord(path, {}, {}, {}, curves)
     hparams = _plain(lambda: path / "hparams.yaml")

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 
 from mtrl_lightning.formats import UNKNOWN, number
-from mtrl_lightning.reports.charts import STEPS, Chart, Curve, save_png
+from mtrl_lightning.reports.charts import Chart, Curve, save_png
 from mtrl_lightning.reports.metrics_file import minutes_until
 from mtrl_lightning.reports.record import (
     RunRecord,
@@ -136,7 +136,7 @@ def evaluation_charts(run: RunRecord) -> list[Chart]:
                 for index, split in enumerate(splits)
                 if f"{split}/{quantity}" in run.curves
             ]
-            charts.append(Chart(quantity, averages, is_bounded(quantity), _xlabel(run)))
+            charts.append(Chart(quantity, averages, is_bounded(quantity), run.step_unit))
     by_split = sorted(metrics, key=lambda metric: metric.partition("/")[0])
     return charts + [task_chart(run, metric) for metric in by_split]
 
@@ -149,11 +149,7 @@ def task_chart(run: RunRecord, metric: str) -> Chart:
     ]
     if metric in run.curves:
         curves.append(Curve("average", *_points(run, metric), None if names else 0))
-    return Chart(metric, curves, is_bounded(metric), _xlabel(run))
-
-
-def _xlabel(run: RunRecord) -> str:
-    return STEPS if run.step_unit == "env steps" else run.step_unit
+    return Chart(metric, curves, is_bounded(metric), run.step_unit)
 
 
 def _points(run: RunRecord, metric: str) -> tuple[list[int], Estimate]:
@@ -171,7 +167,7 @@ def _group_charts(run: RunRecord, group: str) -> list[Chart]:
             Curve(name.removeprefix(f"{group}/").removesuffix(SHARE), *_points(run, name), index)
             for index, name in enumerate(shares)
         ]
-        charts.append(Chart("share of the time", curves, True, _xlabel(run)))
+        charts.append(Chart("share of the time", curves, True, run.step_unit))
     return charts
 
 

@@ -68,8 +68,9 @@ def write_plots(study: Study, metric: str, folder: Path) -> None:
     }
     folder.mkdir(exist_ok=True)
     for name, plot in plots.items():
-        with warnings.catch_warnings():
+        # Optuna sets a style for all later plots of the process
+        with warnings.catch_warnings(), matplotlib.rc_context():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             plot()
-        pyplot.savefig(folder / f"{name}.png", dpi=85, bbox_inches="tight")
+            pyplot.savefig(folder / f"{name}.png", dpi=85, bbox_inches="tight")
         pyplot.close()

@@ -111,7 +111,7 @@ def read_sweep_file(path: Path, options: tuple[str, ...] = ()) -> SweepFile:
 
 
 def _parsed(path: Path, content: Any, options: tuple[str, ...]) -> SweepFile:
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not NEEDED.keys() & content.keys():
         raise ConfigurationError(f"this is no sweep file: {EXAMPLE}")
     for key, kind in NEEDED.items():
         if not content.get(key) or not isinstance(content[key], kind):

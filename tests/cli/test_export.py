@@ -42,7 +42,7 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
     digest = hashlib.sha256((run / "checkpoints" / "best.ckpt").read_bytes()).hexdigest()
     assert f"checkpoint: `run/version_0/checkpoints/best.ckpt`, SHA-256 `{digest}`" in card
     steps, values = read_metrics(run)["eval/return/goal-1"]
-    assert steps[-1] == 330 and "after 330 environment steps; means over the tasks." in card
+    assert steps[-1] == 330 and "after 330 env steps; means over the tasks." in card
     metadata, body = card.removeprefix("---\n").split("---\n", 1)
     assert yaml.safe_load(metadata)["library_name"] == "mtrl_lightning"
     assert 'policy = torch.export.load("policy.pt2").module()' in body

@@ -169,6 +169,11 @@ def test_what_is_no_run(run, args, message):
         parse(*(argument.format(run=run) for argument in args))
 
 
+def test_the_value_of_a_misspelled_option_is_no_second_run(run):
+    with pytest.raises(ArgumentError, match=r"did you mean evaluation\.num_episodes\?"):
+        parser("validate").parse_with_tips([str(run), "--evaluation.num_episode", "3"])
+
+
 @pytest.mark.parametrize("args", [["--resume"], ["--resume", "--name"]])
 def test_resume_needs_a_run(args):
     with pytest.raises(ArgumentError, match="--resume: expected one argument"):

@@ -72,6 +72,7 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
     [
         ([], "the following arguments are required: RUN"),
         (["nowhere"], "there is no checkpoint nowhere"),
+        (["nowhere", "--episodes=0"], "--episodes is 0: give at least 1"),
     ],
 )
 def test_what_is_no_run(capsys, args, message):

@@ -45,6 +45,7 @@ def tips_of(*arguments):
             ["rollout.total_steps=5"],
             ["options begin with two dashes: --rollout.total_steps=VALUE"],
         ),
+        (["env/toy"], ["configurations are given after -c: -c env/toy"]),
         (
             ["setup=metaworld", "env=metaworld-mt10", "agent.multitask.num_envs=10"],
             [FROM_MTRL],
@@ -80,6 +81,12 @@ def tips_of(*arguments):
 )
 def test_the_nearest_name_is_suggested(mistake, tips):
     assert tips_of(*QUICKSTART, *mistake) == tips
+
+
+def test_a_run_alone_is_given_to_resume(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    tips = [f"a run continues with --resume {tmp_path}"]
+    assert tips_of(*QUICKSTART, str(tmp_path)) == tips
 
 
 def test_the_page_for_users_of_mtrl_is_there():

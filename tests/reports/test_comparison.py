@@ -237,6 +237,20 @@ def test_copies_of_metrics_are_compared_by_their_names(runs, tmp_path):
     (tmp_path / "damaged.csv").write_text("env_steps,a\n1\n")
     with pytest.raises(ConfigurationError, match=r"damaged.csv cannot be read"):
         compare_runs([str(tmp_path / "damaged.csv")])
+    with pytest.raises(ConfigurationError, match=r"config.yaml has no column env_steps: give"):
+        compare_runs([str(runs / "mlp" / "version_1" / "config.yaml")])
+
+
+def test_the_steps_of_offline_runs_are_called_updates(tmp_path, capsys):
+    data = {"data": {"demonstrations": "collections/a"}}
+    for seed in (1, 2):
+        folder = tmp_path / "bc" / f"version_{seed}"
+        make_run(folder, {"reach": (0.0, 0.5, 1.0)}, options=options_of(seed, **data))
+    out = tmp_path / "out"
+    main(["compare", str(tmp_path / "bc"), f"--folder={out}"])
+    assert "1 tasks after 300 updates:" in capsys.readouterr().out
+    page = (out / "report.html").read_text()
+    assert "updates to 0.8" in page and "env steps" not in page
 
 
 def test_compare_prints_a_table_and_writes_what_it_says(runs, tmp_path, capsys):

@@ -452,7 +452,10 @@ def test_mistakes_are_named_before_a_run_starts(tmp_path, capsys, monkeypatch):
 
     def message(**changed):
         path.write_text(yaml.safe_dump({**content, **changed}))
-        assert ended(path, *base) == 2
+        return error_of(path)
+
+    def error_of(*args):
+        assert ended(*args, *base) == 2
         return capsys.readouterr().err
 
     parameters = {"rollout.total_stops": {"values": [600]}}
@@ -461,6 +464,9 @@ def test_mistakes_are_named_before_a_run_starts(tmp_path, capsys, monkeypatch):
     assert "did you mean network/mlp?" in message(parameters=parameters)
     assert "did you mean eval/success" in message(metric={"name": "eval/succes"})
     assert "which has no end: give --trials" in message(method="random")
+    assert "this is no sweep file" in error_of(ROOT / "configs/env/toy.yaml")
+    assert "would not lie in the root folder" in error_of(path, "--dry_run", "--name=../a")
+    assert "options of fit come last, after --" in error_of(path, "--rollout.total_steps=9")
     assert not (tmp_path / "networks_gradients").exists()
     seeds = str(ROOT / "configs/sweep/protocol_seeds.yaml")
     main(["sweep", seeds, "--dry_run", "--", "--rollout.total_steps=9"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import warnings
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from mtrl_lightning.envs.benchmarks.dm_control_env import FastStepper, OwnSteppe
 from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
 from mtrl_lightning.envs.fast.dm_control_fast import CHECKED
 from mtrl_lightning.envs.fast.guard import reason_for_upstream
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
 MAX_HORIZON = 1000
@@ -197,8 +196,7 @@ class SuiteTasks(Benchmark):
             protocol={
                 "benchmark": "dm_control",
                 **self.protocol,
-                "dm_control": importlib.metadata.version("dm_control"),
-                "mujoco": importlib.metadata.version("mujoco"),
+                **installed_versions(("dm_control", "mujoco")),
                 "action_repeat": self.action_repeat,
                 "horizon": self.horizon,
                 "frames": f"{self.horizon} control steps in {decisions} env steps",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +19,7 @@ from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
 from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.state.state import layers_of
 from mtrl_lightning.envs.vector import action_spaces, observation_spaces
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
 MakeEnv = Callable[..., gym.Env]
@@ -87,7 +86,7 @@ class GymnasiumTasks(Benchmark):
                 train_tasks=tuple(range(len(self.tasks))),
                 protocol={
                     "benchmark": "gymnasium",
-                    "gymnasium": importlib.metadata.version("gymnasium"),
+                    **installed_versions(["gymnasium"]),
                     "horizon": max(limits),
                     **{f"task {name}": _description(task) for name, task in self.tasks.items()},
                 },

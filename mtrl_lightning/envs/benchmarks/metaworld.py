@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import warnings
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from mtrl_lightning.envs.benchmarks.metaworld_goals import sampled_goals
 from mtrl_lightning.envs.fast.guard import reason_for_upstream
 from mtrl_lightning.envs.fast.metaworld_fast import CHECKED, fast_class, steps_like_upstream
 from mtrl_lightning.envs.render.opengl import import_simulated
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
 MAX_GOALS = 50
@@ -100,8 +99,7 @@ class MetaWorld(Benchmark):
         """39 numbers in (two frames and the goal), four out (the hand's motion and the gripper)."""
         protocol: dict[str, str | int | float] = {
             "benchmark": "metaworld",
-            "metaworld": importlib.metadata.version("metaworld"),
-            "mujoco": importlib.metadata.version("mujoco"),
+            **installed_versions(("metaworld", "mujoco")),
             "reward_version": self.reward_version,
             "horizon": self.horizon,
             "num_goals": self.num_goals,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
+
+from mtrl_lightning.errors import installed_versions
 
 
 def unchecked_versions(checked: Mapping[str, Collection[str]]) -> list[str]:
@@ -15,9 +16,10 @@ def unchecked_versions(checked: Mapping[str, Collection[str]]) -> list[str]:
     Args:
         checked: the versions that they were compared with, by package.
     """
-    installed = {name: importlib.metadata.version(name) for name in checked}
     return [
-        f"{name} {version}" for name, version in installed.items() if version not in checked[name]
+        f"{name} {version}"
+        for name, version in installed_versions(checked).items()
+        if version not in checked[name]
     ]
 
 
