@@ -604,6 +604,27 @@ def test_tolerance_is_metaworlds(sigmoid):
     assert same(arithmetic.tolerance(0.3), reward_utils.tolerance(0.3))
 
 
+def test_a_place_in_a_box_is_rewarded_as_metaworld_does():
+    corners = [np.array(corner) for corner in ([0.1, 0.2, 0.3], [0.4, 0.1, 0.35], [0.4, 0.2, 0.5])]
+    zero, *ends = corners
+    places = [*corners, *np.random.default_rng(0).uniform(0, 0.5, (300, 3))]
+    places += [np.array([0.2, 0.2, 0.4]), np.array([0.2, np.nan, 0.31])]
+    seen = set()
+    for one in ends:  # the second box has no height
+        for place in places:
+            with np.errstate(invalid="ignore"):
+                found, wanted = (
+                    function(curr=place, one=one, zero=zero)
+                    for function in (
+                        arithmetic.rect_prism_tolerance,
+                        reward_utils.rect_prism_tolerance,
+                    )
+                )
+            assert same(found, wanted)
+            seen.add(type(wanted))
+    assert seen == {float, np.float64}
+
+
 def test_norm_clip_absolute_and_hstack_are_numpys():
     generator = np.random.default_rng(0)
     block = generator.normal(size=(500, 9))

@@ -19,6 +19,8 @@ FLOAT64 = np.float64
 DOUBLE = np.dtype(np.float64)
 FLOATS = frozenset((float, np.float64))
 NUMBERS = frozenset((int, float, np.float64))
+LARGE = 1e100
+"""Numbers below it can be squared."""
 ORTHOGONAL = 1e-13
 """How far a rotation may be from orthogonal; SciPy makes it orthogonal from ten times that."""
 
@@ -27,11 +29,17 @@ def norm(x: Any, ord: Any = None) -> Any:
     """``np.linalg.norm`` of a vector or a number."""
     kind = type(x)
     if kind is np.ndarray and x.dtype == DOUBLE and x.ndim == 1 and (ord is None or ord == 2):
-        flat = x.ravel("K")
+        flat = x if x.flags.contiguous else x.ravel("K")
         return FLOAT64(math.sqrt(flat.dot(flat)))
     if kind is FLOAT64 and ord is None:
         return FLOAT64(math.sqrt(x * x))
     return np.linalg.norm(x, ord)
+
+
+def length(*parts: float) -> float:
+    """Return the length of a vector."""
+    vector = np.array(parts)
+    return math.sqrt(vector.dot(vector))
 
 
 def clip(x: Any, low: Any, high: Any) -> Any:
@@ -73,15 +81,50 @@ def tolerance(
         and type(margin) in NUMBERS
         and type(lower) in NUMBERS
         and type(upper) in NUMBERS
-        and lower <= upper
-        and margin > 0
-        and sigmoid in METAWORLDS_SIGMOIDS
         and value_at_margin == 0.1
     ):
-        return tolerance_of(x, lower, upper, margin, sigmoid, value_at_margin)
+        if sigmoid == "long_tail":
+            return float(long_tail(float(x), lower, upper, float(margin)))
+        if lower <= upper and margin > 0 and sigmoid in METAWORLDS_SIGMOIDS:
+            return tolerance_of(x, lower, upper, margin, sigmoid, value_at_margin)
+    return _metaworlds_rewards().tolerance(x, bounds, margin, sigmoid, value_at_margin)
+
+
+def long_tail(x: float, lower: float, upper: float, margin: float) -> float:
+    """``tolerance`` with the sigmoid ``long_tail``, which most rewards have.
+
+    Args:
+        x: the number, no scalar of NumPy's, as are the others.
+        lower: bound from below.
+        upper: bound from above.
+        margin: distance from the bounds at which it is 0.1.
+    """
+    if margin > 0 and lower <= upper:
+        if lower <= x <= upper:
+            return 1.0
+        scaled = (lower - x if x < lower else x - upper) / margin * 3.0  # 3: root of 1 / 0.1 - 1
+        if scaled < LARGE:
+            return 1 / (scaled**2 + 1)
+    return _metaworlds_rewards().tolerance(x, (lower, upper), margin, "long_tail")
+
+
+def rect_prism_tolerance(curr: Any, zero: Any, one: Any) -> Any:
+    """MetaWorld's ``reward_utils.rect_prism_tolerance``."""
+    share = 1.0
+    for x, start, end in zip(curr.tolist(), zero.tolist(), one.tolist(), strict=True):
+        if not (start <= x <= end or end <= x <= start):
+            return 1.0
+        if start == end:
+            return _metaworlds_rewards().rect_prism_tolerance(curr, zero, one)
+        share *= (x - start) / (end - start)
+    return FLOAT64(share)
+
+
+@cache
+def _metaworlds_rewards() -> Any:
     from metaworld.utils import reward_utils
 
-    return reward_utils.tolerance(x, bounds, margin, sigmoid, value_at_margin)
+    return reward_utils
 
 
 def tolerance_of(
@@ -190,17 +233,17 @@ class Rotation:
 @cache
 def replacements() -> dict[str, Any]:
     """Return our functions by the names that MetaWorld's files of tasks import."""
-    from metaworld.utils import reward_utils
     from scipy.spatial.transform import Rotation as Slow
 
     linalg = SimpleNamespace(**{**vars(np.linalg), "norm": norm})
     numpy = SimpleNamespace(
         **{**vars(np), "linalg": linalg, "clip": clip, "abs": absolute, "hstack": hstack}
     )
-    rewards = SimpleNamespace(**{**vars(reward_utils), "tolerance": tolerance})
+    ours = {"tolerance": tolerance, "rect_prism_tolerance": rect_prism_tolerance}
     return {
         "np": numpy,
-        "reward_utils": rewards,
+        "reward_utils": SimpleNamespace(**{**vars(_metaworlds_rewards()), **ours}),
+        "tolerance": tolerance,
         "Rotation": Rotation if _rounds_like_scipy() else Slow,
     }
 

@@ -8,16 +8,17 @@ MetaWorld's own classes and modules are not changed.
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 import types
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.fast.arithmetic import norm, replacements, tolerance
+from mtrl_lightning.envs.fast.arithmetic import length, long_tail, norm, replacements
 from mtrl_lightning.envs.fast.metaworld_models import new_model
 from mtrl_lightning.envs.render.renderer import check_drawable
 from mtrl_lightning.errors import import_optional
@@ -41,6 +42,7 @@ EVALUATING = (
     "compute_reward",
     "_get_pos_objects",
     "_get_quat_objects",
+    "_get_id_main_object",
     "_gripper_caging_reward",
     "_reward_quat",
     "_reward_pos",
@@ -115,15 +117,37 @@ class _SimulationViews:
         self.fingers = data.site("rightEndEffector").xpos, data.site("leftEndEffector").xpos
         self.pads = data.body("leftpad").xpos, data.body("rightpad").xpos
         self.pad_geoms = data.geom("leftpad_geom").id, data.geom("rightpad_geom").id
+        self._reach = cache(self._reach_of)
         self.mocap_pos = data.mocap_pos[0]
         self.mocap_quat = data.mocap_quat[0]
         self.ctrl = data.ctrl
+        self.center = None
+        """The middle between the fingers, while a step is evaluated."""
+        self.fixed_length = lru_cache(maxsize=8)(length)
+        """Of vectors that stay the same from one reset to the next."""
+        self.hamacher_product = replacements()["reward_utils"].hamacher_product
         self.single = cache(lambda number: float(np.float32(number)))
         self.still = False
         """Whether no time passes."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
+
+    def is_near_pad(self, geom_id: int) -> bool:
+        """Return whether a geom and the left pad can be in contact: their spheres overlap."""
+        place, pad, distance = self._reach(geom_id)
+        return math.dist(place.tolist(), pad.tolist()) < distance
+
+    def _reach_of(self, geom_id: int) -> tuple[npt.NDArray, npt.NDArray, float]:
+        """Return the places of a geom and of the left pad, and how far apart they can touch."""
+        data = self._data
+        pad_id = self.pad_geoms[0]
+        both = [geom_id, pad_id]
+        radii = data.model.geom_rbound[both]
+        reach = radii.sum() + data.model.geom_margin[both].sum()
+        if not radii.all():  # a plane
+            reach = math.inf
+        return data.geom_xpos[geom_id], data.geom_xpos[pad_id], 1.01 * float(reach)
 
 
 class _FastSawyer(Upstream):
@@ -170,7 +194,11 @@ class _FastSawyer(Upstream):
         np.maximum(observation, space.low, out=observation)
         np.minimum(observation, space.high, out=observation)
         self._last_stable_obs = observation
-        reward, info = self.evaluate_state(observation, action)
+        views.center = self.tcp_center
+        try:
+            reward, info = self.evaluate_state(observation, action)
+        finally:
+            views.center = None
         return (
             observation.copy(),
             reward,
@@ -253,7 +281,10 @@ class _FastSawyer(Upstream):
 
     @property
     def tcp_center(self) -> npt.NDArray[Any]:
-        right, left = self._metaworld_views.fingers
+        views = self._metaworld_views
+        if views.center is not None:
+            return views.center
+        right, left = views.fingers
         return (right + left) / 2.0
 
     def _get_obs(self) -> npt.NDArray[np.float64]:
@@ -287,20 +318,29 @@ class _FastSawyer(Upstream):
             observation[7:11] = turn
         return observation
 
-    def touching_object(self, object_geom_id: int) -> bool:
-        left_pad, right_pad = self._metaworld_views.pad_geoms
-        pairs = self.data.contact.geom.tolist()
-        touching = [contact for contact, pair in enumerate(pairs) if object_geom_id in pair]
-        left = [contact for contact in touching if left_pad in pairs[contact]]
-        right = [contact for contact in touching if right_pad in pairs[contact]]
-        return self._force(left) > 0 and self._force(right) > 0
+    def _get_id_main_object(self) -> int:
+        return self._metaworld_views.geom("objGeom").id
 
-    def _force(self, contacts: list[int]) -> Any:
-        if not contacts:
-            return 0
-        address = self.data.contact.efc_address
+    def touching_object(self, object_geom_id: int) -> bool:
+        views = self._metaworld_views
+        if not views.is_near_pad(object_geom_id):
+            return False
+        contacts = self.data.contact
+        left_pad, right_pad = views.pad_geoms
+        left: list[int] = []
+        right: list[int] = []
+        for contact, pair in enumerate(contacts.geom.tolist()):
+            if object_geom_id in pair:
+                if left_pad in pair:
+                    left.append(contact)
+                elif right_pad in pair:
+                    right.append(contact)
+        if not (left and right):
+            return False
+        address = contacts.efc_address
         force = self.data.efc_force
-        return sum(force[address[contact]] for contact in contacts)
+        of_left, of_right = [sum([force[address[i]] for i in one]) for one in (left, right)]
+        return of_left > 0 and of_right > 0
 
     def _gripper_caging_reward(
         self,
@@ -315,36 +355,100 @@ class _FastSawyer(Upstream):
         medium_density: bool = False,
     ) -> Any:
         start = self.obj_init_pos
-        init_tcp = self.init_tcp
         assert start is not None, "`obj_init_pos` must be initialized before calling this function."
         if high_density and medium_density:
             raise ValueError("Can only be either high_density or medium_density")
-        tcp = self.tcp_center
-        x, y, z = obj_pos.tolist()
-        start_x, start_y, start_z = start.tolist()
-        tcp_x, _, tcp_z = tcp.tolist()
-        init_x, _, init_z = init_tcp.tolist()
+        views = self._metaworld_views
+        y = obj_pos.item(1)
+        start_y = start.item(1)
         sides = []
-        for pad in self._metaworld_views.pads:
+        for pad in views.pads:
             pad_y = pad.item(1)
             margin = abs(abs(pad_y - start_y) - pad_success_thresh)
-            sides.append(
-                tolerance(abs(pad_y - y), (obj_radius, pad_success_thresh), margin, "long_tail")
-            )
-        margin = norm(np.array((start_x - init_x, start_z - init_z))) - xz_thresh
-        distance = norm(np.array((tcp_x - x, tcp_z - z)))
-        caging_xz = tolerance(distance, (0, xz_thresh), margin, "long_tail")
-        closed = min(max(0, action[-1]), desired_gripper_effort) / desired_gripper_effort
-        product = replacements()["reward_utils"].hamacher_product
-        caging = product(product(*sides), float(caging_xz))
-        reward = product(caging, closed if caging > 0.97 else 0.0)
+            sides.append(long_tail(abs(pad_y - y), obj_radius, pad_success_thresh, margin))
+        product = views.hamacher_product
+        caging = product(product(*sides), self._caging_xz(obj_pos, xz_thresh))
+        closed = 0.0
+        if caging > 0.97:
+            closed = min(max(0, action[-1]), desired_gripper_effort) / desired_gripper_effort
+        reward = product(caging, closed)
         if high_density:
             reward = (reward + caging) / 2
         if medium_density:
-            margin = abs(norm(start - init_tcp) - object_reach_radius)
-            reach = tolerance(norm(obj_pos - tcp), (0, object_reach_radius), margin, "long_tail")
-            reward = (reward + float(reach)) / 2
+            x, y, z = (start - self.init_tcp).tolist()
+            margin = abs(views.fixed_length(x, y, z) - object_reach_radius)
+            distance = float(norm(obj_pos - self.tcp_center))
+            reward = (reward + long_tail(distance, 0, object_reach_radius, margin)) / 2
         return reward
+
+    def _caging_xz(self, obj_pos: npt.NDArray[Any], xz_thresh: float) -> float:
+        """Return how near the hand is to an object in the plane of x and z, between 0 and 1."""
+        views = self._metaworld_views
+        start_x, _, start_z = self.obj_init_pos.tolist()
+        init_x, _, init_z = self.init_tcp.tolist()
+        margin = views.fixed_length(start_x - init_x, start_z - init_z) - xz_thresh
+        x, _, z = obj_pos.tolist()
+        tcp_x, _, tcp_z = self.tcp_center.tolist()
+        return long_tail(length(tcp_x - x, tcp_z - z), 0, xz_thresh, margin)
+
+
+def _caging_by_signed_distances(
+    grip_margin: float | None, xz_thresh: float, fixed_radius: float | None = None
+) -> Any:
+    """Return the ``_gripper_caging_reward`` of tasks that have one of their own.
+
+    Args:
+        grip_margin: how near the pads grip, beyond the object's radius; None where a closing
+            gripper is rewarded.
+        xz_thresh: of the distance in the plane of x and z.
+        fixed_radius: of the object, in place of the argument.
+    """
+    success_margin = 0.05
+
+    def _gripper_caging_reward(
+        self: Any,
+        action: Any,
+        obj_pos: npt.NDArray[Any],
+        obj_radius: float = 0,
+        *_: Any,
+        **__: Any,
+    ) -> Any:
+        radius = obj_radius if fixed_radius is None else fixed_radius
+        views = self._metaworld_views
+        left_pad, right_pad = views.pads
+        y = obj_pos.item(1)
+        right = y - right_pad.item(1)
+        left = left_pad.item(1) - y
+        right_margin = abs(abs(y - self.init_right_pad.item(1)) - success_margin)
+        left_margin = abs(abs(y - self.init_left_pad.item(1)) - success_margin)
+        product = views.hamacher_product
+        caging_y = product(
+            long_tail(right, radius, success_margin, right_margin),
+            long_tail(left, radius, success_margin, left_margin),
+        )
+        caging = product(caging_y, self._caging_xz(obj_pos, xz_thresh))
+        if grip_margin is None:
+            closed = min(max(0, action[-1]), 1) if caging > 0.97 else 0.0
+            return (product(caging, closed) + caging) / 2
+        gripping = 0.0
+        if caging > 0.95:
+            gripping = product(
+                long_tail(right, radius, radius + grip_margin, right_margin),
+                long_tail(left, radius, radius + grip_margin, left_margin),
+            )
+        return (caging + gripping) / 2
+
+    return _gripper_caging_reward
+
+
+OWN_CAGING = {
+    "SawyerPickPlaceEnvV3": _caging_by_signed_distances(None, 0.005, 0.015),
+    "SawyerPushBackEnvV3": _caging_by_signed_distances(0.003, 0.01),
+    "SawyerSoccerEnvV3": _caging_by_signed_distances(0.01, 0.005),
+    "SawyerSweepEnvV3": _caging_by_signed_distances(0.01, 0.005),
+    "SawyerSweepIntoGoalEnvV3": _caging_by_signed_distances(0.005, 0.01),
+}
+"""By the name of MetaWorld's class."""
 
 
 @cache
@@ -370,7 +474,9 @@ def fast_class(task_class: type, is_drawable: bool = False) -> type:
             **{name: new for name, new in replacements().items() if name in names},
         }
         for name, value in vars(kind).items():
-            if name in EVALUATING:
+            if name == "_gripper_caging_reward" and kind.__name__ in OWN_CAGING:
+                members[name] = OWN_CAGING[kind.__name__]
+            elif name in EVALUATING:
                 members[RENAMED.get(name, name)] = _reading(value, scopes[kind])
             elif name in vars(_FastSawyer) and not name.startswith("__"):
                 members[name] = value
