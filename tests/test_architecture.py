@@ -14,6 +14,7 @@ import pytest
 
 import mtrl_lightning
 from mtrl_lightning.cli.commands import COMMANDS
+from tests import structure
 
 PACKAGE = Path(mtrl_lightning.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -287,53 +288,16 @@ LOADING = {
     "algorithms/allocation.py",
     "algorithms/loading.py",
     "algorithms/rebuilding.py",
+    "algorithms/state.py",
     "learning/optimizer_states.py",
     "loading.py",
 }
 """Files that nobody opens to read how an algorithm learns."""
 
 
-def files_imported(file: str) -> set[str]:
-    """Files of the package that a file imports at its top; names of a room are resolved."""
-    found = set()
-    for node in TREES[file].body:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {file_of(node.module, alias.name) for alias in node.names}
-    return found - {""}
-
-
-def file_of(module: str, name: str) -> str:
-    """The file that ``from module import name`` reads; empty for other packages."""
-    if module.split(".")[0] != "mtrl_lightning":
-        return ""
-    path = "/".join(module.split(".")[1:])
-    for file in (f"{path}/{name}.py".lstrip("/"), f"{path}.py"):
-        if file in TREES:
-            return file
-    room = TREES.get(f"{path}/__init__.py".lstrip("/"), ast.Module([], []))
-    sources = {
-        alias.name: node.module
-        for node in room.body
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-    }
-    return file_of(sources[name], name) if name in sources else ""
-
-
-def closure(file: str) -> set[str]:
-    """Files that a file imports, directly or not, with itself."""
-    found = {file}
-    waiting = [file]
-    while waiting:
-        new = files_imported(waiting.pop()) - found
-        found |= new
-        waiting += new
-    return found
-
-
 @pytest.mark.parametrize("name", ["sac", "td3", "distral", "ppo"])
 def test_a_reader_of_an_algorithm_opens_nothing_of_checkpoints(name):
-    reached = closure(f"algorithms/{name}.py")
+    reached = structure.Package().closure(f"algorithms/{name}.py")
     assert "algorithms/algorithm.py" in reached
     assert [file for file in reached if file in LOADING or file.startswith("checkpoints/")] == []
 

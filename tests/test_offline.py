@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,15 +15,14 @@ from mtrl_lightning.callbacks import RolloutCallback
 from mtrl_lightning.checkpoints.parts import own_part
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP
-from mtrl_lightning.ranks.resharding import reshard
 from mtrl_lightning.reports.metrics_file import read_metrics
 from mtrl_lightning.reports.record import read_run
 from mtrl_lightning.reports.run_report import run_page
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.run.kinds import refuse_options
+from mtrl_lightning.run.resharding import reshard
 from tests.helpers.command_line import fails
 from tests.helpers.demonstrations import write_demonstrations
-from tests.helpers.ranks.parts import Parts
 from tests.helpers.runs import assert_same_end, checkpoint, signal_in_call, small
 
 OPTIONS = [
@@ -195,10 +195,10 @@ def test_a_checkpoint_is_continued_by_another_number_of_processes(command_line, 
     clone(command_line, demonstrations, "--rollout.total_steps=20")
     last = command_line.folder() / "checkpoints" / "last.ckpt"
     algorithm = BehaviourCloning.load_from_checkpoint(last)
-    session = Parts(algorithm=algorithm, collector=None, data=MultiTaskData)
+    session = SimpleNamespace(algorithm=algorithm, collector=None, data=MultiTaskData)
     whole = checkpoint(command_line)
     with pytest.warns(UserWarning, match="this run has 2"):
-        first, second = (own_part(reshard(whole, rank, 2, session.reshard)) for rank in (0, 1))
+        first, second = (own_part(reshard(whole, rank, 2, session)) for rank in (0, 1))
     assert first["data"]["demonstrations"] == second["data"]["demonstrations"]
     assert "generator" in first["data"]["buffer"] and second["data"]["buffer"] == {}
     assert first["collector"] == second["collector"] == {}

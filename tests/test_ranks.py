@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,20 +22,19 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch.folder import find_restart_id
 from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.networks import PaCo
-from mtrl_lightning.ranks.resharding import reshard
 from mtrl_lightning.ranks.strategy import RanksStrategy, processes_for
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.run.data import MultiTaskData
+from mtrl_lightning.run.resharding import reshard
 from mtrl_lightning.runs import best_checkpoint
 from mtrl_lightning.schema import transition_fields
 from tests.helpers.command_line import ROOT
 from tests.helpers.fakes import Constant
 from tests.helpers.ranks.cases import CASES, ITERATIONS, float64, moments_of_parts, result_of
 from tests.helpers.ranks.launch import free_port
-from tests.helpers.ranks.parts import Parts
 from tests.helpers.ranks.runs import BOTH, CONTINUED, RUNS, STILL
 from tests.helpers.runs import assert_same
 
@@ -384,7 +384,7 @@ def test_every_environment_keeps_its_state_and_its_ring_with_another_number_of_r
     last = folder / "checkpoints" / "last.ckpt"
     whole = load_checkpoint(last)
     envs = VectorEnv(ToyReach(), [0, 1, 2], num_workers=0)
-    session = Parts(
+    session = SimpleNamespace(
         algorithm=SAC.load_from_checkpoint(last),
         collector=Collector(envs, Constant()),
         data=MultiTaskData,
@@ -393,13 +393,13 @@ def test_every_environment_keeps_its_state_and_its_ring_with_another_number_of_r
         found = whole
         for size in path:
             with pytest.warns(UserWarning, match=f"this run has {size}"):
-                resharded = [reshard(found, rank, size, session.reshard) for rank in range(size)]
+                resharded = [reshard(found, rank, size, session) for rank in range(size)]
                 parts = [own_part(checkpoint) for checkpoint in resharded]
             for part in parts:  # what a rank would save
                 part["data"] = {"replay": None, "buffer": part["data"]["buffer"]}
             found = {**whole, "ranks": parts}
         with pytest.warns(UserWarning, match="this run has 1"):
-            back = reshard(found, 0, 1, session.reshard)
+            back = reshard(found, 0, 1, session)
         former, now = (one["callbacks"]["rollout"]["collector"] for one in (whole, back))
         for name in ("tasks", "running", "observation", "envs"):
             assert_same(former[name], now[name])
@@ -416,7 +416,7 @@ def test_every_environment_keeps_its_state_and_its_ring_with_another_number_of_r
     snapshots.load(manifest, joined)
     rings = set()
     for rank in range(2):
-        data = reshard(whole, rank, 2, session.reshard)["MultiTaskData"]
+        data = reshard(whole, rank, 2, session)["MultiTaskData"]
         (moved,) = data["replay"]["moved"]
         own = RingStorage(fields, 6, manifest["capacity"])
         ReplaySnapshots(folder / "replay").load_rings(moved["manifest"], own, moved["rings"])

@@ -1,6 +1,7 @@
 """Each part of a run says itself what of its state a process of another number of them has."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +15,12 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.resharding import SavedEnv, Share, reshard
+from mtrl_lightning.ranks.share import SavedEnv, Share
 from mtrl_lightning.rollout import ActionNoise, ActionTransform, Collector, EpisodeListener
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.run.data import MultiTaskData
+from mtrl_lightning.run.resharding import reshard
 from tests.helpers.fakes import Constant
-from tests.helpers.ranks.parts import Parts
 
 OPTIONS = [
     "--rollout.envs_per_task=4",
@@ -50,7 +51,7 @@ def session(folder):
     envs = VectorEnv(ToyReach(), [0, 1, 2], num_workers=0)
     collector = Collector(envs, Constant(), action_transforms=[ActionNoise(0.1)])
     algorithm = SAC.load_from_checkpoint(folder / "checkpoints" / "last.ckpt")
-    return Parts(algorithm=algorithm, collector=collector, data=MultiTaskData)
+    return SimpleNamespace(algorithm=algorithm, collector=collector, data=MultiTaskData)
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def two(whole, session):
 def as_saved_by(size, checkpoint, session):
     """Return the checkpoint as ``size`` processes would save it, without their replay."""
     with pytest.warns(UserWarning, match=f"this run has {size}"):
-        parts = [own_part(reshard(checkpoint, rank, size, session.reshard)) for rank in range(size)]
+        parts = [own_part(reshard(checkpoint, rank, size, session)) for rank in range(size)]
     for part in parts:
         part["data"] = {"replay": None, "buffer": part["data"]["buffer"]}
     return {**checkpoint, "ranks": copy.deepcopy(parts)}
@@ -222,8 +223,8 @@ def test_a_state_that_nobody_shares_out_is_named(two, session, path, whose):
             state = state[key]
         state["novel"] = [1]
     with pytest.raises(ConfigurationError, match=f"state of {whose} has 'novel', which cannot be"):
-        reshard(two, 0, 1, session.reshard)
-    assert own_part(reshard(two, 1, 2, session.reshard)) == two["ranks"][1]
+        reshard(two, 0, 1, session)
+    assert own_part(reshard(two, 1, 2, session)) == two["ranks"][1]
 
 
 def put(*path, to):
@@ -293,7 +294,7 @@ DAMAGED_FOR_OTHERS = {
 def test_a_part_that_is_none_of_the_checkpoint_is_refused(two, session, name, size):
     DAMAGED[name](two)
     with pytest.raises(ConfigurationError, match="continue from another checkpoint"):
-        reshard(two, 0, size, session.reshard)
+        reshard(two, 0, size, session)
     with pytest.raises(ConfigurationError, match="continue from another checkpoint"):
         manifests_of(two)
 
@@ -304,10 +305,10 @@ def test_a_part_that_cannot_be_shared_out_is_refused(two, session, name):
     for part in two["ranks"]:
         part["data"]["replay"] = REPLAY | {"folder": "rank_0"}
     two["ranks"][1]["data"]["replay"] = dict(REPLAY)
-    reshard(copy.deepcopy(two), 0, 1, session.reshard)
+    reshard(copy.deepcopy(two), 0, 1, session)
     DAMAGED_FOR_OTHERS[name](two)
     with pytest.raises(ConfigurationError, match="continue"):
-        reshard(two, 0, 1, session.reshard)
+        reshard(two, 0, 1, session)
 
 
 def test_only_an_algorithm_with_demonstrations_has_no_environments(two, session):
@@ -315,13 +316,13 @@ def test_only_an_algorithm_with_demonstrations_has_no_environments(two, session)
         part["collector"] = {}
         part["extra_states"]["transforms.0._extra_state"]["returns"] = {}
     with pytest.raises(ConfigurationError, match="continue from another checkpoint"):
-        reshard(two, 0, 1, session.reshard)
+        reshard(two, 0, 1, session)
 
 
 def test_rings_of_other_processes_are_not_read_from_a_file(whole, session):
     whole["MultiTaskData"]["replay"] = {"moved": [{"manifest": {}, "rings": [[9, 0]]}]}
     with pytest.raises(ConfigurationError, match="list of replay files is none"):
-        reshard(whole, 0, 1, session.reshard)
+        reshard(whole, 0, 1, session)
 
 
 @pytest.mark.slow

@@ -174,7 +174,7 @@ class BehaviourCloning(Algorithm):
 
     def begin_update(self, progress: float) -> None:
         """Set the learning rate."""
-        self.scale_learning_rates(self.learning_rate.factor(progress))
+        self.learning_rate.set(self.updates, progress)
 
     def update(self, batch: TransitionBatch) -> None:
         """Make one step towards the actions of a batch."""

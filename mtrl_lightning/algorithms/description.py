@@ -16,9 +16,14 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from lightning_utilities.core.apply_func import apply_to_collection
 
-from mtrl_lightning.algorithms.arguments import called_by, parameters_of
+from mtrl_lightning.algorithms.arguments import (
+    called_by,
+    check_factories,
+    parameters_of,
+    recorded_arguments,
+)
 from mtrl_lightning.spec import EnvSpec
 
 CLASS_PATH = "class_path"
@@ -26,6 +31,25 @@ INIT_ARGS = "init_args"
 CANNOT_REBUILD = "cannot_rebuild"
 _SCRIPTS = ("__main__", "__mp_main__")
 """Names of the running script's module: another process has another module by this name."""
+
+
+def describe_built(built: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Describe an algorithm whose constructor runs; called once, by the constructor of the base.
+
+    Returns:
+        The description, which rebuilds it; and the arguments of all its constructors as
+        hyper-parameters for loggers.
+
+    Raises:
+        ConfigurationError: if an argument is an object in place of a factory.
+    """
+    kind = type(built)
+    own_arguments, all_arguments = recorded_arguments(built)
+    check_factories(kind, own_arguments)
+    described = describe_algorithm(kind, all_arguments)[INIT_ARGS]
+    # lists, because loggers write them as YAML, which has no tuples
+    hyper_parameters = apply_to_collection(described, tuple, list)
+    return describe_algorithm(kind, own_arguments), hyper_parameters
 
 
 def describe_algorithm(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,11 +245,3 @@ def is_plain(value: Any) -> bool:
         return all(is_plain(item) for item in value)
     # the exact types: NumPy's numbers are subclasses, and no plain values
     return value is None or type(value) in (str, int, float, bool)
-
-
-def weight_shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
-    """Return the shapes of a module's state by name; None for an extra state."""
-    return {
-        name: tuple(value.shape) if isinstance(value, Tensor) else None
-        for name, value in state.items()
-    }

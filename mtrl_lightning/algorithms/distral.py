@@ -124,7 +124,7 @@ class Distral(SAC):
         _check_encoder(self.encoder)
         self.kappa = kappa
         self.omega = omega
-        untrained_T = torch.from_numpy(self._is_untrained_T)
+        untrained_T = torch.from_numpy(self.untrained.is_untrained_T)
         self.register_buffer("untrained_T", untrained_T, persistent=False)
         self._distilled_loss = self.compiled(self.distilled_loss)
         self.distilled_update = self.make_update(

@@ -250,7 +250,7 @@ class PPO(Algorithm):
             ``log_prob``, in place of the collected ones.
         """
         self._is_first_update = True
-        self.scale_learning_rates(self.learning_rate.factor(progress))
+        self.learning_rate.set(self.updates, progress)
         columns = collected.columns
         task_E = collected.task_E
         computed = {}

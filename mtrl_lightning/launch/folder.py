@@ -16,7 +16,7 @@ from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mtrl_lightning.algorithms.loading import check_tasks
+from mtrl_lightning.algorithms.state import check_tasks
 from mtrl_lightning.callbacks import MetricsCSV
 from mtrl_lightning.callbacks.loggers.wandb_logger import note_name, sweep_run_id
 from mtrl_lightning.callbacks.signals import slurm_job

@@ -14,7 +14,7 @@ from mtrl_lightning import saved
 from mtrl_lightning.ranks import distributed
 
 if TYPE_CHECKING:
-    from mtrl_lightning.ranks.resharding import Share
+    from mtrl_lightning.ranks.share import Share
 
 LARGEST_SEED = 2**128
 NUMPY_BUFFER = 624

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mtrl_lightning.checks import at_least
+from mtrl_lightning.learning.update import Update
 
 
 class LearningRate:
     """A factor of every optimizer's learning rate."""
+
+    def set(self, updates: Sequence[Update], progress: float) -> None:
+        """Set the learning rates of all updates to the initial ones times the factor."""
+        factor = self.factor(progress)
+        for update in updates:
+            assert update.optimizer is not None
+            for group in update.optimizer.param_groups:
+                group.setdefault("initial_lr", group["lr"])
+                group["lr"] = factor * group["initial_lr"]
 
     def factor(self, progress: float) -> float:
         """Return the factor.

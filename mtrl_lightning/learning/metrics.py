@@ -11,7 +11,7 @@ from mtrl_lightning import saved
 from mtrl_lightning.ranks import distributed
 
 if TYPE_CHECKING:
-    from mtrl_lightning.ranks.resharding import Share
+    from mtrl_lightning.ranks.share import Share
 
 
 class MeanMetrics:

@@ -31,7 +31,7 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
 
 if TYPE_CHECKING:
-    from mtrl_lightning.ranks.resharding import Share
+    from mtrl_lightning.ranks.share import Share
 
 
 class RunningMoments:

@@ -6,7 +6,7 @@ observation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
 
 if TYPE_CHECKING:
-    from mtrl_lightning.ranks.resharding import Share
+    from mtrl_lightning.ranks.share import Share
 
 
 class Transform(nn.Module):
@@ -84,3 +84,38 @@ class Transform(nn.Module):
             observation_RnD=self.observation(batch.observation_RnD, batch.task_Rn),
             next_observation_RnD=self.observation(batch.next_observation_RnD, batch.task_Rn),
         )
+
+
+class Transforms(nn.ModuleList):
+    """The transforms of an algorithm, in their order."""
+
+    def __iter__(self) -> Iterator[Transform]:
+        """Iterate over the transforms."""
+        return super().__iter__()  # type: ignore[return-value]
+
+    def observe(self, transitions: Transitions, has_ended: bool) -> None:
+        """Receive a vector step; see ``Algorithm.observe``."""
+        for transform in self:
+            transform.observe(transitions)
+            if has_ended:
+                transform.sync_ranks()
+
+    def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
+        """Receive each trained task's mean reward in the replay."""
+        for transform in self:
+            transform.begin_learning(mean_reward_R)
+
+    def observation(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Return the observations ``[B, D]`` that the policy acts on."""
+        for transform in self:
+            observation_BD = transform.observation(observation_BD, task_B)
+        return observation_BD
+
+    def forward(
+        self, batch: TransitionBatch, quantities: Mapping[str, Callable[[], Tensor]]
+    ) -> TransitionBatch:
+        """Return the batch after all transforms, each with the quantities that it requires."""
+        for transform in self:
+            required = {name: quantities[name]() for name in transform.requires}
+            batch = transform(batch, **required)
+        return batch

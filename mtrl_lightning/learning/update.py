@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -95,7 +95,7 @@ class Update:
         )
         self._needs_values = masks or self.method.depends_on_values
         """Whether the losses of the joined batch are needed before the backward pass."""
-        self._make_optimizer = make_optimizer
+        self.make_optimizer = make_optimizer
         self._generators = generators
         self._metrics = metrics
         self._guard = guard
@@ -113,31 +113,13 @@ class Update:
             ConfigurationError: if its options are out of range.
         """
         try:
-            self.optimizer = self._make_optimizer(self.parameters)
+            self.optimizer = self.make_optimizer(self.parameters)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"the optimizer of {self.name} cannot be built ({error}): see"
                 f" model.init_args.{self.name}_optimizer"
             ) from error
         return self.optimizer
-
-    def check_saved_optimizer(self, state: Any, has_new_options: bool) -> None:
-        """Check that a saved state fits the optimizer, before it is loaded.
-
-        Args:
-            state: the ``state_dict`` of the optimizer of a checkpoint.
-            has_new_options: whether its options, such as the learning rate, are replaced by those
-                of this run.
-
-        Raises:
-            ConfigurationError: if it does not fit.
-        """
-        from mtrl_lightning.learning.optimizer_states import check_optimizer, replace_options
-
-        assert self.optimizer is not None, "configure_optimizer comes before its state"
-        check_optimizer(state, self.optimizer, self.parameters, self._make_optimizer)
-        if has_new_options:
-            replace_options(state, self.optimizer)
 
     def __call__(self, losses: Callable[[], tuple[Tensor, Extra]]) -> Extra:
         """Make one step.

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from mtrl_lightning.checks import one_of
 from mtrl_lightning.networks.capture import is_captured
+from mtrl_lightning.spec import EnvSpec
 
 UntrainedTasks = Literal["mean", "own"]
 """``mean``: the mean over the trained tasks; ``own``: a task's own parameters, never trained."""
@@ -121,3 +125,56 @@ class MeanOfTrained:
             module.forward(*features, torch.full_like(task_B, task)) for task in self._train_tasks
         ]
         return torch.stack(outputs).mean(0)
+
+
+class UntrainedInput:
+    """Input of a policy's networks for tasks that are evaluated without being trained.
+
+    Args:
+        spec: the tasks.
+        untrained_tasks: whether the networks receive the mean of the trained tasks, or keep their
+            own parameters of each task.
+    """
+
+    def __init__(self, spec: EnvSpec, untrained_tasks: UntrainedTasks) -> None:
+        one_of(get_args(UntrainedTasks), untrained_tasks=untrained_tasks)
+        self._spec = spec
+        self.is_untrained_T = np.ones(spec.num_tasks, np.bool_)
+        """True for the tasks that are not trained."""
+        self.is_untrained_T[list(spec.train_tasks)] = False
+        self._has_mean = untrained_tasks == "mean" and bool(self.is_untrained_T.any())
+        self._mean: MeanOfTrained | None = None
+
+    def add_networks(self, networks: Sequence[nn.Module]) -> None:
+        """Receive the policy's networks.
+
+        Raises:
+            ConfigurationError: if a network has nothing to use for a task that is not trained.
+        """
+        if self._has_mean:
+            spec = self._spec
+            self._mean = MeanOfTrained(nn.ModuleList(networks), spec.num_tasks, spec.train_tasks)
+
+    def replaced(
+        self, task_E: npt.NDArray[np.int64] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return the context of a forward pass with these tasks; None for any tasks."""
+        if self._mean is None or (task_E is not None and not self.is_untrained_T[task_E].any()):
+            return contextlib.nullcontext()
+        return self._mean.applied()
+
+    @property
+    def summary(self) -> str:
+        """Description of the input of untrained tasks; empty if all tasks are trained."""
+        if not self.is_untrained_T.any():
+            return ""
+        names = ", ".join(
+            self._spec.task_names[task] for task in np.flatnonzero(self.is_untrained_T)
+        )
+        if self._mean is None:
+            given = "their own parameters, as initialized"
+        elif self._mean.replaced:
+            given = f"the mean over the trained tasks ({', '.join(self._mean.replaced)})"
+        else:
+            given = "no input that would have to be learned"
+        return f"Evaluated without training: {names}. The policy is given {given}"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mtrl_lightning import saved
 from mtrl_lightning.checkpoints.parts import MOVED
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.resharding import Share
+from mtrl_lightning.ranks.share import Share
 
 FILE_NAME = re.compile(r"rows_\d+_\d+_[0-9a-f]{8}\.npy")
 RANK_FOLDER = re.compile(r"(rank_\d+)?")

@@ -17,7 +17,7 @@ from torch import Tensor
 from mtrl_lightning import saved
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.resharding import Rules, Share
+from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.replay.buffer import batch_of, rows_of_tasks
 from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.schema import Field, transition_fields

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mtrl_lightning.checks import above, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.policy import ActOutput, Mode, Policy
-from mtrl_lightning.ranks.resharding import Share
+from mtrl_lightning.ranks.share import Share
 from mtrl_lightning.spec import EnvSpec
 
 LOW, HIGH = -1.0, 1.0

@@ -24,7 +24,7 @@ from mtrl_lightning.policy import (
     SeededPolicy,
     WeightedPolicy,
 )
-from mtrl_lightning.ranks.resharding import Rules, Share
+from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.exploration import CorrelatedNoise, check_takes_noise

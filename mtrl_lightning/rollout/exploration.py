@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mtrl_lightning.checks import within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.policy import Policy
-from mtrl_lightning.ranks.resharding import Rules, Share
+from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.saved import flags
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode

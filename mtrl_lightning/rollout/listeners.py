@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.envs.vector.vector import VectorEnv
-from mtrl_lightning.ranks.resharding import Share
+from mtrl_lightning.ranks.share import Share
 from mtrl_lightning.rollout.episodes import RunningEpisodes
 from mtrl_lightning.rollout.sample import Sample
 from mtrl_lightning.types import Episode

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtrl_lightning.ranks.resharding import Share
+from mtrl_lightning.ranks.share import Share
 
 
 def states_of(parts: Sequence[Any]) -> dict[str, Any]:

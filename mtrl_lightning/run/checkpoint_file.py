@@ -15,9 +15,9 @@ from mtrl_lightning.checkpoints import check_complete, load_checkpoint
 from mtrl_lightning.checkpoints.parts import manifests_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.resharding import reshard
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import check_manifest, replay_folder
+from mtrl_lightning.run.resharding import reshard
 from mtrl_lightning.run.session import Session
 from mtrl_lightning.saved import restoring
 
@@ -64,9 +64,7 @@ class DurableIO(TorchCheckpointIO):
         with distributed.raise_on_all_ranks(ConfigurationError):
             checkpoint = load_checkpoint(path, verify=False, mmap=False)
             check_complete(checkpoint)
-            return reshard(
-                checkpoint, distributed.rank(), distributed.world_size(), self._session.reshard
-            )
+            return reshard(checkpoint, distributed.rank(), distributed.world_size(), self._session)
 
 
 def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, Any]]:

@@ -19,7 +19,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, wi
 from mtrl_lightning.envs.benchmarks.wrappers import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.resharding import Rules, Share
+from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.manifest import EMPTY_MANIFEST, check_manifest, reshard_manifests
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer

@@ -6,8 +6,7 @@ trainer's list has no effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -19,7 +18,6 @@ from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.resharding import Rules, Share
 from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
 from mtrl_lightning.rollout import (
     ActionTransform,
@@ -265,19 +263,6 @@ class Session:
         """Give the algorithm each trained task's mean reward in the replay, if it has one."""
         if self.algorithm.kind != "on-policy":
             self.algorithm.begin_learning(self.replay.mean_rewards())
-
-    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-        """Return a rank's part of a checkpoint from the parts of another number of ranks."""
-        rules: Rules = {
-            # an offline algorithm has no environments, and so no state of a collector
-            "collector": lambda of_ranks: (
-                self.collector.reshard(of_ranks, share) if of_ranks[0] else {}
-            ),
-            "data": partial(self.data.reshard, share=share),
-            "algorithm": partial(self.algorithm.reshard, share=share),
-            "extra_states": partial(self.algorithm.reshard_extra_states, share=share),
-        }
-        return share.join("a process", states, rules)
 
     def log(self, metrics: dict[str, float]) -> None:
         """Give a row to every logger, with ``env_steps`` in it and as its step."""

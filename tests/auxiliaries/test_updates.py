@@ -326,7 +326,7 @@ def test_an_untrained_task_is_given_the_mean_context():
     task_T = torch.arange(4)
     context_TC = sac.encoder.context(task_T)
     observation_BD = torch.randn(4, 4)
-    with sac._untrained_replaced(task_T.numpy()):
+    with sac.untrained.replaced(task_T.numpy()):
         found_TC = sac.encoder(observation_BD, task_T)[:, 5:]
     mean_C = context_TC[[0, 2, 3]].mean(0)
     torch.testing.assert_close(found_TC[1], mean_C)

@@ -16,7 +16,7 @@ from mtrl_lightning.api import _described_part
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.resharding import share_of
+from mtrl_lightning.ranks.share import share_of
 from mtrl_lightning.rollout import AdaptiveNoise, Collector, CorrelatedNoise, PauseSolved
 from mtrl_lightning.types import Episode
 from tests.helpers.command_line import fails

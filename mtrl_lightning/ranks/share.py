@@ -1,4 +1,4 @@
-"""Continue a run with another number of processes ("ranks") than its checkpoint has.
+"""The share of one process ("rank") of a checkpoint that another number of processes wrote.
 
 The list of all environments is the same for any number of ranks. Each environment moves, with its
 current episode and its ring of the replay, to the rank that now steps it. A class with a state has
@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
-
-from mtrl_lightning.checkpoints.parts import RANKS, manifests_of, parts_of, with_part
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.saved import HINT, restoring
+from mtrl_lightning.saved import HINT
 
 V = TypeVar("V")
 Rules: TypeAlias = Mapping[str, Callable[[Sequence[Any]], Any]]
@@ -104,43 +101,6 @@ class Share(NamedTuple):
                     f"not all processes' states of {name} have {key!r}: {HINT}"
                 )
         return {key: rules[key]([state[key] for state in states]) for key in keys}
-
-
-def reshard(
-    checkpoint: dict[str, Any],
-    rank: int,
-    size: int,
-    reshard_parts: Callable[[Sequence[Mapping[str, Any]], Share], dict[str, Any]],
-) -> dict[str, Any]:
-    """Return a checkpoint as one of ``size`` ranks would have made it.
-
-    Args:
-        checkpoint: a loaded checkpoint, of any number of ranks.
-        rank: the rank.
-        size: number of ranks of this run.
-        reshard_parts: returns a rank's part from those of all saved ranks: ``Session.reshard``.
-
-    Raises:
-        ConfigurationError: if the environments cannot be shared out, an on-policy algorithm was in
-            the middle of its updates, or the parts are damaged.
-    """
-    with restoring("states of its processes"):
-        manifests_of(checkpoint)
-        if RANKS not in checkpoint and size == 1:
-            return checkpoint
-        parts = parts_of(checkpoint)
-        if len(parts) == size:
-            return with_part(checkpoint, parts[rank])
-        share = Share(rank, size, 0, ())  # of an offline algorithm, which has no environments
-        if "demonstrations" not in parts[0]["data"]:
-            share = share_of([part["collector"]["tasks"] for part in parts], rank, size)
-        part = reshard_parts(parts, share)
-    rank_zero_warn(
-        f"the checkpoint is of {len(parts)} processes and this run has {size}: networks,"
-        " optimizers, counters, current episodes and the replay are those of the checkpoint, and"
-        " random numbers differ from here on. It is not the uninterrupted run"
-    )
-    return with_part(checkpoint, part)
 
 
 def share_of(tasks: Sequence[list[int]], rank: int, size: int) -> Share:
