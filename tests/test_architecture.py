@@ -17,9 +17,8 @@ from mtrl_lightning.cli.commands import COMMANDS
 from tests import structure
 
 PACKAGE = Path(mtrl_lightning.__file__).parent
-FILES = sorted(PACKAGE.rglob("*.py"))
-TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in FILES}
-LINES = {path.relative_to(PACKAGE).as_posix(): path.read_text().splitlines() for path in FILES}
+SOURCE = structure.Package()
+TREES = SOURCE.trees
 BENCHMARKS = {
     f"benchmarks/{path.name}": ast.parse(path.read_text())
     for path in (PACKAGE.parent / "benchmarks").glob("*.py")
@@ -297,7 +296,7 @@ LOADING = {
 
 @pytest.mark.parametrize("name", ["sac", "td3", "distral", "ppo"])
 def test_a_reader_of_an_algorithm_opens_nothing_of_checkpoints(name):
-    reached = structure.Package().closure(f"algorithms/{name}.py")
+    reached = SOURCE.closure(f"algorithms/{name}.py")
     assert "algorithms/algorithm.py" in reached
     assert [file for file in reached if file in LOADING or file.startswith("checkpoints/")] == []
 
