@@ -119,6 +119,12 @@ class RolloutBuffer:
         total = self.collection.num_epochs * self.collection.num_minibatches
         return self.has_begun and self._num_minibatches >= total
 
+    @property
+    def num_left_in_epoch(self) -> int:
+        """Number of minibatches until the end of this epoch."""
+        num_minibatches = self.collection.num_minibatches
+        return num_minibatches - self._num_minibatches % num_minibatches
+
     def add(self, transitions: Transitions) -> None:
         """Add the transitions of one vector step; environments without one were rebuilt."""
         assert not self.is_full, "the iteration is complete"

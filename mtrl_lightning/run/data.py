@@ -21,6 +21,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.replay.buffer import ReplayBuffer
+from mtrl_lightning.replay.device import DeviceReplay
 from mtrl_lightning.replay.manifest import EMPTY_MANIFEST, check_manifest, reshard_manifests
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.sizes import replay_bytes
@@ -150,6 +151,7 @@ class MultiTaskData(LightningDataModule):
         folder: Path,
         device: torch.device = CPU,
         policy_fields: Sequence[Field] = (),
+        by_graphs: bool = False,
     ) -> ReplayBuffer:
         """Print the memory that the replay needs, and allocate it.
 
@@ -158,11 +160,12 @@ class MultiTaskData(LightningDataModule):
             folder: the run's, for a replay on disk.
             device: that trains.
             policy_fields: further fields of a transition, which the policy's ``act`` returns.
+            by_graphs: whether graphs of updates draw from it, where it is kept on the device.
 
         Raises:
             ConfigurationError: if memory or disk is short.
         """
-        opened_for = (tuple(tasks), folder, device, tuple(policy_fields))
+        opened_for = (tuple(tasks), folder, device, tuple(policy_fields), by_graphs)
         if self.buffer is not None and self._opened_for == opened_for:
             return self.buffer  # a second fit with the same data continues with their replay
         self._forget(opened_for)
@@ -172,8 +175,14 @@ class MultiTaskData(LightningDataModule):
         num_rows = self.capacity // num_envs * len(tasks)
         fields = transition_fields(self.spec, policy_fields)
         needed = replay_bytes(self.spec, fields, len(tasks), num_rows // len(tasks))
+        # the device draws by itself; frames are stacked by the host
+        by_graphs = by_graphs and self._on_device and not self._memory_map
+        by_graphs = by_graphs and not self.spec.frame_stack
+        fits = needed <= free_memory(device) / 2
+        if by_graphs and not fits:
+            raise ConfigurationError(_too_large(needed, num_rows, device))
         is_kept_on_device = device.type == "cuda" and self._on_device and not self._memory_map
-        if not is_kept_on_device or needed > free_memory(device) / 2:
+        if not by_graphs and not (is_kept_on_device and fits):
             device = CPU
         where = f"disk in {folder}" if self._memory_map else f"memory of {device} when full"
         once = ""
@@ -184,6 +193,17 @@ class MultiTaskData(LightningDataModule):
             f"{distributed.per_rank_prefix()}Replay of {num_rows:,} transitions:"
             f" {needed / 2**20:,.0f} MiB of {where}{once}"
         )
+        if by_graphs:
+            self.buffer = DeviceReplay(
+                self.spec,
+                num_rows,
+                self.batch_size,
+                self._seed,
+                tasks=tasks,
+                device=device,
+                policy_fields=policy_fields,
+            )
+            return self.buffer
         self.buffer = ReplayBuffer(
             self.spec,
             num_rows,
@@ -329,6 +349,17 @@ class MultiTaskData(LightningDataModule):
         self.manifest = manifest
         if manifest is not None and MOVED not in manifest:
             check_manifest(manifest)
+
+
+def _too_large(needed: int, num_rows: int, device: torch.device) -> str:
+    """Return the message about a replay that graphs cannot draw from, for want of memory."""
+    usable = free_memory(device) / 2
+    return (
+        f"a replay of {num_rows:,} transitions needs {needed / 2**30:.1f} GiB of memory of"
+        f" {device}, where {usable / 2**30:.1f} GiB are for it, half of what is free: lower"
+        f" data.capacity to at most {int(num_rows * usable / needed):,}, or set data.on_device to"
+        " false, which keeps it in the host's memory"
+    )
 
 
 def _check_sizes(batch_size: int, capacity: int, num_tasks: int) -> None:
