@@ -39,37 +39,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "PPO": "algorithms",
-    "SAC": "algorithms",
-    "TD3": "algorithms",
-    "Algorithm": "algorithms",
-    "BehaviourCloning": "algorithms",
-    "Distral": "algorithms",
-    "Temperature": "algorithms",
-    "Run": "api",
-    "evaluate": "api",
-    "train": "api",
-    "plot_curves": "callbacks",
-    "read_metrics": "callbacks",
-    "Benchmark": "envs",
-    "DMControl": "envs",
-    "GymnasiumTasks": "envs",
-    "MetaWorld": "envs",
-    "ToyConflict": "envs",
-    "ToyReach": "envs",
-    "VectorEnv": "envs",
-    "ConfigurationError": "errors",
-    "EnvironmentFaultError": "errors",
-    "LoadedPolicy": "loading",
-    "load_policy": "loading",
-    "MultiTaskData": "run.data",
-    "Collector": "rollout",
-    "EpisodeListener": "rollout",
-    "Evaluator": "rollout",
-    "EnvSpec": "spec",
-    "record_videos": "video",
+_NAMES = {
+    "algorithms": "Algorithm BehaviourCloning Distral PPO SAC TD3 Temperature",
+    "api": "Run evaluate train",
+    "callbacks": "plot_curves read_metrics",
+    "envs": "Benchmark DMControl GymnasiumTasks MetaWorld ToyConflict ToyReach VectorEnv",
+    "errors": "ConfigurationError EnvironmentFaultError",
+    "loading": "LoadedPolicy load_policy",
+    "rollout": "Collector EpisodeListener Evaluator",
+    "run.data": "MultiTaskData",
+    "spec": "EnvSpec",
+    "video": "record_videos",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 """In which module of the package a name is defined."""
 
 __all__ = [

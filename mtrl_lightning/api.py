@@ -7,7 +7,7 @@ import math
 import numbers
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -309,7 +309,8 @@ def train(
         "rollout": {
             **rollout,
             "action_transforms": [
-                _described(transform) for transform in rollout["action_transforms"] or ()
+                _described(transform, vars(transform))
+                for transform in rollout["action_transforms"] or ()
             ]
             or None,
             "exploration": _described_part("exploration", rollout["exploration"], CorrelatedNoise),
@@ -350,11 +351,7 @@ def train(
 
 
 def _given_options(sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the given options of every section; arguments of previous versions are moved there.
-
-    Raises:
-        ConfigurationError: naming an option that ``train`` does not have.
-    """
+    """Return the given options of every section; arguments of previous versions are moved there."""
     given: dict[str, Any] = {section: sections.get(section, {}) for section in SECTIONS}
     complete(given)  # raises for unknown options
     given = {section: dict(options) for section, options in given.items()}
@@ -389,11 +386,7 @@ def _similar_option(name: str) -> str:
 
 
 def _set(given: dict[str, dict[str, Any]], option: str, value: Any, argument: str) -> None:
-    """Set an option of a section for which ``train`` has an argument.
-
-    Raises:
-        ConfigurationError: if the section has another value.
-    """
+    """Set an option of a section for which ``train`` has an argument."""
     section, name = option.split(".")
     other = given[section].setdefault(name, value)
     if other is not value and other != value:
@@ -425,9 +418,6 @@ def _described_part(name: str, part: Any, base: type) -> dict[str, Any] | None:
         name: the part's.
         part: an object of the class; None without one.
         base: the class.
-
-    Raises:
-        ConfigurationError: if it is another object.
     """
     if part is None:
         return None
@@ -435,34 +425,26 @@ def _described_part(name: str, part: Any, base: type) -> dict[str, Any] | None:
         raise ConfigurationError(
             f"rollout.{name} is {part!r}: give an object, such as {base.__name__}()"
         )
+    parameters = inspect.signature(type(part)).parameters
+    return _described(part, [f"_{parameter}" for parameter in parameters])
+
+
+def _described(part: Any, names: Collection[str]) -> dict[str, Any]:
+    """Return an object as a ``config.yaml`` names it, with its attributes of these names.
+
+    A run that continues with another description warns of it.
+    """
     kind = type(part)
-    own = {parameter: f"_{parameter}" for parameter in inspect.signature(kind).parameters}
-    arguments = {parameter: vars(part)[key] for parameter, key in own.items() if key in vars(part)}
+    own = vars(part)
+    arguments = {name.removeprefix("_"): own[name] for name in names if name in own}
     return {
         "class_path": import_path(kind) or callable_name(kind),
         "init_args": plain_values(arguments),
     }
 
 
-def _described(transform: ActionTransform) -> dict[str, Any]:
-    """Return an action transform as a ``config.yaml`` names it, with its attributes.
-
-    A run that continues with another description warns of it.
-    """
-    kind = type(transform)
-    attributes = {name.removeprefix("_"): value for name, value in vars(transform).items()}
-    return {
-        "class_path": import_path(kind) or callable_name(kind),
-        "init_args": plain_values(attributes),
-    }
-
-
 def _resolved_policy(given: Any) -> Policy:
-    """Return the policy of a run, of a checkpoint, or an object that acts.
-
-    Raises:
-        ConfigurationError: naming the form that works.
-    """
+    """Return the policy of a run, of a checkpoint, or an object that acts."""
     if isinstance(given, Run):
         return with_action_transforms(given.policy, given.action_transforms)
     if isinstance(given, (str, Path)):
@@ -476,11 +458,7 @@ def _resolved_policy(given: Any) -> Policy:
 
 
 def _resolved_benchmark(benchmark: Any) -> Benchmark:
-    """Return the tasks.
-
-    Raises:
-        ConfigurationError: naming the form that works.
-    """
+    """Return the tasks."""
     if isinstance(benchmark, Benchmark):
         return benchmark
     if isinstance(benchmark, str):
@@ -500,11 +478,7 @@ def _resolved_benchmark(benchmark: Any) -> Benchmark:
 
 
 def _factory(algorithm: Any) -> Callable[..., Algorithm]:
-    """Return the class or the function that builds the algorithm.
-
-    Raises:
-        ConfigurationError: naming the form that works.
-    """
+    """Return the class or the function that builds the algorithm."""
     if isinstance(algorithm, Algorithm):
         name = type(algorithm).__name__
         raise ConfigurationError(
@@ -528,11 +502,7 @@ def _factory(algorithm: Any) -> Callable[..., Algorithm]:
 
 
 def _whole(name: str, value: Any, least: int, most: int | None = None, hint: str = "") -> int:
-    """Return a number as an integer.
-
-    Raises:
-        ConfigurationError: if it is not a whole number, or out of range.
-    """
+    """Return a number as an integer."""
     number = float(value) if isinstance(value, numbers.Real) else math.nan
     if not number.is_integer() or number < least or (most is not None and number > most):
         limit = f"of at least {least}" if most is None else f"from {least} to {most:,}"
@@ -541,11 +511,7 @@ def _whole(name: str, value: Any, least: int, most: int | None = None, hint: str
 
 
 def _listed(given: Any, kind: type, name: str, example: str, hint: str = "") -> list[Any]:
-    """Return callbacks, loggers or listeners as a list, also if a single one is given.
-
-    Raises:
-        ConfigurationError: if there is anything else among them.
-    """
+    """Return callbacks, loggers or listeners as a list, also if a single one is given."""
     if given is None or given is False:
         return []
     listed = [given] if isinstance(given, kind) else given

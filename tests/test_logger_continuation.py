@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCallback
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
-from mtrl_lightning.callbacks.loggers.wandb_files import read_offline_runs, records
 from tests.helpers.command_line import CONFIGS, ROOT, SHORT
+from tests.helpers.wandb_files import read_offline_runs, records
 
 pytestmark = pytest.mark.slow
 

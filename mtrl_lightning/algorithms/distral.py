@@ -259,11 +259,7 @@ def _check_conditioning(
     critic: Callable[..., Network],
     spec: EnvSpec,
 ) -> None:
-    """Check that no task input is asked for.
-
-    Raises:
-        ConfigurationError: if one is.
-    """
+    """Check that no task input is asked for."""
     places = {"conditioning": conditioning}
     for name, network in (("actor", actor), ("critic", critic)):
         options = network.keywords if isinstance(network, partial) else {}
@@ -278,11 +274,7 @@ def _check_conditioning(
 
 
 def _check_encoder(encoder: Encoder) -> None:
-    """Check that an encoder does not depend on the task.
-
-    Raises:
-        ConfigurationError: if it does.
-    """
+    """Check that an encoder does not depend on the task."""
     for part in encoder.modules():
         sees_task = isinstance(part, HasTaskOutputs)
         if sees_task and not isinstance(part, NoConditioning):

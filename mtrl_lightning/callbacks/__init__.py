@@ -4,7 +4,6 @@ from mtrl_lightning.callbacks.checkpoint import CheckpointCallback
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.images import ImagesCallback
 from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
-from mtrl_lightning.callbacks.loggers.wandb_files import OfflineRun, read_offline_runs
 from mtrl_lightning.callbacks.loggers.wandb_logger import EnvStepWandbLogger
 from mtrl_lightning.callbacks.metrics import MetricsCallback
 from mtrl_lightning.callbacks.options import OptionsCallback
@@ -27,7 +26,6 @@ __all__ = [
     "InterruptionCallback",
     "MetricsCSV",
     "MetricsCallback",
-    "OfflineRun",
     "OptionsCallback",
     "ReplayCallback",
     "ReportCallback",
@@ -36,5 +34,4 @@ __all__ = [
     "VideoCallback",
     "plot_curves",
     "read_metrics",
-    "read_offline_runs",
 ]

@@ -389,9 +389,6 @@ def _check_counts(there: Any, here: Any, *, is_same_version: bool) -> None:
         here: those of the run.
         is_same_version: whether the same version of Lightning wrote them; other versions may have
             other names.
-
-    Raises:
-        ValueError: if they do not.
     """
     if type(there) is not type(here):
         raise ValueError(f"a {type(there).__name__} in place of a {type(here).__name__}")
@@ -405,11 +402,7 @@ def _check_counts(there: Any, here: Any, *, is_same_version: bool) -> None:
 
 
 def _file_of_run(name: Any) -> str:
-    """Return the name of a checkpoint in the run's folder: files of these names are deleted.
-
-    Raises:
-        ValueError: if it is another name.
-    """
+    """Return the name of a checkpoint in the run's folder: files of these names are deleted."""
     if not FILE_NAME.fullmatch(saved.text(name, "list of checkpoints")):
         raise ValueError(f"{name!r} is no name of a checkpoint")
     return name

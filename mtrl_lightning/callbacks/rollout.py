@@ -269,11 +269,7 @@ class RolloutCallback(SessionCallback):
         return [task * envs_per_task + int(i) for task in range(num_tasks) for i in share]
 
     def _check_options(self, num_envs: int) -> None:
-        """Check the options that depend on the algorithm, before environments are started.
-
-        Raises:
-            ConfigurationError: if they do not fit.
-        """
+        """Check the options that depend on the algorithm, before environments are started."""
         if self._exploration is not None:
             self._exploration.check(self.session.spec)
             check_takes_noise(self.session.algorithm)

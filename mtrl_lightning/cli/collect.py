@@ -111,9 +111,6 @@ def add_arguments(parser: CommandParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Collect episodes, write them, and print the results of each task.
 
-    Args:
-        options: what ``add_arguments`` names.
-
     Raises:
         ConfigurationError: if an option cannot work, or no episode succeeded.
         EnvironmentFaultError: if an environment breaks.
@@ -182,11 +179,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _checkpoint_of(policy: str) -> Path | None:
-    """Return the checkpoint of a policy; None for a policy without one.
-
-    Raises:
-        ConfigurationError: if there is no such policy.
-    """
+    """Return the checkpoint of a policy; None for a policy without one."""
     if policy in (SCRIPTED, RANDOM):
         return None
     if not Path(policy).exists() and policy_folder(policy) is None:
@@ -210,12 +203,7 @@ def _default_folder(env: str, policy: str) -> Path:
 
 
 def _data_of(env: str, fit_options: Sequence[str]) -> dict[str, Any]:
-    """Return the section ``data`` of a configuration, as plain values.
-
-    Raises:
-        ConfigurationError: if ``fit`` would not accept it, it names no benchmark, or an option has
-            no effect on the episodes.
-    """
+    """Return the section ``data`` of a configuration, as plain values."""
     from jsonargparse import ArgumentError
 
     from mtrl_lightning.cli.lightning_cli import build_parser

@@ -85,9 +85,6 @@ def run(options: argparse.Namespace) -> None:
 def export_checkpoint(options: argparse.Namespace) -> None:
     """Write the policy of a checkpoint and its card, and print where they are.
 
-    Args:
-        options: what ``add_arguments`` names.
-
     Raises:
         ConfigurationError: if the policy cannot be exported.
         OSError: if a file cannot be written.
@@ -114,9 +111,6 @@ def export_checkpoint(options: argparse.Namespace) -> None:
 
 def export_slim(options: argparse.Namespace) -> None:
     """Write the policy of a checkpoint as a slim one, and print where it is.
-
-    Args:
-        options: what ``add_arguments`` names.
 
     Raises:
         ConfigurationError: if there is no checkpoint or no configuration.
@@ -173,9 +167,6 @@ def _check_no_action_transforms(checkpoint: Path) -> None:
 
 def export_replay(options: argparse.Namespace) -> None:
     """Write the episodes of a run's replay, and print how many there are of each task.
-
-    Args:
-        options: what ``add_arguments`` names.
 
     Raises:
         ConfigurationError: if there is no replay, or it cannot be exported.

@@ -281,11 +281,7 @@ class RunParser(LightningArgumentParser):
     def _keep_identity(
         self, config: Namespace, stored: dict[str, Any], checkpoint: str, given: Sequence[str]
     ) -> None:
-        """Keep the run's checkpoint, name and root, which a file after ``-c`` may set too.
-
-        Raises:
-            ConfigurationError: if an option gives another one.
-        """
+        """Keep the run's checkpoint, name and root, which a file after ``-c`` may set too."""
         if _has_option(given, "ckpt_path"):
             raise ConfigurationError(
                 f"a run, {self._run}, and --ckpt_path are both given: give one of them."
@@ -306,11 +302,7 @@ class RunParser(LightningArgumentParser):
 
 
 def _files_of(run: Path, command: str) -> tuple[Path, Path]:
-    """Return the configuration file of a run, and its checkpoint or the folder for the newest.
-
-    Raises:
-        ConfigurationError: if there is none.
-    """
+    """Return the configuration file of a run, and its checkpoint or the folder for the newest."""
     if WITHOUT_DASHES.match(str(run)) and not run.exists():
         raise ConfigurationError(f"there is no run {run}. {FROM_MTRL}")
     of_package = policy_folder(str(run))

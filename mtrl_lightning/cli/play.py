@@ -112,9 +112,6 @@ def add_trust_argument(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Write the videos, and print the results of the episodes and where the videos are.
 
-    Args:
-        options: what ``add_arguments`` names.
-
     Raises:
         ConfigurationError: if an option cannot work.
         EnvironmentFaultError: if an environment breaks.
@@ -245,11 +242,7 @@ def action_transforms_of(config: dict[str, Any]) -> list[ActionTransform]:
 
 
 def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the options of a section.
-
-    Raises:
-        ConfigurationError: if there are none.
-    """
+    """Return the options of a section."""
     options = config.get(name)
     if not isinstance(options, dict):
         raise ConfigurationError(

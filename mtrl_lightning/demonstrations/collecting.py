@@ -262,11 +262,7 @@ def _round(
 
 
 def _collected(episodes: Mapping[int, _Episodes], spec: EnvSpec) -> Collected:
-    """Return the episodes of all tasks as columns.
-
-    Raises:
-        ConfigurationError: if there is none.
-    """
+    """Return the episodes of all tasks as columns."""
     names = {task: spec.task_names[task] for task in episodes}
     parts = [part for of_task in episodes.values() for part in of_task.parts]
     if not parts:

@@ -260,13 +260,7 @@ def _read_files(folder: Path) -> Collection:
 
 
 def _layout_of(manifest: dict[str, Any], files: Path) -> tuple[list[Field], int]:
-    """Return the columns of a manifest and the number of its rows.
-
-    Raises:
-        MemoryError: if they do not fit into memory.
-        OSError: if a file is missing.
-        ValueError: if it is no manifest of one whole ring, or has more bytes than its files.
-    """
+    """Return the columns of a manifest and the number of its rows."""
     check_manifest(manifest)
     fields = []
     for name, shape, dtype in manifest["fields"]:
@@ -312,12 +306,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _check_episodes(columns: Mapping[str, npt.NDArray], spec: EnvSpec) -> None:
-    """Check that the rows are whole episodes, one after another, each of one task.
-
-    Raises:
-        ValueError: if they are not, a number is not finite, or ``policy_action`` has another shape
-            or type.
-    """
+    """Check that the rows are whole episodes, one after another, each of one task."""
     episode_N = columns["episode"]
     task_N = columns["task"]
     if not len(episode_N):

@@ -292,12 +292,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _columns(reader: _Reader, group: Any, where: str, spec: EnvSpec) -> dict[str, npt.NDArray]:
-    """Return the columns of an episode, without task and number.
-
-    Raises:
-        MemoryError: if they do not fit into memory.
-        ValueError: naming the field that it lacks, or that has another shape or type.
-    """
+    """Return the columns of an episode, without task and number."""
     entries = {name: reader.entry(group, name, where) for name in FIELDS}
     missing = [name for name, entry in entries.items() if entry is None]
     if missing:

@@ -137,11 +137,7 @@ def export_policy(
 
 
 def _capture(policy: LoadedPolicy, action_transforms: Sequence[ActionTransform]) -> ExportedProgram:
-    """Record the operations of a policy for any number of rows.
-
-    Raises:
-        ConfigurationError: naming the part of the policy whose operations cannot be recorded.
-    """
+    """Record the operations of a policy for any number of rows."""
     algorithm = policy.algorithm.eval().requires_grad_(False)
     for name in ("act", "best_action"):
         if getattr(type(algorithm), name) is not getattr(Algorithm, name):

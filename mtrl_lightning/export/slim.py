@@ -86,11 +86,7 @@ def write_slim(checkpoint: Path, config_file: Path, folder: Path) -> Path:
 
 
 def _check_folder(folder: Path, source: Path) -> None:
-    """Refuse to write over the exported policy itself, or over a run.
-
-    Raises:
-        ConfigurationError: if that would happen.
-    """
+    """Refuse to write over the exported policy itself, or over a run."""
     if folder.resolve() == source.resolve():
         raise ConfigurationError(f"{folder} is the folder that is exported: give another --folder")
     is_run = (folder / CONFIG).exists() or (folder / CHECKPOINT).parent.exists()

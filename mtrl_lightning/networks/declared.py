@@ -132,11 +132,7 @@ def _gradients(
 
 
 def _check_groups(network: nn.Module, in_dim: int, num_tasks: int) -> None:
-    """Check that a network takes rows in groups, as in a learning batch.
-
-    Raises:
-        ConfigurationError: if it does not.
-    """
+    """Check that a network takes rows in groups, as in a learning batch."""
     like = next(network.parameters(), torch.zeros(()))
     tasks = sorted({0, num_tasks - 1})
     x_RnD = torch.zeros(len(tasks), NUM_ROWS, in_dim).to(like)

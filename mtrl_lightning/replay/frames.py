@@ -307,17 +307,7 @@ class FrameStorage(Storage):
         end_E: npt.NDArray[np.int64],
         ring_E: npt.NDArray[np.int64],
     ) -> None:
-        """Append the columns of ``to_columns`` under their numbers, to the same rings or others.
-
-        Args:
-            columns: of a chunk file.
-            first_E: number of the first transition of each ring in the file.
-            end_E: number after the last one.
-            ring_E: which ring here each ring in the file becomes; -1 for none.
-
-        Raises:
-            ValueError: if the columns do not belong together.
-        """
+        """Append the columns of ``to_columns``; see ``Storage.from_columns``."""
         num_frames_E = np.asarray(columns["num_frames"])
         first_frame_E = np.asarray(columns["first_frame"])
         check_frame_columns(

@@ -220,17 +220,7 @@ class Evaluator:
     def run(
         self, policy: Policy, on_step: Callable[[], None] = lambda: None
     ) -> list[EvaluatedEpisode]:
-        """Run the test episodes of the environments that are stepped here.
-
-        Args:
-            policy: acts in the mode ``exploit``.
-            on_step: called between two steps; may raise to end the evaluation.
-
-        Raises:
-            ConfigurationError: if the policy does not know a task.
-            PolicyFaultError: if the policy's actions are not finite.
-            RestartsExhaustedError: if environments broke too often.
-        """
+        """Run the test episodes of the environments that are stepped here; see ``evaluate``."""
         while True:
             try:
                 with one_thread():

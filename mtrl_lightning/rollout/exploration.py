@@ -228,11 +228,7 @@ def check_takes_noise(policy: Policy) -> None:
 
 
 def _fractions(state: Mapping[str, Any], name: str, num_envs: int) -> npt.NDArray[np.float64]:
-    """Return a saved fraction of each environment.
-
-    Raises:
-        ValueError: if they are of another number of environments, or no fractions.
-    """
+    """Return a saved fraction of each environment."""
     value_E = np.array(state[name], np.float64)
     if value_E.shape != (num_envs,) or not ((value_E >= 0) & (value_E <= 1)).all():
         raise ValueError(f"{name} {state[name]}")

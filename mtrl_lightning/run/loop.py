@@ -477,11 +477,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
 
 
 def _action_from_checkpoint(saved_action: Any) -> str | None:
-    """Return the next action of a checkpoint.
-
-    Raises:
-        ValueError: if there is no such action.
-    """
+    """Return the next action of a checkpoint."""
     if type(saved_action) is int:
         index = saved.count(saved_action, "rollout.next_call", len(ACTIONS_OF_FORMAT_3) - 1)
         return ACTIONS_OF_FORMAT_3[index]

@@ -10,12 +10,12 @@ import yaml
 from jsonargparse import dict_to_namespace
 
 from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCSV, read_metrics
-from mtrl_lightning.callbacks.loggers.wandb_files import read_offline_runs
 from mtrl_lightning.callbacks.loggers.wandb_logger import EMPTY_NOTE
 from mtrl_lightning.callbacks.options import _flat
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import CONFIGS, SHORT
+from tests.helpers.wandb_files import read_offline_runs
 
 
 def test_csv_appends_drops_later_rows_and_adds_columns(tmp_path):

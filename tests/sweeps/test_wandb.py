@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCallback, read_metrics
-from mtrl_lightning.callbacks.loggers.wandb_files import records
 from mtrl_lightning.cli.lightning_cli import main
 from mtrl_lightning.errors import ConfigurationError, Interrupted
 from mtrl_lightning.launch.folder import find_restart_id, locate_run
 from tests.helpers.command_line import CONFIGS, ROOT, parser
+from tests.helpers.wandb_files import records
 
 FILES = sorted(ROOT.glob("configs/sweep/*.yaml"))
 SWEEP = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1", "WANDB_MODE": "offline"}

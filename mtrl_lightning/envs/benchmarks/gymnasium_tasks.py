@@ -129,11 +129,7 @@ class GymnasiumTasks(Benchmark):
 
 
 def _named(tasks: Any) -> dict[str, Any]:
-    """Return the tasks by name.
-
-    Raises:
-        ConfigurationError: if they have no names and are not ids.
-    """
+    """Return the tasks by name."""
     if isinstance(tasks, Mapping):
         return dict(tasks)
     ids = [tasks] if isinstance(tasks, str) else tasks

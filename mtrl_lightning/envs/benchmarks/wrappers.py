@@ -217,11 +217,7 @@ def _has(benchmark: Benchmark, kind: type[Benchmark]) -> bool:
 
 
 def _wrapped_in(make: MakeWrapper, env: gym.Env, task: str) -> gym.Env:
-    """Return an environment in one more wrapper.
-
-    Raises:
-        ConfigurationError: naming the task and the wrapper, if it cannot be wrapped in it.
-    """
+    """Return an environment in one more wrapper."""
     name = _name(make)
     try:
         wrapped = make(env)
@@ -247,11 +243,7 @@ def _wrapped_in(make: MakeWrapper, env: gym.Env, task: str) -> gym.Env:
 
 
 def _checked_spaces(task: str, env: gym.Env) -> tuple[Box, Box]:
-    """Return the spaces of a wrapped environment.
-
-    Raises:
-        ConfigurationError: if they cannot be used, or an observation does not match the space.
-    """
+    """Return the spaces of a wrapped environment."""
     wrong = observation_spaces.what_is_wrong(env.observation_space)
     if wrong is None:
         wrong = action_spaces.what_is_wrong(env.action_space)
@@ -328,11 +320,7 @@ def _resolved(wrapper: Wrapper) -> MakeWrapper:
 
 
 def _imported(path: str) -> Any:
-    """Return a class or function by its import path.
-
-    Raises:
-        ConfigurationError: if there is none, naming Gymnasium's wrappers with similar names.
-    """
+    """Return a class or function by its import path."""
     module, _, name = path.rpartition(".")
     try:
         return getattr(importlib.import_module(module), name)
@@ -346,11 +334,7 @@ def _imported(path: str) -> Any:
 
 
 def _arguments(make: MakeWrapper, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of a wrapper, import paths of functions and classes of objects resolved.
-
-    Raises:
-        ConfigurationError: if the wrapper does not take them.
-    """
+    """Return arguments of a wrapper, import paths of functions and classes of objects resolved."""
     signature = inspect.signature(make)
     try:
         signature.bind(None, **options)

@@ -344,11 +344,7 @@ def _check_option(name: str, value: npt.NDArray) -> None:
 
 
 def _elements(text: str, dtype: np.dtype, size: int) -> npt.NDArray:
-    """Return as many numbers as an array has.
-
-    Raises:
-        ValueError: if the text holds another number of them.
-    """
+    """Return as many numbers as an array has."""
     elements = from_text(text, dtype)
     if len(elements) != size:
         raise ValueError(f"{len(elements)} numbers for {size}")

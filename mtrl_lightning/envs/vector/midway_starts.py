@@ -233,11 +233,7 @@ class MidwayStarts(gym.Wrapper):
         self._best_reward = number(state["best_reward"], "best_reward")
 
     def _checked(self, action_SA: Any) -> npt.NDArray:
-        """Return actions of a state.
-
-        Raises:
-            ValueError: if they are invalid.
-        """
+        """Return actions of a state."""
         space = self._spec.action_space
         is_array = isinstance(action_SA, np.ndarray) and action_SA.dtype.kind == "f"
         if not is_array or action_SA.shape[-1:] != space.shape or not np.isfinite(action_SA).all():

@@ -450,12 +450,7 @@ class VectorEnv(gym.vector.VectorEnv):
         close_together(self._groups)
 
     def _check_is_idle(self) -> None:
-        """Check that the environments can be asked for something.
-
-        Raises:
-            ClosedEnvironmentError: after ``close``.
-            AlreadyPendingCallError: between ``send`` and ``receive``.
-        """
+        """Check that the environments can be asked for something."""
         if self.closed:
             raise ClosedEnvironmentError("the environments are closed: make a new VectorEnv")
         if self._is_stepping:

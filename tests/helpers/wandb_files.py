@@ -5,14 +5,11 @@ A file ``offline-run-*/run-<id>.wandb`` holds protocol buffers in LevelDB's log 
 
 from __future__ import annotations
 
-import importlib
 import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from mtrl_lightning.errors import ConfigurationError, import_optional
 
 HEADER_BYTES = 7
 """W&B's own header before the first block, and LevelDB's before each part of a record."""
@@ -43,24 +40,15 @@ def read_offline_runs(run_folder: str | Path) -> dict[str, OfflineRun]:
 
     Args:
         run_folder: the folder of a run, which contains ``wandb/offline-run-*``.
-
-    Raises:
-        ConfigurationError: if W&B is not installed, or a file is damaged.
     """
-    import_optional("wandb", '"mtrl_lightning[wandb]"')
-    protocol: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
-    damage: Any = importlib.import_module("google.protobuf.message").DecodeError
+    from wandb.proto import wandb_internal_pb2 as protocol
+
     runs: dict[str, OfflineRun] = {}
     for path in sorted(Path(run_folder).glob("wandb/offline-run-*/*.wandb")):
         run_id = path.stem.removeprefix("run-")
         run = runs.setdefault(run_id, OfflineRun([], {}, []))
-        try:
-            for data in records(path):
-                _add(run, protocol.Record.FromString(data))
-        except (damage, ValueError, RecursionError) as error:
-            raise ConfigurationError(
-                f"{path} is damaged ({error}): metrics.csv has all rows of the run"
-            ) from error
+        for data in records(path):
+            _add(run, protocol.Record.FromString(data))
     return runs
 
 
