@@ -5,16 +5,16 @@ They are built by the command line from the YAML files.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from jsonargparse import dict_to_namespace
 
 from mtrl_lightning import gradients
+from mtrl_lightning.algorithms.rebuilding import rebuild_algorithm
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
 from mtrl_lightning.export import policy as exporting
@@ -43,7 +43,7 @@ def encoder(**options: Any) -> list[str]:
     return [f"--model.init_args.encoder.init_args.{k}={v}" for k, v in options.items()]
 
 
-SMALL = both(width=8)
+SMALL = both(width=8, depth=2)
 MIXTURE = [*both(width=8, depth=1), *encoder(width=6, depth=1, out_dim=5)]
 STACKS: dict[str, tuple[str, ...]] = {
     "brc": ("experiment/mt10_brc",),
@@ -118,6 +118,20 @@ NEEDS_SHARED = (
     "nash_mtl",
     "pcgrad",
 )
+OPERATIONS_OF_OTHERS = (
+    "brc",
+    "film_scalar",
+    "mixture_attention",
+    "mixture_average",
+    "mixture_own_expert",
+    "mlp",
+    "mlp_context",
+    "multi_head",
+    "shared_task_embedding",
+    "task_embedding",
+    "task_encoder",
+)
+"""Stacks without an operation that no other stack has: ONNX translates operations one by one."""
 WITHOUT_SAC = [name for name in CROSSED if name != "brc"]  # that experiment names SAC itself
 PAIRS = [
     (name, "famo" if name == "separate" else GRADIENTS[place % len(GRADIENTS)])
@@ -185,17 +199,19 @@ def in_precision(built: Built, precision: str) -> Built:
 
 
 def with_gradient(built: Built, gradient: str) -> Built:
-    """Build everything again with another gradient method, as the command line does."""
-    config = built.cli.config.model.init_args
+    """Build the algorithm again with the gradient method of a file.
+
+    ``test_metaworld.py`` builds each of them by the command line, which takes longer.
+    """
     path = ROOT / "configs" / "gradient" / f"{gradient}.yaml"
-    given = yaml.safe_load(path.read_text())["model"]["init_args"]
-    for side, method in given.items():
-        config[side] = dict_to_namespace(method)
-    built = in_precision(built, PRECISIONS[0])
-    for side, method in given.items():
-        name = method["class_path"].rpartition(".")[2]
-        assert type(getattr(built.model, side)) is getattr(gradients, name)
-    return built
+    named = yaml.safe_load(path.read_text())["model"]["init_args"]
+    methods = {}
+    for side, method in named.items():
+        kind = getattr(gradients, method["class_path"].rpartition(".")[2])
+        methods[side] = partial(kind, **method.get("init_args", {}))
+    described = {"algorithm": built.model.description}
+    overrides = {"spec": built.model.spec, **methods}
+    return Built(built.cli, rebuild_algorithm(described, type(built.model), overrides=overrides))
 
 
 @cache
@@ -293,7 +309,7 @@ def trained(module, prefix=""):
     return {prefix + name for name, p in module.named_parameters() if p.requires_grad}
 
 
-def check_exports(model, folder):
+def check_exports(model, folder, format=ONNX):
     """Compare the actions of the exported policy, whose weights are large enough to matter."""
     generator = torch.Generator().manual_seed(0)
     for module in model.acting_modules().values():
@@ -303,8 +319,8 @@ def check_exports(model, folder):
     policy = LoadedPolicy(model)
     observation_ED, task_E = exporting.observations_of(model.spec, 40)
     assert policy.act(observation_ED, task_E).std(0).max() > 0.005
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    # the file of torch.export holds the program itself, and is tested once
-    _, difference = exporting.export_policy(policy, ONNX, folder, num_observations=40)
+    if format == ONNX:
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    _, difference = exporting.export_policy(policy, format, folder, num_observations=40)
     assert difference <= exporting.TOLERANCE

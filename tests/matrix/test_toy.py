@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.export.names import ONNX, TORCH_EXPORT
 from mtrl_lightning.learning.update import without_gradients
 from tests.helpers.command_line import ROOT
 from tests.helpers.matrix import (
@@ -19,6 +20,7 @@ from tests.helpers.matrix import (
     LEFT_OUT,
     NEEDS_SHARED,
     NETWORKS,
+    OPERATIONS_OF_OTHERS,
     STACKS,
     batches,
     build,
@@ -100,7 +102,8 @@ def test_parameters_export_and_every_gradient_method(command_line, monkeypatch, 
     built = build(command_line, monkeypatch, "toy", network, *WIDE)  # parsing takes longest
     check_each_loss_trains_its_own_networks(built.model, WAITING.get(network, ()))
     check_every_parameter_has_one_place(built.model)
-    check_exports(built.model, tmp_path)
+    format = TORCH_EXPORT if network in OPERATIONS_OF_OTHERS else ONNX
+    check_exports(built.model, tmp_path, format)
     for gradient in GRADIENTS if network in CROSSED else ():
         if network == "separate" and gradient in NEEDS_SHARED:
             with pytest.raises((ConfigurationError, ValueError), match="share no parameter"):
