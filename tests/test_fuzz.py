@@ -14,7 +14,7 @@ import pytest
 from tests.fuzzing import BASES
 
 ROOT = Path(__file__).parent.parent
-NUM_FILES = 60
+NUM_FILES = 25
 if not hasattr(os, "fork"):
     pytest.skip("each file is continued in a process that is forked", allow_module_level=True)
 

@@ -1,7 +1,5 @@
 """HiP-BMDP families: values, models, and bodies that move differently."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,6 @@ pytest.importorskip("dm_control")
 
 from mtrl_lightning.envs import DMControl, DMControlFamily
 from mtrl_lightning.envs.benchmarks.benchmark import only_split
-from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite
 from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
 from mtrl_lightning.envs.state.simulator import arrays_of
 from mtrl_lightning.envs.state.state import EnvState
@@ -230,10 +227,3 @@ def test_values_on_the_wrong_side_are_named(without_models):
         )
     with pytest.warns(UserWarning, match=r"eval_base has \[0.33\], which train has not"):
         DMControlFamily("cartpole_pole", eval_base=[0.33])
-
-
-def test_a_missing_package_is_named_before_its_version_is_looked_up(monkeypatch):
-    import_suite.cache_clear()
-    monkeypatch.setitem(sys.modules, "dm_control", None)
-    with pytest.raises(ConfigurationError, match=r'pip install "mtrl_lightning\[dmcontrol\]"'):
-        DMControlFamily("cartpole_pole")

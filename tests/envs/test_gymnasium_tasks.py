@@ -5,15 +5,12 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
 from gymnasium.wrappers import TimeLimit
 
-from mtrl_lightning import SAC, read_metrics
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks import MLP
-from tests.helpers.command_line import SHORT, short_train
+from tests.helpers.command_line import SHORT
 from tests.helpers.fakes import Line, limited
 
 PENDULUMS = {"light": {"id": "Pendulum-v1", "kwargs": {"g": 5.0}}, "heavy": "Pendulum-v1"}
@@ -210,50 +207,6 @@ def test_tasks_of_different_sizes_are_padded():
     assert np.array_equal(again_ED, observation_ED)
 
 
-@pytest.mark.slow
-def test_a_pendulum_beside_mujoco_tasks_trains_and_continues_exactly(tmp_path):
-    tasks = {"pendulum": "Pendulum-v1", "pole": "InvertedPendulum-v5", "hopper": "Hopper-v5"}
-    benchmark = GymnasiumTasks(tasks, horizon=11)
-    spec = benchmark.spec
-    assert (spec.observation_sizes, spec.action_sizes) == ((3, 4, 11), (1, 1, 3))
-    narrow = functools.partial(MLP, width=8)
-    sac = functools.partial(SAC, actor=narrow, critic=narrow)
-
-    def run(name, total_steps, **options):
-        sections = {
-            "rollout": {"warmup_steps": 12},
-            "data": {"capacity": 120},
-            "evaluation": {"every": 60},
-            "metrics": {"every": 30},
-            "checkpoint": {"every": 60},
-        }
-        return short_train(
-            benchmark,
-            sac,
-            total_steps=total_steps,
-            name=name,
-            root=str(tmp_path),
-            num_workers=0,
-            **sections,
-            **options,
-        )
-
-    whole = run("whole", 120)
-    run("parts", 60)  # in the middle of an episode: 20 steps of each task
-    parts = run("parts", 120, ckpt_path="last")
-    initial = sac(spec, seed=1).state_dict()
-    expected = whole.algorithm.state_dict()
-    found = parts.algorithm.state_dict()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert any(not torch.equal(initial[name], value) for name, value in expected.items())
-    rows = [read_metrics(each.folder) for each in (whole, parts)]
-    rows = [{n: v for n, v in row.items() if not n.startswith("time/")} for row in rows]
-    assert rows[0] == rows[1]
-    assert {f"eval/return/{name}" for name in tasks} < rows[0].keys()
-    action_EA = whole.policy.act(np.ones((3, 11), np.float32), np.arange(3), "explore")
-    assert (action_EA[~spec.action_mask_TA] == 0).all() and action_EA[spec.action_mask_TA].all()
-
-
 def test_spaces_that_differ_in_their_bounds_alone_are_joined():
     other = limited(5, observations=Box(-5.0, 99.0, (1,), np.float64))
     spec = GymnasiumTasks({"a": limited(5), "b": other}).spec
@@ -389,18 +342,6 @@ def test_an_error_of_a_constructor_is_not_taken_for_a_missing_render_mode(given)
     benchmark = GymnasiumTasks({"a": given(Windowless)}, horizon=3)
     with pytest.raises(TypeError, match="object of type 'bool' has no len"):
         benchmark.make_rendered_env(0, "eval", 0)
-
-
-@pytest.mark.slow
-def test_functions_are_named_on_the_command_line_by_their_import_path(command_line):
-    command_line(
-        "fit",
-        *SHORT,
-        "--data.benchmark=mtrl_lightning.envs.GymnasiumTasks",
-        f"--data.benchmark.init_args.tasks={{a: {__name__}.imported, b: {__name__}.imported}}",
-    )
-    assert f"a: {__name__}.imported" in (command_line.folder() / "config.yaml").read_text()
-    assert float(command_line.rows()[-1]["env_steps"]) == 180
 
 
 def test_ids_alone_name_the_tasks():

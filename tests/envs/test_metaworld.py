@@ -9,7 +9,6 @@ from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import ConfigurationError
 
 HORIZON = 25
-TASKS = ["reach-v3", "door-open-v3", "pick-place-v3"]
 ML10_TRAIN = list(metaworld.env_dict.ML10_V3["train"])
 ML10_TEST = list(metaworld.env_dict.ML10_V3["test"])
 
@@ -55,7 +54,7 @@ def run_episode(env, seed=None, number=HORIZON):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reward_version", ["v1", "v2"])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", ["reach-v3", "door-open-v3"])
 def test_every_episode_equals_upstreams_environment_beside_it(name, reward_version, upstream_goals):
     env = MetaWorld([name], reward_version=reward_version, horizon=HORIZON).make_env(
         0, "eval", seed=5

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+from gymnasium.spaces import Box
 from gymnasium.wrappers import (
     FrameStackObservation,
     NormalizeObservation,
@@ -77,16 +77,9 @@ def goal_of(env):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_goals")
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [
-        pytest.param(name, version, marks=() if name in METAWORLD_TASKS else pytest.mark.slow)
-        for version, names in {"v2": ALL, "v1": ALL[::5]}.items()
-        for name in names
-    ],
-)
-def test_every_task_goes_on_bit_for_bit_from_the_middle_of_its_second_episode(name, version):
-    benchmark = MetaWorld([name], reward_version=version, horizon=HORIZON, num_goals=6)
+@pytest.mark.parametrize("name", ALL)
+def test_every_task_goes_on_bit_for_bit_from_the_middle_of_its_second_episode(name):
+    benchmark = MetaWorld([name], horizon=HORIZON, num_goals=6)
     env, other = (benchmark.make_env(0, "train", seed) for seed in (1, 2))
     ours, theirs = EnvState(env), EnvState(other)
     env.reset()
@@ -172,26 +165,18 @@ def test_an_environment_that_was_not_reset_is_saved_too():
 
 # ---- Gymnasium's own ----
 
-WRAPPERS = {
-    "TimeLimit": lambda env: TimeLimit(env, 5),
-    "RecordEpisodeStatistics": RecordEpisodeStatistics,
-    "NormalizeReward": NormalizeReward,
-    "NormalizeObservation": NormalizeObservation,
-    "FrameStackObservation": lambda env: FrameStackObservation(env, 3),
-    "all": lambda env: NormalizeReward(
-        FrameStackObservation(NormalizeObservation(RecordEpisodeStatistics(TimeLimit(env, 5))), 3)
-    ),
-}
+
+def wrapped(env):
+    env = NormalizeObservation(RecordEpisodeStatistics(TimeLimit(env, 5)))
+    return NormalizeReward(FrameStackObservation(env, 3))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("few_goals")
 @pytest.mark.parametrize(
     "benchmark", [ToyReach(3, HORIZON), MetaWorld(["door-open"], horizon=HORIZON, num_goals=6)]
 )
-@pytest.mark.parametrize("wrap", WRAPPERS)
-def test_gymnasiums_wrappers_are_saved_with_the_environment(wrap, benchmark):
-    env, other = (WRAPPERS[wrap](benchmark.make_env(0, "train", seed)) for seed in (1, 2))
+def test_gymnasiums_wrappers_are_saved_with_the_environment(benchmark):
+    env, other = (wrapped(benchmark.make_env(0, "train", seed)) for seed in (1, 2))
     ours, theirs = EnvState(env), EnvState(other)
     for each, seed in ((env, 1), (other, 2)):
         each.reset()
@@ -205,18 +190,7 @@ def test_gymnasiums_wrappers_are_saved_with_the_environment(wrap, benchmark):
 
 
 # the reward of the last two is the change of a position that lies half a step behind the state
-@pytest.mark.parametrize(
-    "name",
-    [
-        "InvertedPendulum-v5",
-        "HalfCheetah-v5",
-        "Hopper-v5",
-        "Reacher-v5",
-        "Pusher-v5",
-        "Ant-v5",
-        "Humanoid-v5",
-    ],
-)
+@pytest.mark.parametrize("name", ["Reacher-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5"])
 def test_gymnasiums_mujoco_environments_go_on_bit_for_bit(name):
     env, other = gym.make(name), gym.make(name)
     ours, theirs = EnvState(env), EnvState(other)
@@ -235,9 +209,8 @@ def test_gymnasiums_mujoco_environments_go_on_bit_for_bit(name):
 class Randomised(gym.Wrapper):
     """Another mass and another friction in every episode, as domain randomisation has it."""
 
-    def __init__(self, env, seed, options=False):
+    def __init__(self, env, seed):
         super().__init__(env)
-        self.options = options
         self.generator = np.random.default_rng(seed)
         self.mass = env.unwrapped.model.body_mass.copy()
 
@@ -245,8 +218,6 @@ class Randomised(gym.Wrapper):
         model = self.unwrapped.model
         model.body_mass[:] = self.mass * self.generator.uniform(0.5, 2, model.nbody)
         model.geom_friction[3] *= self.generator.uniform(0.9, 1.1)
-        if self.options:
-            model.opt.gravity[2] = -self.generator.uniform(5, 12)
         return self.env.reset(**kwargs)
 
 
@@ -269,19 +240,6 @@ def test_edits_of_the_model_are_saved_and_undone():
     theirs.set(state)
     env_future = future(env)
     assert future(other) == env_future
-
-
-@pytest.mark.usefixtures("few_goals")
-def test_an_edit_of_the_models_options_is_saved():
-    benchmark = MetaWorld(["push"], horizon=HORIZON, num_goals=6)
-    env, other = (
-        Randomised(benchmark.make_env(0, "train", seed), seed, options=True) for seed in (1, 2)
-    )
-    ours, theirs = EnvState(env), EnvState(other)
-    env.reset()
-    other.reset()
-    theirs.set(through_a_file(ours.get()))
-    assert other.unwrapped.model.opt.gravity.tolist() == env.unwrapped.model.opt.gravity.tolist()
 
 
 XML = """
@@ -352,14 +310,6 @@ def test_a_small_simulation_goes_on_bit_for_bit():
     assert future(copied(env, used_arm(4))) == future(env)
 
 
-def test_what_the_simulation_computes_from_its_state_is_there_before_the_next_step():
-    env, other = used_arm(1), Arm(2)
-    copied(env, other)
-    # half a step apart at most
-    np.testing.assert_allclose(other.observe(), env.observe(), atol=0.02)
-    assert np.abs(env.data.xpos).max() > 0.5
-
-
 def test_arrays_that_look_into_the_simulation_still_do():
     env, other = used_arm(1), used_arm(2)
     for each in (env, other):
@@ -418,9 +368,7 @@ def test_two_attributes_that_share_an_array_still_share_it():
     assert shared[0] == 0
 
 
-@pytest.mark.parametrize(
-    "kind", ["PCG64", "PCG64DXSM", *(pytest.param(kind) for kind in ("MT19937", "Philox", "SFC64"))]
-)
+@pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
 def test_generators_of_every_kind_go_on(kind):
     def make(seed):
         return np.random.Generator(getattr(np.random, kind)(seed))
@@ -456,17 +404,6 @@ def test_a_generator_that_is_shared_is_shared_still():
     assert other.one is other.two
 
 
-def test_gymnasiums_other_spaces_keep_their_generators():
-    def make(seed):
-        return Dict({"a": Discrete(1000, seed=seed), "b": MultiBinary(30, seed=seed)}, seed=seed)
-
-    env, other = Arm(space=make(1)), Arm(space=make(2))
-    env.space.sample()
-    copied(env, other)
-    a, b = env.space.sample(), other.space.sample()
-    assert a["a"] == b["a"] and a["b"].tolist() == b["b"].tolist()
-
-
 VALUES = {
     "numbers": [1, -2.5, True, None, "text", b"bytes", 2**80, float("inf"), -0.0],
     "numpy numbers": [np.float32(0.1), np.int64(3), np.bool_(True), np.uint8(7), np.float64(-0.0)],
@@ -492,7 +429,7 @@ def test_values_of_every_kind_come_back(name):
 @pytest.mark.parametrize(
     "array",
     [
-        pytest.param(np.zeros((0, 3))),
+        np.zeros((0, 3)),
         np.array(2.5),
         np.arange(12, dtype=np.int16).reshape(3, 4)[::2, ::-1],
         np.arange(6.0).reshape(2, 3).T,
@@ -581,9 +518,7 @@ UNSAVABLE = {
 
 
 @pytest.mark.parametrize("where", ["attribute", "list", "object", "wrapper"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name) if name == "an open file" else name for name in UNSAVABLE]
-)
+@pytest.mark.parametrize("name", UNSAVABLE)
 def test_what_cannot_be_saved_is_named_with_a_remedy(name, where, tmp_path):
     value = UNSAVABLE[name](tmp_path)
     env = Arm()
@@ -687,16 +622,6 @@ def test_a_function_in_a_list_stays_as_it_was_made_and_another_is_refused():
         ConfigurationError, match=r"Arm\.moves\[1\] was .*sin, here it is .*cos: give"
     ):
         EnvState(Arm(moves=[2, math.cos])).set(EnvState(env).get())
-
-
-def test_an_object_that_the_other_environment_has_not_made_yet_comes_back_or_is_refused_by_name():
-    env, other = Arm(controller=Memory(3, np.arange(2))), Arm(controller=None)
-    try:
-        EnvState(other).set(through_a_file(EnvState(env).get()))
-    except ConfigurationError as refused:
-        assert "controller" in str(refused) and "get_state" in str(refused)
-        return
-    assert (other.controller.count, other.controller.places.tolist()) == (3, [0, 1])
 
 
 def test_an_object_that_is_one_of_several_comes_back_as_that_one():

@@ -541,14 +541,6 @@ def test_a_killed_worker_is_named_by_its_tasks_within_seconds(when):
     envs.close()
 
 
-def test_a_worker_that_ends_itself_is_told_by_its_exit_code():
-    envs = VectorEnv(Faulty(2), [0, 1], num_workers=2)
-    envs.reset(seed=0, options={"fault": "die", "task": "task-1", "step": 1})
-    with pytest.raises(EnvironmentFaultError, match=r"the worker of task-1 died \(exit code 3\)"):
-        envs.step(np.zeros((2, 2)))
-    envs.close()
-
-
 @pytest.mark.slow
 def test_a_hung_worker_is_named_after_the_timeout_and_killed_at_the_end():
     envs = VectorEnv(Faulty(2), [0, 1], num_workers=2, timeout=20.0)
