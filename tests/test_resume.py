@@ -1,5 +1,4 @@
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -116,29 +115,6 @@ def test_the_best_is_kept_though_newer_ones_come(command_line):
     assert best == steps[returns.index(max(returns))] < 180
     names = {path.name for path in (command_line.folder() / "checkpoints").iterdir()}
     assert names == {"last.ckpt", "best.ckpt", f"step_{best:012d}.ckpt", "step_000000000180.ckpt"}
-
-
-def test_a_missing_or_damaged_replay_file_is_named(command_line, capsys):
-    command_line.finished()
-    chunk = sorted((command_line.folder() / "replay").iterdir())[0]
-    whole = chunk.read_bytes()
-    chunk.write_bytes(whole[:-7])
-    for expected in ("damaged", "missing"):
-        with pytest.raises(SystemExit) as exit_info:
-            command_line("fit", "--ckpt_path=last", "--rollout.total_steps=1200")
-        error = capsys.readouterr().err
-        assert exit_info.value.code == 2 and str(chunk) in error and expected in error
-        chunk.unlink(missing_ok=True)
-
-
-@pytest.mark.slow
-def test_a_copied_run_folder_can_be_continued(command_line, tmp_path):
-    command_line.finished()
-    shutil.copytree(command_line.folder(), tmp_path / "moved" / "there" / "version_4")
-    path = tmp_path / "moved" / "there" / "version_4" / "checkpoints" / "last.ckpt"
-    command_line("fit", f"--ckpt_path={path}", "--rollout.total_steps=930")
-    assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == 930
-    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 900
 
 
 @pytest.mark.slow

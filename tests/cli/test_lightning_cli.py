@@ -12,17 +12,6 @@ from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.rollout.episodes import SPREADS
 from tests.helpers.command_line import CONFIGS, SHORT, fails
 
-
-class Harmful:
-    """Touches a file when it is unpickled."""
-
-    def __init__(self, path):
-        self._path = path
-
-    def __reduce__(self):
-        return type(self._path).touch, (self._path,)
-
-
 PER_TASK = ("return", "success", "success_last")
 TASKS = ("goal-0", "goal-1", "goal-2")
 
@@ -112,22 +101,6 @@ def test_same_seed_same_metrics_another_seed_differs(command_line):
 
 
 @pytest.mark.slow
-def test_the_number_of_workers_changes_nothing(command_line):
-    command_line("fit", *SHORT, "--name=none")
-    workers = ["--rollout.num_workers=2", "--evaluation.num_workers=2"]
-    command_line("fit", *SHORT, "--name=two", *workers)
-    assert command_line.rows("none") == command_line.rows("two")
-
-
-@pytest.mark.slow
-def test_saved_config_alone_repeats_the_run(command_line):
-    command_line("fit", *SHORT)
-    saved = command_line.folder() / "config.yaml"
-    command_line("fit", f"--config={saved}", "--name=again", configs=(), small=False)
-    assert command_line.rows() == command_line.rows("again")
-
-
-@pytest.mark.slow
 def test_protocol_is_printed_and_stored(command_line, capsys, caplog):
     with caplog.at_level("INFO"):
         command_line("fit", *SHORT, "--data.benchmark.init_args.horizon=15")
@@ -208,14 +181,6 @@ def test_validate_best_takes_the_best_and_a_path_works_too(command_line, capsys)
     assert f"eval after {best} env steps" in capsys.readouterr().out
     command_line("validate", f"--ckpt_path={command_line.folder() / 'checkpoints' / 'last.ckpt'}")
     assert "eval after 900 env steps" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_networks_learn_in_mixed_precision(command_line):
-    configs = [*CONFIGS[:3], "network/multi_head", CONFIGS[4]]
-    command_line("fit", "--trainer.precision=bf16-mixed", *SHORT, configs=configs)
-    losses = read_metrics(command_line.folder())["train/critic_loss"][1]
-    assert all(torch.isfinite(torch.tensor(losses))) and losses[-1] != losses[0]
 
 
 @pytest.mark.slow
@@ -337,23 +302,6 @@ def test_a_timer_can_be_given_on_the_command_line(command_line):
     assert timer["duration"] == "00:01:00:00" and timer["interval"] == "step"
 
 
-@pytest.mark.parametrize(
-    ("tasks", "message"),
-    [
-        ("[raech,push]", "did you mean reach-v3"),
-        ("[reach,reach-v3]", "duplicate tasks ['reach-v3']"),
-        ("MT11", "MetaWorld has MT10, MT25 and MT50"),
-    ],
-)
-def test_bad_metaworld_tasks(command_line, capsys, tasks, message):
-    configs = ("base", "env/metaworld_custom", *CONFIGS[2:])
-    code, error = fails(
-        command_line, capsys, "fit", f"--data.benchmark.init_args.tasks={tasks}", configs=configs
-    )
-    assert code == 2 and message in error
-    assert not any(command_line.root.iterdir())
-
-
 def test_validate_warns_of_another_protocol(command_line, capsys):
     command_line.finished()
     with pytest.warns(UserWarning, match="another protocol: horizon 20 there and 5 here"):
@@ -460,40 +408,11 @@ def test_a_foreign_checkpoint_is_refused(command_line, capsys):
         assert code == 2 and "was not written by mtrl_lightning" in error
 
 
-def test_a_checkpoint_cannot_execute_code(command_line, capsys):
-    folder = command_line.folder() / "checkpoints"
-    folder.mkdir(parents=True)
-    torch.save({"mtrl_lightning": Harmful(folder / "executed")}, folder / "last.ckpt")
-    code, error = fails(command_line, capsys, "fit", "--ckpt_path=last")
-    assert code == 2 and "cannot be read" in error
-    assert not (folder / "executed").exists()
-
-
 @pytest.mark.parametrize(("logger", "module"), [("wandb", "wandb"), ("tensorboard", "tensorboard")])
 def test_a_missing_logger_names_what_to_install(command_line, capsys, monkeypatch, logger, module):
     monkeypatch.setitem(sys.modules, module, None)
     code, error = fails(command_line, capsys, "fit", configs=(*CONFIGS, f"logger/{logger}"))
     assert code == 2 and f'pip install "mtrl_lightning[{module}]"' in error
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("nan", "observation is not finite"),
-        ("inf", "the reward is inf"),
-        ("raise", "RuntimeError: broken"),
-    ],
-)
-def test_a_broken_environment_ends_the_run_naming_task_and_step(
-    command_line, capsys, fault, message
-):
-    overrides = [
-        "--data.benchmark=tests.helpers.altered_reach.FaultyReach",
-        f"--data.benchmark.init_args.fault={fault}",
-    ]
-    code, error = fails(command_line, capsys, "fit", *overrides, "--rollout.max_restarts=0")
-    assert code == 1 and message in error and "task 'goal-1', step 7 of its episode" in error
 
 
 def printed_help(command_line, capsys, *args):

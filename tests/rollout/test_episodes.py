@@ -74,18 +74,6 @@ def test_reset_forgets_what_runs():
     }
 
 
-def test_running_sums_go_on_from_their_state():
-    results = random_results(60, 3, seed=1)
-    running, resumed = RunningEpisodes(np.arange(3)), RunningEpisodes(np.arange(3))
-    for result in results[:31]:
-        running.add(result)
-    assert running.length_E.any()
-    resumed.load_state_dict(json.loads(json.dumps(running.state_dict())))
-    assert [running.add(result) for result in results[31:]] == [
-        resumed.add(result) for result in results[31:]
-    ]
-
-
 def episode(task, return_, length=1, success=False, success_last=False):
     return Episode(task, return_, length, success, success_last)
 
@@ -115,27 +103,6 @@ def test_windows_hold_the_last_episodes_of_each_task():
     summary = windows.summary()
     assert summary[0]["return"] == {"mean": 8.0, "min": 7.0, "max": 9.0, "std": (2 / 3) ** 0.5}
     assert summary[1]["return"] == {"mean": 50.0, "min": 50.0, "max": 50.0, "std": 0.0}
-
-
-def test_windows_go_on_from_their_state():
-    windows, resumed = EpisodeWindows(2, 3), EpisodeWindows(2, 3)
-    windows.add(
-        [episode(0, 1.0, 4, True), episode(1, 2.0), episode(0, 3.0, 5, True, True), episode(0, 4.0)]
-    )
-    resumed.add([episode(1, 99.0)])
-    resumed.load_state_dict(json.loads(json.dumps(windows.state_dict())))
-    assert resumed.summary() == windows.summary()
-    for window in (windows, resumed):
-        window.add([episode(0, 8.0)])
-    assert resumed.summary() == windows.summary()
-    assert resumed.summary()[0]["return"] == {
-        "mean": 5.0,
-        "min": 3.0,
-        "max": 8.0,
-        "std": pytest.approx((14 / 3) ** 0.5),
-    }
-    assert resumed.count_T.tolist() == [4, 1]
-    assert resumed.metrics("ab") == windows.metrics("ab")
 
 
 def test_spreads_of_the_window_by_hand():

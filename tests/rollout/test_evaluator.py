@@ -3,7 +3,7 @@ import pytest
 
 from mtrl_lightning.api import evaluate
 from mtrl_lightning.callbacks.evaluation import table
-from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach
+from mtrl_lightning.envs import GymnasiumTasks, ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, WithInfo, only_split, trained_spec
 from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
 from mtrl_lightning.rollout import Evaluation, Evaluator
@@ -73,29 +73,6 @@ def test_no_more_steps_are_made_than_the_longest_environment_needs():
     assert len(policy.modes) == max(
         sum(scripted_length(task, k) for k in range(4)) for task in range(3)
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "benchmark", [ToyReach(3, horizon=7), MetaWorld(["reach", "push"], horizon=5, num_goals=3)]
-)
-def test_two_evaluations_are_equal(benchmark):
-    policy = Seeker(3) if isinstance(benchmark, ToyReach) else Constant((0.5, -0.5, 0.25, 0.0))
-    evaluator = Evaluator(benchmark, num_episodes=4, num_workers=0)
-    first, second = evaluator.evaluate(policy), evaluator.evaluate(policy)
-    evaluator.close()
-    fresh = Evaluator(benchmark, num_episodes=4, envs_per_task=2, num_workers=0)
-    third = fresh.evaluate(policy)
-    fresh.close()
-    for ours, theirs in zip(first[1:4], second[1:4], strict=True):
-        assert np.array_equal(ours, theirs)
-    for ours, theirs in zip(
-        first[1:4], third[1:4], strict=True
-    ):  # the same episodes, added up in another order
-        np.testing.assert_allclose(ours, theirs, rtol=1e-15)
-    assert len(set(first.return_T)) == benchmark.spec.num_tasks
-    different = Evaluator(benchmark, num_episodes=3, num_workers=0).evaluate(policy)
-    assert not np.array_equal(first.return_T, different.return_T)
 
 
 def test_an_evaluation_equals_a_slow_loop_over_single_environments():
@@ -301,11 +278,6 @@ def test_the_success_of_the_worst_tasks_is_their_mean():
 def test_numbers_below_one_are_refused(arguments):
     with pytest.raises(ConfigurationError, match="give at least 1"):
         Evaluator(Scripted(), **arguments)
-
-
-def test_an_unknown_split_is_refused_with_those_there_are():
-    with pytest.raises(ConfigurationError, match="train, eval, eval_interpolation"):
-        Evaluator(Scripted(), num_episodes=1, split="test", num_workers=0).evaluate(Constant())
 
 
 class NotANumber:

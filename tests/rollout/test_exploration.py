@@ -19,9 +19,9 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import share_of
 from mtrl_lightning.rollout import AdaptiveNoise, Collector, CorrelatedNoise, PauseSolved
 from mtrl_lightning.types import Episode
-from tests.helpers.command_line import fails
+from tests.helpers.command_line import SHORT, fails
 from tests.helpers.fakes import Constant, point_in_space
-from tests.helpers.runs import assert_same
+from tests.helpers.runs import assert_continues_exactly, checkpoint
 
 SPEC = ToyReach(2).spec
 TASK_E = np.array([0, 0, 1, 1])
@@ -307,28 +307,18 @@ def test_a_value_out_of_range_ends_the_program_with_it(command_line, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["mtsac", "mttd3", "mtppo"])
-def test_a_continued_run_is_the_same_run_and_logs_the_correlations(command_line, algorithm):
-    configs = ("base", "env/toy", f"algorithm/{algorithm}", "network/mlp", "gradient/mean")
-    options = [ADAPTIVE, "--metrics.every=30", "--evaluation.every=90"]
-    options += ["--evaluation.num_episodes=1", "--checkpoint.every=90"]
-    options += ["--data.benchmark.init_args.horizon=7", "--trainer.enable_progress_bar=false"]
-    if algorithm == "mtppo":
-        options += ["--model.init_args.num_steps=10", "--model.init_args.num_minibatches=2"]
-    else:
-        options += ["--rollout.warmup_steps=30", "--data.batch_size=12"]
-
-    def run(name, steps, *more):
-        total = f"--rollout.total_steps={steps}"
-        command_line("fit", *options, f"--name={name}", total, *more, configs=configs, small=False)
-
-    run("whole", 180)
-    run("parts", 90)
-    run("parts", 180, "--ckpt_path=last")
-    paths = [command_line.folder(name) / "checkpoints" / "last.ckpt" for name in ("whole", "parts")]
-    whole, parts = map(load_checkpoint, paths)
-    assert_same(whole, parts)
-    assert command_line.rows("whole") == command_line.rows("parts")
-    assert whole["callbacks"]["rollout"]["collector"]["exploration"]
+def test_a_continued_run_is_the_same_run_and_logs_the_correlations(command_line):
+    run = partial(
+        command_line,
+        "fit",
+        *SHORT,
+        ADAPTIVE,
+        "--evaluation.every=90",
+        "--evaluation.num_episodes=1",
+        "--checkpoint.every=90",
+        "--data.benchmark.init_args.horizon=7",
+    )
+    assert_continues_exactly(command_line, run, 90, 180)
+    assert checkpoint(command_line, "whole")["callbacks"]["rollout"]["collector"]["exploration"]
     last = command_line.rows("whole")[-1]
     assert 0 <= float(last["train/exploration/goal-0"]) <= 0.9
