@@ -32,7 +32,7 @@ from benchmarks.environments import (
     one_hot_makers,
     suite_vector,
 )
-from benchmarks.measuring import Pacer, Variant, call_of, started
+from benchmarks.measuring import Pacer, Variant, started
 from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
 from benchmarks.updates import (
     ACTION,
@@ -506,12 +506,6 @@ def test_no_variant_is_left_and_none_comes_twice(tmp_path):
         pass
 
 
-def test_the_command_of_a_variant_calls_its_function():
-    command = call_of(stepping.step_in_windows, {"kind": "ours"})
-    assert "from benchmarks.stepping import step_in_windows; step_in_windows(**" in command[2]
-    assert json.loads(command[3]) == {"kind": "ours"}
-
-
 def test_the_other_ranks_do_not_wait_for_windows():
     callback = PaceCallback(1, 1)  # rank 0 would open the pipe, which is not there
     trainer = SimpleNamespace(is_global_zero=False)
@@ -536,15 +530,6 @@ def test_variants_of_ours_are_combined():
         )
         for name, precision in (("ours 32-true", "32-true"), ("ours bf16-mixed", "bf16-mixed"))
     }
-
-
-def test_updates_have_a_table_for_each_size():
-    sizes = ["--tasks", "1", "3", "--rows", "4", "8", "--width=16", "--depth=2"]
-    works = updates.works_of(
-        updates.options_of([*sizes, "--variants=plain", "--precisions=32-true"])
-    )
-    assert [(work.tasks, work.batch_size) for work in works] == [(1, 4), (1, 8), (3, 12), (3, 24)]
-    assert {(work.width, work.depth) for work in works} == {(16, 2)}
 
 
 def test_every_gradient_method_is_measured():

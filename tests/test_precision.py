@@ -12,7 +12,7 @@ import torch
 
 from mtrl_lightning import precision
 from mtrl_lightning.precision import ProductTimes, check_precision
-from tests.helpers.command_line import ROOT, SMALL, config_args
+from tests.helpers.command_line import ROOT, SHORT
 
 CPU = torch.device("cpu")
 WITHOUT_BFLOAT16 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
@@ -143,10 +143,8 @@ def test_a_processor_without_bfloat16_is_found():
 
 
 @pytest.mark.slow
-@needs_x86
-def test_a_run_on_it_says_so_once(tmp_path):
-    configs = ("base", "env/toy", "algorithm/mtsac", "network/mlp", "gradient/mean")
-    options = ["--trainer.precision=bf16-mixed", "--rollout.total_steps=310", f"--root={tmp_path}"]
-    line = [str(ROOT / "cli.py"), "fit", *config_args(*configs), *SMALL, *options]
-    printed = run_without_bfloat16(*line).stderr
-    assert printed.count("in bfloat16 as in float32: train with --trainer.precision 32-true") == 1
+def test_a_run_where_bf16_is_slower_says_so_once(command_line, monkeypatch):
+    monkeypatch.setattr(precision, "time_products", lambda: times(30.0))
+    with pytest.warns(UserWarning, match="--trainer.precision 32-true") as warned:
+        command_line("fit", *SHORT, "--trainer.precision=bf16-mixed")
+    assert len([one for one in warned if "in bfloat16 as in float32" in str(one.message)]) == 1

@@ -9,25 +9,13 @@ import pytest
 import yaml
 from jsonargparse import dict_to_namespace
 
-from mtrl_lightning.callbacks import EnvStepWandbLogger, MetricsCSV, read_metrics
+from mtrl_lightning.callbacks import EnvStepWandbLogger, read_metrics
 from mtrl_lightning.callbacks.loggers.wandb_logger import EMPTY_NOTE
 from mtrl_lightning.callbacks.options import _flat
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import CONFIGS, SHORT
 from tests.helpers.wandb_files import read_offline_runs
-
-
-def test_csv_appends_drops_later_rows_and_adds_columns(tmp_path):
-    logger = MetricsCSV(str(tmp_path))
-    for step in (1, 2, 3):
-        logger.log_metrics({"env_steps": step, "a": step / 10}, step=step)
-        logger.save()
-    again = MetricsCSV(str(tmp_path))
-    again.resume_from(2)
-    again.log_metrics({"env_steps": 5, "b": 7.0}, step=5)
-    again.save()
-    assert read_metrics(tmp_path) == {"a": ([1, 2], [0.1, 0.2]), "b": ([5], [7.0])}
 
 
 @pytest.mark.curves

@@ -90,16 +90,9 @@ def test_a_run_that_goes_on_with_its_first_schedule_makes_up_for_nothing(command
 
 
 @pytest.mark.slow
-def test_without_a_schedule_nothing_begins_anew(command_line, resets):
-    command_line("fit", *SHORT)
-    assert resets[0] == [] and len(resets[1]) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("total", [120, 180])
-def test_a_run_with_resets_continued_is_the_same_run(command_line, total):
-    command_line.finished(*RESETS, *LONG, name="whole")
-    command_line("fit", *RESETS, *LONG, f"--rollout.total_steps={total}", "--name=parts")
+def test_a_run_that_is_continued_at_a_reset_is_the_same_run(command_line):
+    command_line("fit", *RESETS, *LONG, "--name=whole")
+    command_line("fit", *RESETS, *LONG, "--rollout.total_steps=120", "--name=parts")
     command_line("fit", *RESETS, *LONG, "--name=parts", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")
 

@@ -164,11 +164,6 @@ def test_list_ends_quietly_where_nobody_reads_on():
     assert (done.stdout, done.stderr) == (f"{config_list.COMPLETE}\n", "")
 
 
-def test_every_configuration_has_a_comment():
-    folder = ROOT / "configs"
-    assert [path for path in folder.rglob("*.yaml") if not config_list.first_comment(path)] == []
-
-
 def doctor_prints(capsys):
     with pytest.raises(SystemExit) as exit_info:
         main(["doctor"])

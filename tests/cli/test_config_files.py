@@ -82,12 +82,6 @@ def test_what_cannot_be_extended(tmp_path, text, message):
         parse("-c", path)
 
 
-def test_the_command_line_reports_a_missing_extended_file(command_line, capsys, tmp_path):
-    path = write(tmp_path, "own.yaml", "extends: nowhere.yaml")
-    code, error = fails(command_line, capsys, "fit", f"--config={path}")
-    assert code == 2 and "own.yaml extends nowhere.yaml" in error and "Traceback" not in error
-
-
 @pytest.mark.slow
 def test_the_saved_configuration_is_complete_and_repeats_the_run(command_line, tmp_path):
     names = [name for name in config_args(*CONFIGS) if name != "-c"]

@@ -16,7 +16,6 @@ from tests.helpers.networks import (
     Dense,
     assert_equals_row_by_row,
     assert_refused,
-    num_parameters,
     uniform,
 )
 from tests.helpers.specs import spec_of
@@ -70,12 +69,6 @@ def test_it_begins_as_the_same_network_for_every_task(variant):
         h_BH = F.relu(layer(h_BH))
     for task in range(NUM_TASKS):
         assert torch.equal(network(x_BD, torch.full((5,), task)), network.head(h_BH))
-
-
-@pytest.mark.parametrize(("scalar", "factors"), [(False, 8), (True, 1)])
-def test_the_number_of_parameters(scalar, factors):
-    network = make(scalar=scalar, depth=3)
-    assert num_parameters(network) == NUM_TASKS * 3 * 2 * factors + 5 * 8 + 2 * 9 * 8 + 9 * OUT_DIM
 
 
 def test_all_is_shared_and_the_last_shared_layer_is_the_output():

@@ -16,7 +16,6 @@ from tests.helpers.networks import (
     Dense,
     assert_equals_row_by_row,
     assert_refused,
-    num_parameters,
     perceptron,
     uniform,
 )
@@ -94,11 +93,6 @@ def test_the_experts_alone_are_shared_with_the_one_hot():
     assert network.last_shared_weight() is network.experts.weights[-1]
     dense = make(conditioning=Dense)
     assert len(list(dense.shared_parameters())) == len(list(dense.parameters())) - 2
-
-
-def test_the_number_of_parameters():
-    experts = 4 * ((IN_DIM + 1) * 12 + 2 * 13 * 12)
-    assert num_parameters(make()) == experts + 4 * NUM_TASKS + NUM_TASKS * 13 * OUT_DIM
 
 
 def test_it_begins_within_its_bounds():

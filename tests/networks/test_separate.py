@@ -14,7 +14,6 @@ from tests.helpers.networks import (
     OUT_DIM,
     assert_equals_row_by_row,
     assert_refused,
-    num_parameters,
     perceptron,
 )
 from tests.helpers.specs import spec_of
@@ -43,10 +42,6 @@ def test_nothing_is_shared():
     assert list(make().shared_parameters()) == []
     with pytest.raises(ConfigurationError, match="mean"):
         make().last_shared_weight()
-
-
-def test_the_number_of_parameters():
-    assert num_parameters(make(width=8, depth=3)) == NUM_TASKS * (5 * 8 + 2 * 9 * 8 + 9 * 2)
 
 
 def test_the_output_begins_within_its_bound():

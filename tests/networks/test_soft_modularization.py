@@ -17,7 +17,6 @@ from tests.helpers.networks import (
     Dense,
     assert_equals_row_by_row,
     assert_refused,
-    num_parameters,
     uniform,
 )
 from tests.helpers.specs import spec_of
@@ -90,17 +89,6 @@ def test_shares_add_up_to_one_and_begin_nearly_even():
         torch.testing.assert_close(p_BMM.sum(-1), torch.ones(p_BMM.shape[:2]))
         torch.testing.assert_close(p_BMM, torch.full(p_BMM.shape, 1 / 3), rtol=0, atol=0.1)
         assert not torch.equal(p_BMM[2], p_BMM[0])
-
-
-@pytest.mark.parametrize(("depth", "m"), [(1, 2), (2, 2), (4, 3)])
-def test_the_number_of_parameters(depth, m):
-    d = 6
-    e = 5
-    network = make(depth=depth, num_modules=m)
-    encoders = (IN_DIM + 1) * e + (e + 1) * e + (NUM_TASKS + 1) * e
-    routing = (e + 1) * ((depth - 1) * m * m + m) + (depth - 1) * (m * m + 1) * e
-    modules = m * ((e + 1) * d + (depth - 1) * (d + 1) * d)
-    assert num_parameters(network) == encoders + routing + modules + (d + 1) * OUT_DIM
 
 
 def test_all_is_shared_and_the_last_shared_layer_is_the_output():

@@ -600,25 +600,6 @@ def test_a_list_that_cannot_be_true_is_refused(tmp_path, lie):
         check_manifest(false)
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        "the first chunk is left out",
-        "a gap in one ring",
-        "fewer rows than were saved",
-        "no count of rows",
-        "no fields",
-    ],
-)
-def test_loading_and_verifying_check_the_list_too(tmp_path, lie):
-    manifest = saved(tmp_path)
-    LIES[lie](manifest)
-    with pytest.raises(ConfigurationError, match="the checkpoint's list of replay files"):
-        restored(tmp_path, manifest, 2)
-    with pytest.raises(ConfigurationError, match="the checkpoint's list of replay files"):
-        ReplaySnapshots(tmp_path).verify(manifest)
-
-
 # ---- a disk that fails ----
 
 

@@ -98,14 +98,6 @@ def test_a_batch_that_cannot_be_shared_out_equally_names_sizes_that_can(
         make_data(num_tasks, batch_size, 10_000)
 
 
-@pytest.mark.parametrize("batch_size", [-1, -4])
-def test_a_negative_batch_size_does_not_lead_to_advice_that_fails(batch_size):
-    with pytest.raises(ConfigurationError, match=f"batch_size {batch_size} ") as caught:
-        make_data(3, batch_size, 10_000)
-    for size in str(caught.value).split("give ")[1].split(" or "):
-        make_data(3, int(size), 10_000)
-
-
 @pytest.mark.parametrize(("batch_size", "num_tasks"), [(6, 3), (3, 3), (1280, 10), (1, 1)])
 def test_a_batch_that_can_be_shared_out_is_taken(batch_size, num_tasks):
     assert make_data(num_tasks, batch_size, 10_000).batch_size == batch_size
@@ -134,12 +126,6 @@ def test_a_capacity_below_a_batch_is_refused_with_the_smallest_that_works():
 def test_exclusions_that_make_no_sense_are_refused(excluded, message):
     with pytest.raises(ConfigurationError, match=message):
         make_data(exclude_from_training=excluded)
-
-
-def test_actions_with_other_bounds_are_refused():
-    spec = make_spec(3)._replace(action_space=gym.spaces.Box(-2.0, 2.0, (2,), np.float32))
-    with pytest.raises(ConfigurationError, match="RescaleAction"):
-        MultiTaskData(Numbers(spec), 6, 30)
 
 
 @pytest.mark.parametrize(

@@ -203,12 +203,6 @@ def test_images_of_episodes_shorter_than_the_horizon_are_all_held(tmp_path):
         assert torch.equal(found[name], torch.from_numpy(columns[name]))
 
 
-@pytest.mark.parametrize("given", [3, "", ["a"]])
-def test_what_is_no_folder_is_named(given):
-    with pytest.raises(ConfigurationError, match=r"data\.demonstrations is .*: give the folder"):
-        MultiTaskData(ToyReach(), demonstrations=given)
-
-
 def test_episodes_of_another_split_are_a_warning(tmp_path, recwarn):
     for split in ("train", "eval"):
         write_collection(tmp_path / split, SPEC, columns_of(SPEC), {"split": split})
