@@ -116,7 +116,6 @@ def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_
 @pytest.mark.parametrize(
     "options",
     [
-        ["--rollout.updates_per_step=0.5"],
         ["--rollout.updates_per_step=3", "--rollout.warmup_updates=7"],
         [
             "--rollout.envs_per_task=2",

@@ -38,15 +38,14 @@ def make_residual(**options):
 @pytest.mark.slow
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("check", CONTRACT)
-@pytest.mark.parametrize("variant", [make, make_two_layers])
-def test_the_contract_with_fused_layers(check, variant, layer_norm, monkeypatch):
+def test_the_contract_with_fused_layers(check, layer_norm, monkeypatch):
     monkeypatch.setattr(hidden, "MIN_OUTPUTS", ALWAYS_FUSED)
-    check(partial(variant, layer_norm=layer_norm))
+    check(partial(make, layer_norm=layer_norm))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CONTRACT)
-def test_the_contract_with_residual_blocks(check):
+def test_the_contract_with_residual_blocks_and_heads_of_two_layers(check):
     check(make_residual)
 
 
