@@ -248,7 +248,8 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         except OSError as error:
             self._failed_at = self._moment()
             env_steps = self.session.counters.env_steps
-            text = f"the checkpoint after {env_steps:,} env steps could not be written ({error})"
+            after = f"{env_steps:,} {self.session.step_unit}"
+            text = f"the checkpoint after {after} could not be written ({error})"
             if self._on_error == "stop":
                 raise ConfigurationError(f"{text}: {self._remedy()}") from error
             rank_zero_warn(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -23,6 +23,7 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
+from mtrl_lightning.formats import text_table
 from mtrl_lightning.policy import Policy
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import Evaluation, Evaluator
@@ -31,33 +32,8 @@ from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.run.session import StepAction
 from mtrl_lightning.schedules import Every
 
-
-class _Column(NamedTuple):
-    """A column of the table that an evaluation prints."""
-
-    name: str
-    width: int
-    decimals: int
-
-    @property
-    def head(self) -> str:
-        """Its title."""
-        return f"  {self.name:>{self.width}}"
-
-    def cell(self, value: float) -> str:
-        """Return a value as it is printed."""
-        return f"  {value:{self.width}.{self.decimals}f}"
-
-
-COLUMNS = {
-    column.name: column
-    for column in (
-        _Column("success", 7, decimals=2),
-        _Column("success_last", 12, decimals=2),
-        _Column("return", 9, decimals=1),
-        _Column("score", 6, decimals=3),
-    )
-}
+COLUMNS = {"success": "7.2f", "success_last": "12.2f", "return": "9.1f", "score": "6.3f"}
+"""The columns of the table that an evaluation prints, and the formats of their values."""
 
 
 class EvaluationCallback(SessionCallback):
@@ -264,17 +240,14 @@ def table(
     Its columns are the success in any step, the success in the last step, the return and the score;
     a benchmark without success or without a score has no such columns.
     """
-    columns = evaluation.values()
-    names = evaluation.names(task_names)
-    width = max(len(name) for name in (*names, "average"))
-    head = f"{'task':<{width}}" + "".join(COLUMNS[name].head for name in columns)
-    rows = [
-        f"{task:<{width}}" + "".join(COLUMNS[name].cell(v_T[i]) for name, v_T in columns.items())
-        for i, task in enumerate(names)
-    ]
-    averages = "".join(COLUMNS[name].cell(v_T.mean()) for name, v_T in columns.items())
+    values = {name: (COLUMNS[name], v_T) for name, v_T in evaluation.values().items()}
+    lines = [["task", *values]]
+    for index, task in enumerate(evaluation.names(task_names)):
+        lines.append([task, *(f"{v_T[index]:{form}}" for form, v_T in values.values())])
+    lines.append(["average", *(f"{v_T.mean():{form}}" for form, v_T in values.values())])
+    *rows, averages = text_table(lines, num_texts=1).splitlines()
     title = f"{evaluation.split} after {env_steps:,} {unit}"
-    return "\n".join([title, head, *rows, "-" * len(head), f"{'average':<{width}}{averages}"])
+    return "\n".join([title, *rows, "-" * len(rows[0]), averages])
 
 
 @rank_zero_only

@@ -314,16 +314,9 @@ def _files_of(run: Path, command: str) -> tuple[Path, Path]:
         )
     if run.is_file():
         return config_file_of(folder), run
-    run = folder
-    best = run / CHECKPOINTS / "best.ckpt"
-    if command == "validate" and best.is_file():
-        return config_file_of(run), best
-    # names what is missing
-    if command == "validate":
-        best_checkpoint(run)
-    else:
-        checkpoint_at(run)
-    return config_file_of(run), run
+    # both name what is missing
+    found = best_checkpoint(folder) if command == "validate" else checkpoint_at(folder)
+    return config_file_of(folder), found if found.name == "best.ckpt" else folder
 
 
 def _check_continued(config: Namespace, given: Sequence[str], run: str | None) -> None:
