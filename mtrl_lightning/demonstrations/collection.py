@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,13 +30,13 @@ from mtrl_lightning.demonstrations.minari_files import (
     check_memory,
     check_minari,
     data_files,
-    read_data_sets,
+    open_data_sets,
     write_columns,
 )
 from mtrl_lightning.errors import ConfigurationError, import_optional, installed_versions
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import HINT, check_manifest, replay_folder
-from mtrl_lightning.replay.storage import RingStorage, check_columns
+from mtrl_lightning.replay.storage import Columns, RingStorage, check_columns
 from mtrl_lightning.rollout.matching import own_shape
 from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.schema import POLICY_ACTION, Field, policy_action_field, transition_fields
@@ -81,6 +81,78 @@ class Collection:
     def num_transitions(self) -> int:
         """Number of rows, ``N``."""
         return len(self.columns["episode"])
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of a row of each column."""
+        return {name: column.shape[1:] for name, column in self.columns.items()}
+
+    @property
+    def episodes(self) -> dict[str, int]:
+        """Number of episodes of each task by its name."""
+        return counts_of(self.columns, self.spec)["episodes"]
+
+
+class CollectionFiles:
+    """A collection on the disk, which is read chunk by chunk.
+
+    Args:
+        folder: where it is.
+        spec: of the benchmark in which it was collected.
+        facts: as in ``Collection``.
+        fields: its columns.
+        read: returns the columns of one chunk after another, each time from the first one on.
+
+    Raises:
+        ConfigurationError: if its files are damaged, or its rows are no whole episodes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: EnvSpec,
+        facts: Mapping[str, Any],
+        fields: Sequence[Field],
+        read: Callable[[], Iterator[Columns]],
+    ) -> None:
+        self.folder = folder
+        self.spec = spec
+        self.fields = tuple(fields)
+        self._read = read
+        counted = _EpisodeCounts(spec)
+        for columns in self.chunks():
+            with _reading(folder):
+                _check_numbers(columns, spec)
+                counted.add(columns)
+        with _reading(folder):
+            counted.check_end()
+        self.facts = dict(facts)
+        """As in ``Collection``."""
+        self.rows = dict(zip(spec.task_names, counted.rows_T.tolist(), strict=True))
+        """Number of transitions of each task by its name."""
+        self.shortest = dict(zip(spec.task_names, counted.shortest_T.tolist(), strict=True))
+        """Steps of the shortest episode of each task that has one."""
+        self.counts = counted.named()
+        """Number of episodes of each task, and that of successful ones, by its name."""
+
+    @property
+    def episodes(self) -> dict[str, int]:
+        """Number of episodes of each task by its name."""
+        return self.counts["episodes"]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of a row of each column."""
+        return {field.name: field.shape for field in self.fields}
+
+    def chunks(self) -> Iterator[Columns]:
+        """Return the columns of some rows after another, as in ``Collection``.
+
+        Raises:
+            ConfigurationError: if a file is damaged, or does not fit into memory.
+        """
+        with _reading(self.folder):
+            yield from self._read()
 
 
 def collection_fields(spec: EnvSpec) -> tuple[Field, ...]:
@@ -155,7 +227,7 @@ def write_collection(
         if name not in known
     ]
     stored = {field.name: np.asarray(columns[field.name], field.dtype) for field in fields}
-    _check_episodes(stored, spec)
+    _check_numbers(stored, spec)
     facts = {**facts, **counts_of(stored, spec), "versions": installed_versions(PACKAGES)}
     beside = folder.resolve().parent
     beside.mkdir(parents=True, exist_ok=True)
@@ -196,22 +268,44 @@ def _write_files(
     (folder / FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def counts_of(columns: Mapping[str, npt.NDArray], spec: EnvSpec) -> dict[str, dict[str, int]]:
-    """Return the number of episodes of each task by name, and that of successful ones."""
-    _, first_K = np.unique(columns["episode"], return_index=True)
-    task_K = columns["task"][first_K]
-    counts = {"episodes": np.bincount(task_K, minlength=spec.num_tasks)}
-    if "success" in columns:
-        success_K = np.logical_or.reduceat(columns["success"], first_K)
-        counts["successes"] = np.bincount(task_K[success_K], minlength=spec.num_tasks)
-    return {
-        name: dict(zip(spec.task_names, count_T.tolist(), strict=True))
-        for name, count_T in counts.items()
-    }
+def counts_of(columns: Columns, spec: EnvSpec) -> dict[str, dict[str, int]]:
+    """Return the number of episodes of each task by name, and that of successful ones.
+
+    Raises:
+        ValueError: if the rows are not whole episodes, one after another, each of one task.
+    """
+    counted = _EpisodeCounts(spec)
+    counted.add(columns)
+    counted.check_end()
+    return counted.named()
 
 
 def read_collection(path: str | Path) -> Collection:
-    """Read a collection.
+    """Read a collection into memory.
+
+    Args:
+        path: as of ``open_collection``.
+
+    Raises:
+        ConfigurationError: as ``open_collection`` does, or if it does not fit into memory.
+    """
+    files = open_collection(path)
+    num_rows = sum(files.rows.values())
+    with _reading(files.folder):
+        check_memory(num_rows * sum(field.num_bytes for field in files.fields))
+    columns = {
+        field.name: np.empty((num_rows, *field.shape), field.dtype) for field in files.fields
+    }
+    end = 0
+    for chunk in files.chunks():
+        start, end = end, end + len(chunk["episode"])
+        for name, column in columns.items():
+            column[start:end] = chunk[name]
+    return Collection(files.folder, files.spec, columns, files.facts)
+
+
+def open_collection(path: str | Path) -> CollectionFiles:
+    """Read a collection once, without keeping it.
 
     Args:
         path: the folder of a collection, or of Minari data sets that ``collect --to minari`` or
@@ -224,43 +318,47 @@ def read_collection(path: str | Path) -> Collection:
     path = Path(path)
     if (path / FILE).is_file():
         with _reading(path):
-            return _read_files(path)
+            parts = _open_files(path)
+        return CollectionFiles(path, *parts)
     if data_files(path):
         import_optional("h5py", f'"mtrl_lightning{EXTRA}"')
         with _reading(path):
-            spec, columns, facts = read_data_sets(path)
-            _check_episodes(columns, spec)
-            return Collection(path, spec, columns, {**facts, **counts_of(columns, spec)})
+            spec, facts, fields, read = open_data_sets(path)
+        files = CollectionFiles(path, spec, facts, fields, read)
+        files.facts |= files.counts
+        return files
     raise ConfigurationError(
         f"{path} is no collection: it has no {FILE} and no data set of Minari. Give the folder that"
         " mtrl-lightning collect or export --to minari has written"
     )
 
 
-def _read_files(folder: Path) -> Collection:
+def _open_files(
+    folder: Path,
+) -> tuple[EnvSpec, dict[str, Any], list[Field], Callable[[], Iterator[Columns]]]:
     content = json.loads((folder / FILE).read_text(encoding="utf-8"))
     if content["format"] != FORMAT:
         raise ConfigurationError(
             f"it has the format {content['format']}, and this version reads {FORMAT}"
         )
     spec = rebuild_spec(content["spec"])
-    facts = dict(content["facts"])
     manifest = content["replay"]
-    fields, num_rows = _layout_of(manifest, replay_folder(folder))
-    storage = RingStorage(fields, 1, num_rows)
-    ReplaySnapshots(replay_folder(folder)).load(manifest, storage)
-    rows = storage.take(*storage.numbers(0, 0, num_rows))
-    columns = {name: column.numpy() for name, column in rows.items()}
-    missing = [field.name for field in collection_fields(spec) if field.name not in columns]
+    fields = _layout_of(manifest, replay_folder(folder))
+    names = {field.name for field in fields}
+    missing = [field.name for field in collection_fields(spec) if field.name not in names]
     if missing:
         raise ConfigurationError(f"it has no column {', '.join(missing)}")
-    check_columns(columns, collection_fields(spec), num_rows)
-    _check_episodes(columns, spec)
-    return Collection(folder, spec, columns, facts)
+
+    def read() -> Iterator[Columns]:
+        for columns in ReplaySnapshots(replay_folder(folder)).chunks(manifest, fields):
+            check_columns(columns, collection_fields(spec), len(columns["episode"]))
+            yield columns
+
+    return spec, dict(content["facts"]), fields, read
 
 
-def _layout_of(manifest: dict[str, Any], files: Path) -> tuple[list[Field], int]:
-    """Return the columns of a manifest and the number of its rows."""
+def _layout_of(manifest: dict[str, Any], files: Path) -> list[Field]:
+    """Return the columns of a manifest."""
     check_manifest(manifest)
     fields = []
     for name, shape, dtype in manifest["fields"]:
@@ -272,17 +370,20 @@ def _layout_of(manifest: dict[str, Any], files: Path) -> tuple[list[Field], int]
     if oldest != [0] or not num_rows:
         raise ValueError(f"it has {num_rows} transitions from number {oldest} on")
     num_bytes = 0
+    reached = [0]
     for chunk in manifest["chunks"]:
         path = files / chunk["file"]
         if not path.is_file():
             raise FileNotFoundError(f"the replay file {path} is missing")
+        if chunk["first"] != reached:
+            raise ValueError(f"the replay file {path} does not follow the one before it")
+        reached = chunk["end"]
         num_bytes += path.stat().st_size
     # not Field.num_bytes, whose product may overflow here
     sizes_of = [math.prod(field.shape) * np.dtype(field.dtype).itemsize for field in fields]
     if num_rows * sum(sizes_of) > num_bytes:
         raise ValueError(f"{num_rows:,} rows of {sum(sizes_of):,} bytes in {num_bytes:,} bytes")
-    check_memory(2 * num_bytes)  # the ring, and the copy that is returned
-    return fields, num_rows
+    return fields
 
 
 @contextmanager
@@ -305,28 +406,82 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_episodes(columns: Mapping[str, npt.NDArray], spec: EnvSpec) -> None:
-    """Check that the rows are whole episodes, one after another, each of one task."""
-    episode_N = columns["episode"]
-    task_N = columns["task"]
-    if not len(episode_N):
-        raise ValueError("it has no transition")
+def _check_numbers(columns: Columns, spec: EnvSpec) -> None:
+    """Check that numbers are finite, and the shape and type of ``policy_action``."""
     if POLICY_ACTION in columns:
-        check_columns(columns, [policy_action_field(spec)], len(episode_N))
+        check_columns(columns, [policy_action_field(spec)], len(columns["episode"]))
     for name, column in columns.items():
         if column.dtype.kind == "f" and not np.isfinite(column).all():
             raise ConfigurationError(f"its column {name} has numbers that are not finite")
-    is_last_N = columns["terminated"] | columns["truncated"]
-    expected_N = np.cumsum(is_last_N) - is_last_N
-    if not is_last_N[-1] or not np.array_equal(episode_N, expected_N):
-        raise ValueError("its rows are no whole episodes that follow one another")
-    if task_N.min() < 0 or task_N.max() >= spec.num_tasks:
-        raise ValueError(f"it has a task that is not from 0 to {spec.num_tasks - 1}")
-    if (task_N[1:] != task_N[:-1])[~is_last_N[:-1]].any():
-        raise ValueError("an episode of it has several tasks")
 
 
-def check_collection(collection: Collection, spec: EnvSpec) -> None:
+class _EpisodeCounts:
+    """Rows and episodes of each task, counted and checked chunk by chunk.
+
+    Args:
+        spec: of the benchmark.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self._spec = spec
+        self.rows_T = np.zeros(spec.num_tasks, np.int64)
+        self.episodes_T = np.zeros(spec.num_tasks, np.int64)
+        self.successes_T = np.zeros(spec.num_tasks, np.int64)
+        self.shortest_T = np.full(spec.num_tasks, np.iinfo(np.int64).max)
+        self._has_success = False
+        self._open_task: int | None = None
+        """Of the episode that goes on in the next chunk."""
+        self._open_rows = 0
+        self._open_successes = 0
+
+    def add(self, columns: Columns) -> None:
+        """Check that rows are whole episodes, one after another, each of one task; count them."""
+        task_N = columns["task"]
+        if not len(task_N):
+            return
+        is_last_N = columns["terminated"] | columns["truncated"]
+        expected_N = self.episodes_T.sum() + np.cumsum(is_last_N) - is_last_N
+        if not np.array_equal(columns["episode"], expected_N):
+            raise ValueError("its rows are no whole episodes that follow one another")
+        if task_N.min() < 0 or task_N.max() >= self._spec.num_tasks:
+            raise ValueError(f"it has a task that is not from 0 to {self._spec.num_tasks - 1}")
+        is_other = (task_N[1:] != task_N[:-1])[~is_last_N[:-1]].any()
+        if is_other or self._open_task not in (None, task_N[0]):
+            raise ValueError("an episode of it has several tasks")
+        num_tasks = self._spec.num_tasks
+        self.rows_T += np.bincount(task_N, minlength=num_tasks)
+        task_K = task_N[is_last_N]
+        self.episodes_T += np.bincount(task_K, minlength=num_tasks)
+        self._has_success = "success" in columns
+        success_N = columns.get("success", np.zeros_like(is_last_N))
+        end_K = self._open_rows + np.flatnonzero(is_last_N) + 1
+        np.minimum.at(self.shortest_T, task_K, np.diff(end_K, prepend=0))
+        sum_N = self._open_successes + np.cumsum(success_N)
+        success_K = np.diff(sum_N[is_last_N], prepend=0) > 0
+        self.successes_T += np.bincount(task_K[success_K], minlength=num_tasks)
+        self._open_task = None if is_last_N[-1] else int(task_N[-1])
+        self._open_rows += len(task_N) - int(end_K[-1] if len(end_K) else 0)
+        self._open_successes = int(sum_N[-1] - (sum_N[is_last_N][-1] if len(end_K) else 0))
+
+    def check_end(self) -> None:
+        """Check that there are rows, and that the last episode has ended."""
+        if not self.rows_T.any():
+            raise ValueError("it has no transition")
+        if self._open_task is not None:
+            raise ValueError("its rows are no whole episodes that follow one another")
+
+    def named(self) -> dict[str, dict[str, int]]:
+        """Return the number of episodes of each task by name, and that of successful ones."""
+        counts = {"episodes": self.episodes_T}
+        if self._has_success:
+            counts["successes"] = self.successes_T
+        return {
+            name: dict(zip(self._spec.task_names, count_T.tolist(), strict=True))
+            for name, count_T in counts.items()
+        }
+
+
+def check_collection(collection: Collection | CollectionFiles, spec: EnvSpec) -> None:
     """Check that a benchmark's trained tasks can be learned from a collection.
 
     The tasks are matched by name, in any order, and may be some of the collection's. The protocols
@@ -354,7 +509,7 @@ def check_collection(collection: Collection, spec: EnvSpec) -> None:
                 f"{name} has {key} {value}, and the benchmark that is trained on {value_here}:"
                 f" train in a benchmark with {key} {value}, or collect episodes in this one"
             )
-    counts = counts_of(collection.columns, there)["episodes"]
+    counts = collection.episodes
     missing = [task for task in names if not counts.get(task)]
     if missing:
         raise ConfigurationError(
@@ -371,12 +526,8 @@ def check_collection(collection: Collection, spec: EnvSpec) -> None:
                     " benchmark that is trained on: use the wrappers and pixels with which it was"
                     " collected, or collect it again"
                 )
-    columns = collection.columns
-    lacking = [
-        field.name
-        for field in spec.info_fields
-        if field.name not in columns or columns[field.name].shape[1:] != field.shape
-    ]
+    shapes = collection.shapes
+    lacking = [field.name for field in spec.info_fields if shapes.get(field.name) != field.shape]
     if lacking:
         stored = ",".join(field.name for field in spec.info_fields if field.name in spec.info_keys)
         options = f"--data.info_keys [{stored}] --data.store_info true"

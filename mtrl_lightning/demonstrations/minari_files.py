@@ -12,7 +12,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,9 +24,16 @@ from gymnasium.spaces import Box
 from mtrl_lightning.algorithms.description import describe_spec
 from mtrl_lightning.algorithms.rebuilding import rebuild_spec
 from mtrl_lightning.errors import import_optional
+from mtrl_lightning.replay.storage import Columns
 from mtrl_lightning.resources import free_memory
 from mtrl_lightning.saved import check_booleans
-from mtrl_lightning.schema import POLICY_ACTION, STORED, policy_action_field, step_fields
+from mtrl_lightning.schema import (
+    POLICY_ACTION,
+    STORED,
+    Field,
+    policy_action_field,
+    step_fields,
+)
 from mtrl_lightning.spec import EnvSpec
 
 VERSION = 0
@@ -37,8 +44,8 @@ KEY = "mtrl_lightning"
 EXTRA = "[minari]"
 FIELDS = ("observations", "actions", "rewards", "terminations", "truncations")
 """The entries of an episode in a data set."""
-MOST_TIMES = 16
-"""Bytes of all arrays of a file for each byte of it; compressed ones have some."""
+MOST_TIMES = 1032
+"""Bytes of a compressed array for each byte of it in the file: no file of gzip's has more."""
 MOST_CHUNK_BYTES = 64 << 20
 """Bytes of a chunk, which is read as a whole."""
 
@@ -175,14 +182,14 @@ def data_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob(DATA_FILE)) if folder.is_dir() else []
 
 
-def read_data_sets(
+def open_data_sets(
     folder: Path,
-) -> tuple[EnvSpec, dict[str, npt.NDArray], dict[str, Any]]:
-    """Return spec, columns and facts of the data sets in a folder, task after task.
+) -> tuple[EnvSpec, dict[str, Any], list[Field], Callable[[], Iterator[Columns]]]:
+    """Return spec, facts and columns of the data sets in a folder, and what reads them.
 
     Raises:
         ConfigurationError: if h5py is not installed.
-        MemoryError: if they do not fit into memory.
+        MemoryError: if an episode does not fit into memory.
         ValueError: naming what a data set lacks.
     """
     h5py = import_optional("h5py", f'"mtrl_lightning{EXTRA}"')
@@ -192,23 +199,42 @@ def read_data_sets(
         raise ValueError("it has data sets of several collections: give the folder of one of them")
     spec = rebuild_spec(specs[0])
     tasks = {path: spec.task_names.index(one["task"]) for path, one in described.items()}
-    parts: list[dict[str, npt.NDArray]] = []
-    for path in sorted(tasks, key=lambda path: tasks[path]):
-        with h5py.File(path, "r") as file:
-            reader = _Reader(h5py, MOST_TIMES * path.stat().st_size)
-            names = sorted(file, key=lambda name: int(name.removeprefix("episode_")))
-            for name in names:
-                where = f"{name} of {path}"
-                columns = _columns(reader, reader.entry(file, name, where), where, spec)
-                columns["task"] = np.full(len(columns["reward"]), tasks[path])
-                columns["episode"] = np.full(len(columns["reward"]), len(parts))
-                parts.append(columns)
-    if not parts:
+
+    def read_all() -> Iterator[dict[str, npt.NDArray]]:
+        """Return the columns of one episode after another, task after task."""
+        num_episodes = 0
+        for path in sorted(tasks, key=lambda path: tasks[path]):
+            with h5py.File(path, "r") as file:
+                reader = _Reader(h5py, path.stat().st_size)
+                for name in sorted(file, key=lambda name: int(name.removeprefix("episode_"))):
+                    where = f"{name} of {path}"
+                    columns = _columns(reader, reader.entry(file, name, where), where, spec)
+                    num_rows = len(columns["reward"])
+                    columns["task"] = np.full(num_rows, tasks[path])
+                    columns["episode"] = np.full(num_rows, num_episodes)
+                    num_episodes += 1
+                    yield columns
+
+    fields: dict[str, Field] = {}
+    for number, columns in enumerate(read_all()):
+        of_episode = {
+            name: Field(name, column.shape[1:], column.dtype.name)
+            for name, column in columns.items()
+        }
+        if number == 0:
+            fields = of_episode
+        fields = {name: field for name, field in fields.items() if name in of_episode}
+        for name, field in fields.items():
+            if of_episode[name] != field:
+                raise ValueError(f"{name} has other shapes or types in some episodes")
+    if not fields:
         raise ValueError("its data sets have no episode")
-    in_all = [name for name in parts[0] if all(name in part for part in parts)]
-    check_memory(sum(part[name].nbytes for part in parts for name in in_all))
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in in_all}
-    return spec, joined, dict(next(iter(described.values()))["facts"])
+
+    def read() -> Iterator[Columns]:
+        for columns in read_all():
+            yield {name: columns[name] for name in fields}
+
+    return spec, dict(next(iter(described.values()))["facts"]), list(fields.values()), read
 
 
 def check_memory(num_bytes: int) -> None:
@@ -228,12 +254,13 @@ class _Reader:
 
     Args:
         h5py: the package.
-        most_bytes: of all arrays.
+        file_bytes: size of the file.
     """
 
-    def __init__(self, h5py: Any, most_bytes: int) -> None:
+    def __init__(self, h5py: Any, file_bytes: int) -> None:
         self._h5py = h5py
-        self._left = most_bytes
+        self._left = file_bytes
+        """Bytes of the file that no array has been read from."""
 
     def entry(self, group: Any, name: str, where: str) -> Any:
         """Return a group or dataset that is in the file itself; None if there is none.
@@ -264,13 +291,18 @@ class _Reader:
             raise ValueError(
                 f"{name} in {where} is {dataset.dtype} {shape}, not {shape[0]} numbers"
             )
-        self._left -= dataset.nbytes
+        # several names may lead to the same bytes
+        in_file = dataset.id.get_storage_size()
+        self._left -= in_file
+        is_compressed = dataset.id.get_create_plist().get_nfilters() > 0
+        most_bytes = in_file * (MOST_TIMES if is_compressed else 1)
         chunk_bytes = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize
-        if self._left < 0 or chunk_bytes > MOST_CHUNK_BYTES:
+        if self._left < 0 or dataset.nbytes > most_bytes or chunk_bytes > MOST_CHUNK_BYTES:
             raise ValueError(
                 f"{name} in {where} has {dataset.nbytes:,} bytes in chunks of {chunk_bytes:,}, too"
                 " many for a file of this size"
             )
+        check_memory(dataset.nbytes)
         content = dataset[()]
         check_booleans(content)
         return content

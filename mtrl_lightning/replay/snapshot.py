@@ -14,7 +14,7 @@ import io
 import math
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ import numpy.typing as npt
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.manifest import HINT, check_manifest
-from mtrl_lightning.replay.storage import Storage
+from mtrl_lightning.replay.storage import Storage, check_columns
+from mtrl_lightning.schema import Field
 
 MEBIBYTE = 1 << 20
 
@@ -244,6 +245,32 @@ class ReplaySnapshots:
                 " or without the replay (--replay.restore false)"
             )
 
+    def chunks(
+        self, manifest: dict[str, Any], fields: Sequence[Field]
+    ) -> Iterator[dict[str, npt.NDArray]]:
+        """Return the columns of one file of a manifest after another.
+
+        Args:
+            manifest: whose files have every transition once.
+            fields: the columns, in the order of the files.
+
+        Raises:
+            ConfigurationError: naming the file, if one is missing or damaged.
+        """
+        check_manifest(manifest)
+        for chunk in manifest["chunks"]:
+            yield self._columns(chunk, fields)
+
+    def _columns(self, chunk: dict[str, Any], fields: Sequence[Field]) -> dict[str, npt.NDArray]:
+        content = io.BytesIO(self._content(chunk))
+        num_rows = sum(chunk["end"]) - sum(chunk["first"])
+        try:
+            columns = {field.name: _load_array(content) for field in fields}
+            check_columns(columns, fields, num_rows)
+        except Exception as error:  # NumPy's parser of headers raises errors of many kinds
+            raise self._not_understood(chunk, error) from error
+        return columns
+
     def verify(self, manifest: dict[str, Any]) -> None:
         """Read every chunk of a manifest without keeping it.
 
@@ -269,10 +296,11 @@ class ReplaySnapshots:
             columns = {name: _load_array(content) for name in storage.column_names}
             storage.from_columns(columns, np.array(chunk["first"]), np.array(chunk["end"]), ring_E)
         except Exception as error:  # NumPy's parser of headers raises errors of many kinds
-            path = self.folder / chunk["file"]
-            raise ConfigurationError(
-                f"the replay file {path} cannot be understood ({error}): {HINT}"
-            ) from error
+            raise self._not_understood(chunk, error) from error
+
+    def _not_understood(self, chunk: dict[str, Any], error: Exception) -> ConfigurationError:
+        path = self.folder / chunk["file"]
+        return ConfigurationError(f"the replay file {path} cannot be understood ({error}): {HINT}")
 
     def _content(self, chunk: dict[str, Any]) -> bytes:
         path = self.folder / chunk["file"]

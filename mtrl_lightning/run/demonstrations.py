@@ -5,9 +5,10 @@ Shapes: ``N`` transitions, ``R`` trained tasks, ``D`` observation, ``A`` action.
 
 from __future__ import annotations
 
+import json
 import zlib
+from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from mtrl_lightning.demonstrations import Collection, check_collection, read_collection
+from mtrl_lightning.demonstrations import check_collection, open_collection
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import FrameStorage
@@ -48,7 +49,7 @@ def load_demonstrations(
     Raises:
         ConfigurationError: if there is no collection, it is not of these tasks, or memory is short.
     """
-    collection = read_collection(Path(folder))
+    collection = open_collection(folder)
     check_collection(collection, spec)
     collected = collection.facts.get("split", split)
     if split is not None and collected != split:
@@ -57,14 +58,14 @@ def load_demonstrations(
             f" not trained in: an evaluation there says nothing of other episodes. Collect those of"
             f" {split}"
         )
-    transitions = _transitions_of(collection, spec)
-    count_R = np.bincount(transitions.env_E, minlength=len(spec.train_tasks))
-    capacity = int(count_R.max()) * len(count_R)
+    names = [spec.task_names[task] for task in spec.train_tasks]
+    counts = {name: collection.rows[name] for name in names}
+    capacity = max(counts.values()) * len(names)
     if bytes_needed(transition_fields(spec), capacity) > free_memory(device) / 2:
         device = CPU
-    fields = [policy_action_field(spec)] if POLICY_ACTION in transitions.extra else []
+    fields = [policy_action_field(spec)] if POLICY_ACTION in collection.shapes else []
     # room for the frames of every episode, which may be shorter than the horizon
-    shortest = _shortest_episode(transitions)
+    shortest = min(collection.shortest[name] for name in names)
     replay = ReplayBuffer(
         spec,
         capacity,
@@ -74,16 +75,20 @@ def load_demonstrations(
         policy_fields=fields,
         storage=partial(FrameStorage, horizon=shortest) if spec.frame_stack else None,
     )
-    replay.add(transitions)
-    if len(replay) < len(transitions.env_E):
+    checksums: dict[str, int] = {}
+    for columns in collection.chunks():
+        for name, transitions in _of_trained_tasks(columns, collection.spec, spec):
+            replay.add(transitions)
+            for key, column in transitions.columns().items():
+                content = np.ascontiguousarray(column).data
+                checksums[f"{key} of {name}"] = zlib.crc32(
+                    content, checksums.get(f"{key} of {name}", 0)
+                )
+    if len(replay) < sum(counts.values()):
         raise ConfigurationError(
             f"the images of an episode in {folder} do not follow one another: collect it again"
         )
-    names = [spec.task_names[task] for task in spec.train_tasks]
-    checksum = 0
-    for column in transitions.columns().values():
-        checksum = zlib.crc32(np.ascontiguousarray(column).data, checksum)
-    counts = dict(zip(names, count_R.tolist(), strict=True))
+    checksum = zlib.crc32(json.dumps(checksums, sort_keys=True).encode())
     return replay, {"transitions": counts, "crc32": checksum}
 
 
@@ -105,38 +110,40 @@ def _described(identity: Any) -> str:
     return f"{sum(identity['transitions'].values()):,} with checksum {identity['crc32']:08x}"
 
 
-def _transitions_of(collection: Collection, spec: EnvSpec) -> Transitions:
-    """Return the transitions of the trained tasks, task after task, as this benchmark has them."""
-    columns = collection.columns
-    names = [spec.task_names[task] for task in spec.train_tasks]
-    # rows of the trained tasks; a task's rows stay in the order of the collection
-    rows_R = [
-        np.flatnonzero(columns["task"] == collection.spec.task_names.index(name)) for name in names
-    ]
-    row_N = np.concatenate(rows_R)
-    ring_N = np.repeat(np.arange(len(names)), [len(rows) for rows in rows_R])
+def _of_trained_tasks(
+    columns: Mapping[str, npt.NDArray], there: EnvSpec, spec: EnvSpec
+) -> Iterator[tuple[str, Transitions]]:
+    """Return the transitions of each trained task, with its name, as this benchmark has them.
+
+    Args:
+        columns: of some rows of a collection, whose order stays.
+        there: the collection's spec.
+        spec: this benchmark's.
+    """
     observations = spec.observation_space.shape
     actions = spec.action_space.shape
-    extra = {field.name: columns[field.name][row_N] for field in spec.info_fields}
-    if POLICY_ACTION in columns:
-        extra[POLICY_ACTION] = _fitted(columns[POLICY_ACTION][row_N], actions).clip(-1, 1)
-    return Transitions(
-        observation_ED=_fitted(columns["observation"][row_N], observations),
-        action_EA=_fitted(columns["action"][row_N], actions).clip(-1, 1),
-        reward_E=columns["reward"][row_N],
-        next_observation_ED=_fitted(columns["next_observation"][row_N], observations),
-        terminated_E=columns["terminated"][row_N],
-        truncated_E=columns["truncated"][row_N],
-        task_E=np.array(spec.train_tasks)[ring_N],
-        env_E=ring_N,
-        extra=extra,
-    )
-
-
-def _shortest_episode(transitions: Transitions) -> int:
-    """Return the steps of the shortest episode."""
-    end_K = np.flatnonzero(transitions.terminated_E | transitions.truncated_E) + 1
-    return int(np.diff(end_K, prepend=0).min())
+    for ring, task in enumerate(spec.train_tasks):
+        name = spec.task_names[task]
+        rows = np.flatnonzero(columns["task"] == there.task_names.index(name))
+        if not len(rows):
+            continue
+        extra = {field.name: columns[field.name][rows] for field in spec.info_fields}
+        if POLICY_ACTION in columns:
+            extra[POLICY_ACTION] = _fitted(columns[POLICY_ACTION][rows], actions).clip(-1, 1)
+        yield (
+            name,
+            Transitions(
+                observation_ED=_fitted(columns["observation"][rows], observations),
+                action_EA=_fitted(columns["action"][rows], actions).clip(-1, 1),
+                reward_E=columns["reward"][rows],
+                next_observation_ED=_fitted(columns["next_observation"][rows], observations),
+                terminated_E=columns["terminated"][rows],
+                truncated_E=columns["truncated"][rows],
+                task_E=np.full(len(rows), task),
+                env_E=np.full(len(rows), ring),
+                extra=extra,
+            ),
+        )
 
 
 def _fitted(column: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:

@@ -214,7 +214,7 @@ def test_damaged_numbers_that_are_not_finite_are_named(written, monkeypatch):
     columns = columns_of(spec)
     columns["next_observation"][3] = np.nan
     with monkeypatch.context() as patched:
-        patched.setattr("mtrl_lightning.demonstrations.collection._check_episodes", print)
+        patched.setattr("mtrl_lightning.demonstrations.collection._check_numbers", print)
         write_collection(written.parent / "two", spec, columns, {})
     with pytest.raises(ConfigurationError, match="column next_observation has numbers that are"):
         read_collection(written.parent / "two")

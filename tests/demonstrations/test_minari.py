@@ -157,6 +157,23 @@ def linked_often(group):
         group[f"infos/own_{number}"] = group["infos/large"]
 
 
+def test_a_recompressed_file_is_read(written):
+    """A constant image takes a hundredth of its bytes in a compressed file."""
+    expected = read_collection(written / "replay").columns
+    changed(
+        lambda group: group.create_dataset(
+            "infos/image", data=np.zeros((2, 2_000_000), np.uint8), compression="gzip"
+        )
+    )(written)
+    with h5py.File(data_of(written) / "main_data.hdf5") as file:
+        image = file["episode_1/infos/image"]
+        assert image.id.get_storage_size() < image.nbytes / 100
+        assert (data_of(written) / "main_data.hdf5").stat().st_size < image.nbytes / 16
+    found = read_collection(written / "minari").columns
+    for name, column in expected.items():
+        np.testing.assert_array_equal(found[name], column)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

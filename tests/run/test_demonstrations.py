@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.demonstrations import read_collection, write_collection
+from mtrl_lightning.demonstrations import collection, read_collection, write_collection
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import trained_spec
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.resources import CPU
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.run.demonstrations import load_demonstrations
 from tests.helpers.algorithms import make_spec, pixel_spec
 from tests.helpers.demonstrations import write_demonstrations
 
+MIB = 2**20
 NAMES = ("far", "near", "between")
 LENGTHS = [3, 9, 1, 2]
 TASKS = [1, 0, 1, 2]
@@ -191,6 +196,57 @@ def images_of(lengths):
         "task": np.zeros(sum(lengths), np.int64),
         "episode": np.repeat(np.arange(len(lengths)), lengths),
     }
+
+
+def write_in_files_of(num_bytes, folder, spec, columns):
+    """Write a collection with files of so many bytes."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            collection, "ReplaySnapshots", partial(ReplaySnapshots, chunk_mebibytes=num_bytes / MIB)
+        )
+        write_collection(folder, spec, columns, {})
+    return list((folder / "replay").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["vectors", "images"])
+def test_demonstrations_in_many_files_are_those_in_one(tmp_path, kind):
+    spec, columns = (SPEC, columns_of(SPEC)) if kind == "vectors" else images_of([2, 9, 4, 7])
+    write_collection(tmp_path / "one", spec, columns, {})
+    row_bytes = sum(np.asarray(column[0]).nbytes for column in columns.values())
+    files = write_in_files_of(2.5 * row_bytes, tmp_path / "many", spec, columns)
+    assert len(files) > 3, "episodes go on from one file to the next"
+    expected, found = (read_collection(tmp_path / name) for name in ("one", "many"))
+    for name, column in expected.columns.items():
+        np.testing.assert_array_equal(found.columns[name], column)
+    expected, found = (
+        load_demonstrations(str(tmp_path / name), spec, 0, CPU) for name in ("one", "many")
+    )
+    assert found[1] == expected[1]
+    for ring in range(spec.num_tasks):
+        rows = held(found[0], ring)
+        for name, column in held(expected[0], ring).items():
+            assert torch.equal(rows[name], column)
+
+
+def test_demonstrations_are_loaded_file_by_file(tmp_path):
+    num_rows = 40_000
+    columns = {
+        name: np.resize(column, (num_rows, *column.shape[1:]))
+        for name, column in columns_of(SPEC).items()
+    }
+    columns["terminated"] = np.ones(num_rows, np.bool_)
+    columns["episode"] = np.arange(num_rows)
+    files = write_in_files_of(MIB / 8, tmp_path / "large", SPEC, columns)
+    load_demonstrations(str(tmp_path / "large"), SPEC, 0, CPU)  # imports
+    tracemalloc.start()
+    try:
+        replay, _ = load_demonstrations(str(tmp_path / "large"), SPEC, 0, CPU)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    held_bytes = sum(column.nbytes for ring in range(3) for column in held(replay, ring).values())
+    # tensors are not traced: what is, is a file and what is made of its rows
+    assert 8 * max(path.stat().st_size for path in files) > peak < held_bytes / 2
 
 
 def test_images_of_episodes_shorter_than_the_horizon_are_all_held(tmp_path):
