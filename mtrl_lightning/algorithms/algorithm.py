@@ -276,9 +276,6 @@ class Algorithm(LightningModule):
 
         Returns:
             The actions; when exploring, with the ``policy_fields`` if there are any.
-
-        Raises:
-            DivergenceError: if an earlier update was not finite and ends the run.
         """
         shape = (len(observation_ED), self.action_dim)
         generator = self.generators.get("act", self.device)
@@ -306,7 +303,6 @@ class Algorithm(LightningModule):
             action_BA, fields = self.explore(policy, noise.unflatten(0, rows))
         chosen_BA = zero_padding(action_BA, self.action_mask(task_B))
         chosen_EA = chosen_BA.cpu().numpy().reshape(shape)
-        self.guard.read()  # free here: .cpu() has waited for the device already
         if not fields:
             return chosen_EA
         return chosen_EA, {
@@ -460,8 +456,19 @@ class Algorithm(LightningModule):
         if self._compile == "cudagraphs":
             begin_graphs([update.optimizer for update in self.updates if update.optimizer])
         with self.stopwatch.measure("update"):
-            self.update(batch)
+            self.recorded_update(batch)
         self.counters.updates += 1
+        self.guard.count_updates()
+
+    def recorded_update(self, batch: TransitionBatch) -> None:
+        """Make one update; record its metrics and whether its steps were made, on the device.
+
+        With optimizers that skip steps on the device, the host does not wait for it in here, and
+        two calls with the same updates due make the same operations on the same tensors.
+        """
+        with self.mean_metrics.added_at_end():
+            self.update(batch)
+        self.guard.end_update()
 
     def update(self, batch: TransitionBatch) -> None:
         """Learn from a sampled batch; begin with ``transform``."""
@@ -527,7 +534,12 @@ class Algorithm(LightningModule):
     # metrics and checkpoints; Lightning calls the on_... hooks
 
     def drain_metrics(self) -> dict[str, float]:
-        """Return ``train/...`` metrics, averaged since the last call."""
+        """Return ``train/...`` metrics, averaged since the last call.
+
+        Raises:
+            DivergenceError: if the gradient of an update was not finite and ends the run.
+        """
+        self.guard.read()
         return {f"train/{name}": value for name, value in self.mean_metrics.drain().items()}
 
     def images(self) -> dict[str, npt.NDArray[np.uint8]]:

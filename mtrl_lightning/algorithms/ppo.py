@@ -171,6 +171,10 @@ class PPO(Algorithm):
         self.register_buffer("epoch_kl", torch.tensor(0.0))
         self.register_buffer("epoch_updates", torch.tensor(0))
         self.register_buffer("epoch_skipped", torch.tensor(0))
+        # the same on the host, which would have to wait for a GPU's
+        self._iterations_made = 0
+        self._updates_of_epoch = 0
+        self.register_load_state_dict_post_hook(PPO._read_counts)
         self.add_networks()
         self._actor_loss = self.compiled(self.actor_loss)
         self._critic_loss = self.compiled(self.critic_loss)
@@ -255,7 +259,7 @@ class PPO(Algorithm):
         task_E = collected.task_E
         computed = {}
         has_statistics = type(self.encoder).observe is not Encoder.observe
-        if has_statistics and self.num_iterations == 0:
+        if has_statistics and self._iterations_made == 0:
             # the first statistics change the scale of the policy's input, and with it the policy.
             # Ratios to the changed policy start from 1, as in every other iteration; that the
             # actions are samples of the policy before is a bias of this iteration alone
@@ -294,7 +298,7 @@ class PPO(Algorithm):
 
     def is_iteration_over(self) -> bool:
         """Return whether the policy has moved too far for a further epoch."""
-        if self.max_kl is None or self.epoch_updates < self.collection.num_minibatches:
+        if self.max_kl is None or self._updates_of_epoch < self.collection.num_minibatches:
             return False
         mean_kl = self.epoch_kl / (self.epoch_updates - self.epoch_skipped)
         # NaN, if every minibatch was skipped, ends it as well
@@ -302,16 +306,25 @@ class PPO(Algorithm):
 
     def end_iteration(self, collected: Rollout) -> None:
         """Move the encoder's statistics, between two iterations and never within one."""
-        if self.num_iterations > 0:
+        if self._iterations_made > 0:
             self._observe(collected)
         self.num_iterations += 1
+        self._iterations_made += 1
         self._begin_epoch()
 
-    def update(self, batch: TransitionBatch) -> None:
-        """Make one step of the actor and one of the critic."""
+    def training_step(self, batch: TransitionBatch, batch_idx: int) -> None:
+        """Make one update and count it; begin an epoch, and log gradients, where that is due."""
+        if self._updates_of_epoch == self.collection.num_minibatches:
+            self._begin_epoch()
         if self._is_first_update:
             self._is_first_update = False
             self._log_gradient_shares(batch)
+        super().training_step(batch, batch_idx)
+        if self.max_kl is not None:
+            self._updates_of_epoch += 1
+
+    def update(self, batch: TransitionBatch) -> None:
+        """Make one step of the actor and one of the critic."""
         log_prob_Rn, entropy = self.actor_update(lambda: self._actor_loss(batch))
         self.critic_update(lambda: self._critic_loss(batch))
         old_log_prob_Rn = batch.extra["log_prob"]
@@ -427,8 +440,6 @@ class PPO(Algorithm):
         return column_Rn, self._task_R[:, None].expand(column_Rn.shape[:2])
 
     def _add_to_epoch(self, kl: Tensor) -> None:
-        if self.epoch_updates == self.collection.num_minibatches:
-            self._begin_epoch()
         is_skipped = ~self.actor_update.grad_norm.isfinite()
         self.epoch_kl += distributed.mean(kl).masked_fill(is_skipped, 0.0)
         self.epoch_updates += 1
@@ -438,6 +449,12 @@ class PPO(Algorithm):
         self.epoch_kl.zero_()
         self.epoch_updates.zero_()
         self.epoch_skipped.zero_()
+        self._updates_of_epoch = 0
+
+    def _read_counts(self, _: Any) -> None:
+        """Read the counts that were loaded."""
+        self._iterations_made = int(self.num_iterations)
+        self._updates_of_epoch = int(self.epoch_updates)
 
     def _observe(self, collected: Rollout) -> None:
         valid_SE = collected.valid_SE
@@ -469,7 +486,7 @@ class PPO(Algorithm):
             "critic_gradient_share", norm_R / norm_R.sum().clamp(min=advantages.EPSILON)
         )
         if self.critic_gradient.is_one_pass:  # the others log it in every update
-            weight_R = equal_weights(self.num_trained)
+            weight_R = equal_weights(self.num_trained, self.device)
             found = statistics(gram_RR, weight_R, weight_R)
             names = ("conflicts", "cosine")
             self.mean_metrics.add({f"critic_{name}": found[name] for name in names})

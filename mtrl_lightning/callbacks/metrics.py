@@ -138,12 +138,13 @@ class MetricsCallback(SessionCallback):
         session = self.session
         algorithm = session.algorithm
         so_far = algorithm.mean_metrics.state_dict()
+        trained = algorithm.drain_metrics()  # first: it counts the steps that a GPU has skipped
         rollout = fault_metrics(session)
         if session.has_envs:
             windows = joined_windows(session)
             rollout |= rollout_metrics(session, windows) | episode_metrics(session, windows)
         system = {} if self._system is None else self._system.metrics(algorithm.device)
-        session.log(algorithm.drain_metrics() | rollout | self._time() | system)
+        session.log(trained | rollout | self._time() | system)
         if not is_due:
             # a run that is prolonged averages over the whole interval, as if it had not ended
             algorithm.mean_metrics.load_state_dict(so_far)

@@ -37,6 +37,7 @@ class AlignedMTL(GradientMethod):
     """
 
     averages_gradients = True
+    solves_on_host = True
 
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
@@ -45,7 +46,7 @@ class AlignedMTL(GradientMethod):
         mean_weight_R = equal_weights(len(loss_R))
         gradients = TaskGradients.from_losses(loss_R, parameters)
         _, self._statistics = gradients.combine_with(
-            lambda gram_RR: alignment(gram_RR) @ mean_weight_R, mean_weight_R
+            lambda gram_RR: alignment(gram_RR) @ mean_weight_R, mean_weight_R, on_host=True
         )
 
 

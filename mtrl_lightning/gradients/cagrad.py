@@ -48,6 +48,7 @@ class CAGrad(GradientMethod):
     """
 
     averages_gradients = True
+    solves_on_host = True
 
     def __init__(self, spec: EnvSpec, *, c: float = 0.5, num_sampled: int | None = None) -> None:
         super().__init__(spec)
@@ -66,7 +67,7 @@ class CAGrad(GradientMethod):
         loss_G = (member_GR / member_GR.sum(1, keepdim=True)).to(loss_R) @ loss_R
         gradients = TaskGradients.from_losses(loss_G, parameters, mean_weight_G)
         _, self._statistics = gradients.combine_with(
-            lambda gram_GG: self._weights(gram_GG, mean_weight_G), mean_weight_G
+            lambda gram_GG: self._weights(gram_GG, mean_weight_G), mean_weight_G, on_host=True
         )
 
     def _groups(self, num_tasks: int, generator: torch.Generator) -> Tensor:
@@ -74,7 +75,7 @@ class CAGrad(GradientMethod):
         single_RR = torch.eye(num_tasks, dtype=torch.float64)
         if self.num_sampled is None or self.num_sampled >= num_tasks:
             return single_RR
-        order_R = torch.randperm(num_tasks, generator=generator)
+        order_R = torch.randperm(num_tasks, generator=generator, device=generator.device).cpu()
         sampled = order_R[: self.num_sampled]
         rest = order_R[self.num_sampled :]
         return torch.cat([single_RR[sampled], single_RR[rest].sum(0, keepdim=True)])

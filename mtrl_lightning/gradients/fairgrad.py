@@ -70,6 +70,7 @@ class FairGrad(GradientMethod):
     """
 
     averages_gradients = True
+    solves_on_host = True
 
     def __init__(self, spec: EnvSpec, *, alpha: float = 2.0) -> None:
         super().__init__(spec)
@@ -81,7 +82,9 @@ class FairGrad(GradientMethod):
     ) -> None:
         """Set every parameter's ``.grad``."""
         gradients = TaskGradients.from_losses(loss_R, parameters)
-        _, self._statistics = gradients.combine_with(self._weights, equal_weights(len(loss_R)))
+        _, self._statistics = gradients.combine_with(
+            self._weights, equal_weights(len(loss_R)), on_host=True
+        )
 
     def _weights(self, gram_RR: Tensor) -> Tensor:
         """Return the weights ``[R]`` of the gradients for a Gram matrix that is not zero."""

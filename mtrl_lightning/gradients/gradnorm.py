@@ -85,8 +85,13 @@ class GradNorm(GradientMethod):
         norm_R = gram_RR.diagonal().sqrt().to(loss_R)
         (self.weight_R * loss_R).mean().backward()
         self._statistics = weight_statistics(self.weight_R.clone())
-        if torch.isfinite(norm_R).all() and torch.isfinite(loss_R).all():
-            self._update_weights(loss_R.detach(), norm_R)
+        state = list(self.buffers())
+        before = [buffer.clone() for buffer in state]
+        self._update_weights(loss_R.detach(), norm_R)
+        # chosen by the device, so that the CPU does not wait for a GPU
+        is_finite = torch.isfinite(torch.cat([norm_R, loss_R.detach()])).all()
+        for buffer, old in zip(state, before, strict=True):
+            buffer.copy_(torch.where(is_finite, buffer, old))
 
     def _update_weights(self, loss_R: Tensor, norm_R: Tensor) -> None:
         # a loss of exactly 0 belongs to a masked task: it is no first loss and shows no progress

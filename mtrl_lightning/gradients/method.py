@@ -45,6 +45,8 @@ class GradientMethod(nn.Module):
     averages_gradients = False
     """Whether ``backward`` itself averages the gradients over the processes, before it combines
     them, as ``TaskGradients`` does. The ``.grad`` of others is averaged after ``backward``."""
+    solves_on_host = False
+    """Whether ``backward`` computes weights on the CPU: a GPU is waited for in every update."""
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
@@ -72,7 +74,7 @@ class GradientMethod(nn.Module):
             loss_R: one loss per task; with several processes the values of the joined batch, whose
                 graph is that of this process' rows.
             parameters: the parameters that the losses train.
-            generator: of random numbers, on the CPU; the same on all processes.
+            generator: of random numbers, on the losses' device; the same on all processes.
         """
         raise NotImplementedError
 

@@ -61,6 +61,7 @@ class NashMTL(GradientMethod):
     """
 
     averages_gradients = True
+    solves_on_host = True
     weight_R: Tensor
     updates_since_solved: Tensor
 
@@ -82,7 +83,9 @@ class NashMTL(GradientMethod):
         # solving takes a backward pass per task, kept weights take two at most
         if self.updates_since_solved == 0:
             gradients = TaskGradients.from_losses(loss_R, parameters)
-            weight_R, self._statistics = gradients.combine_with(bargain, equal_weights(len(loss_R)))
+            weight_R, self._statistics = gradients.combine_with(
+                bargain, equal_weights(len(loss_R)), on_host=True
+            )
             self.weight_R.copy_(weight_R)
         else:
             weighted_backward(loss_R, self.weight_R, parameters)

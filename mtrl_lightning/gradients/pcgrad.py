@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
+from mtrl_lightning.resources import CPU
 
 
 class PCGrad(GradientMethod):
@@ -35,23 +36,25 @@ class PCGrad(GradientMethod):
     ) -> None:
         """Set every parameter's ``.grad``; the generator samples the orders."""
         gradients = TaskGradients.from_losses(loss_R, parameters)
-        order_RO = orders(len(loss_R), generator)
+        order_RO = orders(len(loss_R), generator, loss_R.device)
         _, self._statistics = gradients.combine_with(
-            lambda gram_RR: projected(gram_RR, order_RO).mean(0), equal_weights(len(loss_R))
+            lambda gram_RR: projected(gram_RR, order_RO).mean(0),
+            equal_weights(len(loss_R), loss_R.device),
         )
 
 
-def orders(num_tasks: int, generator: torch.Generator) -> Tensor:
+def orders(num_tasks: int, generator: torch.Generator, device: torch.device = CPU) -> Tensor:
     """Sample for every task an order of the other tasks, ``[R, R - 1]``."""
     # sorting uniform keys gives random orders; a key of 2 puts the task itself last
-    key_RR = torch.rand(num_tasks, num_tasks, generator=generator, dtype=torch.float64)
+    shape = (num_tasks, num_tasks)
+    key_RR = torch.rand(shape, generator=generator, dtype=torch.float64, device=device)
     return key_RR.fill_diagonal_(2).argsort(1)[:, :-1]
 
 
 def projected(gram_RR: Tensor, order_RO: Tensor) -> Tensor:
     """Return the projected gradients as coefficients of the original ones, ``[R, R]``."""
-    each_R = torch.arange(len(gram_RR))
-    coefficient_RR = torch.eye(len(gram_RR), dtype=gram_RR.dtype)
+    each_R = torch.arange(len(gram_RR), device=gram_RR.device)
+    coefficient_RR = torch.eye(len(gram_RR), dtype=gram_RR.dtype, device=gram_RR.device)
     # g_i keeps its coefficients of the original gradients, so the loop needs no gradient itself
     for other_R in order_RO.unbind(1):
         # g_i . g_j for one j per task i

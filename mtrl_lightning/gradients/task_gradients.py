@@ -14,6 +14,7 @@ from torch.nn import Parameter
 
 from mtrl_lightning.gradients.method import TaskParameters
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.resources import CPU
 
 
 class TaskGradients(NamedTuple):
@@ -53,7 +54,7 @@ class TaskGradients(NamedTuple):
             mean_weight_R = loss_R.new_full((num_tasks,), 1 / num_tasks)
         else:
             mean_weight_R = mean_weight_R.to(loss_R)
-        if loss_R.is_cuda:
+        if loss_R.device.type != "cpu":
             gradients = batched_gradients(loss_R, trained, retain_graph)
             means = [
                 torch.tensordot(mean_weight_R, gradient, 1) for gradient in gradients[len(shared) :]
@@ -75,32 +76,39 @@ class TaskGradients(NamedTuple):
         return cls(parameters, stacked, means)
 
     def gram(self) -> Tensor:
-        """Return ``g_i . g_j`` over the shared parameters, ``[R, R]``, on the CPU in float64."""
+        """Return ``g_i . g_j`` over the shared parameters, ``[R, R]``, in float64."""
         total = sum(g.flatten(1) @ g.flatten(1).t() for g in self.shared)
         assert isinstance(total, Tensor), "a network without shared parameters"
-        return total.cpu().double()
+        return total.double()
 
     def combine(self, weight_R: Tensor) -> None:
         """Set ``.grad``: ``sum_i w_i g_i`` for shared parameters, the mean gradient for others."""
-        weight_R = weight_R.to(self.shared[0])  # only once, because it waits for a GPU
+        weight_R = weight_R.to(self.shared[0])
         for parameter, gradient in zip(self.parameters.shared, self.shared, strict=True):
             parameter.grad = torch.tensordot(weight_R, gradient, 1)
         for parameter, gradient in zip(self.parameters.own, self.own, strict=True):
             parameter.grad = gradient
 
     def combine_with(
-        self, solve: Callable[[Tensor], Tensor], mean_weight_R: Tensor
+        self,
+        solve: Callable[[Tensor], Tensor],
+        mean_weight_R: Tensor,
+        on_host: bool = False,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Set ``.grad`` with the weights that a method computes from the Gram matrix.
 
         Args:
             solve: returns the weights ``[R]`` for the Gram matrix divided by its mean diagonal.
             mean_weight_R: weight of each task in the mean loss.
+            on_host: whether ``solve`` takes its matrix on the CPU, for which a GPU is waited for.
 
         Returns:
             The weights, and their ``statistics``.
         """
         gram_RR = self.gram()
+        if on_host:
+            gram_RR = gram_RR.cpu()
+        mean_weight_R = mean_weight_R.to(gram_RR.device)
         # one solver for all ranks: rounding may differ between machines, parameters may not
         weight_R = distributed.on_rank_zero(
             lambda: weights_from(gram_RR, mean_weight_R, solve).double(), like=gram_RR[0]
@@ -109,9 +117,9 @@ class TaskGradients(NamedTuple):
         return weight_R, statistics(gram_RR, weight_R, mean_weight_R)
 
 
-def equal_weights(num_tasks: int) -> Tensor:
+def equal_weights(num_tasks: int, device: torch.device = CPU) -> Tensor:
     """Return the weights of the plain mean, ``1 / R`` for each task, in the Gram matrix's dtype."""
-    return torch.full((num_tasks,), 1 / num_tasks, dtype=torch.float64)
+    return torch.full((num_tasks,), 1 / num_tasks, dtype=torch.float64, device=device)
 
 
 def batched_gradients(
@@ -161,9 +169,11 @@ def weights_from(
     gradients and the logged norm.
     """
     scale = gram_RR.diagonal().mean()
-    if not torch.isfinite(gram_RR).all() or scale == 0:
-        return mean_weight_R
-    return solve(gram_RR / scale)
+    is_solvable = torch.isfinite(gram_RR).all() & (scale != 0)
+    identity_RR = torch.eye(len(gram_RR), dtype=gram_RR.dtype, device=gram_RR.device)
+    # chosen by the device, so that the CPU does not wait for a GPU
+    weight_R = solve(torch.where(is_solvable, gram_RR / scale, identity_RR))
+    return torch.where(is_solvable, weight_R, mean_weight_R)
 
 
 def average_directions(gram_RR: Tensor, solve: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -202,7 +212,7 @@ def statistics(gram_RR: Tensor, weight_R: Tensor, mean_weight_R: Tensor) -> dict
     norm_R = gram_RR.diagonal().sqrt()
     norms_RR = torch.outer(norm_R, norm_R)
     cosine_RR = torch.where(norms_RR == 0, 0.0, gram_RR / norms_RR)
-    i, j = torch.triu_indices(len(gram_RR), len(gram_RR), 1)
+    i, j = torch.triu_indices(len(gram_RR), len(gram_RR), 1, device=gram_RR.device)
     num_pairs = max(len(i), 1)
     pairs = {
         "conflicts": (gram_RR[i, j] < 0).sum() / num_pairs,

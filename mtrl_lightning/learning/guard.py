@@ -1,6 +1,6 @@
 """The reaction to an update whose gradient is not finite.
 
-Shapes: ``R`` trained tasks.
+Shapes: ``R`` trained tasks, ``N`` updates, ``U`` steps of an update, ``L`` numbers of a step.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from mtrl_lightning.errors import DivergenceError
 OnNonfinite = Literal["stop", "skip"]
 """End the run, or leave the step out and count it."""
 MAX_PENDING = 256
-"""Updates after which results are read even if no action is asked for, to bound their memory."""
+"""Updates after which outcomes are read even if nothing is logged or saved."""
 
 
 class DivergenceGuard:
     """Stop at steps that were left out because their gradient is not finite, or count them.
 
-    On a GPU the outcome of a step is kept there until ``read``, which is called when the device is
-    waited for anyway.
+    On a GPU the outcomes of the steps are kept there, in tensors that stay the same ones, until
+    ``read``: when metrics are logged or a checkpoint is saved, which wait for the device anyway.
 
     Args:
         on_nonfinite: ``stop`` raises at the first such step, ``skip`` counts it.
@@ -52,42 +52,95 @@ class DivergenceGuard:
         self._task_names = list(task_names)
         self._counters = counters
         self._steps_envs = steps_envs
-        self._pending: list[tuple[str, int, Tensor]] = []
+        self._names: list[str] = []
+        """Updates whose outcomes a row has, in this order."""
+        self._outcomes: dict[str, list[Tensor]] = {}
+        """Of this update's steps: 1 for a step that was left out or 0, and the losses."""
+        self._none: list[Tensor] = []
+        """Outcome of a step that an update does not make."""
+        self._rows: Tensor | None = None
+        """Outcomes of the updates since ``read``, a row for each."""
+        self._num_rows: Tensor | None = None
+        """Number of these rows, on the device."""
+        self._num_unread = 0
+        """Updates since ``read``, as the host counts them."""
 
-    def check(self, name: str, is_finite: bool | Tensor, loss_R: Tensor) -> None:
-        """Note one step.
+    def register(self, name: str) -> None:
+        """Give the steps of an update a place in the rows."""
+        self._names.append(name)
+
+    def check(self, name: str, is_finite: bool, loss_R: Tensor) -> None:
+        """Report one step whose outcome the host knows.
 
         Args:
             name: of the update, such as ``critic``.
-            is_finite: whether the gradient was finite; a tensor if only the device knows.
+            is_finite: whether the gradient was finite.
             loss_R: the tasks' losses.
 
         Raises:
             DivergenceError: if the run has to end.
         """
-        if isinstance(is_finite, Tensor):
-            outcome = torch.cat([is_finite[None].to(loss_R.dtype), loss_R])
-            self._pending.append((name, self._counters.updates, outcome))
-            if len(self._pending) >= MAX_PENDING:
-                self.read()
-        elif not is_finite:
+        if not is_finite:
             self._report(name, self._counters.updates, loss_R.tolist())
 
-    def read(self) -> None:
-        """Read the outcomes that are still on the device, which is waited for.
+    def keep(self, name: str, found_inf: Tensor, loss_R: Tensor) -> None:
+        """Keep the outcome of one step on the device until ``end_update`` and ``read``.
+
+        Args:
+            name: of the update.
+            found_inf: 1 if the gradient was not finite and the step was left out, or 0.
+            loss_R: the tasks' losses.
+        """
+        self._outcomes[name] = [found_inf.view(1), loss_R.detach()]
+
+    def end_update(self) -> None:
+        """Write the outcomes of the update's steps into the next row."""
+        if not self._outcomes and self._num_rows is None:
+            return
+        if self._num_rows is None or self._rows is None:
+            some = torch.cat(next(iter(self._outcomes.values())))
+            self._none = [torch.zeros_like(some)]
+            self._rows = some.new_zeros(MAX_PENDING, len(self._names) * len(some))
+            self._num_rows = torch.zeros(1, dtype=torch.int64, device=some.device)
+        outcomes = [self._outcomes.get(name, self._none) for name in self._names]
+        row = torch.cat([part for outcome in outcomes for part in outcome])
+        self._rows.index_copy_(0, self._num_rows, row[None])
+        self._num_rows += 1
+        self._outcomes = {}
+
+    def count_updates(self, number: int = 1) -> None:
+        """Count updates that were made; read their outcomes where no more of them would fit.
+
+        Args:
+            number: of the updates, and of those that the next call counts.
 
         Raises:
             DivergenceError: if the run has to end.
         """
-        if not self._pending:
+        self._num_unread += number
+        if self._num_unread + number > MAX_PENDING:
+            self.read()
+
+    def read(self) -> None:
+        """Read the outcomes that are still on the device, which is waited for.
+
+        Called between two updates, when the last one was counted.
+
+        Raises:
+            DivergenceError: if the run has to end.
+        """
+        self._num_unread = 0
+        if self._num_rows is None or self._rows is None:
             return
-        pending = self._pending
-        self._pending = []
-        values = iter(torch.cat([outcome for _, _, outcome in pending]).tolist())
-        for name, update, outcome in pending:
-            is_finite, *losses = [next(values) for _ in range(len(outcome))]
-            if not is_finite:
-                self._report(name, update, losses)
+        # one copy of both
+        numbers = torch.cat([self._num_rows.to(self._rows.dtype), self._rows.flatten()]).cpu()
+        self._num_rows.zero_()
+        num_rows = int(numbers[0])
+        outcome_NUL = numbers[1:].view(MAX_PENDING, len(self._names), -1)[:num_rows]
+        first = self._counters.updates - num_rows
+        for row, place in outcome_NUL[..., 0].nonzero().tolist():
+            losses = outcome_NUL[row, place, 1:].tolist()
+            self._report(self._names[place], first + row, losses)
 
     def _report(self, name: str, update: int, losses: Sequence[float]) -> None:
         cause = self._cause(name, losses)

@@ -157,7 +157,7 @@ class ReturnRange(RewardScale):
 
     def sync_ranks(self) -> None:
         """Take the largest returns of all ranks."""
-        self.largest_T = distributed.largest(self.largest_T)
+        self.largest_T.copy_(distributed.largest(self.largest_T))
 
     def factors(  # type: ignore[override]
         self, *, temperature_T: Tensor, target_entropy_T: Tensor

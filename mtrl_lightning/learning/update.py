@@ -25,7 +25,6 @@ from mtrl_lightning.learning.guard import DivergenceGuard
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.networks import TaskModule
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.resources import CPU
 from mtrl_lightning.spec import EnvSpec
 
 Extra = TypeVar("Extra")
@@ -99,6 +98,7 @@ class Update:
         self._generators = generators
         self._metrics = metrics
         self._guard = guard
+        guard.register(name)
         self._task_R = torch.tensor(spec.train_tasks)
         self._logs_gradient = method is not None
         self._max_grad_norm = max_grad_norm
@@ -152,7 +152,7 @@ class Update:
         weight_R = self._task_weights()
         # restored below if the step is left out
         method_state = [buffer.clone() for buffer in self.method.buffers()]
-        draws = self._generators.get("gradient", CPU)
+        draws = self._generators.get("gradient", loss_R.device)
 
         optimizer.zero_grad()
         with torch.autocast(device, enabled=False):  # it would round the products of gradients
@@ -164,28 +164,72 @@ class Update:
                 distributed.average_gradients(self._trained, [loss_R])
             elif not self.method.averages_gradients:
                 distributed.average_gradients(self._trained)
-            # 3. clip, and step if the norm is finite: one bad batch must not end in the weights
+            loss_R = loss_R.detach()
+            # 3. clip
             gradients = [p.grad for p in self._trained if p.grad is not None]
             norm = self.grad_norm = get_total_norm(gradients)
             if self._max_grad_norm is not None:
                 self._clip(self._max_grad_norm, norm)
-            is_finite = self._step_if_finite(optimizer, norm)
-            # 4. projections of weights, such as bounds and orthonormal bases
-            self._repair_networks(loss_R.detach())
 
-            # 5. methods such as FAMO compare the losses before and after the step
             def losses_after() -> Tensor:
                 with torch.autocast(*precision):
                     new_loss_R, _ = losses()
                 return self._weighted(distributed.global_losses(new_loss_R), weight_R)
 
-            if is_finite is not False:
-                with torch.no_grad():
-                    self.method.after_step(losses_after)
-            self._restore_method(method_state, is_finite)
+            # 4. step if the norm is finite: one bad batch must not end in the weights
+            on_device = decides_on_device(norm.device) and _skips_on_device(optimizer)
+            step = self._step_on_device if on_device else self._step_on_host
+            step(optimizer, norm, loss_R, losses_after, method_state)
         self._log(loss_R, norm)
-        self._guard.check(self.name, is_finite, loss_R.detach())
         return extra
+
+    def _step_on_host(
+        self,
+        optimizer: Optimizer,
+        norm: Tensor,
+        loss_R: Tensor,
+        losses_after: Callable[[], Tensor],
+        method_state: Sequence[Tensor],
+    ) -> None:
+        """Wait for the norm, and make the step if it is finite."""
+        is_finite = math.isfinite(norm)
+        if is_finite:
+            optimizer.step()
+        # projections of weights, such as bounds and orthonormal bases
+        self._repair_networks(loss_R)
+        if is_finite:
+            # methods such as FAMO compare the losses before and after the step
+            with torch.no_grad():
+                self.method.after_step(losses_after)
+        else:
+            for buffer, before in zip(self.method.buffers(), method_state, strict=True):
+                buffer.copy_(before)
+        self._guard.check(self.name, is_finite, loss_R)
+
+    def _step_on_device(
+        self,
+        optimizer: Optimizer,
+        norm: Tensor,
+        loss_R: Tensor,
+        losses_after: Callable[[], Tensor],
+        method_state: Sequence[Tensor],
+    ) -> None:
+        """Let the device leave the step out if the norm is not finite, without waiting for it.
+
+        That takes an optimizer with ``found_inf``, as fused ones have for gradient scaling.
+        """
+        # 0 for a finite norm, 1 for infinity and NaN, which are NaN times 0
+        found_inf = (norm * 0).nan_to_num(1.0)
+        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        optimizer.step()
+        self._repair_networks(loss_R)
+        with torch.no_grad():
+            self.method.after_step(losses_after)
+        if method_state:
+            is_skipped = found_inf > 0
+            for buffer, before in zip(self.method.buffers(), method_state, strict=True):
+                buffer.copy_(torch.where(is_skipped, before, buffer))
+        self._guard.keep(self.name, found_inf, loss_R)
 
     def _clip(self, max_norm: float, norm: Tensor) -> None:
         """Clip the gradient, whose norm is given, or each group's by its own norm."""
@@ -207,22 +251,6 @@ class Update:
             loss_R = network.mask_losses(loss_R)
         return loss_R if weight_R is None else loss_R * weight_R
 
-    def _step_if_finite(self, optimizer: Optimizer, norm: Tensor) -> bool | Tensor:
-        """Make the step if the gradient's norm is finite; return whether it is.
-
-        The answer is a tensor where the device itself leaves the step out, without being waited
-        for. That takes an optimizer with ``found_inf``, as fused ones have for gradient scaling.
-        """
-        if decides_on_device(norm.device) and _skips_on_device(optimizer):
-            is_finite = norm < math.inf  # false for NaN
-            optimizer.found_inf = torch.where(is_finite, 0.0, 1.0)  # type: ignore[attr-defined]
-            optimizer.step()
-            return is_finite
-        if math.isfinite(norm):
-            optimizer.step()
-            return True
-        return False
-
     def _repair_networks(self, loss_R: Tensor) -> None:
         """Let networks project their weights after a step, also where the step was left out."""
         if not self._networks:
@@ -233,19 +261,11 @@ class Update:
         for network in self._networks:
             network.after_step(loss_R, self._task_R, draws)
 
-    def _restore_method(self, state: Sequence[Tensor], is_finite: bool | Tensor) -> None:
-        """Restore the gradient method's state if the step was left out."""
-        if is_finite is True:
-            return
-        for buffer, before in zip(self.method.buffers(), state, strict=True):
-            kept = before if is_finite is False else torch.where(is_finite, buffer, before)
-            buffer.copy_(kept)
-
     def _log(self, loss_R: Tensor, norm: Tensor) -> None:
-        self._metrics.add({f"{self.name}_loss": loss_R.mean()})
+        statistics = {"loss": loss_R.mean()}
         if self._logs_gradient:
-            statistics = {"grad_norm": norm, **self.method.metrics()}
-            self._metrics.add({f"{self.name}_{key}": value for key, value in statistics.items()})
+            statistics |= {"grad_norm": norm, **self.method.metrics()}
+        self._metrics.add({f"{self.name}_{key}": value for key, value in statistics.items()})
 
 
 def decides_on_device(device: torch.device) -> bool:

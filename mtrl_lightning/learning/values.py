@@ -158,7 +158,7 @@ def _add_at(sum_RnO: Tensor, index_RnO: Tensor, value_RnO: Tensor) -> None:
     ``scatter_add_`` has one order on a CPU only. On a GPU ``index_put_`` sorts the indices, except
     in compiled code.
     """
-    if sum_RnO.is_cuda:
+    if sum_RnO.device.type != "cpu":
         task_R11 = torch.arange(sum_RnO.shape[0], device=sum_RnO.device)[:, None, None]
         row_n1 = torch.arange(sum_RnO.shape[1], device=sum_RnO.device)[:, None]
         sum_RnO.index_put_((task_R11, row_n1, index_RnO), value_RnO, accumulate=True)

@@ -1,28 +1,24 @@
 """An update reads no number from its device, because it would have to wait for a GPU.
 
-PyTorch's ``meta`` device stands for the GPU: its tensors have shapes and no numbers, so that
-whoever asks for one, or mixes it with tensors on the CPU, gets an error. It knows neither
-generators nor autocast.
+PyTorch's ``meta`` device stands for the GPU: see ``tests/helpers/meta.py``.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
-import torch
 from torch.optim import Adam
 
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import ByTemperature, Categorical, MeanReward, Temperature
-from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP, Reconstruction
+from mtrl_lightning.auxiliaries import HiPBMDP, Reconstruction
 from mtrl_lightning.gradients import FAMO
-from mtrl_lightning.learning.generators import Generators
+from mtrl_lightning.learning.guard import MAX_PENDING
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
-from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
+from tests.helpers.algorithms import make_sac
+from tests.helpers.meta import META, meta_batch, on_meta
 
-META = torch.device("meta")
 SMALL_ENCODER = {"num_experts": 4, "width": 6, "depth": 1, "out_dim": 5}
 MIXTURES = {
     name: {
@@ -60,43 +56,12 @@ OTHERS = {
 }
 
 
-@pytest.fixture
-def without_numbers(monkeypatch):
-    # the way to this device would otherwise replace the parameters, which those who train them know
-    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
-    monkeypatch.setattr(
-        Generators, "get", lambda self, name, device: torch.Generator() if device != META else None
-    )
-    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
-    monkeypatch.setattr(torch, "autocast", lambda *args, **options: nullcontext())
-
-
-class SkippingAdam(Adam):
-    """Stands for fused Adam, which no kernel exists of here: it is given the flag as a tensor."""
-
-    _step_supports_amp_scaling = True
-
-    def step(self, closure=None):
-        assert self.found_inf.device == META and self.found_inf.shape == ()
-        del self.found_inf
-        return super().step(closure)
-
-
-def update_without_numbers(num_updates=3, **options):
-    plain = {
-        name: partial(SkippingAdam, lr=1e-3)
-        for name in ("actor_optimizer", "critic_optimizer", "temperature_optimizer")
-    }
-    sac = make_sac(make_spec(4), **{**plain, **options}).to(META)
-    for update in sac.updates:
-        if isinstance(getattr(update._make_optimizer, "__self__", None), Auxiliary):
-            update._make_optimizer = plain["actor_optimizer"]
-    attach(sac)
-    batch = make_batch(sac.spec)
+def update_without_numbers(make=make_sac, num_updates=3, **options):
+    algorithm = on_meta(make, **options)
+    batch = meta_batch(algorithm)
     for i in range(num_updates):
-        sac.training_step(type(batch)(*(field.to(META) for field in batch[:-1])), i)
-    return sac
+        algorithm.training_step(batch, i)
+    return algorithm
 
 
 @pytest.mark.slow
@@ -121,14 +86,22 @@ def test_no_part_of_an_update_waits(name, without_numbers):
 
 def test_an_optimizer_that_cannot_skip_on_the_device_waits(without_numbers):
     with pytest.raises(RuntimeError, match="item"):
-        update_without_numbers(critic_optimizer=partial(Adam, lr=1e-3))
+        update_without_numbers(optimizer=Adam)
 
 
-def test_the_outcome_of_a_step_is_read_with_the_next_action(without_numbers):
+def test_the_outcomes_of_steps_are_read_when_metrics_are_logged_and_checkpoints_saved(
+    without_numbers, monkeypatch
+):
     sac = update_without_numbers(num_updates=2)
-    assert [name for name, _, _ in sac.guard._pending] == ["critic", "actor", "temperature"] * 2
-    with pytest.raises(RuntimeError):
+    assert sac.guard._rows.shape == (MAX_PENDING, 3 * (1 + 4)), "critic, actor and temperature"
+    with pytest.raises(NotImplementedError, match="copy out of meta"):
         sac.guard.read()
+    for asks in (sac.drain_metrics, lambda: sac.on_save_checkpoint({})):
+        reads = []
+        monkeypatch.setattr(sac.guard, "read", lambda reads=reads: reads.append(1))
+        with pytest.raises((NotImplementedError, RuntimeError)):
+            asks()
+        assert reads == [1]
 
 
 def test_it_would_be_seen(without_numbers):
@@ -143,5 +116,5 @@ def test_it_would_be_seen(without_numbers):
 
 def test_metrics_are_read_where_they_are_asked_for(without_numbers):
     sac = update_without_numbers()
-    with pytest.raises(RuntimeError, match="item"):
-        sac.drain_metrics()
+    with pytest.raises(RuntimeError, match="item|copy out of meta"):
+        sac.mean_metrics.drain()
