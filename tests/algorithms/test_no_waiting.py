@@ -116,5 +116,5 @@ def test_it_would_be_seen(without_numbers):
 
 def test_metrics_are_read_where_they_are_asked_for(without_numbers):
     sac = update_without_numbers()
-    with pytest.raises(RuntimeError, match="item|copy out of meta"):
+    with pytest.raises(RuntimeError, match=r"item|copy out of meta"):
         sac.mean_metrics.drain()

@@ -55,7 +55,7 @@ def on_meta(make, num_tasks: int = 4, optimizer=SkippingAdam, **options: Any) ->
     """Return an algorithm on the device, with its optimizers."""
     algorithm = make(make_spec(num_tasks), **options)
     for update in algorithm.updates:
-        update._make_optimizer = partial(optimizer, lr=1e-3)
+        update.make_optimizer = partial(optimizer, lr=1e-3)
     algorithm.to(META)
     attach(algorithm)
     return algorithm
