@@ -25,7 +25,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from mtrl_lightning.run.checkpoint_file import DurableIO
-from mtrl_lightning.run.session import StepAction
+from mtrl_lightning.run.registered import StepAction
 from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schedules import Every

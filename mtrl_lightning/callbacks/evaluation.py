@@ -29,7 +29,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.rollout.evaluator import metric_names
-from mtrl_lightning.run.session import StepAction
+from mtrl_lightning.run.registered import StepAction
 from mtrl_lightning.schedules import Every
 
 COLUMNS = {"success": "7.2f", "success_last": "12.2f", "return": "9.1f", "score": "6.3f"}
@@ -157,7 +157,7 @@ class EvaluationCallback(SessionCallback):
                 evaluation = self._evaluate_split(evaluator, policy)
             results |= evaluation.metrics(session.spec.task_names)
             steps = session.counters.env_steps
-            _print(table(evaluation, session.spec.task_names, steps, session.step_unit))
+            _print(table(evaluation, session.spec.task_names, steps, session.algorithm.step_unit))
         session.results = results
         session.evaluated_at = session.counters.env_steps
         assert self._trainer is not None

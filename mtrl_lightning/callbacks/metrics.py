@@ -25,7 +25,7 @@ from mtrl_lightning.callbacks.system import SystemUse
 from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import metric_names
-from mtrl_lightning.run.session import StepAction
+from mtrl_lightning.run.registered import StepAction
 from mtrl_lightning.schedules import Every
 
 ACTIVITIES = ("act", "step", "sample", "update", "evaluate", "checkpoint")

@@ -54,7 +54,7 @@ class EnvStepProgressBar(ProgressBar):
         self._bar = tqdm(
             total=self._session.loop.last_step,
             initial=self._session.counters.env_steps,
-            unit=f" {self._session.step_unit}",
+            unit=f" {self._session.algorithm.step_unit}",
             unit_scale=True,
             mininterval=self._interval,
             disable=not self._enabled or not trainer.is_global_zero,

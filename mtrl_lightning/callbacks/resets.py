@@ -11,7 +11,7 @@ from mtrl_lightning import saved
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.run.session import StepAction
+from mtrl_lightning.run.registered import StepAction
 from mtrl_lightning.schedules import Every
 
 
@@ -61,8 +61,9 @@ class ResetCallback(SessionCallback):
         is_allowed = self._times is None or counters.network_resets < self._times
         if is_due and is_allowed:
             counters.network_resets += 1
-            rank_zero_info(f"The networks are reset at {env_steps:,} {self.session.step_unit}")
-            self.session.algorithm.reset_networks()
+            algorithm = self.session.algorithm
+            rank_zero_info(f"The networks are reset at {env_steps:,} {algorithm.step_unit}")
+            algorithm.reset_networks()
             self.session.begin_learning()
 
     def state_dict(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from mtrl_lightning.ranks.distributed import RANK_TIMEOUT
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.rollout import (
     ActionTransform,
+    Collector,
     CorrelatedNoise,
     EpisodeListener,
     PauseSolved,
@@ -32,7 +33,8 @@ from mtrl_lightning.rollout.exploration import check_takes_noise
 from mtrl_lightning.run.data import check_share
 from mtrl_lightning.run.kinds import refuse_options, refused_by
 from mtrl_lightning.run.loop import TrainingLoop
-from mtrl_lightning.run.session import Session, StepAction
+from mtrl_lightning.run.registered import StepAction
+from mtrl_lightning.run.session import Session
 from mtrl_lightning.saved import HINT
 from mtrl_lightning.schedules import Every, UpdateRatio
 
@@ -191,9 +193,17 @@ class RolloutCallback(SessionCallback):
             seeding = np.random.SeedSequence(self._seed, spawn_key=(0, 0, 0, distributed.rank()))
             self._exploration.seed(int(seeding.generate_state(1)[0]))
         with distributed.raise_on_all_ranks(ConfigurationError):
-            session.open(
-                envs, self._window, device, self._listeners, self._exploration, self._pausing
+            collector = Collector(
+                envs,
+                session.algorithm,
+                counters=session.local_counters,
+                window=-(-self._window // distributed.world_size()),
+                listeners=self._listeners,
+                action_transforms=self._action_transforms,
+                exploration=self._exploration,
+                pausing=self._pausing,
             )
+            session.open(device, collector)
         _print_summary(session)  # it names what the exploration follows: known once open
         if session.algorithm.collection is not None:
             self._print_whole_iterations()
@@ -204,7 +214,7 @@ class RolloutCallback(SessionCallback):
         with distributed.raise_on_all_ranks(ConfigurationError):
             self._check_run(trainer, device)
             check_share(session.data.batch_size, num_tasks, distributed.world_size())
-            session.open_offline(device)
+            session.open(device)
         _print_summary(session)
 
     def _check_run(self, trainer: Trainer, device: torch.device) -> None:

@@ -147,9 +147,10 @@ class VideoCallback(SessionCallback):
                 _log(logger, recording.files, env_steps)
             except Exception as error:  # a logger is no reason to lose a run
                 name = type(logger).__name__
+                unit = self.session.algorithm.step_unit
                 self._warn_once(
                     name,
-                    f"{name} could not take the videos of {env_steps:,} {self.session.step_unit}"
+                    f"{name} could not take the videos of {env_steps:,} {unit}"
                     f" ({type(error).__name__}: {error}). They are in"
                     f" {self.session.folder / 'videos'}, training continues, and the next ones are"
                     " given to it, too",
@@ -168,7 +169,7 @@ class VideoCallback(SessionCallback):
                 num_episodes=self._num_episodes,
                 first_episode=self._first_episode,
                 format=self._format,
-                caption=f"after {env_steps:,} {session.step_unit}",
+                caption=f"after {env_steps:,} {session.algorithm.step_unit}",
                 num_workers=self._num_workers,
                 timeout=self._timeout,
                 on_step=session.check_signals,
@@ -178,7 +179,7 @@ class VideoCallback(SessionCallback):
         except Exception as error:  # a video is no reason to lose a run
             self._warn_once(
                 "recording",
-                f"no video was made after {env_steps:,} {session.step_unit}"
+                f"no video was made after {env_steps:,} {session.algorithm.step_unit}"
                 f" ({type(error).__name__}: {error}). Training continues, and a video is tried"
                 " at the next evaluation",
             )

@@ -216,4 +216,5 @@ def fit(
             raise
     session = rollout.session
     counted_steps = session.loop.counted_steps
-    rank_zero_info(end_message(trainer, counted_steps, rollout.total_steps, session.step_unit))
+    unit = session.algorithm.step_unit
+    rank_zero_info(end_message(trainer, counted_steps, rollout.total_steps, unit))

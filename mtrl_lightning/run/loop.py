@@ -313,7 +313,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
             transitions, _ = session.collector.receive()
             self._sync_ranks()
         # off-policy the replay, on-policy the rollout of this iteration
-        session.transitions.add(transitions)
+        (session.replay if self._is_off_policy else session.rollout_buffer).add(transitions)
         session.algorithm.observe(transitions, session.counters.episodes > episodes)
         for call in session.after_vector_step:
             call(session.counters.env_steps)
@@ -396,7 +396,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
     def _report_nothing_to_do(self) -> None:
         if self.is_finished():
             rank_zero_info(
-                f"{self.counted_steps:,} {self.session.step_unit} are made already:"
+                f"{self.counted_steps:,} {self.session.algorithm.step_unit} are made already:"
                 " raise rollout.total_steps to continue"
             )
 

@@ -8,78 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
 from mtrl_lightning.counters import Counters
-from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
-from mtrl_lightning.rollout import (
-    ActionTransform,
-    Collector,
-    CorrelatedNoise,
-    EpisodeListener,
-    PauseSolved,
-)
+from mtrl_lightning.rollout import ActionTransform, Collector
 from mtrl_lightning.run.data import NO_LOOP, MultiTaskData
 from mtrl_lightning.run.rank_status import RankStatus
+from mtrl_lightning.run.registered import Checkpoints, ReplayFiles, Signals, StepAction
 
 if TYPE_CHECKING:
     from mtrl_lightning.algorithms import Algorithm
     from mtrl_lightning.run.loop import TrainingLoop
 
 
-def _do_nothing() -> None:
-    pass
-
-
-class StepAction(NamedTuple):
-    """Something that happens after a vector step and its updates, if it is due."""
-
-    run: Callable[[int, bool], None]
-    """Receives the environment steps made, and whether the run ends with them.
-
-    With several processes it sets ``trainer.should_stop`` on all of them or on none.
-    """
-    at_start: Callable[[], None] = _do_nothing
-    """Called before the first environment step of a run."""
-
-
-class Signals(Protocol):
-    """Signals that ask the run to end."""
-
-    @property
-    def received_signal(self) -> int:
-        """Number of the signal that this process has received; 0 for none."""
-
-    def check(self) -> None:
-        """Raise ``Interrupted`` if a signal came; the run's state must be whole."""
-
-
-class Checkpoints(Protocol):
-    """The checkpoints of a run."""
-
-    def save_interrupted(self) -> None:
-        """Save a run that a signal or a fault ends."""
-
-
-class ReplayFiles(Protocol):
-    """The replay on disk, which is written with every checkpoint."""
-
-    def prune(self, manifests: list[dict[str, Any]]) -> None:
-        """Delete the files that none of the checkpoints needs."""
-
-
 class Session:
     """The parts of one run.
 
-    Constructing it starts nothing. ``RolloutCallback`` starts the workers and calls ``open``, which
-    allocates the buffers; for an offline algorithm it calls ``open_offline``.
+    Constructing it starts nothing. ``RolloutCallback`` starts the workers and calls ``open``.
 
     Args:
         algorithm: the algorithm.
@@ -105,7 +57,7 @@ class Session:
         """Counts of this process since the last ``sync_ranks``; the same with one process."""
         self.rank_status = RankStatus()
         self.is_training = False
-        """True from the start of the loop on: before that, state may be half restored."""
+        """False until the loop starts: state may be half restored before."""
         self.results: dict[str, float] = {}
         """Metrics of the last evaluation."""
         self.evaluated_at = -1
@@ -113,7 +65,7 @@ class Session:
 
         # registered by callbacks
         self.action_transforms: Sequence[ActionTransform] = ()
-        """They change the policy's actions before these are sent to the environments."""
+        """Changes of the policy's actions on their way to the environments, in order."""
         self.signals: Signals | None = None
         self.checkpoints: Checkpoints | None = None
         self.replay_files: ReplayFiles | None = None
@@ -123,7 +75,7 @@ class Session:
         """Called right after every vector step, also in the warm-up."""
         self.after_evaluation: list[Callable[[], None]] = []
         self.after_failure: list[Callable[[], None]] = []
-        """Called when an exception has ended the run, after it was saved."""
+        """Called after an exception ended the run and it was saved."""
         self._loop: TrainingLoop | None = None
         self._collector: Collector | None = None
         self._is_open = False
@@ -144,67 +96,36 @@ class Session:
             data.session = cls(algorithm, data, folder, trainer)  # type: ignore[arg-type]
         return data.session
 
-    def open(
-        self,
-        envs: VectorEnv,
-        window: int,
-        device: torch.device,
-        listeners: Sequence[EpisodeListener] = (),
-        exploration: CorrelatedNoise | None = None,
-        pausing: PauseSolved | None = None,
-    ) -> None:
-        """Take the training environments, whose workers are started, and memory for transitions.
+    def open(self, device: torch.device, collector: Collector | None = None) -> None:
+        """Allocate the transitions; for an offline algorithm, read the demonstrations.
 
         Args:
-            envs: the training environments.
-            window: finished episodes per task over which statistics are kept, over all processes.
             device: of the buffers and the algorithm.
-            listeners: called at the events of every training episode.
-            exploration: makes the noise of explored actions in place of the algorithm.
-            pausing: which environments are not stepped.
+            collector: steps the training environments, whose workers are started; None offline.
         """
+        self._collector = collector
+        if collector is None:
+            self.data.open_demonstrations(device)
+            self._is_open = True
+            return
         self._is_open = True
-        self._collector = Collector(
-            envs,
-            self.algorithm,
-            counters=self.local_counters,
-            window=-(-window // distributed.world_size()),
-            listeners=listeners,
-            action_transforms=self.action_transforms,
-            exploration=exploration,
-            pausing=pausing,
-        )
         fields = self.algorithm.policy_fields
-        tasks = envs.task_E.tolist()
+        tasks = collector.envs.task_E.tolist()
         collection = self.algorithm.collection
         if collection is None:
             self.data.open_replay(tasks, self.folder, device, fields)
         else:
             self.data.open_rollout_buffer(tasks, collection, fields, device)
 
-    def open_offline(self, device: torch.device) -> None:
-        """Read the demonstrations of an offline algorithm, which has no training environments.
-
-        Args:
-            device: of the buffer and the algorithm.
-        """
-        self.data.open_demonstrations(device)
-        self._is_open = True
-
     @property
     def is_open(self) -> bool:
-        """Whether what is learned from is there."""
+        """Whether the buffers are allocated."""
         return self._is_open
 
     @property
     def has_envs(self) -> bool:
-        """Whether the training environments are there."""
+        """Whether there are training environments."""
         return self._collector is not None
-
-    @property
-    def step_unit(self) -> str:
-        """What a step of the schedules is called."""
-        return self.algorithm.step_unit
 
     @property
     def collector(self) -> Collector:
@@ -240,11 +161,6 @@ class Session:
         return self.data.rollout_buffer
 
     @property
-    def transitions(self) -> ReplayBuffer | RolloutBuffer:
-        """The transitions that are learned from."""
-        return self.rollout_buffer if self.algorithm.kind == "on-policy" else self.replay
-
-    @property
     def is_collecting(self) -> bool:
         """Whether an on-policy algorithm is in the middle of an iteration."""
         return self.algorithm.collection is not None and not self.rollout_buffer.is_empty
@@ -260,12 +176,12 @@ class Session:
             self.signals.check()
 
     def begin_learning(self) -> None:
-        """Give the algorithm each trained task's mean reward in the replay, if it has one."""
+        """Pass each trained task's mean reward in the replay to the algorithm; not on-policy."""
         if self.algorithm.kind != "on-policy":
             self.algorithm.begin_learning(self.replay.mean_rewards())
 
     def log(self, metrics: dict[str, float]) -> None:
-        """Give a row to every logger, with ``env_steps`` in it and as its step."""
+        """Log a row of metrics, with ``env_steps`` as a column and as its step."""
         env_steps = self.counters.env_steps
         for logger in self.loggers:
             logger.log_metrics({"env_steps": env_steps, **metrics}, step=env_steps)

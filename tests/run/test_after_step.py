@@ -17,7 +17,7 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.run import loop
-from mtrl_lightning.run.session import StepAction
+from mtrl_lightning.run.registered import StepAction
 from tests.helpers.command_line import SHORT
 from tests.helpers.runs import assert_same_end
 
