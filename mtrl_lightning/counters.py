@@ -15,7 +15,7 @@ class Counters:
     """Counts since the start of a run; every schedule uses ``env_steps``."""
 
     env_steps: int = 0
-    """Steps of single environments, whatever their action repeat; offline, updates."""
+    """Steps of single environments, one for any action repeat; offline, updates."""
     vector_steps: int = 0
     """Steps of all environments together."""
     updates: int = 0

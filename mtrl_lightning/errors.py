@@ -64,7 +64,7 @@ class RankLostError(RuntimeError):
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised from, as libraries wrap errors into others."""
+    """Yield an error and its causes, as libraries wrap errors into others."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

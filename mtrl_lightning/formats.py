@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 UNKNOWN = "-"
-"""Stands for what is not known."""
+"""Placeholder for an unknown value."""
 LARGE = 1_000
 """Numbers from here on have no decimals."""
 

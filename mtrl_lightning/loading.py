@@ -57,17 +57,17 @@ class LoadedPolicy:
 
     @property
     def step_unit(self) -> str:
-        """What ``env_steps`` counts: ``updates`` where demonstrations alone are learned from."""
+        """Unit of ``env_steps``: ``updates`` for offline algorithms."""
         return self._algorithm.step_unit
 
     @property
     def weights_seq_no(self) -> int:
-        """Number of updates that its weights have had."""
+        """Number of updates of its weights."""
         return self._algorithm.weights_seq_no
 
     @property
     def untrained_summary(self) -> str:
-        """What the policy is given for tasks that are not trained; empty if there are none."""
+        """Description of the policy's input for untrained tasks; empty if there are none."""
         return self._algorithm.untrained_summary
 
     def act(
@@ -127,15 +127,15 @@ class LoadedPolicy:
         self._algorithm.seed_actions(seed)
 
     def get_weights(self) -> dict[str, Any]:
-        """Return copies of what ``act`` needs, on the CPU."""
+        """Return copies of the weights for ``act``, on the CPU."""
         return self._algorithm.get_weights()
 
     def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int) -> None:
-        """Act with the weights that ``get_weights`` of the same networks has returned.
+        """Load weights returned by ``get_weights`` of equal networks.
 
         Args:
-            weights: what ``act`` needs.
-            weights_seq_no: number of updates that they have had.
+            weights: states of the acting networks by name.
+            weights_seq_no: number of updates of these weights.
 
         Raises:
             ConfigurationError: if they are of another network.
@@ -194,8 +194,8 @@ def load_policy(
         trust: modules and packages, ``["mytasks"]``, whose classes the checkpoint may use beside
             those of this package and of ``torch.nn`` and ``torch.optim``.
         map_location: device on which the policy acts.
-        overrides: arguments of the algorithm in place of the saved ones; needed for what cannot be
-            saved, such as a lambda: ``actor=my_function``.
+        overrides: arguments of the algorithm in place of the saved ones; needed for values
+            that cannot be saved, such as a lambda: ``actor=my_function``.
 
     Raises:
         ConfigurationError: if the checkpoint cannot be used; the message says what to do.

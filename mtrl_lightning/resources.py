@@ -1,4 +1,4 @@
-"""What PyTorch uses of the machine: memory, copies to a device, threads."""
+"""The machine's resources for PyTorch: memory, copies to a device, threads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Read values of a file: each of the type and in the range that it must have.
 
-A checkpoint is data that may be damaged, or made to do harm: what it says is checked before it
-chooses an index, a size or a path.
+A checkpoint is data that may be damaged, or made to do harm: its values are checked before they
+choose an index, a size or a path.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LARGEST_COUNT = 2**53
 
 @contextmanager
 def restoring(part: str) -> Iterator[None]:
-    """Turn whatever damaged values raise into one error that names the part of the checkpoint.
+    """Turn any exception of damaged values into one error that names the checkpoint's part.
 
     Args:
-        part: what is restored, such as ``counters``.
+        part: the restored part, such as ``counters``.
 
     Raises:
         ConfigurationError: in place of any error but those of the package, the disk and the

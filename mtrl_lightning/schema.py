@@ -2,7 +2,7 @@
 
 A further field of a step that is stored, saved and sampled (such as ``truncated``) is one more name
 in ``STORED``. A number that environments report in ``info`` is one entry of
-``EnvSpec.info_fields``, and what a policy's ``act`` returns beside its actions one of
+``EnvSpec.info_fields``, and a field that a policy's ``act`` returns beside its actions one of
 ``Algorithm.policy_fields``. What is only logged of ``info`` is named in ``EnvSpec.info_keys`` and
 is no field of a transition.
 """

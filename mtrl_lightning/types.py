@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 Kind: TypeAlias = Literal["off-policy", "on-policy", "offline"]
-"""What an algorithm learns from: a replay of its own steps, the steps of one iteration, or
+"""Source of an algorithm's training data: a replay of its own steps, the steps of one iteration, or
 demonstrations."""
 
 
@@ -44,7 +44,7 @@ class StepResult(NamedTuple):
     valid_E: npt.NDArray
     """False where the transition never happened: a worker was restarted, or it is paused."""
     paused_E: npt.NDArray
-    """Where the environment was not stepped: its episode goes on later."""
+    """Where the environment was not stepped: its episode continues later."""
     extra: Mapping[str, npt.NDArray] = {}
     """The spec's ``info_fields`` by name, one row per environment."""
     info: Mapping[str, npt.NDArray] = {}

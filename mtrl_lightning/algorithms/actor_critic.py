@@ -319,7 +319,7 @@ class ActorCritic(Algorithm):
         self.set_targets()
 
     def set_targets(self) -> None:
-        """Make the targets copies of the networks that they follow."""
+        """Set the targets to their online networks."""
         self.targets.copy_parameters()
         self.targets.copy_buffers()
 

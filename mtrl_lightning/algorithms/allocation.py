@@ -65,7 +65,7 @@ class AllocationLimit(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call an operation of PyTorch, and count what it returns.
+        """Call an operation of PyTorch and count the memory of its results.
 
         Raises:
             ConfigurationError: if that is more than the limit.
@@ -80,7 +80,7 @@ class AllocationLimit(TorchDispatchMode):
         return made
 
     def _without_memory(self, func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Return what a factory of tensors would make, on the device that has no memory."""
+        """Return the result of a tensor factory on the device without memory (meta)."""
         others = {name: value for name, value in options.items() if name != "generator"}
         try:
             return func.overloadpacket(*args, **others | {"device": "meta"})

@@ -1,6 +1,6 @@
 """The arguments of constructors: recorded when an object is built, looked up, and checked.
 
-A factory is what builds a part: a class, ``functools.partial`` of one, or a function.
+A factory builds a part: a class, ``functools.partial`` of one, or a function.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def recorded_arguments(built: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     Call it in the base's constructor, and once.
 
     Returns:
-        The arguments that its class takes, defaults included, among them those that ``**kwargs``
-        passes on to a base; and the arguments of all of its constructors.
+        The arguments of its class, defaults and arguments passed on by ``**kwargs`` included; and
+        the arguments of all of its constructors.
     """
     calls: list[_Call] = vars(built).pop(_RECORDED)  # from its own class's to the base's
     of_all = {name: value for call in reversed(calls) for name, value in call.named.items()}

@@ -189,7 +189,7 @@ class BehaviourCloning(Algorithm):
             self.actor_gradient, self._outputs, 0, batch.observation_RnD, batch.task_Rn
         )
         policy = self._distribution(output_RnO, batch.task_Rn)
-        # what the demonstrator chose, where noise was added to what it did
+        # the demonstrator's choice, before noise was added to its action
         action_RnA = batch.extra.get(POLICY_ACTION, batch.action_RnA)
         loss_R = self._row_losses(policy, action_RnA).mean(1)
         error = squared_errors(policy, action_RnA).detach().mean()

@@ -153,7 +153,7 @@ class Distral(SAC):
         return OnePerTask(in_dim, out_dim, self.spec, make=make, tasks=tasks)
 
     def critic_update_options(self) -> dict[str, Any]:
-        """Combine the tasks' gradients of the encoder; clip each task's critics apart."""
+        """Combine the tasks' gradients of the encoder; clip each task's critics separately."""
         encoder = [p for p in self.encoder.parameters() if p.requires_grad]
         groups = [_trained_parameters(networks) for networks in self._critics_by_task()]
         options = super().critic_update_options()
@@ -162,7 +162,7 @@ class Distral(SAC):
         return {**options, "method": Mean(self.spec), "clip_groups": groups}
 
     def actor_update_options(self) -> dict[str, Any]:
-        """Clip each task's policy apart; they share nothing."""
+        """Clip each task's policy separately; they share nothing."""
         return {
             "method": Mean(self.spec),
             "weights": self.task_weights,

@@ -210,7 +210,7 @@ class PPO(Algorithm):
         }
 
     def add_transform(self, transform: Transform) -> None:
-        """Refuse: advantages are computed once, of the transitions as they were collected.
+        """Refuse: advantages are computed once, from the collected transitions.
 
         Raises:
             ConfigurationError: always.

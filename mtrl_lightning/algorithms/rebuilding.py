@@ -46,7 +46,7 @@ ALWAYS_TRUSTED = (
 MOST_NUMBERS = 1 << 24
 """Largest number of an observation's numbers: more than four color images of 1024 pixels."""
 _DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""What values of other types than expected raise."""
+"""Exceptions raised by values of unexpected types."""
 _Types = tuple[type, ...] | None
 """A class has to be a subclass of one of these; None for any class."""
 

@@ -1,6 +1,6 @@
-"""Start a run from a trained policy: what is copied of its weights and statistics.
+"""Start a run from a trained policy: copy its weights and statistics.
 
-What belongs to single tasks is known from ``HasTaskAxes`` and ``OnePerTask``.
+``HasTaskAxes`` and ``OnePerTask`` declare the parameters of single tasks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXTRA_STATE = "_extra_state"
 LISTS = ("auxiliaries", "transforms")
 """Attributes of an algorithm whose members are parts of their own."""
 OWN_PACKAGES = ("mtrl_lightning", "torch")
-"""Packages whose modules all declare what belongs to single tasks."""
+"""Packages whose modules all declare their parameters of single tasks."""
 SAME_NETWORKS = "Give the run the networks of the policy, as in the config.yaml of its folder"
 SAME_TASKS = "Give the run the policy's tasks in the policy's order"
 
@@ -65,11 +65,11 @@ class _Row(NamedTuple):
 
 
 class _Adopted(NamedTuple):
-    """What a tensor or an extra state starts with."""
+    """Initial value of a tensor or an extra state."""
 
     value: Any
     rows: list[_Row]
-    """What became of its weights."""
+    """Outcome for its weights."""
 
 
 class _Member(NamedTuple):
@@ -85,7 +85,7 @@ class _Member(NamedTuple):
 
 
 class _Layout:
-    """What the modules of a part declare about its tensors.
+    """Declarations of a part's modules about its tensors.
 
     Args:
         name: of the part.
@@ -98,7 +98,7 @@ class _Layout:
         self.members: list[_Member] = []
         """Networks that belong to one task."""
         self.undeclared: _Misfit | None = None
-        """Why the tasks' weights cannot be told apart; None if they can."""
+        """Why the tasks' weights cannot be distinguished; None if they can."""
         self._add(part, f"{name}.", False, False)
 
     def _add(self, module: nn.Module, prefix: str, is_declared: bool, is_in_network: bool) -> None:
@@ -155,7 +155,7 @@ class _Layout:
             )
 
     def _check_own_parameters(self, network: TaskModule, prefix: str) -> None:
-        """Check that what tasks do not share has an axis of tasks."""
+        """Check that unshared tensors have an axis of tasks."""
         shared = {id(parameter) for parameter in network.shared_parameters()}
         of_members = tuple(member.prefix for member in self.members)
         for name, parameter in network.named_parameters(prefix.removesuffix(".")):
@@ -185,11 +185,11 @@ def start_from(
 
     Args:
         algorithm: of a new run.
-        checkpoint: a loaded checkpoint, of which ``state_dict`` and ``mtrl_lightning`` are read.
-        new_tasks: what tasks start with that the checkpoint does not have or has not trained.
+        checkpoint: a loaded checkpoint; ``state_dict`` and ``mtrl_lightning`` are read.
+        new_tasks: initial weights of tasks that the checkpoint lacks or has not trained.
 
     Returns:
-        A table of what was copied, a line for each part.
+        A table of the copied weights, one line per part.
 
     Raises:
         ConfigurationError: if the policy does not fit, or nothing of it is this run's.
@@ -247,7 +247,7 @@ class _Start:
             yield from self._parts[name].modules()
 
     def copy_parts(self, use_mean: bool) -> None:
-        """Copy what fits into the state.
+        """Copy matching values into the state.
 
         Args:
             use_mean: whether new tasks get the mean of the trained tasks' weights.
@@ -279,7 +279,7 @@ class _Start:
             )
 
     def _check_outputs(self) -> None:
-        """Check that the actor's outputs mean what they mean in the checkpoint.
+        """Check that the actor's outputs have the same meaning as in the checkpoint.
 
         Raises:
             ConfigurationError: if they do not, though their number may be the same.
@@ -380,7 +380,7 @@ class _Start:
         return _Adopted(self._tasks.adopt(own, saved, axis, use_mean), rows)
 
     def _adopted_extra_state(self, key: str, layout: _Layout) -> _Adopted:
-        """Return an extra state with what is declared of it; the rest is a run's own."""
+        """Return an extra state with its declared entries; the rest is the run's own."""
         adopted = dict(self.state[key])
         saved = {f"{key}.{name}": value for name, value in self._saved.get(key, {}).items()}
         rows = []
@@ -398,7 +398,7 @@ class _Start:
         Args:
             kind: of the weights.
             size: their number.
-            of_new: what new tasks start with.
+            of_new: initial weights of new tasks.
         """
         num_common = len(self._tasks.common)
         numbers = {"copied": num_common, of_new: len(self._tasks.new)}

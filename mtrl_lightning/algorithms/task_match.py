@@ -67,7 +67,7 @@ class TaskMatch(NamedTuple):
         return tuple(shape)
 
     def adopt(self, own: Tensor, saved: Tensor, axis: TaskAxis, use_mean: bool) -> Tensor:
-        """Return a tensor with the checkpoint's values of the common tasks, and of what is shared.
+        """Return a tensor with the checkpoint's values of common tasks and of shared entries.
 
         Args:
             own: this run's tensor, whose values new tasks keep.

@@ -31,7 +31,7 @@ class HiPBMDP(LatentDynamics):
     """Predict reward and next latent features given the task's context ``theta`` (HiP-BMDP).
 
     ``theta_i`` is the context that the encoder appends to its features for task ``i``, such as a
-    perceptron's output on a learned embedding (``encoder/mlp_context``). To DeepMDP's loss, in
+    MLP's output on a learned embedding (``encoder/mlp_context``). To DeepMDP's loss, in
     which both models see ``theta_i``, comes ``distance_weight`` times the mean over other tasks
     ``j`` of, for each transition of task ``i`` with latent features ``z`` and action ``a``,
 

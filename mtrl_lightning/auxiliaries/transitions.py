@@ -53,7 +53,7 @@ class TransitionModel(nn.Module):
         raise NotImplementedError
 
     def draw(self, predicted: Gaussians, generator: torch.Generator) -> Tensor:
-        """Return next latent features ``[R, n, Z]`` that are drawn from a prediction."""
+        """Return next latent features ``[R, n, Z]`` sampled from a prediction."""
         return predicted.sample(generator)
 
 

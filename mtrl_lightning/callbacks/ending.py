@@ -13,9 +13,9 @@ def end_message(trainer: Trainer, env_steps: int, total_steps: int, unit: str = 
 
     Args:
         trainer: the trainer of the run.
-        env_steps: environment steps that were made, without those that filled a lost replay.
+        env_steps: environment steps made, without the steps that filled a lost replay.
         total_steps: environment steps that were asked for.
-        unit: what they are called.
+        unit: their name.
     """
     folder = Path(trainer.default_root_dir)
     lines = [f"The run ended after {env_steps:,} {unit}. Its folder is {folder}"]

@@ -43,7 +43,7 @@ INITIAL_VALUE_SUFFIXES = (".initial", ".output_bound")
 
 
 class OptionsCallback(SessionCallback):
-    """Give a run's options to every logger, and warn of those that change when it continues.
+    """Give a run's options to every logger, and warn of options that change when it is resumed.
 
     Args:
         options: sections and their options by name, as ``config.yaml`` holds them.

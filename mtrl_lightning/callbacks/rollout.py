@@ -204,7 +204,7 @@ class RolloutCallback(SessionCallback):
                 pausing=self._pausing,
             )
             session.open(device, collector)
-        _print_summary(session)  # it names what the exploration follows: known once open
+        _print_summary(session)  # with the exploration's noise, known once open
         if session.algorithm.collection is not None:
             self._print_whole_iterations()
 
@@ -218,7 +218,7 @@ class RolloutCallback(SessionCallback):
         _print_summary(session)
 
     def _check_run(self, trainer: Trainer, device: torch.device) -> None:
-        """Check what concerns algorithms of all kinds, before anything is built.
+        """Check options that concern all kinds of algorithms, before anything is built.
 
         Raises:
             ConfigurationError: if an option cannot work.

@@ -1,4 +1,4 @@
-"""Which options of Lightning's trainer a run honours, and what replaces the others.
+"""Options of Lightning's trainer that a run honours, and replacements of the others.
 
 A run has one epoch without an end, its schedules are in environment steps, and its algorithms make
 their own optimizer steps. An option that counts epochs, batches or optimizer steps is therefore
@@ -76,7 +76,7 @@ REFUSED: dict[str, _Refused] = {
         (False,), "set metrics.every and checkpoint.every to large numbers for less overhead"
     ),
 }
-"""By name; those that change others are first."""
+"""By name; options that change others come first."""
 
 
 def check_trainer_options(options: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ def _is_among(value: Any, accepted: tuple[Any, ...]) -> bool:
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Check that the trainer's options are among those that the algorithms work with.
+    """Check that the algorithms work with the trainer's options.
 
     Raises:
         ConfigurationError: naming the option to change.

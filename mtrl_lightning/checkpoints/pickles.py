@@ -4,7 +4,7 @@ A pickle is a list of instructions. PyTorch's reader (``weights_only=True``) exe
 some of its instructions allocate or hash without a limit: a ``bytearray`` of any size, copies of
 a text, keys made of tuples in tuples. So only the functions of plain values and dense tensors may
 be called, each with the arguments that ``torch.save`` writes; keys are texts, numbers or flat
-tuples of them; and what is copied is limited by the size of the pickle.
+tuples of them; and copies are limited by the size of the pickle.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Checker:
         return self._levels.pop()
 
     def _call(self, function: _Value, arguments: _Value) -> _Value:
-        """Return what a call returns.
+        """Return the value of a call.
 
         Raises:
             ValueError: if the function may not be called, or has other arguments than

@@ -94,7 +94,7 @@ def _check_archive(path: Path, verify: bool) -> None:
             raise zipfile.BadZipFile("its members are larger than the file")
         if _directory_start(file, size) != archive.start_dir:
             raise zipfile.BadZipFile("its directory is not where the file says")
-        # torch compares no checksum of what it maps
+        # torch compares no checksum of mapped memory
         damaged = archive.testzip() if verify else None
     if damaged is not None:
         raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
@@ -126,12 +126,12 @@ def check_plain(loaded: Any, num_pickled: int, file_size: int) -> None:
     Containers that lie in the file once and are named often would unfold to any size.
 
     Args:
-        loaded: what was read.
+        loaded: the values read.
         num_pickled: bytes of the file's pickle, which holds the values.
         file_size: bytes of the file, which holds the tensors.
 
     Raises:
-        ValueError: naming what is wrong.
+        ValueError: naming the mistake.
     """
     num_values = 0
     num_bytes = 0

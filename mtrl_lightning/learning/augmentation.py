@@ -90,7 +90,7 @@ def cropped_one_by_one(image_BCHW: Tensor, offset_B2: Tensor, height: int, width
 
 def cropped_together(image_BCHW: Tensor, offset_B2: Tensor, height: int, width: int) -> Tensor:
     """Return the same without a loop, and without waiting for a GPU."""
-    # every crop of every image, of which only those that are chosen are copied
+    # a view of every crop of every image; only the sampled crops are copied
     crop_BCYXHW = image_BCHW.unfold(2, height, 1).unfold(3, width, 1)
     row_B = torch.arange(len(image_BCHW), device=image_BCHW.device)
     return crop_BCYXHW[row_B, :, offset_B2[:, 0], offset_B2[:, 1]]

@@ -96,7 +96,7 @@ class RunningMoments:
 class NormalizeObservation(Transform):
     """Normalize observations by the mean and standard deviation of the task's observations so far.
 
-    Every observation of a training episode on which an action was chosen counts. What pads an
+    Every observation of a training episode that an action responds to counts. Padding of an
     observation stays 0. A task that is not trained has the statistics of all trained tasks whose
     observations have its size.
 
@@ -135,7 +135,7 @@ class NormalizeObservation(Transform):
         self.register_buffer("std_TD", torch.ones(spec.num_tasks, *shape), persistent=False)
 
     def observe(self, transitions: Transitions) -> None:
-        """Add the observations on which actions were chosen."""
+        """Add the observations that actions respond to."""
         if self.moments.count_T[~self._is_kept_T].sum() >= (self._freeze_after or math.inf):
             return
         observation_ED = transitions.observation_ED

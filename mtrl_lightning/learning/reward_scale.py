@@ -131,7 +131,7 @@ class ReturnRange(RewardScale):
         check_discount(self._discount, discount)
 
     def observe(self, transitions: Transitions) -> None:
-        """Add the rewards to their episodes; take the returns of those that ended.
+        """Add the rewards to their episodes; take the returns of finished episodes.
 
         An environment that is left out had a fault: its episode is dropped.
         """

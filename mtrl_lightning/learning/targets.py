@@ -1,4 +1,4 @@
-"""Slowly moving copies of networks."""
+"""Target networks: slowly moving averages of online networks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PolyakAverage:
     and buffers are looked up once, because that costs as much as a step.
 
     Args:
-        sources: modules that are trained.
+        sources: the online networks.
         targets: their copies, of the same structure.
         tau: how far the targets move at each step, above 0 and at most 1; one number for all, or
             one for each target.

@@ -52,7 +52,7 @@ class Update:
         spec: the tasks; the losses are those of the trained ones.
         method: how the tasks' losses become one gradient; None for the mean of losses.
         max_grad_norm: global norm to which the gradient is clipped, above 0; None for no clipping.
-        clip_groups: groups of parameters that are clipped apart, each by the norm of its own
+        clip_groups: groups of parameters clipped separately, each by the norm of its own
             gradient; all trained parameters must be among them. None for one group.
         weights: returns how much each task's loss counts, ``[R]``; None for equal weights.
         frozen: parameters that the losses depend on and do not train.

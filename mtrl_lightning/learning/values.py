@@ -22,7 +22,7 @@ class Value(nn.Module):
     """Outputs of a critic, ``O``."""
 
     def q(self, output_QRnO: Tensor) -> Tensor:
-        """Return the values ``[Q', R, n]``, of which the smallest counts."""
+        """Return the values ``[Q', R, n]``; the smallest counts."""
         raise NotImplementedError
 
     def loss(

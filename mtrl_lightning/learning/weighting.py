@@ -27,7 +27,7 @@ class TaskWeighting(nn.Module):
         super().__init__()
 
     def check(self, temperature: Temperature | None) -> None:
-        """Check that the temperature is what the weights need; None for an algorithm without one.
+        """Check that the weights can use the temperature; None for an algorithm without one.
 
         Raises:
             ConfigurationError: if it is not.

@@ -8,7 +8,7 @@ import torch
 def is_captured() -> bool:
     """Return whether operations are recorded, by a compiler, an export, a trace or a CUDA graph.
 
-    What is recorded must not depend on the values of tensors.
+    Recorded operations must not depend on the values of tensors.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True

@@ -131,14 +131,14 @@ class Embedding(TaskConditioning):
 
 
 class TaskEncoder(TaskConditioning):
-    """Encode a task embedding with a perceptron, as in CARE (Sodhani et al. 2021) and mtrl.
+    """Encode a task embedding with an MLP, as in CARE (Sodhani et al. 2021) and mtrl.
 
     Args:
         spec: the tasks.
         width: size of a hidden layer; 50 in CARE.
         depth: number of hidden layers; 2 in CARE.
         out_dim: output size, ``C``; 50 in CARE.
-        embedding: task conditioning, the input of the perceptron: learned vectors of size 50 by
+        embedding: task conditioning, the input of the MLP: learned vectors of size 50 by
             default, or for example a frozen ``Language``.
     """
 
@@ -185,7 +185,7 @@ def require_task_input(
     Args:
         conditioning: the network's task conditioning.
         network: the network's name, for the error.
-        computed: what it computes from the task input.
+        computed: its result from the task input.
 
     Raises:
         ConfigurationError: if the conditioning has no features.
@@ -231,7 +231,7 @@ def with_conditioning(
 
 
 def _class_or_function(factory: Callable[..., object]) -> Callable[..., object]:
-    """Return what a factory calls in the end; jsonargparse passes the class to a function."""
+    """Return the class or function behind a factory; jsonargparse passes it to a function."""
     while isinstance(factory, partial):
         classes = [argument for argument in factory.args if isinstance(argument, type)]
         factory = classes[0] if classes else factory.func

@@ -1,4 +1,4 @@
-"""Check that a network declares the parameters that single tasks have for themselves.
+"""Check that a network declares its task-specific parameters.
 
 A forgotten declaration would not show: a task that is evaluated without being trained would use
 parameters as they were initialized, and gradient methods would take the tasks' own for shared ones.
@@ -67,15 +67,15 @@ def check_declared(
 def _own_parameters(
     network: nn.Module, in_dim: int, num_tasks: int, replaces: bool
 ) -> dict[str, Parameter]:
-    """Return the parameters of which each task uses a part of its own.
+    """Return the parameters with a separate part for each task.
 
     Args:
         network: maps features and tasks to outputs.
         in_dim: number of input features.
         num_tasks: number of tasks.
-        replaces: whether the task is taken for an untrained one, so that what it has of its own is
-            replaced as far as it is declared. If not, only tables with a row for each task count,
-            and no task conditioning: its parameters are a network's input.
+        replaces: whether the task counts as untrained, so that its declared parameters are
+            replaced. If not, only tables with a row for each task count, and no task conditioning:
+            its parameters are a network's input.
     """
     parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
     first, last = (

@@ -1,4 +1,4 @@
-"""Several multi-layer perceptrons (MLPs) of one size, computed together.
+"""Several MLPs of one size, computed together.
 
 Shapes: ``K`` experts, ``T`` tasks, ``R`` tasks of a batch, ``n`` rows of a task, ``B`` rows of any
 tasks, ``D`` input features, ``H`` hidden features, ``O`` outputs.
@@ -115,7 +115,7 @@ class TaskExperts(nn.Module):
         return self.experts(x_BD)[task_B, row_B]  # type: ignore[no-any-return]
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the trained tasks; the mean of their outputs stands for the others'."""
+        """Return the trained tasks; their mean output replaces the others'."""
         return train_tasks
 
     def task_axes(self) -> Mapping[str, TaskAxis]:

@@ -1,4 +1,4 @@
-"""Hidden layers: those that most architectures use, faster on CPUs, and residual ones.
+"""Hidden layers: the usual ones, faster on CPUs, and residual ones.
 
 Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``N`` rows that have a gradient.
 """

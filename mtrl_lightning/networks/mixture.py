@@ -88,7 +88,7 @@ class OwnExpert(Assignment):
         return self.weight_TK[task_B]
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the trained tasks; the mean of their weights stands for the others'."""
+        """Return the trained tasks; their mean weights replace the others'."""
         return train_tasks
 
 
@@ -179,14 +179,14 @@ def _uses(
 class Gate(Assignment):
     """Choose a task's experts with the highest scores, weighted by the softmax of these scores.
 
-    A perceptron scores the experts. All other experts get the weight 0. The task conditioning is
+    An MLP scores the experts. All other experts get the weight 0. The task conditioning is
     frozen and detached: this does not train it.
 
     Args:
         num_experts: number of experts, ``K``.
         spec: the tasks.
         num_chosen: number of experts per task; 2 in mtrl.
-        conditioning: task conditioning, the input of the perceptron; it is not trained.
+        conditioning: task conditioning, the input of the MLP; it is not trained.
         width: size of a hidden layer; 50 in mtrl.
         depth: number of hidden layers; 2 in mtrl.
     """
@@ -216,7 +216,7 @@ class Gate(Assignment):
 
 
 class Attention(Assignment):
-    """Weight the experts by the softmax of a perceptron's scores for the task.
+    """Weight the experts by the softmax of an MLP's scores for the task.
 
     The task conditioning is frozen and detached: this does not train it.
 
@@ -224,7 +224,7 @@ class Attention(Assignment):
         num_experts: number of experts, ``K``.
         spec: the tasks.
         temperature: divisor of the scores, above 0; 1 in mtrl.
-        conditioning: task conditioning, the input of the perceptron; it is not trained.
+        conditioning: task conditioning, the input of the MLP; it is not trained.
         width: size of a hidden layer; 50 in mtrl.
         depth: number of hidden layers; 2 in mtrl.
     """
@@ -250,7 +250,7 @@ class Attention(Assignment):
 
 
 class _Scores(nn.Module):
-    """Score all experts for all tasks with a perceptron, ``[T, K]``."""
+    """Score all experts for all tasks with an MLP, ``[T, K]``."""
 
     tasks_T: Tensor
 
@@ -277,16 +277,16 @@ class _Scores(nn.Module):
 
 
 class MixtureOfEncoders(Encoder):
-    """Mix the features of ``K`` perceptrons ``z_k``: ``sum_k a_k(task) z_k(observation)``.
+    """Mix the features of ``K`` MLPs ``z_k``: ``sum_k a_k(task) z_k(observation)``.
 
     Args:
         spec: the tasks; observations are vectors.
-        num_experts: number of perceptrons, ``K``; up to 10 in mtrl.
+        num_experts: number of MLPs, ``K``; up to 10 in mtrl.
         width: size of a hidden layer; 50 in mtrl.
         depth: number of hidden layers; 2 by default. mtrl has 1, because its setting of 2 layers
             includes the output layer.
         out_dim: number of output features, ``Z``; 50 in mtrl.
-        assignment: weights ``a`` of the perceptrons, given the task.
+        assignment: weights ``a`` of the MLPs, given the task.
 
     Raises:
         ConfigurationError: if observations are images.
@@ -314,7 +314,7 @@ class MixtureOfEncoders(Encoder):
         return z_BZ.view(*task_B.shape, self.out_dim)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the axis of the perceptrons if each task has one of its own."""
+        """Return the axis of the MLPs if each task has one of its own."""
         if not isinstance(self.assignment, OwnExpert):
             return {}
         names = [f"experts.{name}" for name, _ in self.experts.named_parameters()]
@@ -324,7 +324,7 @@ class MixtureOfEncoders(Encoder):
 def make_encoders(
     observation_space: Box, num_experts: int, width: int, depth: int, out_dim: int
 ) -> Experts:
-    """Return perceptrons that encode state vectors.
+    """Return MLPs that encode state vectors.
 
     Raises:
         ConfigurationError: if observations are images, or a size is below 1.

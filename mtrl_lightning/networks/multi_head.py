@@ -128,7 +128,7 @@ class LinearHeads(nn.Linear):
         return torch.where(is_own_BT1, y_BTO, 0).sum(1, dtype=y_BTO.dtype)
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the trained tasks; the mean of their heads' outputs stands for the others'."""
+        """Return the trained tasks; their heads' mean output replaces the others'."""
         return train_tasks
 
     def task_axes(self) -> Mapping[str, TaskAxis]:

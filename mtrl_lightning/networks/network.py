@@ -63,7 +63,7 @@ class Network(TaskModule):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let the constructor check what is declared, when it has built all parts."""
+        """Let the constructor check the declarations after it has built all parts."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]

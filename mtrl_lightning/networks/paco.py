@@ -26,7 +26,7 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class PaCo(Network):
-    """Compose every weight and bias of a perceptron from shared sets: ``sum_k w_tau,k Phi_k``.
+    """Compose every weight and bias of an MLP from shared sets: ``sum_k w_tau,k Phi_k``.
 
     The task is not part of the input. ``w`` is linear in the task conditioning, without bias,
     softmax or bound. With the one-hot it is a learned table. The initial ``w`` of the tasks have a

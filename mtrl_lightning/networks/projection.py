@@ -72,7 +72,7 @@ class ProjectedEncoder(Encoder):
         latent_dim: int,
         context: Callable[[EnvSpec], TaskConditioning] | None,
     ) -> None:
-        """Build what follows the layers.
+        """Build the network behind the layers.
 
         Args:
             shared_dim: number of features of the layers, ``F``.
@@ -134,7 +134,7 @@ class ProjectedNetwork(Network):
         return self.network(self.projection(x_BF), task_B)  # type: ignore[no-any-return]
 
     def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield the projection's parameters and those that the network's tasks share."""
+        """Yield the projection's parameters and the network's shared ones."""
         yield from self.projection.parameters()
         yield from self.network.shared_parameters()
 

@@ -15,7 +15,7 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class Separate(Network):
-    """Train one multi-layer perceptron per task, without task input.
+    """Train one MLP per task, without task input.
 
     This is "one SAC agent per task" in mtrl's tables (Sodhani et al. 2021): the reference for
     networks that share parameters.

@@ -137,7 +137,7 @@ class Standardize(Identity):
             if num_rows == 0 or self.rows_T[task] < 0:
                 continue
             rows_ND = observation_BD[task_B == task]
-            if self.rows_T[task] == 0:  # what stands there is not from rows of the task
+            if self.rows_T[task] == 0:  # its entries are not from rows of the task
                 self.mean_TD[task] = 0
                 self.variance_TD[task] = 0
             self.rows_T[task] += num_rows

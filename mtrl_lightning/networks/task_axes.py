@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class TaskAxis(NamedTuple):
-    """A tensor's axis along which each task has a block; all tasks share what lies around them."""
+    """A tensor's axis with one block per task; tasks share the entries around the blocks."""
 
     axis: int = 0
     """The axis."""

@@ -3,7 +3,7 @@
 Parameters of a task that is never trained stay as they were initialized. So the mean over the
 trained tasks is used, as for unseen tasks in HiP-BMDP (Zhang et al. 2021, arXiv 2007.07206): the
 task's input is the mean of their inputs, and where each task has a head of its own, its outputs are
-the mean of what their heads give. Whatever is computed from the task's input follows from that.
+the mean of their heads' outputs. Everything computed from the task's input follows.
 
 Shapes: ``B`` rows of any tasks ``[B]`` or in groups ``[R, n]``, ``T`` tasks, ``U`` rows of
 untrained tasks.
@@ -30,19 +30,19 @@ UntrainedTasks = Literal["mean", "own"]
 
 @runtime_checkable
 class HasTaskOutputs(Protocol):
-    """A module with something of its own for each task, such as an input or a head.
+    """A module with task-specific inputs or outputs, such as an embedding or heads.
 
     Its ``forward`` takes the rows' tasks as the last argument and returns a row for each.
     """
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the tasks for which it has something of their own, given the trained ones.
+        """Return the tasks with parameters or inputs of their own, given the trained ones.
 
         Those of a module that learns are ``train_tasks``; one that is given something for every
         task, such as an embedding of its description, has all of them.
 
         Raises:
-            ConfigurationError: if nothing can replace what a task that is not trained lacks.
+            ConfigurationError: if nothing can replace the parameters of an untrained task.
         """
 
 

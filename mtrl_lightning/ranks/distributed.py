@@ -1,4 +1,4 @@
-"""The processes ("ranks") that train one run together, and what they exchange.
+"""The processes ("ranks") of one run, and their exchange.
 
 With one process nothing is sent, and every function returns its argument. All ranks must call
 these functions, in the same order. Never call one under a condition that may differ between ranks.
@@ -32,7 +32,7 @@ V = TypeVar("V")
 RANK_TIMEOUT = 600.0
 """Seconds to wait for the other ranks if ``rollout.rank_timeout`` is not set."""
 LONG_WAIT_FACTOR = 6
-"""How many times as long ranks wait for work of which some of them have much more than others."""
+"""Factor of the timeout for work that some ranks have much more of than others."""
 NOTICE_SECONDS = 2.0
 """Within this time, all ranks that are still there have noticed that another one is lost."""
 GLOO_RESOLUTION = 1e-3
@@ -486,7 +486,7 @@ def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) ->
     ]
     if not found:
         return
-    # one that nobody expects ends the run, whatever else has happened
+    # an unexpected one ends the run in any case
     first, (kind, message, name) = min(found, key=lambda one: one[1][0] is not None)
     if kind is None:
         if error is not None and own is not None and own[0] is None:

@@ -117,7 +117,7 @@ class FrameStorage(Storage):
 
     @property
     def guaranteed_size(self) -> int:
-        """Transitions that a ring holds whatever the lengths of their episodes."""
+        """Transitions that a ring holds for episodes of any length."""
         return min(self.capacity, self._num_frames // (self._stack_size + 1))
 
     @property

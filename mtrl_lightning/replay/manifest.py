@@ -54,7 +54,7 @@ def check_manifest(manifest: dict[str, Any]) -> None:
 def reshard_manifests(
     manifests: Sequence[dict[str, Any] | None], share: Share
 ) -> dict[str, Any] | None:
-    """Return which rings of which manifests become which rings of a rank.
+    """Return the source manifest and ring of each ring of a rank.
 
     Args:
         manifests: of all saved ranks; None without a saved replay.

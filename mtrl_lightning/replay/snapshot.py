@@ -189,7 +189,7 @@ class ReplaySnapshots:
     ) -> None:
         """Fill some rings of a storage with rings of a manifest, under their numbers there.
 
-        What is saved next is written into new files.
+        The next save writes new files.
 
         Args:
             manifest: of a process that had other rings.

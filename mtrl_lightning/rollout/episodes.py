@@ -289,7 +289,7 @@ class EpisodeWindows:
 
 
 class EpisodeTimes:
-    """Wall-clock seconds of episodes, without those that a checkpoint interrupts.
+    """Wall-clock seconds of episodes, without episodes interrupted by a checkpoint.
 
     Args:
         task_E: the task of each environment.

@@ -158,7 +158,7 @@ class Evaluator:
         max_restarts: how often an evaluation is repeated with new environments because one of them,
             or its worker, broke; over all evaluations.
         on_restart: called with the reason each time.
-        share: index of this process among those that divide the environments, and their number.
+        share: index of this process and number of processes that share the environments.
         progress: whether bars show built environments and steps, on a terminal.
 
     Raises:
@@ -271,7 +271,7 @@ class Evaluator:
         return finished
 
     def summarize(self, finished: Iterable[EvaluatedEpisode]) -> Evaluation:
-        """Return the results of all test episodes, in whatever order they are given."""
+        """Return the results of all test episodes, given in any order."""
         per_task: dict[int, list[Episode]] = {task: [] for task in self._tasks}
         # in the order of an evaluation in one process: sums of rounded numbers depend on it
         for _, _, episode in sorted(finished, key=lambda one: (one.step, one.env)):

@@ -21,10 +21,10 @@ class PauseSolved:
 
     A task whose recent episodes succeed less often than ``success`` steps all of its environments.
     From there the number falls in proportion to the failures, to ``minimum`` of them. As
-    ``total_steps`` counts what is stepped, the other tasks get more of them. (DRATS, arXiv
+    ``total_steps`` counts stepped environments, the other tasks get more steps. (DRATS, arXiv
     2605.14350, moves environments between tasks.)
 
-    A paused environment keeps its episode, and goes on with it when the task fails more often.
+    A paused environment keeps its episode and continues it when the task fails more often.
     On-policy, a task with fewer steps has as much less weight in the losses, which gradient methods
     that scale losses themselves undo. Off-policy, updates are made per vector step, so that there
     are more of them for each environment step. Environments are chosen at the begin of an on-policy
@@ -36,8 +36,8 @@ class PauseSolved:
         success: success rate from which on environments are paused, from 0 to below 1.
         minimum: fraction of a task's environments that are never paused, above 0 and at most 1; at
             least one is stepped.
-        episodes: number of recent episodes of a task, in each process, of which the success rate is
-            taken, at least 1; a task with fewer is not paused.
+        episodes: number of recent episodes of a task, in each process, for its success rate,
+            at least 1; a task with fewer is not paused.
     """
 
     def __init__(self, success: float = 0.9, minimum: float = 0.2, episodes: int = 20) -> None:

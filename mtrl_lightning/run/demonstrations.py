@@ -40,7 +40,7 @@ def load_demonstrations(
         folder: a collection.
         spec: the tasks.
         seed: of the sampling of batches.
-        device: whose memory, if they take at most half of what is free there.
+        device: whose memory, if they take at most half of its free memory.
         split: that is trained on; episodes of another one are a warning.
 
     Returns:
@@ -151,5 +151,5 @@ def _fitted(column: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:
     missing = shape[0] - column.shape[1]
     if len(shape) != 1 or missing == 0:
         return column
-    # tasks have the same sizes of their own in both: what differs is padding
+    # tasks have the same sizes of their own in both: only padding differs
     return np.pad(column, ((0, 0), (0, missing))) if missing > 0 else column[:, : shape[0]]

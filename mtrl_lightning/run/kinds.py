@@ -23,7 +23,7 @@ REPLACEMENTS: dict[Kind, str] = {
     "offline": "what it learns from is set by data.demonstrations, data.batch_size and"
     " rollout.total_steps, which is its number of updates",
 }
-"""What replaces the refused options."""
+"""Replacements of the refused options."""
 _GIVEN = "_given_options_of_kinds"
 """Attribute of an object: its given options, each with the kinds that refuse it."""
 _Constructor = TypeVar("_Constructor", bound=Callable[..., None])

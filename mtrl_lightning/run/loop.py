@@ -370,7 +370,7 @@ class TrainingLoop(IterableDataset[TransitionBatch]):
 
     @property
     def counted_steps(self) -> int:
-        """Environment steps made of ``total_steps``, without those that filled a lost replay."""
+        """Environment steps made of ``total_steps``, without steps that filled a lost replay."""
         return self.session.counters.env_steps - self.refill_steps
 
     def is_finished(self) -> bool:
