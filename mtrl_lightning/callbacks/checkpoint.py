@@ -248,7 +248,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         except OSError as error:
             self._failed_at = self._moment()
             env_steps = self.session.counters.env_steps
-            after = f"{env_steps:,} {self.session.step_unit}"
+            after = f"{env_steps:,} {self.session.algorithm.step_unit}"
             text = f"the checkpoint after {after} could not be written ({error})"
             if self._on_error == "stop":
                 raise ConfigurationError(f"{text}: {self._remedy()}") from error

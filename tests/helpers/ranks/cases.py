@@ -276,7 +276,7 @@ def result_of(name: str, rank: int = 0, size: int = 1) -> dict[str, Tensor]:
     """Return the weights, buffers and moments after a case's updates."""
     algorithm = CASES[name]().double()
     for update in algorithm.updates:
-        update._make_optimizer = partial(Adam, lr=1e-2)
+        update.make_optimizer = partial(Adam, lr=1e-2)
     attach(algorithm)
     run = run_sac if name in SAC_CASES else run_ppo
     run(algorithm, rank, size)
