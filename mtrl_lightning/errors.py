@@ -71,13 +71,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def closest(name: str, known: Iterable[str], num: int = 1) -> list[str]:
-    """Return the known names that are similar to a misspelled one, the most similar first.
-
-    Args:
-        name: as it was given.
-        known: the names that exist.
-        num: how many to return at most.
-    """
+    """Return the known names that are similar to a misspelled one, the most similar first."""
     return difflib.get_close_matches(name, list(known), n=num, cutoff=0.5)
 
 

@@ -67,10 +67,5 @@ class WeightedPolicy(Policy, Protocol):
         ...
 
     def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int) -> None:
-        """Act with the weights returned by ``get_weights``.
-
-        Args:
-            weights: of the same networks.
-            weights_seq_no: number of updates of these weights.
-        """
+        """Act with the weights returned by ``get_weights``."""
         ...

@@ -260,9 +260,6 @@ def _has_step_checkpoint(folder: Path) -> bool:
 def config_file_of(folder: Path) -> Path:
     """Return the configuration with which a run was started or last continued.
 
-    Args:
-        folder: the folder of the run.
-
     Raises:
         ConfigurationError: if there is none.
     """

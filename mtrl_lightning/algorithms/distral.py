@@ -193,15 +193,7 @@ class Distral(SAC):
         observation_RnD: Tensor,
         task_Rn: Tensor,
     ) -> Tensor:
-        """Return ``omega log pi + kappa (log pi - log pi_0)`` of the sampled actions, ``[R, n]``.
-
-        Args:
-            policy: distribution over actions for the observations.
-            noise_RnA: noise from which the actions were sampled.
-            log_prob_Rn: log densities of the actions.
-            observation_RnD: observations.
-            task_Rn: tasks.
-        """
+        """Return ``omega log pi + kappa (log pi - log pi_0)`` of the actions, ``[R, n]``."""
         cost_Rn = super().action_cost(policy, noise_RnA, log_prob_Rn, observation_RnD, task_Rn)
         with torch.no_grad():
             distilled = self.distilled_policy(observation_RnD, task_Rn)

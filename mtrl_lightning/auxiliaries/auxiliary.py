@@ -109,10 +109,6 @@ class Auxiliary(nn.Module):
 def require_trained_encoder(encoder: Encoder, auxiliary: str) -> None:
     """Check that an encoder has parameters that a representation loss can train.
 
-    Args:
-        encoder: the encoder.
-        auxiliary: the loss' name, for the error.
-
     Raises:
         ConfigurationError: if it has none.
     """

@@ -80,9 +80,6 @@ def _checksum(tensor: Tensor) -> int:
 def check_started_alike(options: Mapping[str, Any]) -> None:
     """Check that all processes have the same options and versions.
 
-    Args:
-        options: values by name.
-
     Raises:
         ConfigurationError: on all processes, naming the difference.
     """

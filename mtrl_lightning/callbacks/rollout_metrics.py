@@ -32,10 +32,6 @@ def rollout_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
 
     ``rollout/return``, ``rollout/length`` and, if the benchmark has it, ``rollout/success`` are
     means over the windows of finished episodes, on average and for each task.
-
-    Args:
-        session: the run.
-        windows: of finished episodes.
     """
     metrics: dict[str, float] = {}
     summary = windows.summary()
@@ -57,10 +53,6 @@ def episode_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
     mean over this process' finished episodes since the last call; ``train/exploration`` is the
     correlation of the noise, ``rollout/stepped`` the fraction of environments that are not paused,
     both in this process; see ``EpisodeWindows.metrics`` for the others.
-
-    Args:
-        session: the run.
-        windows: of finished episodes.
     """
     names = session.spec.task_names
     counts = {task: float(windows.count_T[task]) for task in session.spec.train_tasks}

@@ -211,9 +211,6 @@ def _storage(identifier: _Value) -> _Value:
 def check_pickle(program: bytes) -> None:
     """Check that a pickle makes plain values and dense tensors, in a limited time.
 
-    Args:
-        program: the pickle.
-
     Raises:
         ValueError, IndexError, KeyError: if it does not.
     """

@@ -246,12 +246,7 @@ def _policy(policy: str, checkpoint: Path | None, spec: EnvSpec, trust: Sequence
 
 
 def table(collected: Collected, spec: EnvSpec) -> str:
-    """Return a text table of the episodes of each task, with the mean success of its attempts.
-
-    Args:
-        collected: the episodes.
-        spec: of the benchmark.
-    """
+    """Return a text table of the episodes of each task, with the mean success of its attempts."""
     columns = collected.columns
     is_last_N = columns["terminated"] | columns["truncated"]
     lines = [["task", "episodes", "steps", "return", *["attempts", "success"] * spec.has_success]]

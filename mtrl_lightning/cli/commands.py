@@ -56,11 +56,7 @@ def print_help() -> None:
 
 
 def unknown_command(args: Sequence[str]) -> str:
-    """Return an error about a command that does not exist.
-
-    Args:
-        args: the whole command line.
-    """
+    """Return an error about a command that does not exist."""
     known = [*RUN_COMMANDS, *COMMANDS]
     if WITHOUT_DASHES.match(args[0]):
         hint = f"give a command first, such as fit. {FROM_MTRL}"

@@ -155,12 +155,7 @@ def hint_of(name: str) -> str:
 
 
 def nearest(wanted: str, names: list[str]) -> str | None:
-    """Return the most similar name; the last part of one, ``toy`` of ``env/toy``, counts as well.
-
-    Args:
-        wanted: what was given.
-        names: what there is.
-    """
+    """Return the most similar name; the last part of one, ``toy`` of ``env/toy``, counts, too."""
     last_parts = {name.rsplit("/", 1)[-1]: name for name in reversed(names)}
     for wanted_part in (wanted, wanted.rsplit("/", 1)[-1]):
         for candidates in ({name: name for name in names}, last_parts):

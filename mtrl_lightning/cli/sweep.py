@@ -100,9 +100,6 @@ def run(options: argparse.Namespace) -> None:
 def check_sweep(sweep: SweepFile) -> None:
     """Parse configurations that have every choice, and the ends of every range, of a sweep.
 
-    Args:
-        sweep: content of the sweep file.
-
     Raises:
         ConfigurationError: if an option or a value is not accepted, or no evaluation has the
             metric.

@@ -232,10 +232,6 @@ def observations_of(spec: EnvSpec, num: int) -> tuple[npt.NDArray, npt.NDArray[n
 
     They are uniform where the space is bounded, and otherwise as Gymnasium samples unbounded
     spaces. What is not the task's own is 0.
-
-    Args:
-        spec: the tasks.
-        num: number of observations.
     """
     task_E = np.arange(num) % spec.num_tasks
     space = spec.observation_space

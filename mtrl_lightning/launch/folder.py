@@ -53,9 +53,6 @@ def find_restart_id(command: str) -> dict[str, str] | None:
     """Return the id that a run keeps when a scheduler restarts it; None without a scheduler.
 
     It is the run of a W&B sweep, or else the job of SLURM or ``torchrun`` and its command.
-
-    Args:
-        command: the command line.
     """
     run_id = sweep_run_id()
     if run_id is not None:

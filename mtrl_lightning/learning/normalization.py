@@ -148,11 +148,7 @@ class NormalizeObservation(Transform):
         self._use_moments()
 
     def keep_tasks(self, tasks: Sequence[int]) -> None:
-        """Freeze the statistics of tasks that come from another run, if statistics are frozen.
-
-        Args:
-            tasks: the tasks whose statistics are kept.
-        """
+        """Freeze the statistics of tasks that come from another run, if statistics are frozen."""
         if self._freeze_after is None or len(tasks) == len(self._sizes):
             return
         self._is_kept_T[list(tasks)] = self.moments.count_T[list(tasks)] > 0

@@ -94,10 +94,6 @@ class Encoder(nn.Module):
 def require_vectors(observation_space: Box, encoder: str) -> None:
     """Check that observations are state vectors.
 
-    Args:
-        observation_space: space of the observations.
-        encoder: the encoder's name, for the error.
-
     Raises:
         ConfigurationError: if they are not.
     """

@@ -156,10 +156,6 @@ def is_image(observation_space: Box) -> bool:
 def require_images(observation_space: Box, encoder: str) -> None:
     """Check that observations are images of bytes.
 
-    Args:
-        observation_space: space of the observations.
-        encoder: the encoder's name, for the error.
-
     Raises:
         ConfigurationError: if they are not.
     """

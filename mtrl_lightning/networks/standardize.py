@@ -118,9 +118,6 @@ class Standardize(Identity):
         """Freeze the statistics of tasks that come from another run; the others are yet to be seen.
 
         Shared statistics stay as they came.
-
-        Args:
-            tasks: the tasks whose statistics are kept.
         """
         if not self._per_task or len(tasks) == len(self._sizes):
             return

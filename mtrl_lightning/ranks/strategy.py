@@ -268,9 +268,6 @@ def is_first_start(store: dist.Store) -> bool:
     """Return whether a launcher starts the processes of a run for the first time; count the start.
 
     ``TORCHELASTIC_RESTART_COUNT`` does not tell: an agent counts only losses of its own processes.
-
-    Args:
-        store: of the launcher.
     """
     return bool(store.add(f"{MEETING}/starts", 1) == 1)
 

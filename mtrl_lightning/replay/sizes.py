@@ -11,14 +11,7 @@ from mtrl_lightning.spec import EnvSpec
 
 
 def replay_bytes(spec: EnvSpec, fields: Sequence[Field], num_envs: int, capacity: int) -> int:
-    """Return the bytes that the replay of a benchmark takes.
-
-    Args:
-        spec: the tasks.
-        fields: the schema of a transition.
-        num_envs: number of rings.
-        capacity: transitions in a ring.
-    """
+    """Return the bytes that the replay of a benchmark takes."""
     if spec.frame_stack:
         return frame_bytes_needed(fields, num_envs, capacity, spec.horizon)
     return bytes_needed(fields, num_envs * capacity)

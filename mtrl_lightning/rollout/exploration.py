@@ -59,10 +59,6 @@ class CorrelatedNoise:
     def begin(self, spec: EnvSpec, task_E: npt.NDArray[np.int64]) -> None:
         """Begin to explore in a number of environments.
 
-        Args:
-            spec: the tasks.
-            task_E: the environments' tasks.
-
         Raises:
             ConfigurationError: if it cannot be used with these tasks.
         """

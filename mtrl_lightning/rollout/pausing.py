@@ -86,13 +86,7 @@ class PauseSolved:
     def paused(
         self, spec: EnvSpec, task_E: npt.NDArray[np.int64], windows: EpisodeWindows
     ) -> npt.NDArray[np.bool_]:
-        """Return which environments pause: of each task the last ones.
-
-        Args:
-            spec: the tasks.
-            task_E: the environments' tasks.
-            windows: the finished episodes.
-        """
+        """Return which environments pause: of each task the last ones."""
         paused_E = np.zeros(len(task_E), np.bool_)
         for task in np.unique(task_E):
             env_N = np.flatnonzero(task_E == task)
@@ -104,12 +98,7 @@ class PauseSolved:
         return paused_E
 
     def num_stepped(self, num_envs: int, success: float) -> int:
-        """Return how many of a task's environments are stepped.
-
-        Args:
-            num_envs: number of the task's environments.
-            success: its success rate.
-        """
+        """Return how many of a task's environments are stepped."""
         fraction = (1 - success) / (1 - self._success)
         number = num_envs * min(max(fraction, self._minimum), 1.0)
         return max(1, math.ceil(number - 1e-9))

@@ -99,10 +99,6 @@ def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, An
 def verify_replay(folder: Path, checkpoint: dict[str, Any]) -> None:
     """Read every replay file that a checkpoint needs, without keeping it.
 
-    Args:
-        folder: the replay of the checkpoint's run.
-        checkpoint: the loaded checkpoint.
-
     Raises:
         ConfigurationError: naming the file, if one is missing or damaged.
     """

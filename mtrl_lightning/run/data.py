@@ -218,9 +218,6 @@ class MultiTaskData(LightningDataModule):
     def open_demonstrations(self, device: torch.device = CPU) -> ReplayBuffer:
         """Read the demonstrations into memory, and print their number.
 
-        Args:
-            device: that trains.
-
         Raises:
             ConfigurationError: if there are none, they are not of the trained tasks, or memory is
                 short.

@@ -23,13 +23,7 @@ STATES = ("COMPLETE", "PRUNED", "FAIL")
 
 
 def write_table(study: Study, sweep: SweepFile, folder: Path) -> str:
-    """Write all finished runs as ``sweep.md``, the best first, and return them as text.
-
-    Args:
-        study: with the runs.
-        sweep: content of the sweep file.
-        folder: of the sweep.
-    """
+    """Write all finished runs as ``sweep.md``, the best first, and return them as text."""
     sign = -1 if sweep.goal == "maximize" else 1
     trials = [one for one in study.get_trials(deepcopy=False) if one.state.is_finished()]
     trials.sort(key=lambda one: (STATES.index(one.state.name), sign * (one.value or 0.0)))

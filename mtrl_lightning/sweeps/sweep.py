@@ -85,10 +85,6 @@ def open_study(folder: Path, sweep: SweepFile) -> Study:
 
     The caller holds the lock of the folder.
 
-    Args:
-        folder: of the sweep.
-        sweep: content of the sweep file.
-
     Raises:
         ConfigurationError: if the database cannot be read, or belongs to another sweep.
     """

@@ -39,11 +39,7 @@ def sweep_run_id() -> str | None:
 
 
 def note_name(run_id: str) -> str:
-    """Return the name of the file in a run's folder that records which rows W&B has.
-
-    Args:
-        run_id: of the W&B run.
-    """
+    """Return the name of the file in a run's folder that records which rows W&B has."""
     return f"wandb_logged_{run_id}.json"
 
 
@@ -146,11 +142,7 @@ class EnvStepWandbLogger(WandbLogger):
 
     @rank_zero_only
     def define_metrics(self, names: Iterable[str]) -> None:
-        """Make ``env_steps`` the x-axis, and let tables show the best value beside the last.
-
-        Args:
-            names: of the metrics of an evaluation.
-        """
+        """Make ``env_steps`` the x-axis, and let tables show the best value beside the last."""
         run = self.experiment
         run.define_metric("env_steps")
         run.define_metric("*", step_metric="env_steps")

@@ -64,12 +64,7 @@ def _release(array: npt.NDArray) -> None:
 
 
 def _without_pictures(path: str, whole: Any) -> Any:
-    """Compile a model without textures and visual meshes.
-
-    Args:
-        path: of its XML.
-        whole: the same model with them.
-    """
+    """Compile a model without textures and visual meshes."""
     import mujoco
 
     spec = mujoco.MjSpec.from_file(path)
