@@ -253,10 +253,9 @@ def test_a_forbidden_import_is_found(file, line):
 
 LOADING = {
     "algorithms/allocation.py",
-    "algorithms/loading.py",
+    "algorithms/optimizer_states.py",
     "algorithms/rebuilding.py",
     "algorithms/state.py",
-    "learning/optimizer_states.py",
     "loading.py",
 }
 """Files that nobody opens to read how an algorithm learns."""

@@ -607,7 +607,7 @@ class Algorithm(LightningModule):
         Raises:
             ConfigurationError: if the checkpoint cannot be used; the message says what to do.
         """
-        from mtrl_lightning.algorithms.loading import load_algorithm
+        from mtrl_lightning.algorithms.rebuilding import load_algorithm
 
         if hparams_file is not None:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Build an algorithm and its spec from their description; only classes are looked up.
+"""Build the algorithm of a checkpoint from its description; only classes are looked up.
 
 A description is data of a file. The classes of this package and of PyTorch may be named in it;
 others only where the caller trusts their module.
@@ -13,11 +13,14 @@ import math
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 from gymnasium.spaces import Box
 
+from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.algorithms.arguments import parameters_of, type_hints
 from mtrl_lightning.algorithms.description import (
     CLASS_PATH,
@@ -28,10 +31,16 @@ from mtrl_lightning.algorithms.description import (
     is_import_path,
     qualified_name,
 )
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.saved import count
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec
+
+if TYPE_CHECKING:
+    from mtrl_lightning.algorithms.algorithm import Algorithm
+
+A = TypeVar("A", bound="Algorithm")
 
 ALWAYS_TRUSTED = (
     "mtrl_lightning.algorithms",
@@ -49,6 +58,39 @@ _DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeEr
 """Exceptions raised by values of unexpected types."""
 _Types = tuple[type, ...] | None
 """A class has to be a subclass of one of these; None for any class."""
+
+
+def load_algorithm(
+    kind: type[A],
+    path: str | Path,
+    device: str | torch.device = "cpu",
+    *,
+    strict: bool = True,
+    trust: Sequence[str] = (),
+    overrides: Mapping[str, Any],
+) -> A:
+    """Build the algorithm that a checkpoint describes, with its weights and its state.
+
+    Args:
+        kind: the class that the caller asked for.
+        path: the checkpoint.
+        device: of the weights.
+        strict: whether all weights have to be those of the checkpoint.
+        trust: further modules and packages whose classes the checkpoint may use.
+        overrides: arguments of the constructor in place of the saved ones.
+
+    Raises:
+        ConfigurationError: if the checkpoint cannot be used.
+    """
+    checkpoint = load_checkpoint(path)
+    checkpoint.pop("optimizer_states", None)  # a run that starts with these weights has new ones
+    state = checkpoint["mtrl_lightning"]
+    state.pop("global_generators", None)  # the generators of this process stay as they are
+    with AllocationLimit.of_file(Path(path).stat().st_size):
+        algorithm = rebuild_algorithm(state, kind, trust, overrides)
+    algorithm.on_load_checkpoint(checkpoint)
+    algorithm.load_state_dict(checkpoint["state_dict"], strict=strict)
+    return algorithm.to(device)
 
 
 def rebuild_algorithm(

@@ -7,10 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mtrl_lightning.algorithms.description import describe_spec, is_plain
+from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_options
 from mtrl_lightning.checkpoints import check_format
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.generators import global_generators, restore_global_generators
-from mtrl_lightning.learning.optimizer_states import check_optimizer, replace_options
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks.weights import weight_shapes
 from mtrl_lightning.ranks.share import Rules, Share

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.networks.network import uniform_
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis, uniform_
 
 
 class Experts(nn.Module):

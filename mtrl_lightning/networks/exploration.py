@@ -14,8 +14,7 @@ from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.gaussian import ClippedGaussian
-from mtrl_lightning.networks.network import TaskModule
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis, TaskModule
 from mtrl_lightning.spec import EnvSpec
 
 

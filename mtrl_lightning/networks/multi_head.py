@@ -16,8 +16,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.hidden import HiddenLayers, residual_layers
-from mtrl_lightning.networks.network import Network, uniform_
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import Network, TaskAxis, uniform_
 from mtrl_lightning.spec import EnvSpec
 
 

@@ -1,4 +1,4 @@
-"""The base class of all architectures, and the initialization they share.
+"""The base class of all architectures, its declarations of task parameters, and initialization.
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks.
 """
@@ -8,15 +8,40 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from mtrl_lightning.networks.declared import check_declared
 from mtrl_lightning.spec import EnvSpec
+
+
+class TaskAxis(NamedTuple):
+    """A tensor's axis with one block per task; tasks share the entries around the blocks."""
+
+    axis: int = 0
+    """The axis."""
+    start: int = 0
+    """Index at which the first task's block starts."""
+    block: int = 1
+    """Size of each block."""
+    has_mean: bool = True
+    """Whether the mean of several tasks' blocks can start a new task: false for several layers of
+    its own, whose hidden units are in another order in each task."""
+
+
+@runtime_checkable
+class HasTaskAxes(Protocol):
+    """A module that declares which of its tensors have something for each task."""
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of each tensor that has one, by its name in the module's ``state_dict``.
+
+        Inner modules that have this method declare their own. A tensor of the extra state is named
+        ``_extra_state.KEY``.
+        """
 
 
 class TaskModule(nn.Module):
@@ -99,6 +124,8 @@ def _checked(constructor: Callable[..., None]) -> Callable[..., None]:
         spec = given.get("spec")
         # the constructor of a base class has not built all parts
         if type(self).__init__ is checked and isinstance(spec, EnvSpec) and "in_dim" in given:
+            from mtrl_lightning.networks.declared import check_declared
+
             check_declared(self, list(self.shared_parameters()), given["in_dim"], spec.num_tasks)
 
     return checked

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Identity
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_options
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.learning.optimizer_states import check_optimizer, replace_options
 
 OPTIMIZERS = [
     partial(torch.optim.Adam, lr=1e-3, fused=True),
