@@ -127,7 +127,7 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     text = "of the part update (default all)"
     add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help=text)
     text = "values of SAC's option, each a variant (default %(default)s)"
-    choices = ["none", "default", "cudagraphs"]
+    choices = ["none", "default"]
     add("--compile", nargs="+", choices=choices, default=["none"], help=text)
     text = "of update and gradients (default %(default)s)"
     add("--tasks", nargs="+", type=positive, default=[10], help=text)

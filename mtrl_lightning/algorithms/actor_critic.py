@@ -141,6 +141,8 @@ class ActorCritic(Algorithm):
         self._make_actor_gradient = actor_gradient
         self._make_critic_gradient = critic_gradient
         self._num_critics = num_critics
+        self._statistics_moved = False
+        """Whether the last update has changed the encoder's statistics."""
         self.value = value()
         self.add_networks()
         with torch.random.fork_rng(devices=[]):
@@ -224,7 +226,8 @@ class ActorCritic(Algorithm):
     def update(self, batch: TransitionBatch) -> None:
         """Update the critics, and auxiliaries, actor and targets if they are due."""
         batch = self.transform(batch)
-        if self.encoder.observe(batch.observation_RnD, batch.task_Rn):
+        self._statistics_moved = self.encoder.observe(batch.observation_RnD, batch.task_Rn)
+        if self._statistics_moved:
             self.targets.copy_buffers()  # the target encoder needs the new statistics below
 
         # critics and encoder: minimize the error to the bootstrapped target
@@ -241,6 +244,11 @@ class ActorCritic(Algorithm):
         if self.is_due(self.target_every):
             self.targets.step()
         self._update_auxiliaries("targets", batch)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the encoder's statistics have come to rest: each update would change them."""
+        return not self._statistics_moved
 
     def update_policy(self, batch: TransitionBatch) -> None:
         """Update the actor, and parts that depend on its actions, from a transformed batch."""

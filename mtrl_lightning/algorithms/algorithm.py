@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -29,8 +30,10 @@ from mtrl_lightning.algorithms.description import (
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
-from mtrl_lightning.learning.compiling import Compile, begin_graphs, check_compile, compiled
+from mtrl_lightning.learning.capturable import make_capturable
+from mtrl_lightning.learning.compiling import Compile, check_compile, compile_mode, compiled
 from mtrl_lightning.learning.generators import Generators
+from mtrl_lightning.learning.graph import CudaCapture, UpdateGraphs
 from mtrl_lightning.learning.guard import DivergenceGuard, OnNonfinite
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.learning.targets import assign_parameters
@@ -40,11 +43,19 @@ from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
 from mtrl_lightning.networks.weights import copied_weights, load_weights
 from mtrl_lightning.policy import ActOutput, Mode
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec, check_train_tasks
-from mtrl_lightning.types import Kind, Rollout, RolloutConfig, TransitionBatch, Transitions
+from mtrl_lightning.types import (
+    Kind,
+    OwedUpdates,
+    Rollout,
+    RolloutConfig,
+    TransitionBatch,
+    Transitions,
+)
 
 if TYPE_CHECKING:
     from typing import Self
@@ -62,9 +73,9 @@ class Algorithm(LightningModule):
     Args:
         spec: the tasks.
         seed: seed of the initial weights and of all random numbers.
-        compile: ``default`` compiles the losses with ``torch.compile``, ``cudagraphs`` also
-            launches them as CUDA graphs; meant for a GPU, slower on a CPU. The first updates wait
-            for the compiler.
+        compile: ``default`` compiles the losses with ``torch.compile``; the first updates wait for
+            the compiler. ``graph`` records whole updates as CUDA graphs and launches these, on a
+            GPU only; what cannot be recorded is computed without, and a line says why.
         on_nonfinite: reaction to a gradient that is not finite, which never reaches a weight:
             ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
             it in ``fault/skipped_updates``. On a GPU, fused optimizers skip without waiting.
@@ -141,7 +152,11 @@ class Algorithm(LightningModule):
         """Optimizer states of the resumed checkpoint, until the optimizers are built."""
         self._has_new_options = False
         """Whether the algorithm's options differ from the checkpoint's."""
-        self._compile = compile
+        self._compile = compile_mode(compile)
+        self.graphs: UpdateGraphs | None = None
+        """Makes updates by CUDA graphs; None if every update gets its batch from Lightning."""
+        self._periods: set[int] = set()
+        """Periods of the parts that are not in every update, once ``is_due`` was asked."""
         self._seed = seed
         self._network_names: list[str] = []
         self.untrained = UntrainedInput(spec, untrained_tasks)
@@ -238,6 +253,8 @@ class Algorithm(LightningModule):
             for parameter in update.parameters:
                 if update.optimizer and id(parameter) in was_reset:
                     update.optimizer.state.pop(parameter, None)
+        if self.graphs is not None:
+            self.graphs.forget()
 
     def set_targets(self) -> None:
         """Set the target networks to their online networks; here there are none.
@@ -434,6 +451,11 @@ class Algorithm(LightningModule):
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of all updates, in the order of ``make_update``."""
         optimizers = [update.configure_optimizer() for update in self.updates]
+        if self.graphs is not None:
+            self.graphs.forget()
+            reasons = [make_capturable(update) for update in self.updates]
+            if any(reasons):
+                self.graphs.give_up(next(filter(None, reasons)))
         if self._saved_optimizers is not None:
             from mtrl_lightning.algorithms.state import check_optimizers
 
@@ -450,15 +472,36 @@ class Algorithm(LightningModule):
         check_compile(
             self._compile, device, all(update.method.is_one_pass for update in self.updates)
         )
+        self.graphs = None
+        if self._compile == "graph":
+            if distributed.world_size() == 1:
+                self.graphs = UpdateGraphs(self, CudaCapture(device))
+            else:
+                rank_zero_warn("compile graph has no effect with several processes")
 
-    def training_step(self, batch: TransitionBatch, batch_idx: int) -> None:
-        """Make one update and count it."""
-        if self._compile == "cudagraphs":
-            begin_graphs([update.optimizer for update in self.updates if update.optimizer])
+    def training_step(self, batch: TransitionBatch | OwedUpdates, batch_idx: int) -> None:
+        """Make one update and count it; with graphs, as many as are owed."""
         with self.stopwatch.measure("update"):
-            self.recorded_update(batch)
-        self.counters.updates += 1
-        self.guard.count_updates()
+            if isinstance(batch, OwedUpdates):
+                assert self.graphs is not None, "updates are owed only where graphs make them"
+                self.graphs.make(batch.source, batch.num_updates)
+            else:
+                self.before_updates(lambda: batch, 1)
+                self.recorded_update(batch)
+                self.after_updates(1)
+
+    def before_updates(self, first: Callable[[], TransitionBatch], num_updates: int) -> None:
+        """Do what the next updates need of the host, once for all of them.
+
+        Args:
+            first: returns the batch of the first of them.
+            num_updates: their number.
+        """
+
+    def after_updates(self, num_updates: int) -> None:
+        """Count updates that were made."""
+        self.counters.updates += num_updates
+        self.guard.count_updates(num_updates)
 
     def recorded_update(self, batch: TransitionBatch) -> None:
         """Make one update; record its metrics and whether its steps were made, on the device.
@@ -480,7 +523,21 @@ class Algorithm(LightningModule):
 
     def is_due(self, every: int) -> bool:
         """Return whether an action with this period, in updates, is due."""
+        self._periods.add(every)
         return self.counters.updates % every == 0
+
+    def due_parts(self, update: int) -> tuple[tuple[int, bool], ...]:
+        """Return the periods of ``is_due``, and which of them are due in an update."""
+        return tuple((every, update % every == 0) for every in sorted(self._periods))
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the next update makes the operations of the last, apart from what is due."""
+        return True
+
+    def drawn_from(self) -> list[torch.Generator]:
+        """Return the generators of the updates' random numbers."""
+        return self.generators.all()
 
     def noise_like(self, action_RnA: Tensor) -> Tensor:
         """Sample standard normal noise of the actions' shape for a loss."""

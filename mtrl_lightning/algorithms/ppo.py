@@ -312,16 +312,20 @@ class PPO(Algorithm):
         self._iterations_made += 1
         self._begin_epoch()
 
-    def training_step(self, batch: TransitionBatch, batch_idx: int) -> None:
-        """Make one update and count it; begin an epoch, and log gradients, where that is due."""
+    def before_updates(self, first: Callable[[], TransitionBatch], num_updates: int) -> None:
+        """Begin an epoch, and log gradients, where that is due."""
+        super().before_updates(first, num_updates)
         if self._updates_of_epoch == self.collection.num_minibatches:
             self._begin_epoch()
         if self._is_first_update:
             self._is_first_update = False
-            self._log_gradient_shares(batch)
-        super().training_step(batch, batch_idx)
+            self._log_gradient_shares(first())
+
+    def after_updates(self, num_updates: int) -> None:
+        """Count updates that were made."""
+        super().after_updates(num_updates)
         if self.max_kl is not None:
-            self._updates_of_epoch += 1
+            self._updates_of_epoch += num_updates
 
     def update(self, batch: TransitionBatch) -> None:
         """Make one step of the actor and one of the critic."""

@@ -6,46 +6,47 @@ import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
-from torch.optim import Optimizer
+from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 
-Compile = Literal["none", "default", "cudagraphs"]
+Compile = Literal["none", "default", "graph", "cudagraphs"]
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def compiled(function: F, how: Compile) -> F:
-    """Return the function compiled; with ``cudagraphs`` its kernels are launched as one graph.
-
-    The result of a graph is overwritten by its next call. Without gradients, as when a gradient
-    method computes losses a second time, the function is called as it is: another graph for that
-    would cost more than it saves.
+def compile_mode(how: Compile) -> Compile:
+    """Return the option, ``graph`` for its former name ``cudagraphs``.
 
     Raises:
-        ConfigurationError: if the option is unknown.
+        ConfigurationError: if it is unknown.
     """
     one_of(get_args(Compile), compile=how)
-    if how == "none":
+    if how != "cudagraphs":
+        return how
+    rank_zero_warn("compile: cudagraphs means graph now, which records whole updates")
+    return "graph"
+
+
+def compiled(function: F, how: Compile) -> F:
+    """Return the function, compiled if that was asked for.
+
+    Without gradients, as when a gradient method computes losses a second time, the function is
+    called as it is: compiling it once more for that would cost more than it saves.
+    """
+    if how != "default":
         return function
-    fast = torch.compile(function, mode="reduce-overhead" if how == "cudagraphs" else None)
+    fast = torch.compile(function)
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         return fast(*args) if torch.is_grad_enabled() else function(*args)
 
     return call  # type: ignore[return-value]
-
-
-def begin_graphs(optimizers: Iterable[Optimizer]) -> None:
-    """Give up gradients, so that CUDA graphs may overwrite their previous results."""
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    torch.compiler.cudagraph_mark_step_begin()
 
 
 def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> None:
@@ -59,10 +60,12 @@ def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> N
     Raises:
         ConfigurationError: naming the option to change.
     """
-    if how == "cudagraphs" and device.type != "cuda":
-        raise ConfigurationError(
-            "compile cudagraphs needs a CUDA device: set compile to none or default"
-        )
+    if how == "graph":
+        if device.type != "cuda":
+            raise ConfigurationError(
+                "compile graph needs a CUDA device: set model.init_args.compile to none or default"
+            )
+        return
     if how != "none" and not is_one_pass:
         raise ConfigurationError(
             f"compile {how} cannot be differentiated task by task, as the gradient method does:"

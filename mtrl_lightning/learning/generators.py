@@ -53,6 +53,10 @@ class Generators:
             self._generators[name] = generator
         return self._generators[name]
 
+    def all(self) -> list[torch.Generator]:
+        """Return those that were asked for."""
+        return list(self._generators.values())
+
     def state_dict(self) -> dict[str, Any]:
         """Return the seed, and every generator's device and state."""
         used = {

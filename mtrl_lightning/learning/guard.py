@@ -20,6 +20,8 @@ OnNonfinite = Literal["stop", "skip"]
 """End the run, or leave the step out and count it."""
 MAX_PENDING = 256
 """Updates after which outcomes are read even if nothing is logged or saved."""
+SPARE_ROWS = 8
+"""Updates that may be counted at once."""
 
 
 class DivergenceGuard:
@@ -100,7 +102,7 @@ class DivergenceGuard:
         if self._num_rows is None or self._rows is None:
             some = torch.cat(next(iter(self._outcomes.values())))
             self._none = [torch.zeros_like(some)]
-            self._rows = some.new_zeros(MAX_PENDING, len(self._names) * len(some))
+            self._rows = some.new_zeros(MAX_PENDING + SPARE_ROWS, len(self._names) * len(some))
             self._num_rows = torch.zeros(1, dtype=torch.int64, device=some.device)
         outcomes = [self._outcomes.get(name, self._none) for name in self._names]
         row = torch.cat([part for outcome in outcomes for part in outcome])
@@ -109,16 +111,17 @@ class DivergenceGuard:
         self._outcomes = {}
 
     def count_updates(self, number: int = 1) -> None:
-        """Count updates that were made; read their outcomes where no more of them would fit.
+        """Count updates that were made; read their outcomes where there are many.
 
         Args:
-            number: of the updates, and of those that the next call counts.
+            number: of the updates that were made since the last call.
 
         Raises:
             DivergenceError: if the run has to end.
         """
+        assert number <= SPARE_ROWS, "there is no room for their outcomes"
         self._num_unread += number
-        if self._num_unread + number > MAX_PENDING:
+        if self._num_unread >= MAX_PENDING:
             self.read()
 
     def read(self) -> None:
@@ -136,7 +139,7 @@ class DivergenceGuard:
         numbers = torch.cat([self._num_rows.to(self._rows.dtype), self._rows.flatten()]).cpu()
         self._num_rows.zero_()
         num_rows = int(numbers[0])
-        outcome_NUL = numbers[1:].view(MAX_PENDING, len(self._names), -1)[:num_rows]
+        outcome_NUL = numbers[1:].view(len(self._rows), len(self._names), -1)[:num_rows]
         first = self._counters.updates - num_rows
         for row, place in outcome_NUL[..., 0].nonzero().tolist():
             losses = outcome_NUL[row, place, 1:].tolist()

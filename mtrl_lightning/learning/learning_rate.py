@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtrl_lightning.checks import at_least
+from mtrl_lightning.learning.capturable import learning_rate, set_learning_rate
 from mtrl_lightning.learning.update import Update
 
 
@@ -17,8 +18,8 @@ class LearningRate:
         for update in updates:
             assert update.optimizer is not None
             for group in update.optimizer.param_groups:
-                group.setdefault("initial_lr", group["lr"])
-                group["lr"] = factor * group["initial_lr"]
+                group.setdefault("initial_lr", learning_rate(group))
+                set_learning_rate(group, factor * group["initial_lr"])
 
     def factor(self, progress: float) -> float:
         """Return the factor.

@@ -177,7 +177,7 @@ class Update:
                 return self._weighted(distributed.global_losses(new_loss_R), weight_R)
 
             # 4. step if the norm is finite: one bad batch must not end in the weights
-            on_device = decides_on_device(norm.device) and _skips_on_device(optimizer)
+            on_device = decides_on_device(norm.device) and skips_on_device(optimizer)
             step = self._step_on_device if on_device else self._step_on_host
             step(optimizer, norm, loss_R, losses_after, method_state)
         self._log(loss_R, norm)
@@ -273,7 +273,8 @@ def decides_on_device(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def _skips_on_device(optimizer: Optimizer) -> bool:
+def skips_on_device(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer takes a tensor that tells it to leave a step out."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 

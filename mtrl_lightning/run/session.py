@@ -18,10 +18,13 @@ from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
+from mtrl_lightning.replay.device import DeviceReplay
+from mtrl_lightning.replay.static_batches import StaticBatches
 from mtrl_lightning.rollout import ActionTransform, Collector
 from mtrl_lightning.run.data import NO_LOOP, MultiTaskData
 from mtrl_lightning.run.rank_status import RankStatus
 from mtrl_lightning.run.registered import Checkpoints, ReplayFiles, Signals, StepAction
+from mtrl_lightning.types import BatchSource, OwedUpdates, TransitionBatch
 
 if TYPE_CHECKING:
     from mtrl_lightning.algorithms import Algorithm
@@ -79,6 +82,8 @@ class Session:
         self._loop: TrainingLoop | None = None
         self._collector: Collector | None = None
         self._is_open = False
+        self._batches: BatchSource | None = None
+        """Where graphs have their batches from."""
 
     @classmethod
     def of(cls, trainer: Trainer, algorithm: LightningModule) -> Session:
@@ -113,7 +118,8 @@ class Session:
         tasks = collector.envs.task_E.tolist()
         collection = self.algorithm.collection
         if collection is None:
-            self.data.open_replay(tasks, self.folder, device, fields)
+            by_graphs = self.algorithm.graphs is not None
+            self.data.open_replay(tasks, self.folder, device, fields, by_graphs)
         else:
             self.data.open_rollout_buffer(tasks, collection, fields, device)
 
@@ -159,6 +165,22 @@ class Session:
         """The transitions of an on-policy algorithm's iteration."""
         assert self.data.rollout_buffer is not None, "the session is not open"
         return self.data.rollout_buffer
+
+    def next_batch(self) -> TransitionBatch | OwedUpdates:
+        """Return a batch for an update, or what makes several where graphs do."""
+        if self.algorithm.graphs is None:
+            return self._sample()
+        if isinstance(self.data.buffer, DeviceReplay):
+            return OwedUpdates(self.data.buffer, 1)
+        if self._batches is None:
+            self._batches = StaticBatches(self._sample, self.algorithm.device)
+        return OwedUpdates(self._batches, 1)
+
+    def _sample(self) -> TransitionBatch:
+        if self.algorithm.kind == "on-policy":
+            return self.rollout_buffer.next_minibatch()
+        # each process samples its share: gradients are averaged over the processes
+        return self.replay.sample(self.data.batch_size // distributed.world_size())
 
     @property
     def is_collecting(self) -> bool:

@@ -14,7 +14,7 @@ from mtrl_lightning import networks
 from mtrl_lightning.algorithms import ByTemperature, Categorical, MeanReward, Temperature
 from mtrl_lightning.auxiliaries import HiPBMDP, Reconstruction
 from mtrl_lightning.gradients import FAMO
-from mtrl_lightning.learning.guard import MAX_PENDING
+from mtrl_lightning.learning.guard import MAX_PENDING, SPARE_ROWS
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
 from tests.helpers.algorithms import make_sac
 from tests.helpers.meta import META, meta_batch, on_meta
@@ -93,7 +93,9 @@ def test_the_outcomes_of_steps_are_read_when_metrics_are_logged_and_checkpoints_
     without_numbers, monkeypatch
 ):
     sac = update_without_numbers(num_updates=2)
-    assert sac.guard._rows.shape == (MAX_PENDING, 3 * (1 + 4)), "critic, actor and temperature"
+    assert sac.guard._rows.shape == (MAX_PENDING + SPARE_ROWS, 3 * (1 + 4)), (
+        "critic, actor and temperature"
+    )
     with pytest.raises(NotImplementedError, match="copy out of meta"):
         sac.guard.read()
     for asks in (sac.drain_metrics, lambda: sac.on_save_checkpoint({})):

@@ -1,0 +1,325 @@
+"""Updates as graphs: recorded once, and then replayed without Python.
+
+On a GPU an update takes as long as the host needs to launch its kernels. A CUDA graph launches all
+of them at once, on the same memory, with the numbers that the host gave them when it was recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mtrl_lightning.counters import Counters
+from mtrl_lightning.types import BatchSource, TransitionBatch
+
+UPDATES_PER_GRAPH = 4
+"""Updates that one graph makes where as many are owed; the rest are made by graphs of one."""
+WARM_UPS = 2
+"""Updates that are made one by one before their like is recorded: they build the optimizer's state,
+and choose algorithms of matrix products."""
+
+Replay = Callable[[], None]
+"""Makes once more what was recorded."""
+
+
+class Capture(Protocol):
+    """Records what a function lets a device do."""
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Call the function as it is, where its like may be recorded later."""
+
+    def record(self, function: Callable[[], None], generators: Sequence[torch.Generator]) -> Replay:
+        """Record the function's operations without effect on any tensor.
+
+        Args:
+            function: makes the same operations on the same tensors each time.
+            generators: from which it may draw; each replay draws further numbers.
+
+        Raises:
+            RuntimeError: if it cannot be recorded, such as where it reads a number.
+        """
+
+
+class Learner(Protocol):
+    """An algorithm, as far as its updates are recorded."""
+
+    counters: Counters
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the next update makes the operations of the last, but for what is due."""
+
+    def before_updates(self, first: Callable[[], TransitionBatch], num_updates: int) -> None:
+        """Do what the next updates need of the host, once for all of them."""
+
+    def recorded_update(self, batch: TransitionBatch) -> None:
+        """Make one update on the device."""
+
+    def after_updates(self, num_updates: int) -> None:
+        """Count updates that were made."""
+
+    def due_parts(self, update: int) -> Hashable:
+        """Return which of the parts that are not in every update are in this one."""
+
+    def drawn_from(self) -> Sequence[torch.Generator]:
+        """Return the generators from which updates draw."""
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Return all modules by name."""
+
+
+class UpdateGraphs:
+    """Make updates by graphs, and one by one where they cannot be recorded.
+
+    There is a graph for each pattern of due parts, such as an actor that is updated at every
+    second update, and for each number of updates that it makes. It is recorded when updates of its
+    kind were made one by one ``WARM_UPS`` times.
+
+    Args:
+        learner: whose updates are made.
+        capture: records them.
+    """
+
+    def __init__(self, learner: Learner, capture: Capture) -> None:
+        self._learner = learner
+        self._capture = capture
+        self._graphs: dict[Hashable, Replay] = {}
+        self._warm: Counter[Hashable] = Counter()
+        """Updates of each kind that were made one by one."""
+        self._buffers: list[_Buffer] = []
+        """The buffers that the graphs use."""
+        self.reason = ""
+        """Why updates are made one by one; empty if they are not."""
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs that were recorded and are kept."""
+        return len(self._graphs)
+
+    def forget(self) -> None:
+        """Drop all graphs, because tensors were replaced: they are recorded anew."""
+        self._graphs = {}
+        self._warm = Counter()
+        self._buffers = []
+
+    def give_up(self, reason: str) -> None:
+        """Make all further updates one by one, and say why; only the first reason is said.
+
+        Args:
+            reason: completes the sentence "because ...".
+        """
+        if self.reason:
+            return
+        self.forget()
+        self.reason = reason
+        rank_zero_warn(f"compile graph: updates are made one by one, because {reason}")
+
+    def make(self, source: BatchSource, num_updates: int) -> None:
+        """Make updates, several by one graph where there are enough.
+
+        Args:
+            source: of their batches.
+            num_updates: to make.
+        """
+        learner = self._learner
+        while num_updates > 0:
+            is_whole = num_updates >= UPDATES_PER_GRAPH and learner.is_static
+            num = UPDATES_PER_GRAPH if is_whole else 1
+            shapes = source.prepare(num)
+            learner.before_updates(partial(source.take, 0), num)
+            self._make(source, shapes)
+            num_updates -= num
+
+    def _make(self, source: BatchSource, shapes: Sequence[Hashable]) -> None:
+        """Make the updates whose batches are ready."""
+        learner = self._learner
+        first = learner.counters.updates
+        key = tuple((shape, learner.due_parts(first + i)) for i, shape in enumerate(shapes))
+        self._check_buffers()
+        is_warm = all(self._warm[kind] >= WARM_UPS for kind in key)
+        can_record = is_warm and learner.is_static and not self.reason
+        if can_record and key not in self._graphs:
+            self._record(source, key)
+        if key in self._graphs:
+            self._graphs[key]()
+            learner.after_updates(len(key))
+            return
+        for index, shape in enumerate(shapes):
+            self._capture.run(partial(self._update, source, index))
+            # after the update, as the first ones show which parts there are
+            self._warm[shape, learner.due_parts(learner.counters.updates)] += 1
+            learner.after_updates(1)
+
+    def _record(self, source: BatchSource, key: tuple[Hashable, ...]) -> None:
+        counters = self._learner.counters
+        first = counters.updates
+
+        def updates() -> None:
+            for index in range(len(key)):
+                self._update(source, index)
+                counters.updates += 1  # parts that are due go by it
+
+        self._buffers = _buffers_of(self._learner)
+        generators = [*self._learner.drawn_from(), *source.drawn_from()]
+        try:
+            self._graphs[key] = self._capture.record(updates, generators)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            self.give_up(f"{part_of(error)} cannot be recorded: {reason}")
+        finally:
+            counters.updates = first
+
+    def _update(self, source: BatchSource, index: int) -> None:
+        # autocast keeps the rounded weights until it ends, and these updates are within one
+        torch.clear_autocast_cache()
+        self._learner.recorded_update(source.take(index))
+
+    def _check_buffers(self) -> None:
+        """Give up graphs if a buffer is another tensor than the one that they use."""
+        for buffer in self._buffers:
+            if buffer.owner.get(buffer.key) is not buffer.tensor:
+                self.give_up(
+                    f"the buffer {buffer.name} was replaced: change it in place, as by copy_"
+                )
+                return
+
+
+class _Buffer(NamedTuple):
+    """A buffer of a module when graphs were recorded."""
+
+    name: str
+    owner: dict[str, Tensor | None]
+    key: str
+    tensor: Tensor | None
+
+
+def _buffers_of(learner: Learner) -> list[_Buffer]:
+    return [
+        _Buffer(f"{name}.{key}" if name else key, module._buffers, key, tensor)
+        for name, module in learner.named_modules()
+        for key, tensor in module._buffers.items()
+    ]
+
+
+def part_of(error: BaseException) -> str:
+    """Name the part of an update in which an error was raised: the last function not PyTorch's."""
+    pytorch = Path(torch.__file__).parent
+    found = "an update"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(pytorch) or path == Path(__file__) or "self" not in frame.f_locals:
+            continue
+        owner = type(frame.f_locals["self"])
+        if not issubclass(owner, TorchDispatchMode):
+            found = f"{owner.__name__}.{frame.f_code.co_name} ({path.name}, line {line})"
+    return found
+
+
+class CudaCapture:
+    """Records CUDA graphs, which share their memory: only one runs at a time.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # the same stream for what comes before, as PyTorch asks for: nodes of the backward pass
+        # that were made on another stream would wait for it, which no graph can record
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Call the function on the stream on which it may be recorded later."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            function()
+        current.wait_stream(self._stream)
+
+    def record(self, function: Callable[[], None], generators: Sequence[torch.Generator]) -> Replay:
+        """Record the function's kernels, and return what launches them.
+
+        Raises:
+            RuntimeError: if it waits for the device, or uses tensors of the host.
+        """
+        drawn_from = [g for g in generators if g.device.type == "cuda"]
+        # PyTorch registers this one itself
+        drawn_from.append(torch.cuda.default_generators[self._index])
+        states = [generator.get_state() for generator in drawn_from]
+        graph = torch.cuda.CUDAGraph()
+        for generator in drawn_from[:-1]:
+            graph.register_generator_state(generator)
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # a graph has memory of its own
+        try:
+            with torch.cuda.stream(self._stream):
+                self._capture_into(graph, function)
+        except BaseException:
+            # they still count as being recorded, and would refuse every further draw
+            for generator, state in zip(drawn_from, states, strict=True):
+                fresh = torch.Generator(self._device)
+                fresh.set_state(state)
+                generator.graphsafe_set_state(fresh.graphsafe_get_state())
+            raise
+        return graph.replay
+
+    @property
+    def _index(self) -> int:
+        index = self._device.index
+        return torch.cuda.current_device() if index is None else index
+
+    def _capture_into(self, graph: torch.cuda.CUDAGraph, function: Callable[[], None]) -> None:
+        # thread_local: other threads, such as a logger's, may use the GPU meanwhile
+        graph.capture_begin(self._pool, capture_error_mode="thread_local")
+        try:
+            with OnlyOn(self._device.type):
+                function()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # it repeats the error
+                graph.capture_end()
+            with contextlib.suppress(RuntimeError):  # where the line above has not come to it
+                torch._C._cuda_endAllocateToPool(self._index, self._pool)
+            raise
+        graph.capture_end()
+
+
+class OnlyOn(TorchDispatchMode):
+    """Refuse operations on other devices: a graph would keep the numbers that they give now.
+
+    Args:
+        device: the only kind of device, such as ``cuda``.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Make an operation, and look at its tensors.
+
+        Raises:
+            RuntimeError: if one is on another device.
+        """
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, kwargs, result)):
+            if isinstance(tensor, Tensor) and tensor.device.type != self._device:
+                raise RuntimeError(f"{func} uses a tensor on the {tensor.device.type}")
+        return result
