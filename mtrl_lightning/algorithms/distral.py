@@ -227,8 +227,10 @@ class Distral(SAC):
         output_B2A = self.distilled(self.encoder.shared_features(observation_BD, task_B))
         return self.distribution(output_B2A, task_B)
 
-    def _untrained_explanation(self) -> str:
-        return "The distilled policy acts on them"
+    @property
+    def untrained_summary(self) -> str:
+        """Description of the tasks that are not trained; empty if there are none."""
+        return self.untrained.described("The distilled policy acts on them")
 
     def _critics_by_task(self) -> list[tuple[nn.Module, ...]]:
         """Return the critics of each trained task."""

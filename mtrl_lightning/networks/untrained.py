@@ -166,15 +166,18 @@ class UntrainedInput:
     @property
     def summary(self) -> str:
         """Description of the input of untrained tasks; empty if all tasks are trained."""
-        if not self.is_untrained_T.any():
-            return ""
-        names = ", ".join(
-            self._spec.task_names[task] for task in np.flatnonzero(self.is_untrained_T)
-        )
         if self._mean is None:
             given = "their own parameters, as initialized"
         elif self._mean.replaced:
             given = f"the mean over the trained tasks ({', '.join(self._mean.replaced)})"
         else:
             given = "no input that would have to be learned"
-        return f"Evaluated without training: {names}. The policy is given {given}"
+        return self.described(f"The policy is given {given}")
+
+    def described(self, explanation: str) -> str:
+        """Return the names of the untrained tasks and an explanation; empty if there are none."""
+        if not self.is_untrained_T.any():
+            return ""
+        tasks = np.flatnonzero(self.is_untrained_T)
+        names = ", ".join(self._spec.task_names[task] for task in tasks)
+        return f"Evaluated without training: {names}. {explanation}"
