@@ -20,13 +20,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mtrl_lightning.algorithms.arguments import record_arguments
-from mtrl_lightning.algorithms.description import (
-    cannot_rebuild,
-    describe_built,
-    summarize,
-    warn_of_unknown,
-)
+from mtrl_lightning.algorithms.recording import record_arguments
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
@@ -121,11 +115,12 @@ class Algorithm(LightningModule):
         max_skipped_updates: int = 100,
         untrained_tasks: UntrainedTasks = "mean",
     ) -> None:
+        from mtrl_lightning.algorithms.description import describe_built
+
         super().__init__()
         check_train_tasks(spec)
         self.description, hyper_parameters = describe_built(self)
         """Class and arguments as plain values, from which a checkpoint's algorithm is rebuilt."""
-        self._unknown_arguments = cannot_rebuild(self.description["init_args"])
         self.save_hyperparameters(hyper_parameters)
         self.automatic_optimization = False
         self.spec = spec
@@ -159,6 +154,7 @@ class Algorithm(LightningModule):
         """Periods of the parts that are not in every update, once ``is_due`` was asked."""
         self._seed = seed
         self._network_names: list[str] = []
+        self._has_been_saved = False
         self.untrained = UntrainedInput(spec, untrained_tasks)
         self.register_buffer("_task_R", torch.tensor(spec.train_tasks), persistent=False)
         mask_TA = torch.from_numpy(spec.action_mask_TA)
@@ -191,6 +187,8 @@ class Algorithm(LightningModule):
     @property
     def summary(self) -> str:
         """One line with the classes of the algorithm and its parts."""
+        from mtrl_lightning.algorithms.description import summarize
+
         return summarize(self.description)
 
     @property
@@ -608,10 +606,11 @@ class Algorithm(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the algorithm's description and state; keep hyper-parameters of plain values."""
-        from mtrl_lightning.algorithms.state import save_state
+        from mtrl_lightning.algorithms.state import save_state, warn_of_unknown_arguments
 
-        warn_of_unknown(self._unknown_arguments)
-        self._unknown_arguments = {}  # once is enough
+        if not self._has_been_saved:
+            warn_of_unknown_arguments(self)
+        self._has_been_saved = True
         save_state(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -15,15 +15,10 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
-from lightning.pytorch.utilities import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from mtrl_lightning.algorithms.arguments import (
-    called_by,
-    check_factories,
-    parameters_of,
-    recorded_arguments,
-)
+from mtrl_lightning.algorithms.arguments import called_by, check_factories, parameters_of
+from mtrl_lightning.algorithms.recording import recorded_arguments
 from mtrl_lightning.spec import EnvSpec
 
 CLASS_PATH = "class_path"
@@ -102,17 +97,6 @@ def cannot_rebuild(described: Any, argument: str = "") -> dict[str, str]:
     for where, value in parts:
         unknown |= cannot_rebuild(value, where)
     return unknown
-
-
-def warn_of_unknown(unknown: Mapping[str, str]) -> None:
-    """Warn of arguments that a checkpoint cannot rebuild, as ``cannot_rebuild`` returns them."""
-    for argument, text in unknown.items():
-        rank_zero_warn(
-            f"a checkpoint cannot rebuild {argument}, {text},"
-            " because no module has it under that name:"
-            f" give {argument_of(argument)}=... to load_policy and load_from_checkpoint,"
-            " or define it in a module"
-        )
 
 
 def argument_of(name: str) -> str:

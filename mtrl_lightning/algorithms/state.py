@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mtrl_lightning.algorithms.description import describe_spec, is_plain
+from lightning.pytorch.utilities import rank_zero_warn
+
+from mtrl_lightning.algorithms.description import (
+    INIT_ARGS,
+    argument_of,
+    cannot_rebuild,
+    describe_spec,
+    is_plain,
+)
 from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_options
 from mtrl_lightning.checkpoints import check_format
 from mtrl_lightning.errors import ConfigurationError
@@ -38,6 +46,17 @@ def save_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
         for name, value in checkpoint.get("hyper_parameters", {}).items()
         if is_plain(value)
     }
+
+
+def warn_of_unknown_arguments(algorithm: Algorithm) -> None:
+    """Warn of arguments that a checkpoint of the algorithm cannot rebuild."""
+    for argument, text in cannot_rebuild(algorithm.description[INIT_ARGS]).items():
+        rank_zero_warn(
+            f"a checkpoint cannot rebuild {argument}, {text},"
+            " because no module has it under that name:"
+            f" give {argument_of(argument)}=... to load_policy and load_from_checkpoint,"
+            " or define it in a module"
+        )
 
 
 def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
