@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,10 +33,11 @@ from mtrl_lightning.run.resharding import reshard
 from mtrl_lightning.runs import best_checkpoint
 from mtrl_lightning.schema import transition_fields
 from tests.helpers.command_line import ROOT
+from tests.helpers.demonstrations import write_demonstrations
 from tests.helpers.fakes import Constant
 from tests.helpers.ranks.cases import CASES, ITERATIONS, float64, moments_of_parts, result_of
 from tests.helpers.ranks.launch import free_port
-from tests.helpers.ranks.runs import BOTH, CONTINUED, RUNS, STILL
+from tests.helpers.ranks.runs import BOTH, CONTINUED, DEMONSTRATIONS, RUNS, STILL
 from tests.helpers.runs import assert_same
 
 TOLERANCE = {"sac nash_mtl": 1e-8}
@@ -128,7 +130,9 @@ class Ranks:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    ranks = Ranks(2, tmp_path_factory.mktemp("pair"), with_torchrun=True)
+    folder = tmp_path_factory.mktemp("pair")
+    write_demonstrations(folder / DEMONSTRATIONS, num_episodes=3)
+    ranks = Ranks(2, folder, with_torchrun=True)
     yield ranks
     ranks.close()
 
@@ -320,6 +324,22 @@ def test_a_continued_run_of_two_ranks_is_the_uninterrupted_one(pair, whole, part
     # the end of the first part is a row of its own
     scheduled = [[row for row in of_run if row["env_steps"] != "132"] for of_run in rows]
     assert scheduled[0] == scheduled[1]
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_one_policy_from_demonstrations(pair):
+    """They sample other batches, and continue as if they had not been interrupted."""
+    weights = {}
+    for name in ("bc whole", "bc parts", "bc parts continued"):
+        for rank, ended in enumerate(pair.runs(name)):
+            assert ended["code"] == 0, ended["printed"]
+            (weights[name, rank],) = re.findall(r"weights (\w{8})", ended["printed"])
+        assert weights[name, 0] == weights[name, 1]
+    assert weights["bc parts", 0] != weights["bc whole", 0] == weights["bc parts continued", 0]
+    end = last_checkpoint(pair, "bc_whole")
+    assert end["mtrl_lightning"]["counters"]["updates"] == 60
+    samplers = [part["data"]["buffer"]["generator"] for part in end["ranks"]]
+    assert not torch.equal(*samplers)
 
 
 @pytest.mark.slow

@@ -6,8 +6,11 @@ import contextlib
 import io
 import logging
 import os
+import zlib
 from pathlib import Path
 from unittest import mock
+
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from mtrl_lightning.cli.lightning_cli import main
 from tests.helpers.command_line import CONFIGS, SMALL, config_args
@@ -57,6 +60,22 @@ PPO = [
     "--model.init_args.actor.init_args.width=16",
     "--model.init_args.critic.init_args.width=16",
 ]
+OFFLINE = ("base", "env/toy", "algorithm/bc", "network/multi_head")
+CLONING = [
+    "--trainer.devices=2",
+    "--trainer.callbacks+=tests.helpers.ranks.runs.PrintWeights",
+    "--data.batch_size=12",
+    "--evaluation.num_workers=0",
+    "--evaluation.every=20",
+    "--evaluation.num_episodes=1",
+    "--metrics.every=10",
+    "--checkpoint.every=20",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu",
+    "--model.init_args.actor.init_args.width=16",
+]
+DEMONSTRATIONS = "demonstrations"
+"""Folder of the collection, beside that of the runs."""
 SHORT = [
     "--rollout.envs_per_task=2",
     "--rollout.warmup_steps=30",
@@ -77,6 +96,12 @@ RUNS: dict[str, tuple[str, list[str]]] = {
         "ppo_parts",
         [*PPO, "--rollout.total_steps=120", "--ckpt_path=last"],
     ),
+    "bc whole": ("bc_whole", [*CLONING, "--rollout.total_steps=60"]),
+    "bc parts": ("bc_parts", [*CLONING, "--rollout.total_steps=33"]),
+    "bc parts continued": (
+        "bc_parts",
+        [*CLONING, "--rollout.total_steps=60", "--ckpt_path=last"],
+    ),
     "three copies": ("refused", [*BOTH, "--rollout.envs_per_task=3"]),
     "odd batch": ("refused", [*BOTH, "--data.batch_size=99"]),
     "fewer devices": ("refused", [*BOTH, "--trainer.devices=1"]),
@@ -85,6 +110,17 @@ RUNS: dict[str, tuple[str, list[str]]] = {
     "slurm": ("slurm", [*SHORT, *TWO_NODES]),
 }
 """The name of the run's folder, and the options, of each."""
+
+
+class PrintWeights(Callback):
+    """Prints a checksum of the weights at the end."""
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print it."""
+        checksum = 0
+        for weights in pl_module.state_dict().values():
+            checksum = zlib.crc32(weights.cpu().numpy().tobytes(), checksum)
+        print(f"weights {checksum:08x}")
 
 
 def environment(name: str) -> dict[str, str]:
@@ -118,8 +154,11 @@ def environment(name: str) -> dict[str, str]:
 def ended(name: str, root: Path) -> dict[str, str | int]:
     """Make a run; return its exit code and what it has printed."""
     run, options = RUNS[name]
-    configs = ON_POLICY if run.startswith("ppo") else CONFIGS
-    small = [] if run.startswith("ppo") else SMALL
+    configs, small = CONFIGS, SMALL
+    if run.startswith("ppo"):
+        configs, small = ON_POLICY, []
+    if run.startswith("bc"):
+        configs, small = OFFLINE, [f"--data.demonstrations={root.parent / DEMONSTRATIONS}"]
     arguments = ["fit", *config_args(*configs), *small, f"--root={root}", f"--name={run}"]
     printed = io.StringIO()
     code: int | str | None = 0
