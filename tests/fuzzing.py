@@ -1,5 +1,7 @@
 """Continue runs from files that were changed on purpose, each in a process of its own.
 
+Collections are changed in the same way, and loaded as demonstrations.
+
 A checkpoint may be damaged, or made to do harm. Whatever one of its values is changed to, ``fit
 --resume`` ends with an error of this package or trains; it does not crash, hang, take memory,
 write outside the run's folder, or execute what the file says.
@@ -119,6 +121,9 @@ BASES: dict[str, list[str]] = {
     ],
 }
 """Options of the runs whose checkpoints are changed."""
+COLLECTIONS = {"collection": "replay", "minari": "minari"}
+"""Formats of the collections whose files are changed."""
+NAMES = [*BASES, *COLLECTIONS]
 STEPS = {"sac": (62, 71), "metaworld": (31, 36), "ppo": (150, 200), "ranks": (62, 80)}
 """Environment steps of a run, which ends in mid-episode, and of the run that continues it."""
 VIOLATIONS: list[int] = []
@@ -567,6 +572,93 @@ def change_file(run: Path, draws: random.Random, others: Sequence[Path]) -> Chan
     return change_metrics(run, draws)
 
 
+def change_collection(folder: Path, draws: random.Random) -> Change:
+    """Change one of a collection's files."""
+    lot = draws.random()
+    if lot < 0.5:
+        return change_json(draws.choice(sorted(folder.rglob("*.json"))), draws)
+    paths = [path for path in sorted(folder.rglob("*")) if path.suffix in (".npy", ".hdf5")]
+    path = draws.choice(paths)
+    content = path.read_bytes()
+    if path.suffix == ".hdf5":
+        if lot < 0.75:
+            return change_array(path, draws)
+        path.write_bytes(altered_bytes(content, draws))
+        return Change("bytes", path.name)
+    action = draws.choice(["cut", "bytes", "header", "header", "columns"])
+    if action in ("cut", "bytes"):
+        made = altered_bytes(content, draws)
+    else:
+        made = with_header(content, draws) if action == "header" else with_columns(content, draws)
+    path.write_bytes(made)
+    if draws.random() < 0.8:  # so that the content is looked at
+        listing_file = folder / "collection.json"
+        listed = json.loads(listing_file.read_text())
+        name = re.sub(r"[0-9a-f]{8}\.npy", f"{zlib.crc32(made):08x}.npy", path.name)
+        path.rename(path.with_name(name))
+        for chunk in listed["replay"]["chunks"]:
+            if chunk["file"] == path.name:
+                chunk |= {"file": name, "crc32": zlib.crc32(made)}
+        listing_file.write_text(json.dumps(listed))
+    return Change("chunk", action)
+
+
+def altered_bytes(content: bytes, draws: random.Random) -> bytes:
+    """Return a file that is cut, or has other bytes at a place."""
+    place = draws.randrange(len(content))
+    if draws.random() < 0.3:
+        return content[:place]
+    return content[:place] + draws.randbytes(8) + content[place + 8 :]
+
+
+def change_json(path: Path, draws: random.Random) -> Change:
+    """Change a value of a JSON file, or its text."""
+    content = json.loads(path.read_text())
+    while True:
+        place = choose_path(content, draws)
+        _, other = another_value(value_at(content, place), draws)
+        if isinstance(other, list) and len(other) == 10 and other[0] is other[1]:
+            other = unfolding(3)  # JSON writes each entry
+        with contextlib.suppress(TypeError, ValueError, RecursionError):  # JSON has no such value
+            made = json.dumps(changed_at(content, place, lambda _, other=other: other))
+            break
+    if draws.random() < 0.1:
+        made = altered_bytes(made.encode(), draws).decode(errors="replace")
+        place = ["text"]
+    path.write_text(made)
+    return Change("json", f"{'/'.join(map(str, place))} of {path.name}")
+
+
+def change_array(path: Path, draws: random.Random) -> Change:
+    """Put another array, or a link, in place of one of a file of Minari's."""
+    import h5py
+
+    with h5py.File(path, "a") as file:
+        names: list[str] = []
+        file.visititems(lambda name, item: names.append(name) if hasattr(item, "shape") else None)
+        name = draws.choice(names)
+        old = file[name][()]
+        del file[name]
+        kind = draws.choice(
+            ["longer", "type", "huge", "text", "link", "other file", "gone", "rank"]
+        )
+        if kind == "longer":
+            file[name] = np.concatenate([old, old])
+        elif kind == "type":
+            file[name] = old.astype(draws.choice(["f8", "i2", "u1", "bool"]))
+        elif kind == "huge":
+            file.create_dataset(name, (10**12,), "f4", chunks=(1024,), compression="gzip")
+        elif kind == "text":
+            file[name] = [b"text"] * len(old)
+        elif kind == "link":
+            file[name] = h5py.SoftLink("/")
+        elif kind == "other file":
+            file[name] = h5py.ExternalLink("/dev/zero", "x")
+        elif kind == "rank":
+            file[name] = old[..., None]
+    return Change("array", f"{name} {kind}")
+
+
 def checkpoint_file(run: Path) -> Path:
     """Return the only checkpoint of a prepared run."""
     (path,) = (run / "checkpoints").glob("step_*.ckpt")
@@ -625,6 +717,19 @@ def prepare(name: str, folder: Path) -> Path:
     for name_of_page in ("report.html", "curves.png"):
         (run / name_of_page).unlink(missing_ok=True)
     return run
+
+
+def write_collection_of_toys(name: str, folder: Path) -> Path:
+    """Write the collection whose files are changed; return its folder."""
+    from mtrl_lightning.demonstrations import UniformPolicy, collect, write_collection
+    from mtrl_lightning.envs import ToyReach
+
+    benchmark = ToyReach()
+    collected = collect(UniformPolicy(benchmark.spec), benchmark, 4, noise=0.1, num_workers=0)
+    base = folder / name / "collection"
+    facts = {"policy": "random", "seeds": collected.seeds}
+    write_collection(base, benchmark.spec, collected.columns, facts, COLLECTIONS[name])
+    return base
 
 
 class Outcome(NamedTuple):
@@ -712,7 +817,7 @@ class Server:
         self._copy_base()
         change = Change("none", "")
         if index >= 0:
-            change = change_file(self._run, random.Random(f"{seed} {index}"), self._others)
+            change = self._change(random.Random(f"{seed} {index}"))
         before = listing(self._run.parent.parent, self._run.parent)
         child = os.fork()
         if child == 0:
@@ -729,6 +834,9 @@ class Server:
         if not outcome.is_allowed and self._keep is not None:
             shutil.copytree(self._run.parent, self._keep / str(index), dirs_exist_ok=True)
         return False
+
+    def _change(self, draws: random.Random) -> Change:
+        return change_file(self._run, draws, self._others)
 
     def _judge(self, status: int, usage: Any, before: Sequence[str]) -> Outcome:
         log = self._run.parent / LOG
@@ -756,6 +864,45 @@ class Server:
     def _weights(self) -> dict[str, Any]:
         path = self._run / "checkpoints" / "last.ckpt"
         return torch.load(path, weights_only=True)["state_dict"]
+
+
+class CollectionServer(Server):
+    """Load a collection as demonstrations after each change of its files."""
+
+    def serve(self, indices: Sequence[int], seed: int) -> NoReturn:
+        """Make changes and load the collection after each; end this process."""
+        from mtrl_lightning.envs import ToyReach
+        from mtrl_lightning.errors import ConfigurationError
+        from mtrl_lightning.run.demonstrations import load_demonstrations
+
+        spec = ToyReach().spec
+        load_demonstrations(str(self._base), spec, 0, torch.device("cpu"))  # imports
+        for index in [-1, *indices]:
+            if not self._continues(index, seed):
+                continue
+            code = TRACEBACK
+            try:
+                load_demonstrations(str(self._run), spec, 0, torch.device("cpu"))
+                code = 0
+            except ConfigurationError as error:
+                print(error)
+                code = 2
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(VIOLATIONS[0] if VIOLATIONS else code)
+        os._exit(0)
+
+    def _copy_base(self) -> None:
+        shutil.rmtree(self._run.parent, ignore_errors=True)
+        shutil.copytree(self._base, self._run)
+
+    def _change(self, draws: random.Random) -> Change:
+        return change_collection(self._run, draws)
+
+    def _weights(self) -> dict[str, Any]:
+        return {}
 
 
 def _are_equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -875,13 +1022,18 @@ def fuzz(
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         bases = {name: prepare(name, root / "bases") for name in BASES if name in names}
+        runs = [*bases.values()]
+        for name in COLLECTIONS:
+            if name in names:
+                bases[name] = write_collection_of_toys(name, root / "bases")
         for name, base in bases.items():
             own = [index for index in indices if names[index % len(names)] == name]
-            others = [other for other in bases.values() if other != base] or [base]
+            others = [other for other in runs if other != base] or [base]
+            server = CollectionServer if name in COLLECTIONS else Server
             child = os.fork()
             if child == 0:
                 try:
-                    Server(name, base, others, root / "changed", keep, report).serve(own, seed)
+                    server(name, base, others, root / "changed", keep, report).serve(own, seed)
                 except BaseException:
                     traceback.print_exc()
                     os._exit(1)
@@ -915,7 +1067,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=100, help="number of changed files")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of changes to repeat")
     parser.add_argument("--seed", type=int, default=1, help="of the changes")
-    parser.add_argument("--runs", nargs="+", default=[*BASES], choices=[*BASES])
+    parser.add_argument("--runs", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument("--json", type=Path, help="add a line for each changed file here")
     parser.add_argument("--keep", type=Path, help="keep the runs here that did what they must not")
     options = parser.parse_args()

@@ -317,6 +317,16 @@ def _import(path: str, argument: str) -> Any:
     )
 
 
+LISTS_OF_SPEC = {
+    "task_names",
+    "train_tasks",
+    "observation_sizes",
+    "action_sizes",
+    "info_fields",
+    "info_keys",
+}
+
+
 def rebuild_spec(described: Mapping[str, Any]) -> EnvSpec:
     """Build the spec that ``describe_spec`` described.
 
@@ -325,6 +335,9 @@ def rebuild_spec(described: Mapping[str, Any]) -> EnvSpec:
     """
     try:
         values = {name: _rebuild_spec_value(value) for name, value in described.items()}
+        for name in LISTS_OF_SPEC & values.keys():
+            if not isinstance(values[name], tuple):
+                raise TypeError(f"{name} is no list")
         fields = tuple(Field(*field) for field in values.pop("info_fields", ()))
         return EnvSpec(**values, info_fields=fields)
     except _DAMAGED as error:

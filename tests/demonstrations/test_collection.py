@@ -182,6 +182,8 @@ def delete_the_rows(folder):
         (change_file(lambda c: c.update(format=2)), "has the format 2, and this version reads 1"),
         (change_file(lambda c: c.pop("replay")), "'replay'"),
         (change_file(lambda c: c["spec"].pop("horizon")), "its tasks cannot be read"),
+        (change_file(lambda c: c["spec"].update(action_sizes={"0": 1})), "action_sizes is no list"),
+        (change_file(lambda c: c["spec"].update(info_fields="x" * 9)), "info_fields is no list"),
         (change_file(lambda c: c["spec"].update(task_names=["only"])), "not from 0 to 0"),
         (change_file(lambda c: c["replay"].update(added=[9])), "list of replay files"),
         (change_file(lambda c: c["replay"].update(added=[-5])), "list of replay files"),
