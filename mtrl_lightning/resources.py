@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import psutil
 import torch
 from torch import Tensor
@@ -120,6 +121,26 @@ class Upload:
         copy = pinned.to(self._device, non_blocking=True)
         self._copied[slot].record()
         return copy
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray]:
+    """Return tensors ``[N, ...]`` as arrays, by one copy from a GPU for all of them.
+
+    Args:
+        tensors: of the same number of rows; those of another type than the first take a copy each.
+    """
+    first = tensors[0]
+    if first.device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
+    joined = [tensor for tensor in tensors if tensor.dtype == first.dtype]
+    flat = [tensor.reshape(len(tensor), -1) for tensor in joined]
+    parts = iter(torch.cat(flat, 1).cpu().split([rows.shape[1] for rows in flat], 1))
+    arrays = []
+    for tensor in tensors:
+        is_joined = tensor.dtype == first.dtype
+        array = next(parts).reshape(tensor.shape) if is_joined else tensor.cpu()
+        arrays.append(array.numpy())
+    return arrays
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
 from mtrl_lightning.networks.weights import copied_weights, load_weights
 from mtrl_lightning.policy import ActOutput, Mode
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.resources import CPU, to_device
+from mtrl_lightning.resources import CPU, to_device, to_host
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec, check_train_tasks
@@ -153,6 +153,8 @@ class Algorithm(LightningModule):
         self._periods: set[int] = set()
         """Periods of the parts that are not in every update, once ``is_due`` was asked."""
         self._seed = seed
+        self._acting_tasks = (np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64))
+        """Tasks of the last step, and the same on the device."""
         self._network_names: list[str] = []
         self._has_been_saved = False
         self.untrained = UntrainedInput(spec, untrained_tasks)
@@ -300,9 +302,8 @@ class Algorithm(LightningModule):
             return zero_padding(2 * uniform_EA - 1, self.action_mask(task)).cpu().numpy()
         if np.issubdtype(observation_ED.dtype, np.floating):
             observation_ED = observation_ED.astype(np.float32)
-        # [R, n] as in a learning batch if the environments' order allows it, else [E]
-        rows = self._leading_shape(task_E)
-        task_B = to_device(task_E.reshape(rows), self.device)
+        task_B = self._tasks_on_device(task_E)
+        rows = task_B.shape
         observation_BD = to_device(observation_ED, self.device).unflatten(0, rows)
         observation_BD = self.transforms.observation(observation_BD, task_B)
         with self.untrained.replaced(task_E):
@@ -317,13 +318,10 @@ class Algorithm(LightningModule):
                 noise = to_device(noise_EA, self.device)
             action_BA, fields = self.explore(policy, noise.unflatten(0, rows))
         chosen_BA = zero_padding(action_BA, self.action_mask(task_B))
-        chosen_EA = chosen_BA.cpu().numpy().reshape(shape)
-        if not fields:
-            return chosen_EA
-        return chosen_EA, {
-            name: column_B.cpu().numpy().reshape(len(task_E), *column_B.shape[len(rows) :])
-            for name, column_B in fields.items()
-        }
+        chosen_EA, *columns = to_host(
+            [x_BA.flatten(0, len(rows) - 1) for x_BA in (chosen_BA, *fields.values())]
+        )
+        return (chosen_EA, dict(zip(fields, columns, strict=True))) if fields else chosen_EA
 
     def action_mask(self, task_B: Tensor) -> Tensor | None:
         """Return a mask, false for padding entries of the actions; None without padding.
@@ -337,6 +335,17 @@ class Algorithm(LightningModule):
         if self.action_mask_TA is None:
             return None
         return self.action_mask_TA[task_B if task_B.ndim == 1 else task_B[:, :1]]
+
+    def _tasks_on_device(self, task_E: npt.NDArray[np.int64]) -> Tensor:
+        """Return the tasks, ``[R, n]`` as in a learning batch if their order allows it, or ``[E]``.
+
+        They are kept, because they seldom change from one step to the next.
+        """
+        before_E, task_B = self._acting_tasks
+        if task_B.device != self.device or not np.array_equal(before_E, task_E):
+            task_B = to_device(task_E.reshape(self._leading_shape(task_E)), self.device)
+            self._acting_tasks = (task_E.copy(), task_B)
+        return task_B
 
     def _leading_shape(self, task_E: npt.NDArray[np.int64]) -> tuple[int, ...]:
         """Return ``(R, n)`` for the trained tasks in order or a single task; else ``(E,)``.

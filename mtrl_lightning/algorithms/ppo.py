@@ -384,8 +384,9 @@ class PPO(Algorithm):
             std_T = std_TA.mean(1)
         else:
             std_T = std_TA.masked_fill(~self.action_mask_TA, torch.nan).nanmean(1)
+        stds = std_T.tolist()
         for task in self.spec.train_tasks:
-            metrics[f"train/noise_std/{self.spec.task_names[task]}"] = std_T[task].item()
+            metrics[f"train/noise_std/{self.spec.task_names[task]}"] = stds[task]
         return metrics
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -119,6 +119,12 @@ class Update:
                 f"the optimizer of {self.name} cannot be built ({error}): see"
                 f" model.init_args.{self.name}_optimizer"
             ) from error
+        if decides_on_device(self.parameters[0].device) and not _skips_on_device(self.optimizer):
+            distributed.warn(
+                f"the optimizer of {self.name}, {type(self.optimizer).__name__}, cannot skip a step"
+                " on the GPU, so every update waits for the GPU: choose Adam, AdamW or SGD with"
+                f" fused: true in model.init_args.{self.name}_optimizer.init_args"
+            )
         return self.optimizer
 
     def __call__(self, losses: Callable[[], tuple[Tensor, Extra]]) -> Extra:

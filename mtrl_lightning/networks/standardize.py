@@ -7,6 +7,7 @@ Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``N``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,10 +79,11 @@ class Standardize(Identity):
             self.register_buffer("mean_D", torch.zeros(self.out_dim))
             self.register_buffer("variance_D", torch.ones(self.out_dim))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self._train_tasks = list(spec.train_tasks)
+        # the same numbers on the host, which would have to wait for a GPU's
         self._seen = 0
-        self.register_load_state_dict_post_hook(
-            lambda module, _: setattr(module, "_seen", int(module.count))
-        )
+        self._task_rows = [0] * spec.num_tasks
+        self.register_load_state_dict_post_hook(Standardize._read_numbers)
 
     def observe(self, observation_BD: Tensor, task_B: Tensor) -> bool:
         """Update the statistics; shared ones require batches with the same number of rows."""
@@ -123,24 +125,43 @@ class Standardize(Identity):
             return
         kept = list(tasks)
         self.rows_T[kept] = -self.rows_T[kept].abs()
-        fill_unseen(self.mean_TD, self.variance_TD, (self.rows_T != 0).tolist(), self._sizes)
         self.count.zero_()
-        self._seen = 0
+        self._read_numbers()
+        self._fill_unseen()
 
     def _observe_tasks(self, observation_BD: Tensor, task_B: Tensor) -> None:
-        own_rows_T = torch.bincount(task_B.flatten(), minlength=len(self._sizes)).tolist()
+        by_task = self._rows_by_task(observation_BD, task_B)
+        own_rows_T = [len(rows_ND) for rows_ND in by_task]
         num_rows_T = [sum(numbers) for numbers in zip(*distributed.gather(own_rows_T), strict=True)]
-        for task, num_rows in enumerate(num_rows_T):
-            if num_rows == 0 or self.rows_T[task] < 0:
+        for task, (num_rows, rows_ND) in enumerate(zip(num_rows_T, by_task, strict=True)):
+            if num_rows == 0 or self._task_rows[task] < 0:
                 continue
-            rows_ND = observation_BD[task_B == task]
-            if self.rows_T[task] == 0:  # its entries are not from rows of the task
+            if self._task_rows[task] == 0:  # its entries are not from rows of the task
                 self.mean_TD[task] = 0
                 self.variance_TD[task] = 0
             self.rows_T[task] += num_rows
-            weight = num_rows / int(self.rows_T[task])
+            self._task_rows[task] += num_rows
+            weight = num_rows / self._task_rows[task]
             _add_rows(self.mean_TD[task], self.variance_TD[task], rows_ND, weight)
-        fill_unseen(self.mean_TD, self.variance_TD, (self.rows_T != 0).tolist(), self._sizes)
+        self._fill_unseen()
+
+    def _rows_by_task(self, observation_BD: Tensor, task_B: Tensor) -> list[Tensor]:
+        """Return the observations ``[N, D]`` of each task."""
+        if task_B.ndim == 1 or len(task_B) != len(self._train_tasks):
+            return [observation_BD[task_B == task] for task in range(len(self._sizes))]
+        none_0D = observation_BD[:0].flatten(0, 1)
+        of_trained = dict(zip(self._train_tasks, observation_BD.unbind(), strict=True))
+        return [of_trained.get(task, none_0D) for task in range(len(self._sizes))]
+
+    def _fill_unseen(self) -> None:
+        is_seen_T = [rows != 0 for rows in self._task_rows]
+        fill_unseen(self.mean_TD, self.variance_TD, is_seen_T, self._sizes)
+
+    def _read_numbers(self, _: Any = None) -> None:
+        """Read the numbers of updates and rows that were loaded or changed."""
+        self._seen = int(self.count)
+        if self._per_task:
+            self._task_rows = self.rows_T.tolist()
 
 
 def fill_unseen(
@@ -171,7 +192,7 @@ def _add_rows(mean_D: Tensor, variance_D: Tensor, rows_ND: Tensor, weight: float
     With several processes the rows are those of all of them. Chan et al. 1979: the variance of a
     union is the weighted mean of the variances plus the variance of the means.
     """
-    count = torch.tensor(len(rows_ND), device=rows_ND.device)
+    count = torch.full((), len(rows_ND), device=rows_ND.device)
     rows_mean_D, rows_variance_D, _ = distributed.merged_moments(
         rows_ND.mean(0), rows_ND.var(0, correction=0), count
     )

@@ -7,18 +7,50 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
+import torch
 from torch.optim import Adam
 
 from mtrl_lightning import networks
-from mtrl_lightning.algorithms import ByTemperature, Categorical, MeanReward, Temperature
+from mtrl_lightning.algorithms import (
+    ByTemperature,
+    Categorical,
+    MeanReward,
+    NormalizeObservation,
+    ReturnRange,
+    Temperature,
+)
 from mtrl_lightning.auxiliaries import HiPBMDP, Reconstruction
-from mtrl_lightning.gradients import FAMO
+from mtrl_lightning.gradients import (
+    FAMO,
+    AlignedMTL,
+    CAGrad,
+    FairGrad,
+    GradNorm,
+    Mean,
+    NashMTL,
+    PCGrad,
+)
 from mtrl_lightning.learning.guard import MAX_PENDING, SPARE_ROWS
+from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
-from tests.helpers.algorithms import make_sac
+from mtrl_lightning.types import Transitions
+from tests.helpers.algorithms import make_bc, make_distral, make_ppo, make_sac, make_td3, small_mlp
 from tests.helpers.meta import META, meta_batch, on_meta
+from tests.helpers.operations import recorded
 
+PARTS = {
+    "Separate": {"actor": partial(networks.Separate, width=8)},
+    "heads with a hidden layer": {"critic": partial(MultiHead, width=8, head_width=6)},
+    "one network per task": {
+        name: partial(networks.OnePerTask, make=small_mlp) for name in ("actor", "critic")
+    },
+    "PCGrad": {"actor_gradient": PCGrad, "critic_gradient": PCGrad},
+    "GradNorm": {"actor_gradient": GradNorm, "critic_gradient": GradNorm},
+    "FAMO": {"actor_gradient": FAMO, "critic_gradient": FAMO},
+}
+ON_HOST = (AlignedMTL, CAGrad, FairGrad, NashMTL)
 SMALL_ENCODER = {"num_experts": 4, "width": 6, "depth": 1, "out_dim": 5}
 MIXTURES = {
     name: {
@@ -36,6 +68,9 @@ NETWORKS = {
 }
 OTHERS = {
     "Standardize": {"encoder": networks.Standardize},
+    "Standardize per task": {"encoder": partial(networks.Standardize, per_task=True)},
+    "ReturnRange": {"reward_scale": ReturnRange},
+    **PARTS,
     **MIXTURES,
     "a task embedding": {
         "critic": partial(MLP, width=8, conditioning=partial(networks.Embedding, dim=3))
@@ -47,7 +82,6 @@ OTHERS = {
     "one temperature": {"temperature": partial(Temperature, per_task=False)},
     "no clipping": {"actor_max_grad_norm": None, "critic_max_grad_norm": None},
     "MeanReward": {"reward_scale": MeanReward},
-    "FAMO": {"actor_gradient": FAMO, "critic_gradient": FAMO},
     "delays": {"actor_every": 2, "target_every": 2},
     "auxiliaries": {
         "encoder": partial(networks.MLPEncoder, width=8, context=networks.Embedding),
@@ -84,8 +118,100 @@ def test_no_part_of_an_update_waits(name, without_numbers):
     update_without_numbers(**OTHERS[name])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARTS)
+def test_no_part_of_an_update_of_ppo_waits(name, without_numbers):
+    update_without_numbers(make_ppo, **PARTS[name])
+
+
+def test_ppo_waits_only_to_read_the_divergence_at_the_end_of_an_epoch(without_numbers):
+    ppo = on_meta(make_ppo, num_minibatches=2)
+    batch = meta_batch(ppo)
+    for _ in range(2):
+        ppo.training_step(batch, 0)
+        assert not ppo.is_iteration_over()
+        ppo.training_step(batch, 1)
+        with pytest.raises(RuntimeError, match="item"):
+            ppo.is_iteration_over()
+    assert ppo.counters.updates == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [make_distral, make_td3, make_bc])
+def test_no_algorithm_waits(make, without_numbers):
+    update_without_numbers(make, num_updates=2)
+
+
+@pytest.mark.parametrize("method", ON_HOST)
+def test_gradient_methods_that_solve_on_the_host_say_so(method, without_numbers):
+    assert method.solves_on_host
+    assert not any(other.solves_on_host for other in (FAMO, GradNorm, Mean, PCGrad))
+    with pytest.raises((NotImplementedError, RuntimeError), match=r"copy out of meta|item"):
+        update_without_numbers(critic_gradient=method)
+
+
+def test_transforms_take_a_vector_step_without_waiting(without_numbers):
+    sac = on_meta(make_sac, reward_scale=ReturnRange, transforms=[NormalizeObservation])
+    for i in range(3):
+        zeros_E = np.zeros(4)
+        sac.observe(
+            Transitions(
+                observation_ED=np.zeros((4, 4), np.float32),
+                action_EA=np.zeros((4, 2), np.float32),
+                reward_E=zeros_E,
+                next_observation_ED=np.zeros((4, 4), np.float32),
+                terminated_E=zeros_E > 0,
+                truncated_E=zeros_E == i % 2,
+                task_E=np.arange(4),
+                env_E=np.arange(4),
+            )
+        )
+
+
+@pytest.mark.parametrize("make", [make_sac, make_td3, make_ppo])
+def test_acting_copies_once_to_the_device_and_once_back(make, without_numbers, monkeypatch):
+    algorithm = on_meta(make)
+    fetched = []
+
+    def cpu(tensor):
+        fetched.append(tuple(tensor.shape))
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    task_E = np.repeat(np.arange(4), 2)
+    for _ in range(2):
+        with recorded() as operations:
+            chosen = algorithm.act(np.zeros((8, 4)), task_E, "explore")
+    copies = [given for name, given, _ in operations if name == "aten._to_copy.default"]
+    from_host = [given for given in copies if "'cpu'" in given]
+    assert len(from_host) == 1, "the observations; the tasks are there already"
+    if make is make_ppo:
+        assert {name: x.shape for name, x in chosen[1].items()} == {
+            "unclipped_action": (8, 2),
+            "log_prob": (8,),
+        }
+        assert fetched == [(8, 2 + 2 + 1)] * 2
+    else:
+        assert chosen.shape == (8, 2) and fetched == [(8, 2)] * 2
+
+
+def test_metrics_are_read_by_one_copy(monkeypatch):
+    metrics = MeanMetrics()
+    metrics.add({f"metric {i}": torch.tensor(float(i)) for i in range(50)})
+    reads = []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: reads.append(x.shape) or tolist(x))
+    for name in ("item", "__float__", "__int__", "__bool__"):
+        monkeypatch.setattr(torch.Tensor, name, None)
+    assert metrics.drain() == {f"metric {i}": i for i in range(50)}
+    assert reads == [(100,)]
+
+
 def test_an_optimizer_that_cannot_skip_on_the_device_waits(without_numbers):
-    with pytest.raises(RuntimeError, match="item"):
+    with (
+        pytest.warns(UserWarning, match=r"of critic, Adam, cannot skip .* fused: true"),
+        pytest.raises(RuntimeError, match="item"),
+    ):
         update_without_numbers(optimizer=Adam)
 
 
