@@ -119,7 +119,7 @@ class Update:
                 f"the optimizer of {self.name} cannot be built ({error}): see"
                 f" model.init_args.{self.name}_optimizer"
             ) from error
-        if decides_on_device(self.parameters[0].device) and not _skips_on_device(self.optimizer):
+        if decides_on_device(self.parameters[0].device) and not skips_on_device(self.optimizer):
             distributed.warn(
                 f"the optimizer of {self.name}, {type(self.optimizer).__name__}, cannot skip a step"
                 " on the GPU, so every update waits for the GPU: choose Adam, AdamW or SGD with"
