@@ -27,7 +27,6 @@ from mtrl_lightning.learning.generators import (
 )
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.loading import load_policy
-from mtrl_lightning.replay.manifest import check_manifest
 from mtrl_lightning.replay.snapshot import _load_array
 from mtrl_lightning.schedules import Every, Until, UpdateRatio
 
@@ -198,33 +197,6 @@ def test_the_header_of_an_array_asks_for_no_more_than_the_file_holds(dtype, shap
 def test_an_array_that_fills_its_file_is_read():
     found = _load_array(npy("{'descr': '<f8', 'fortran_order': False, 'shape': (8,), }"))
     np.testing.assert_array_equal(found, np.zeros(8))
-
-
-def manifest(**changes):
-    chunk = {"file": "rows_0_2_0123abcd.npy", "first": [0, 0], "end": [1, 1], "crc32": 3}
-    whole = {"fields": [], "capacity": 9, "added": [1, 1], "oldest": [0, 0], "chunks": [chunk]}
-    return whole | changes
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"capacity": 10**30},
-        {"capacity": "9"},
-        {"added": [1]},
-        {"added": [1, 10**30]},
-        {"added": 2},
-        {"oldest": [0, 0.5]},
-        {"chunks": [*manifest()["chunks"], manifest()["chunks"][0]]},
-        {"chunks": 3},
-        {"fields": None},
-        {"folder": "../rank_0"},
-    ],
-)
-def test_the_list_of_replay_files_is_checked(changes):
-    check_manifest(manifest())
-    with pytest.raises(ConfigurationError):
-        check_manifest(manifest(**changes))
 
 
 def test_networks_that_a_file_describes_take_no_more_than_its_weights_explain(monkeypatch):

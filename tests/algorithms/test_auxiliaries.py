@@ -12,7 +12,7 @@ from mtrl_lightning.auxiliaries import Auxiliary
 from mtrl_lightning.networks import Encoder
 from tests.helpers.algorithms import changed, copy_of, make_sac, train
 from tests.helpers.checkpoints import assert_continued_is_the_same
-from tests.helpers.command_line import config_args
+from tests.helpers.command_line import SHORT, config_args
 from tests.helpers.runs import assert_continues_exactly, checkpoint
 from tests.helpers.sac import FULL, still
 
@@ -86,15 +86,12 @@ def test_a_restored_run_is_the_same_run(tmp_path):
 @pytest.mark.slow
 def test_it_is_continued_through_the_command_line(command_line):
     options = [
-        "--rollout.num_workers=0",
-        "--evaluation.num_workers=0",
-        "--evaluation.every=150",
-        "--checkpoint.every=150",
+        *SHORT,
         *config_args("encoder/mlp_context"),
         "--model.init_args.auxiliaries=[mtrl_lightning.auxiliaries.HiPBMDP,"
         "mtrl_lightning.auxiliaries.Reconstruction]",
     ]
-    assert_continues_exactly(command_line, partial(command_line, "fit", *options), 450, 600)
+    assert_continues_exactly(command_line, partial(command_line, "fit", *options), 120, 180)
     weights = checkpoint(command_line, "parts")["state_dict"]
     assert "auxiliaries.0.transition.layers.0.weight" in weights
     assert "encoder.context.embedding.weight_TC" in weights

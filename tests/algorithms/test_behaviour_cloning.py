@@ -225,10 +225,9 @@ def test_it_trains_through_the_command_line_and_its_loss_falls(command_line, dem
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gradient", ["pcgrad", "famo"])
-def test_a_continued_run_is_the_same_run(command_line, demonstrations, gradient):
+def test_a_continued_run_is_the_same_run(command_line, demonstrations):
     options = [
-        *config_args(f"gradient/{gradient}"),
+        *config_args("gradient/famo"),
         "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
         "--resets.every=150",
         "--evaluation.every=100",

@@ -184,11 +184,3 @@ def test_both_commands_reach_it_and_without_pytorch(run, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["mtrl-lightning", "clear", str(run), "--yes"])
     main()
     assert not run.exists()
-
-
-def test_its_help(capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["clear", "--help"])
-    printed = capsys.readouterr().out
-    assert exit_info.value.code == 0
-    assert all(word in printed for word in ("RUN", "--replay_only", "--yes"))

@@ -9,7 +9,6 @@ import yaml
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import read_metrics
-from mtrl_lightning.cli.export import FORMATS
 from mtrl_lightning.export.policy import load_exported
 from mtrl_lightning.loading import load_policy
 
@@ -87,13 +86,6 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
 )
 def test_what_is_wrong_is_said(capsys, args, message):
     assert message in error_of(capsys, *args)
-
-
-def test_the_help_names_every_format(capsys):
-    with pytest.raises(SystemExit):
-        main(["export", "--help"])
-    printed = capsys.readouterr().out
-    assert all(format in printed for format in FORMATS)
 
 
 def test_an_export_names_damaged_metrics(command_line, capsys):

@@ -8,16 +8,7 @@ from torch import nn
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import (
-    MLP,
-    MOORE,
-    Embedding,
-    FiLM,
-    MultiHead,
     Network,
-    NoConditioning,
-    PaCo,
-    SoftModularization,
-    TaskEncoder,
 )
 from mtrl_lightning.networks.multi_head import LinearHeads
 from tests.helpers.specs import spec_of
@@ -126,21 +117,6 @@ def test_a_network_that_takes_no_learning_batch_is_refused_at_construction(kind,
         kind(4, 2, spec_of(3))
     with pytest.raises(ConfigurationError, match=rf"{kind.__name__} .* features \[1, 8, 4\]"):
         kind(4, 2, spec_of(1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_tasks", [2, 3, 8])
-@pytest.mark.parametrize("conditioning", [None, NoConditioning, Embedding, TaskEncoder])
-@pytest.mark.parametrize("kind", [MLP, MultiHead, MOORE, PaCo, FiLM, SoftModularization, Complete])
-def test_a_network_that_declares_all_is_built(kind, conditioning, num_tasks):
-    options = {} if kind is Complete else {"conditioning": conditioning, "width": 8}
-    if kind is PaCo:
-        options["max_loss"] = None
-    if conditioning is NoConditioning and kind in (MOORE, PaCo, FiLM, SoftModularization):
-        return
-    torch.manual_seed(num_tasks)
-    for _ in range(3):
-        kind(4, 2, spec_of(num_tasks), **options)
 
 
 def test_the_check_draws_nothing_and_leaves_the_network_as_it_is():
