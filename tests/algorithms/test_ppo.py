@@ -1147,17 +1147,6 @@ def test_the_number_of_skipped_minibatches_continues_after_a_resumption(tmp_path
         assert ppo.is_iteration_over(), "the mean of 0.4255 alone is above 0.3"
 
 
-def test_a_checkpoint_without_the_number_of_skipped_minibatches_is_read(tmp_path):
-    ppo = PPO(make_spec(), seed=5, **SAVED)
-    iterate(ppo)
-    path = save(ppo, tmp_path)
-    checkpoint = torch.load(path, weights_only=True)
-    del checkpoint["state_dict"]["epoch_skipped"]
-    torch.save(checkpoint, path)
-    loaded = PPO.load_from_checkpoint(path)
-    assert changed(loaded, copy_of(ppo)) == set()
-
-
 def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_task():
     ppo = make_ppo()
     attach(ppo)

@@ -77,7 +77,7 @@ def pair(name, version="v2", horizon=500):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def few_goals():
+def three_goals():
     """Three goals a task, whose drawing by MetaWorld itself takes most of the time."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(metaworld, "_N_GOALS", 3)

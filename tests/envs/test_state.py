@@ -27,7 +27,6 @@ from gymnasium.wrappers import (
 )
 
 from mtrl_lightning.envs import MetaWorld, ToyReach
-from mtrl_lightning.envs.benchmarks.metaworld import _goals
 from mtrl_lightning.envs.state.simulator import MujocoState
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
@@ -36,16 +35,6 @@ from tests.helpers.fakes import Scripted
 from tests.helpers.tiers import METAWORLD_TASKS, slow_unless
 
 ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
-
-
-@pytest.fixture(scope="module")
-def few_goals():
-    """Six goals a task instead of fifty, whose drawing takes most of the time."""
-    _goals.cache_clear()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(metaworld, "_N_GOALS", 6)
-        yield
-    _goals.cache_clear()
 
 
 def arrays_of(simulator):
