@@ -39,6 +39,7 @@ BASE = {
     "progress",
     "products",
     "saved",
+    "saved_spec",
     "ranks",
 }
 ROOMS = {
@@ -64,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollout": {"envs"},
     "video": {"envs", "rollout"},
     "replay": {"checkpoints"},
-    "demonstrations": {"envs", "rollout", "replay", "algorithms", "runs"},
+    "demonstrations": {"envs", "rollout", "replay", "runs"},
     "networks": set(),
     "gradients": set(),
     "auxiliaries": {"networks"},

@@ -16,8 +16,7 @@ from gymnasium.spaces import Box
 from torch import nn
 
 from mtrl_lightning.algorithms import SAC, Algorithm, Temperature
-from mtrl_lightning.algorithms.description import describe_algorithm, describe_spec
-from mtrl_lightning.algorithms.rebuilding import rebuild_spec
+from mtrl_lightning.algorithms.description import describe_algorithm
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     EvaluationCallback,
@@ -45,6 +44,7 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.run.data import MultiTaskData
+from mtrl_lightning.saved_spec import describe_spec, rebuild_spec
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec
 from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, train

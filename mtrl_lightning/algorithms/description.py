@@ -1,4 +1,4 @@
-"""An algorithm and its spec as plain values, from which ``rebuilding`` builds them again.
+"""An algorithm as plain values, from which ``rebuilding`` builds it.
 
 A factory (a class, ``functools.partial`` of one, a function of a module) is described as
 ``{"class_path": ..., "init_args": {...}}``, whether it was given in Python or on the command line.
@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from mtrl_lightning.algorithms.arguments import called_by, check_factories, parameters_of
@@ -194,31 +193,6 @@ def _in_words(value: Any) -> str:
     if isinstance(value, partial):
         return "a functools.partial with positional arguments"
     return f"an object of {qualified_name(type(value))}"
-
-
-def describe_spec(spec: EnvSpec) -> dict[str, Any]:
-    """Return a spec as plain values."""
-    return {name: _describe_spec_value(value) for name, value in spec._asdict().items()}
-
-
-def _describe_spec_value(value: Any) -> Any:
-    if isinstance(value, Box):
-        return {
-            "low": _one_or_all(value.low),
-            "high": _one_or_all(value.high),
-            "shape": list(value.shape),
-            "dtype": np.dtype(value.dtype).name,
-        }
-    if isinstance(value, Mapping):
-        return {key: _describe_spec_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_describe_spec_value(item) for item in value]
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _one_or_all(bound: np.ndarray) -> Any:
-    is_one = bound.size > 0 and bool((bound == bound.flat[0]).all())
-    return bound.flat[0].item() if is_one else bound.tolist()
 
 
 def is_plain(value: Any) -> bool:

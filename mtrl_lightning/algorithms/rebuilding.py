@@ -9,16 +9,13 @@ from __future__ import annotations
 import collections.abc
 import importlib
 import inspect
-import math
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
-from gymnasium.spaces import Box
 
 from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.algorithms.arguments import parameters_of, type_hints
@@ -33,9 +30,7 @@ from mtrl_lightning.algorithms.description import (
 )
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, name_hint
-from mtrl_lightning.saved import count
-from mtrl_lightning.schema import Field
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.saved_spec import rebuild_spec
 
 if TYPE_CHECKING:
     from mtrl_lightning.algorithms.algorithm import Algorithm
@@ -52,10 +47,6 @@ ALWAYS_TRUSTED = (
     "torch.optim",
 )
 """Modules whose classes a checkpoint may name; other modules only where the caller trusts them."""
-MOST_NUMBERS = 1 << 24
-"""Largest number of an observation's numbers: more than four color images of 1024 pixels."""
-_DAMAGED = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions raised by values of unexpected types."""
 _Types = tuple[type, ...] | None
 """A class has to be a subclass of one of these; None for any class."""
 
@@ -315,48 +306,3 @@ def _import(path: str, argument: str) -> Any:
         f"the checkpoint needs {path} for {argument}, and there is none: install it,"
         " put it on Python's path, or use the version of the code that wrote the checkpoint"
     )
-
-
-LISTS_OF_SPEC = {
-    "task_names",
-    "train_tasks",
-    "observation_sizes",
-    "action_sizes",
-    "info_fields",
-    "info_keys",
-}
-
-
-def rebuild_spec(described: Mapping[str, Any]) -> EnvSpec:
-    """Build the spec that ``describe_spec`` described.
-
-    Raises:
-        ConfigurationError: if the values are not those of a spec.
-    """
-    try:
-        values = {name: _rebuild_spec_value(value) for name, value in described.items()}
-        for name in LISTS_OF_SPEC & values.keys():
-            if not isinstance(values[name], tuple):
-                raise TypeError(f"{name} is no list")
-        fields = tuple(Field(*field) for field in values.pop("info_fields", ()))
-        return EnvSpec(**values, info_fields=fields)
-    except _DAMAGED as error:
-        raise ConfigurationError(
-            f"the checkpoint's tasks cannot be read ({error}): it is damaged; use another one"
-        ) from error
-
-
-def _rebuild_spec_value(value: Any) -> Any:
-    if isinstance(value, Mapping) and set(value) == {"low", "high", "shape", "dtype"}:
-        shape = tuple(count(size, "size of a space", MOST_NUMBERS) for size in value["shape"])
-        if math.prod(shape) > MOST_NUMBERS:
-            raise ValueError(f"a space of the shape {shape}")
-        dtype = np.dtype(value["dtype"])
-        if dtype.kind not in "biuf":
-            raise ValueError(f"a space of the type {dtype}")
-        low = np.broadcast_to(np.asarray(value["low"], dtype), shape)
-        high = np.broadcast_to(np.asarray(value["high"], dtype), shape)
-        return Box(low, high, shape, dtype.type)
-    if isinstance(value, list):
-        return tuple(_rebuild_spec_value(item) for item in value)
-    return value

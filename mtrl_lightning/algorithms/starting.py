@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.description import CLASS_PATH, INIT_ARGS, short_name
-from mtrl_lightning.algorithms.rebuilding import class_of_package, rebuild_spec
+from mtrl_lightning.algorithms.rebuilding import class_of_package
 from mtrl_lightning.algorithms.task_match import TaskMatch
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
@@ -29,6 +29,7 @@ from mtrl_lightning.networks import (
     TaskModule,
 )
 from mtrl_lightning.saved import restoring
+from mtrl_lightning.saved_spec import rebuild_spec
 
 NewTasks = Literal["fresh", "mean"]
 """``fresh``: weights as in any new run; ``mean``: the mean of the trained tasks' weights."""

@@ -12,7 +12,6 @@ from mtrl_lightning.algorithms.description import (
     INIT_ARGS,
     argument_of,
     cannot_rebuild,
-    describe_spec,
     is_plain,
 )
 from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_options
@@ -23,6 +22,7 @@ from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks.weights import weight_shapes
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.saved import FORMAT, restoring
+from mtrl_lightning.saved_spec import describe_spec
 from mtrl_lightning.spec import EnvSpec
 
 if TYPE_CHECKING:

@@ -23,8 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning import saved
-from mtrl_lightning.algorithms.description import describe_spec
-from mtrl_lightning.algorithms.rebuilding import rebuild_spec
 from mtrl_lightning.demonstrations.minari_files import (
     EXTRA,
     check_memory,
@@ -39,6 +37,7 @@ from mtrl_lightning.replay.manifest import HINT, check_manifest, replay_folder
 from mtrl_lightning.replay.storage import Columns, RingStorage, check_columns
 from mtrl_lightning.rollout.matching import own_shape
 from mtrl_lightning.runs import ensure_writable
+from mtrl_lightning.saved_spec import describe_spec, rebuild_spec
 from mtrl_lightning.schema import POLICY_ACTION, Field, policy_action_field, transition_fields
 from mtrl_lightning.spec import EnvSpec
 

@@ -21,12 +21,11 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
-from mtrl_lightning.algorithms.description import describe_spec
-from mtrl_lightning.algorithms.rebuilding import rebuild_spec
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.replay.storage import Columns
 from mtrl_lightning.resources import free_memory
 from mtrl_lightning.saved import check_booleans
+from mtrl_lightning.saved_spec import describe_spec, rebuild_spec
 from mtrl_lightning.schema import (
     POLICY_ACTION,
     STORED,

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.algorithms.rebuilding import rebuild_spec
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.checkpoints.parts import RANKS
 from mtrl_lightning.demonstrations.minari_files import (
@@ -33,6 +32,7 @@ from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.run.data import manifest_of
 from mtrl_lightning.runs import checkpoint_at, ensure_writable, run_folder_of
+from mtrl_lightning.saved_spec import rebuild_spec
 from mtrl_lightning.schema import Field
 
 

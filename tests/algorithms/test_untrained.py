@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.algorithms.description import describe_spec
 from mtrl_lightning.algorithms.rebuilding import rebuild_algorithm
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Embedding, NoConditioning, Separate
+from mtrl_lightning.saved_spec import describe_spec
 from tests.helpers.algorithms import make_ppo, make_sac, make_spec, make_td3
 
 TRAINED = (0, 2)

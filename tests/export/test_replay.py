@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.algorithms.description import describe_spec
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
@@ -16,6 +15,7 @@ from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.saved import FORMAT
+from mtrl_lightning.saved_spec import describe_spec
 from tests.helpers.altered_reach import OnceFaulty
 from tests.helpers.fakes import Scripted, Uniform
 
