@@ -298,6 +298,9 @@ class CudaCapture:
 class OnlyOn(TorchDispatchMode):
     """Refuse operations on other devices: a graph would keep the numbers that they give now.
 
+    A single number that an operation makes of a constant, as ``torch.where(x > 0, x, 1.0)`` does,
+    may be on the CPU.
+
     Args:
         device: the only kind of device, such as ``cuda``.
     """
@@ -305,6 +308,7 @@ class OnlyOn(TorchDispatchMode):
     def __init__(self, device: str) -> None:
         super().__init__()
         self._device = device
+        self._constants: list[Tensor] = []
 
     def __torch_dispatch__(
         self,
@@ -319,7 +323,10 @@ class OnlyOn(TorchDispatchMode):
             RuntimeError: if one is on another device.
         """
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.scalar_tensor.default:
+            self._constants.append(result)
         for tensor in tree_leaves((args, kwargs, result)):
-            if isinstance(tensor, Tensor) and tensor.device.type != self._device:
+            is_elsewhere = isinstance(tensor, Tensor) and tensor.device.type != self._device
+            if is_elsewhere and not any(tensor is constant for constant in self._constants):
                 raise RuntimeError(f"{func} uses a tensor on the {tensor.device.type}")
         return result

@@ -264,6 +264,7 @@ def test_an_operation_on_another_device_is_refused():
     meta = torch.zeros(3, device="meta")
     with OnlyOn("meta"):
         (meta * 2 + 1).sum().sqrt()
+        torch.where(meta > 0, meta, 1.0)
         with pytest.raises(RuntimeError, match="uses a tensor on the cpu"):
             meta.copy_(torch.zeros(3))
         with pytest.raises(RuntimeError, match="uses a tensor on the cpu"):

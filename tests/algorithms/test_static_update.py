@@ -13,6 +13,7 @@ import torch
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import Categorical, NormalizeObservation, ReturnRange
 from mtrl_lightning.gradients import FAMO, GradNorm, PCGrad
+from mtrl_lightning.learning.graph import OnlyOn
 from tests.helpers.algorithms import (
     make_bc,
     make_distral,
@@ -108,6 +109,18 @@ def test_two_updates_make_the_same_operations_on_the_same_tensors(name, without_
 @pytest.mark.parametrize("name", MORE_CASES)
 def test_so_does_every_part(name, without_numbers):
     assert_static(*MORE_CASES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CASES, *MORE_CASES])
+def test_an_update_uses_no_tensor_of_the_host(name, without_numbers):
+    make, options = {**CASES, **MORE_CASES}[name]
+    algorithm = on_meta(make, optimizer=partial(SkippingSGD, momentum=0.9), **options)
+    batch = meta_batch(algorithm)
+    for i in range(WARM_UP):
+        algorithm.training_step(batch, i)
+    with OnlyOn("meta"):
+        algorithm.training_step(batch, WARM_UP)
 
 
 def test_an_operation_more_would_be_seen(without_numbers):
