@@ -132,12 +132,13 @@ OPERATIONS_OF_OTHERS = (
     "task_encoder",
 )
 """Stacks without an operation that no other stack has: ONNX translates operations one by one."""
-WITHOUT_SAC = [name for name in CROSSED if name != "brc"]  # that experiment names SAC itself
+# brc's experiment names SAC itself
+WITHOUT_SAC = [name for name in CROSSED if name not in {"brc", *OPERATIONS_OF_OTHERS}]
 PAIRS = [
     (name, "famo" if name == "separate" else GRADIENTS[place % len(GRADIENTS)])
     for place, name in enumerate(WITHOUT_SAC)
 ]
-"""Every network with a gradient method that can be used with it, for another algorithm."""
+"""Every operation with a gradient method that can be used with it, for another algorithm."""
 assert {gradient for _, gradient in PAIRS} == set(GRADIENTS)
 BENCHMARKS: dict[str, Benchmark] = {
     "toy": ToyConflict(num_tasks=4, horizon=5),

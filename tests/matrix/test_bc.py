@@ -1,4 +1,4 @@
-"""Behaviour cloning from its YAML files: every network with a gradient method."""
+"""Behaviour cloning from its YAML files: every operation of networks with a gradient method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PPO with every network and a gradient method each, on steps of toy tasks."""
+"""PPO with every operation of networks and a gradient method each, on steps of toy tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TD3 from its YAML files: every network with a gradient method.
+"""TD3 from its YAML files: every operation of networks with a gradient method.
 
 ``tests/export/test_policy.py`` exports its policies.
 """
