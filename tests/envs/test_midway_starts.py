@@ -278,13 +278,13 @@ def test_tasks_of_metaworld_repeat_their_episodes_and_continue_bit_exact(tasks):
         return [one.receive() for one in which]
 
     envs.reset()
-    for _ in range(3 * HORIZON + HORIZON // 2):
+    for _ in range(2 * HORIZON + HORIZON // 2):
         step(envs)
     starts = [env._num_repeated > 0 for env in envs._groups[0]._group._envs]
     assert np.mean(starts) > 0.5
     assert {len(env._actions) % INTERVAL for env in envs._groups[0]._group._envs} == {0}
     other.set_state(envs.get_state())
-    for _ in range(2 * HORIZON):
+    for _ in range(HORIZON + HORIZON // 2):
         here, there = step(envs, other)
         assert np.array_equal(here.observation_ED, there.observation_ED)
         assert np.array_equal(here.reward_E, there.reward_E)
