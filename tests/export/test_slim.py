@@ -188,7 +188,7 @@ def test_the_packages_policies_are_small_and_as_their_cards_say(name):
 
 
 def test_all_policies_together_are_small():
-    assert {"mt10", "mt50"} <= policies().keys()
+    assert {"mt10", "mt50", "dmc3"} <= policies().keys()
     files = (ROOT / "mtrl_lightning" / "policies").rglob("*.ckpt")
     assert sum(file.stat().st_size for file in files) <= MAX_MIB_OF_ALL * 2**20
 
