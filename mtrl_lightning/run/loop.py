@@ -318,8 +318,8 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         with session.stopwatch.measure("step"):
             transitions, _ = session.collector.receive()
             self._sync_ranks()
-        # off-policy the replay, on-policy the rollout of this iteration
-        (session.replay if self._is_off_policy else session.rollout_buffer).add(transitions)
+        buffer = session.replay if self._is_off_policy else session.rollout_buffer
+        buffer.add(transitions)
         session.algorithm.observe(transitions, session.counters.episodes > episodes)
         for call in session.after_vector_step:
             call(session.counters.env_steps)
