@@ -330,8 +330,7 @@ def run_folder_of(checkpoint: Path) -> Path:
     folder = checkpoint.resolve().parent
     if folder.name != "checkpoints":
         raise ConfigurationError(
-            f"{checkpoint} is not in the checkpoints folder of a run,"
-            " so that its run cannot be continued:"
+            f"{checkpoint} is not in the checkpoints folder of a run:"
             " give a path such as runs/NAME/version_0/checkpoints/last.ckpt"
         )
     return folder.parent

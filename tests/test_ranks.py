@@ -509,6 +509,7 @@ def test_several_processes_get_the_strategy_that_leaves_the_module_alone():
     [
         ({"devices": 2, "strategy": "ddp"}, {}, "trainer.strategy is ddp: leave it out"),
         ({"num_nodes": 2}, {}, "trainer.num_nodes is 2: start the processes with torchrun"),
+        ({"devices": "two"}, {}, "trainer.devices two, which this machine does not have"),
         (
             {"accelerator": "cuda", "devices": 99},
             {},

@@ -29,6 +29,8 @@ UNACCEPTED = re.compile(r"(?:Group '([\w.]+)' does not accept option|Option) '([
 UNKNOWN_CLASS = re.compile(
     r"Expected a dot import path string: (\w+)|module '[\w.]+' has no attribute '(\w+)'"
 )
+ALGORITHM = "mtrl_lightning.Algorithm"
+"""The class of a model for which none is chosen."""
 MAX_COMPLETIONS = 3
 """Full names of an abbreviated option that are suggested."""
 WITHOUT_DASHES = re.compile(r"([\w.]+)=\S")
@@ -45,7 +47,7 @@ def suggestions(error: BaseException, args: Sequence[str], options: Collection[s
         options: names of the options that there are, without dashes.
     """
     message = str(error)
-    tips = [*option_tips(args, options), *_tips_without_dashes(args, options)]
+    tips = [*option_tips(args, options), *_tips_without_dashes(args, options, message)]
     for group, name in UNACCEPTED.findall(message):
         tips += _tips_of_unaccepted(f"{group}.{name}" if group else name, message, options)
     for groups in UNKNOWN_CLASS.findall(message):
@@ -59,6 +61,8 @@ def suggestions(error: BaseException, args: Sequence[str], options: Collection[s
         for cause in causes(error)
         if isinstance(cause, ModuleNotFoundError) and cause.name
     ]
+    if f"class_path '{ALGORITHM}'" in message:
+        tips.append("options of a model need its algorithm before them: -c algorithm/mtsac")
     has_option_of_pixels = any(argument.startswith("--data.pixels.") for argument in args)
     if has_option_of_pixels and '"data.pixels"' in message and not CLASS_PATH.search(message):
         tips.append(
@@ -90,12 +94,17 @@ def option_tips(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
             yield f"did you mean {' or '.join(similar)}? There is no option {name}"
 
 
-def _tips_without_dashes(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
+def _tips_without_dashes(
+    args: Sequence[str], options: Collection[str], message: str
+) -> Iterator[str]:
     """Yield what was given as ``key=value``, or as a name alone, with what to write instead."""
-    for previous, argument in zip(["", *args], args, strict=False):
+    for before, previous, argument in zip(["", "", *args], ["", *args], args, strict=False):
         is_value = previous.startswith("-") and "=" not in previous
-        if is_value:
+        if is_value or argument.startswith("-"):
             continue
+        is_second = before.startswith("--") and not previous.startswith("-")
+        if is_second and "=" not in before and argument in message.split():
+            yield f"several values are one list: {before} '[{previous}, {argument}]'"
         if named_config(argument) is not None:
             yield f"configurations are given after -c: -c {argument}"
         elif (Path(argument) / "checkpoints").is_dir() and "resume" in options:

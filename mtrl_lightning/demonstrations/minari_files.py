@@ -97,7 +97,8 @@ def write_data_set(
         }
         buffers.append(EpisodeBuffer(id=number, **{**one, **own}))
     protocol = ", ".join(f"{key} {value}" for key, value in spec.protocol.items())
-    with warnings.catch_warnings(), patch.dict(os.environ, MINARI_DATASETS_PATH=str(folder)):
+    root = Path(folder).resolve()  # Minari joins a relative one with itself
+    with warnings.catch_warnings(), patch.dict(os.environ, MINARI_DATASETS_PATH=str(root)):
         warnings.simplefilter("ignore")  # that there is no author and no registered environment
         data_set = create_dataset_from_buffers(
             dataset_id,

@@ -172,7 +172,7 @@ def processes_for(options: Mapping[str, Any], rank_timeout: float = RANK_TIMEOUT
             num_nodes=num_nodes,
             accelerator=accelerator,
         )
-    except MisconfigurationException as error:
+    except (MisconfigurationException, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"trainer.accelerator is {accelerator} and trainer.devices {devices}, which this"
             f" machine does not have ({error}): give fewer devices, or --trainer.accelerator cpu."

@@ -45,6 +45,10 @@ def tips_of(*arguments):
             ["rollout.total_steps=5"],
             ["options begin with two dashes: --rollout.total_steps=VALUE"],
         ),
+        (
+            ["--data.benchmark.init_args.tasks", "reach", "push"],
+            ["several values are one list: --data.benchmark.init_args.tasks '[reach, push]'"],
+        ),
         (["env/toy"], ["configurations are given after -c: -c env/toy"]),
         (
             ["setup=metaworld", "env=metaworld-mt10", "agent.multitask.num_envs=10"],
@@ -81,6 +85,11 @@ def tips_of(*arguments):
 )
 def test_the_nearest_name_is_suggested(mistake, tips):
     assert tips_of(*QUICKSTART, *mistake) == tips
+
+
+def test_options_of_a_model_need_an_algorithm():
+    tip = "options of a model need its algorithm before them: -c algorithm/mtsac"
+    assert tip in tips_of(*config_args("gradient/pcgrad"))
 
 
 def test_a_run_alone_is_given_to_resume(tmp_path):
