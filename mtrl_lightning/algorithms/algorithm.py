@@ -24,10 +24,8 @@ from mtrl_lightning.algorithms.recording import record_arguments
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
-from mtrl_lightning.learning.capturable import make_capturable
 from mtrl_lightning.learning.compiling import Compile, check_compile, compile_mode, compiled
 from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.graph import CudaCapture, UpdateGraphs
 from mtrl_lightning.learning.guard import DivergenceGuard, OnNonfinite
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.learning.targets import assign_parameters
@@ -53,6 +51,8 @@ from mtrl_lightning.types import (
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from mtrl_lightning.learning.graph import UpdateGraphs
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -459,6 +459,8 @@ class Algorithm(LightningModule):
         """Return the optimizers of all updates, in the order of ``make_update``."""
         optimizers = [update.configure_optimizer() for update in self.updates]
         if self.graphs is not None:
+            from mtrl_lightning.learning.capturable import make_capturable
+
             self.graphs.forget()
             reasons = [make_capturable(update) for update in self.updates]
             if any(reasons):
@@ -481,6 +483,8 @@ class Algorithm(LightningModule):
         )
         self.graphs = None
         if self._compile == "graph":
+            from mtrl_lightning.learning.graph import CudaCapture, UpdateGraphs
+
             if distributed.world_size() == 1:
                 self.graphs = UpdateGraphs(self, CudaCapture(device))
             else:

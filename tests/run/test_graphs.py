@@ -11,6 +11,7 @@ from mtrl_lightning.algorithms import algorithm as algorithms
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning import graph
 from mtrl_lightning.learning import update as updating
 from mtrl_lightning.learning.graph import UpdateGraphs
 from mtrl_lightning.networks import MLP
@@ -28,7 +29,7 @@ small = partial(MLP, width=8, depth=1)
 def as_on_a_gpu(monkeypatch):
     """Let the CPU stand for a GPU, and the recorder for its graphs."""
     monkeypatch.setattr(updating, "decides_on_device", lambda device: True)
-    monkeypatch.setattr(algorithms, "CudaCapture", lambda device: CPURecorder())
+    monkeypatch.setattr(graph, "CudaCapture", lambda device: CPURecorder())
     monkeypatch.setattr(algorithms, "check_compile", lambda *args: None)
 
 
