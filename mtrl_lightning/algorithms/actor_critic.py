@@ -217,11 +217,11 @@ class ActorCritic(Algorithm):
 
     def critic_update_options(self) -> dict[str, Any]:
         """Return how the tasks' critic losses become one gradient: options of ``Update``."""
-        return {"method": self.critic_gradient, "weights": self.task_weights}
+        return {"method": self.critic_gradient, "weights": self._loss_weights}
 
     def actor_update_options(self) -> dict[str, Any]:
         """Return how the tasks' actor losses become one gradient: options of ``Update``."""
-        return {"method": self.actor_gradient, "weights": self.task_weights}
+        return {"method": self.actor_gradient, "weights": self._loss_weights}
 
     def update(self, batch: TransitionBatch) -> None:
         """Update the critics, and auxiliaries, actor and targets if they are due."""
@@ -309,6 +309,13 @@ class ActorCritic(Algorithm):
         return per_task_forward(
             self.actor_gradient, critic_of_features, 1, z_RnZ, action_RnA, task_Rn
         )
+
+    @property
+    def _loss_weights(self) -> Callable[[], Tensor] | None:
+        """The weights of the tasks' losses; None if all are 1, which saves the products."""
+        is_overridden = type(self).task_weights is not ActorCritic.task_weights
+        is_equal = type(self.task_weighting) is EqualWeights and not is_overridden
+        return None if is_equal else self.task_weights
 
     def task_weights(self) -> Tensor:
         """Return how much each trained task's losses count, ``[R]``."""

@@ -400,7 +400,9 @@ class PPO(Algorithm):
 
     def _value_loss(self, value_Rn: Tensor, batch: TransitionBatch) -> Tensor:
         target_Rn = self.return_scale.normalize(batch.extra["target"], batch.task_Rn)
-        old_value_Rn = self.return_scale.normalize(batch.extra["value"], batch.task_Rn)
+        old_value_Rn = None
+        if self.value_clip is not None:
+            old_value_Rn = self.return_scale.normalize(batch.extra["value"], batch.task_Rn)
         error_Rn = advantages.value_loss(value_Rn, target_Rn, old_value_Rn, self.value_clip)
         return task_losses(error_Rn, batch.task_Rn, self._task_R)
 
@@ -445,7 +447,7 @@ class PPO(Algorithm):
         return column_Rn, self._task_R[:, None].expand(column_Rn.shape[:2])
 
     def _add_to_epoch(self, kl: Tensor) -> None:
-        is_skipped = ~self.actor_update.grad_norm.isfinite()
+        is_skipped = ~(self.actor_update.grad_norm < torch.inf)  # also for NaN
         self.epoch_kl += distributed.mean(kl).masked_fill(is_skipped, 0.0)
         self.epoch_updates += 1
         self.epoch_skipped += is_skipped

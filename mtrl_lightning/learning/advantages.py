@@ -95,7 +95,7 @@ def surrogate_loss(
 
 
 def value_loss(
-    value_Rn: Tensor, target_Rn: Tensor, old_value_Rn: Tensor, clip: float | None
+    value_Rn: Tensor, target_Rn: Tensor, old_value_Rn: Tensor | None, clip: float | None
 ) -> Tensor:
     """Return each row's squared error of the value.
 
@@ -104,6 +104,7 @@ def value_loss(
     """
     error_Rn = (value_Rn - target_Rn).square()
     if clip is not None:
+        assert old_value_Rn is not None, "a clipped value needs the value before"
         near_Rn = old_value_Rn + (value_Rn - old_value_Rn).clamp(-clip, clip)
         error_Rn = torch.maximum(error_Rn, (near_Rn - target_Rn).square())
     return error_Rn

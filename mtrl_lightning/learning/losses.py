@@ -8,7 +8,6 @@ Shapes: ``R`` trained tasks, ``n`` rows of a task, ``A`` action, ``Q`` critics.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -25,7 +24,7 @@ def critic_target(
     A truncated transition is not terminated: it bootstraps from its true successor.
     """
     value_Rn = next_q_QRn.amin(0) - next_cost_Rn
-    return reward_Rn + discount * torch.where(terminated_Rn, 0.0, value_Rn)
+    return reward_Rn + discount * value_Rn.masked_fill(terminated_Rn, 0.0)
 
 
 def critic_loss(q_QRn: Tensor, target_Rn: Tensor) -> Tensor:

@@ -166,7 +166,9 @@ class Update:
             weighted_R = self._weighted(loss_R, weight_R)
             self.method.backward(weighted_R, self.task_parameters, draws)
             if not self._needs_values:
-                loss_R = own_loss_R.detach().clone()
+                loss_R = own_loss_R.detach()
+                if distributed.world_size() > 1:
+                    loss_R = loss_R.clone()  # which is averaged in place
                 distributed.average_gradients(self._trained, [loss_R])
             elif not self.method.averages_gradients:
                 distributed.average_gradients(self._trained)

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.helpers.meta import use_meta_as_gpu
+from benchmarks.launches import meta_as_gpu
 
 
 @pytest.fixture
-def without_numbers(monkeypatch):
-    use_meta_as_gpu(monkeypatch)
+def without_numbers():
+    with meta_as_gpu():
+        yield

@@ -1,35 +1,20 @@
 """PyTorch's ``meta`` device in place of a GPU: its tensors have shapes and no numbers.
 
-Whoever asks for a number, or mixes such tensors with tensors on the CPU, gets an error. It knows
-neither generators nor autocast.
+Whoever asks for a number, or mixes such tensors with tensors on the CPU, gets an error.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch.optim import SGD, Adam
 
+from benchmarks.launches import META
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.types import TransitionBatch
 from tests.helpers.algorithms import attach, make_batch, make_spec
-
-META = torch.device("meta")
-
-
-def use_meta_as_gpu(monkeypatch) -> None:
-    # the way to this device would otherwise replace the parameters, which those who train them know
-    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
-    monkeypatch.setattr(
-        Generators, "get", lambda self, name, device: torch.Generator() if device != META else None
-    )
-    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
-    monkeypatch.setattr(torch, "autocast", lambda *args, **options: nullcontext())
 
 
 class _Skipping:
