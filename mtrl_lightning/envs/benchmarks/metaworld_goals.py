@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.fast.metaworld_fast import Upstream
+from mtrl_lightning.envs.fast.metaworld_fast import DOWN, Upstream
 from mtrl_lightning.envs.fast.metaworld_models import new_model
 from mtrl_lightning.errors import import_optional
 
@@ -28,6 +28,11 @@ class _GoalSampler(Upstream):
 
     def do_simulation(self, ctrl: Any, n_frames: int) -> None:
         pass
+
+    def _reset_hand(self, steps: int = 50) -> None:
+        self.data.mocap_pos[0] = self.hand_init_pos  # once: it stays there without physics
+        self.data.mocap_quat[0] = DOWN
+        self.init_tcp = self.tcp_center
 
     def _get_curr_obs_combined_no_goal(self) -> npt.NDArray[np.float64]:
         return np.zeros(18)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,15 @@ def is_mujoco(value: Any, name: str) -> bool:
 
 def arrays_of(simulator: Any) -> Iterator[tuple[str, npt.NDArray]]:
     """Yield the arrays in the memory of a MuJoCo model or of its data."""
-    for name in dir(simulator):
-        if not name.startswith(("_", *ASSETS)):
-            value = getattr(simulator, name, None)
-            if type(value) is np.ndarray and value.size and value.dtype != object:
-                yield name, value
+    for name in _attributes_of(type(simulator)):
+        value = getattr(simulator, name, None)
+        if type(value) is np.ndarray and value.size and value.dtype != object:
+            yield name, value
+
+
+@cache
+def _attributes_of(kind: type) -> list[str]:
+    return [name for name in dir(kind) if not name.startswith(("_", *ASSETS))]
 
 
 def address_of(array: npt.NDArray) -> int:
