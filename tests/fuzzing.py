@@ -121,7 +121,7 @@ BASES: dict[str, list[str]] = {
     ],
 }
 """Options of the runs whose checkpoints are changed."""
-COLLECTIONS = {"collection": "replay", "minari": "minari"}
+COLLECTIONS: dict[str, Any] = {"collection": "replay", "minari": "minari"}
 """Formats of the collections whose files are changed."""
 NAMES = [*BASES, *COLLECTIONS]
 STEPS = {"sac": (62, 71), "metaworld": (31, 36), "ppo": (150, 200), "ranks": (62, 80)}
@@ -624,7 +624,7 @@ def change_json(path: Path, draws: random.Random) -> Change:
             break
     if draws.random() < 0.1:
         made = altered_bytes(made.encode(), draws).decode(errors="replace")
-        place = ["text"]
+        place = ("text",)
     path.write_text(made)
     return Change("json", f"{'/'.join(map(str, place))} of {path.name}")
 

@@ -53,7 +53,8 @@ def is_mujoco(value: Any, name: str) -> bool:
 
 def arrays_of(simulator: Any) -> Iterator[tuple[str, npt.NDArray]]:
     """Yield the arrays in the memory of a MuJoCo model or of its data."""
-    for name in _attributes_of(type(simulator)):
+    kind: Any = type(simulator)
+    for name in _attributes_of(kind):
         value = getattr(simulator, name, None)
         if type(value) is np.ndarray and value.size and value.dtype != object:
             yield name, value
