@@ -34,6 +34,7 @@ import torch
 from gymnasium.spaces import Box
 from lightning.pytorch import Trainer
 
+from benchmarks.launches import launches
 from benchmarks.measuring import (
     SB3,
     Pacer,
@@ -51,7 +52,7 @@ from benchmarks.measuring import (
     turns,
 )
 from benchmarks.plain_sac import PlainBatch, PlainSAC, Sizes
-from mtrl_lightning.algorithms import SAC, Algorithm, RandomShift
+from mtrl_lightning.algorithms import PPO, SAC, Algorithm, RandomShift
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, Reconstruction
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.gradients import (
@@ -123,6 +124,8 @@ def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = parser_of("updates", __doc__, device=True, precisions=True, threads=True)
     add = parser.add_argument
+    text = "count the kernels that updates of SAC and PPO launch on a GPU, and end; needs none"
+    add("--launches", action="store_true", help=text)
     add("--parts", nargs="+", choices=PARTS, default=["update"], help="(default %(default)s)")
     text = "of the part update (default all)"
     add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help=text)
@@ -534,8 +537,27 @@ def pixel_tables(encoder: str, size: int, options: argparse.Namespace) -> list[d
     return tables
 
 
+def launches_table(work: Work) -> dict[str, Any]:
+    """Count the launches of SAC as in ``mtmhsac.yaml`` and of PPO as in ``mt10_mtppo.yaml``."""
+    small = replace(work, batch_size=2 * work.tasks, device="cpu", compile="none")
+    network = partial(MLP, width=work.width, depth=work.depth)
+    ppo = PPO(small.spec, actor=network, critic=network, max_kl=None)
+    batch = make_batches(small)[0]
+    numbers = {name: batch.reward_Rn for name in ("log_prob", "advantage", "value", "target")}
+    minibatch = batch._replace(extra={**numbers, "unclipped_action": batch.action_RnA})
+    rows = []
+    for algorithm, learned in ((make_sac(small), batch), (ppo, minibatch)):
+        counts = launches(algorithm, learned)
+        total = {"variant": type(algorithm).__name__, "all": sum(counts.values())}
+        rows.append(total | counts)
+    title = f"launches of an update, {work.tasks} tasks, {work.depth} hidden layers"
+    return {"title": title, "rows": rows}
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the tables."""
+    if options.launches:
+        return {"tables": [launches_table(work) for work in works_of(options)]}
     tables = []
     if "update" in options.parts:
         with tempfile.TemporaryDirectory(prefix="updates-") as folder:

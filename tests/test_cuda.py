@@ -15,6 +15,8 @@ from lightning.fabric.utilities import move_data_to_device
 from mtrl_lightning import SAC, load_policy, train
 from mtrl_lightning.algorithms import Categorical
 from mtrl_lightning.envs import Pixels, ToyReach
+from mtrl_lightning.gradients import pcgrad
+from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay.device import DeviceReplay
@@ -51,9 +53,23 @@ def same_noise(action_RnA):
     return torch.randn(action_RnA.shape, generator=generator).to(action_RnA)
 
 
+def draw_gradients_on_the_cpu(monkeypatch):
+    """Let gradient methods draw the same on each device."""
+    get, orders = Generators.get, pcgrad.orders
+
+    def get_on_cpu(generators, name, device):
+        return get(generators, name, torch.device("cpu") if name == "gradient" else device)
+
+    monkeypatch.setattr(Generators, "get", get_on_cpu)
+    monkeypatch.setattr(
+        pcgrad, "orders", lambda number, generator, device: orders(number, generator).to(device)
+    )
+
+
 @pytest.mark.parametrize(("network", "gradient"), list(pairs()))
 def test_updates_equal_those_of_a_cpu(command_line, monkeypatch, network, gradient):
     """The reward's scale, targets, losses, gradient methods and optimizers, in float32."""
+    draw_gradients_on_the_cpu(monkeypatch)
     options = config_args(f"gradient/{gradient}")
     built = build(command_line, monkeypatch, "toy", network, *options)
     start = deepcopy(built.model.state_dict())
