@@ -32,7 +32,15 @@ from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH, OnlyOn, UpdateGraph
 from mtrl_lightning.learning.learning_rate import LinearRate
 from mtrl_lightning.replay.static_batches import StaticBatches
 from mtrl_lightning.types import OwedUpdates
-from tests.helpers.algorithms import attach, make_batch, make_ppo, make_sac, make_td3
+from tests.helpers.algorithms import (
+    attach,
+    make_batch,
+    make_bc,
+    make_distral,
+    make_ppo,
+    make_sac,
+    make_td3,
+)
 from tests.helpers.recorder import CPURecorder
 from tests.helpers.runs import assert_same
 
@@ -163,6 +171,12 @@ PARTS = {
     "transforms": {"reward_scale": ReturnRange, "transforms": [NormalizeObservation]},
     "PCGrad, GradNorm": {"actor_gradient": PCGrad, "critic_gradient": GradNorm},
 }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [make_distral, make_bc])
+def test_other_algorithms(make):
+    assert_equal_updates(make, 8)
 
 
 @pytest.mark.slow
