@@ -581,7 +581,9 @@ LIES = {
     "no capacity": _set("capacity", to=None),
     "an enormous capacity": _set("capacity", to=10**30),
     "a folder outside": _set("folder", to="../rank_0"),
-    "a chunk twice": lambda manifest: manifest["chunks"].append(manifest["chunks"][0]),
+    "a file twice": lambda manifest: manifest["chunks"][1].update(
+        file=manifest["chunks"][0]["file"]
+    ),
     "text for a number": _set("added", to=["six", "six"]),
     "no list of chunks": _delete("chunks"),
     "no count of rows": _delete("added"),
