@@ -246,9 +246,13 @@ def test_a_benchmark_that_replaces_another_has_its_wrappers_and_its_info():
 
 
 def test_the_same_seed_gives_the_same_state_spaces_included():
-    benchmark = WithWrappers(ToyReach(1, HORIZON), [STACK, FLATTEN])
-    states = [EnvState(benchmark.make_env(0, "train", seed)).get() for seed in (1, 1, 2)]
+    same = {**DOUBLED, "init_args": {"min_action": -1, "max_action": 1}}
+    benchmark = WithWrappers(ToyReach(1, HORIZON), [same, STACK, FLATTEN])
+    envs = [benchmark.make_env(0, "train", seed) for seed in (1, 1, 2)]
+    states = [EnvState(env).get() for env in envs]
     assert states[0] == states[1] != states[2]
+    draws = [env.env.action_space.sample().tolist() for env in envs]
+    assert draws[0] == draws[1] != draws[2]
 
 
 def test_an_environment_has_one_time_limit():
