@@ -9,7 +9,7 @@ from benchmarks import updates
 from benchmarks.launches import launches
 from tests.helpers.algorithms import make_batch, make_bc
 
-MOST = {"SAC": 284, "PPO": 182}
+MOST = {"SAC": 248, "PPO": 182}
 
 
 def test_the_updates_of_metaworlds_protocols_launch_no_more_than_now():
