@@ -1,5 +1,6 @@
 """A collection on disk: written, read back, damaged, and compared with a benchmark."""
 
+import itertools
 import json
 import os
 
@@ -12,6 +13,7 @@ from mtrl_lightning.demonstrations import (
     read_collection,
     write_collection,
 )
+from mtrl_lightning.demonstrations.collection import _EpisodeCounts
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.schema import Field
 from tests.helpers.fakes import Costly, Scripted
@@ -275,3 +277,54 @@ def test_a_collection_without_the_stored_info_is_refused(written):
         check_collection(collection, stored)
     with pytest.raises(ConfigurationError, match=r"has no cost of .* again in this benchmark"):
         check_collection(collection, spec._replace(info_fields=(Field("cost"),)))
+
+
+def parts_of(columns, borders):
+    """Return the columns in pieces that begin at the borders."""
+    num_rows = len(columns["task"])
+    edges = [0, *borders, num_rows]
+    for first, end in itertools.pairwise(edges):
+        yield {name: column[first:end] for name, column in columns.items()}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_episodes_are_counted_across_the_borders_of_files(seed):
+    spec = Scripted(3).spec
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, 6, 12)
+    tasks = generator.integers(0, 3, 12)
+    columns = {
+        "task": np.repeat(tasks, lengths),
+        "episode": np.repeat(np.arange(12), lengths),
+        "terminated": np.zeros(lengths.sum(), np.bool_),
+        "truncated": np.zeros(lengths.sum(), np.bool_),
+        "success": generator.random(lengths.sum()) < 0.2,
+    }
+    ends = np.cumsum(lengths)
+    columns["truncated"][ends - 1] = True
+    counts = _EpisodeCounts(spec)
+    for part in parts_of(columns, sorted(generator.integers(0, lengths.sum(), 6))):
+        counts.add(part)
+    counts.check_end()
+    succeeds = [columns["success"][columns["episode"] == k].any() for k in range(12)]
+    for task in range(3):
+        of_task = [k for k in range(12) if tasks[k] == task]
+        assert counts.episodes_T[task] == len(of_task)
+        assert counts.rows_T[task] == sum(lengths[k] for k in of_task)
+        assert counts.successes_T[task] == sum(succeeds[k] for k in of_task)
+        if of_task:
+            assert counts.shortest_T[task] == min(lengths[k] for k in of_task)
+
+
+def test_an_episode_keeps_its_task_across_the_border_of_two_files():
+    counts = _EpisodeCounts(Scripted(3).spec)
+    columns = {
+        "task": np.array([0, 0, 1, 1]),
+        "episode": np.zeros(4, np.int64),
+        "terminated": np.array([False, False, False, True]),
+        "truncated": np.zeros(4, np.bool_),
+    }
+    first, second = parts_of(columns, [2])
+    counts.add(first)
+    with pytest.raises(ValueError, match="an episode of it has several tasks"):
+        counts.add(second)

@@ -207,6 +207,18 @@ def test_a_time_limit_around_a_clock_is_restarted_too():
     assert episode(env) == HORIZON
 
 
+def test_a_seed_determines_all_that_follows():
+    def run(env):
+        found = [env.reset(seed=5)[0].tolist()]
+        for _ in range(6):
+            episode(env, 15)
+            found.append(env.reset()[0].tolist())
+        return found
+
+    env = started(Hill(), fraction=0.5)
+    assert run(env) == run(env)
+
+
 @pytest.mark.parametrize(("there", "here"), [(0.5, 0.0), (0.0, 0.5)])
 def test_a_state_with_and_an_environment_without_are_refused(there, here):
     envs = VectorEnv(ToyReach(1), [0], num_workers=0, midway_starts=there)

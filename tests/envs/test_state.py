@@ -299,6 +299,14 @@ def test_a_small_simulation_goes_on_bit_for_bit():
     assert future(copied(env, used_arm(4))) == future(env)
 
 
+def test_what_the_simulation_computes_from_its_state_is_there_before_the_next_step():
+    env, other = used_arm(1), Arm(2)
+    copied(env, other)
+    # half a step apart at most
+    np.testing.assert_allclose(other.observe(), env.observe(), atol=0.02)
+    assert np.abs(env.data.xpos).max() > 0.5
+
+
 def test_arrays_that_look_into_the_simulation_still_do():
     env, other = used_arm(1), used_arm(2)
     for each in (env, other):
