@@ -232,6 +232,16 @@ def test_graphs_take_no_memory_as_they_go_on():
     assert used[1] == used[2]
 
 
+def test_graphs_are_recorded_again_when_none_is_left():
+    sac = make_sac().to("cuda")
+    given = [move_data_to_device(make_batch(sac.spec), torch.device("cuda"))]
+    with_graphs(sac, given, 10)
+    sac.reset_networks()
+    assert sac.graphs.num_graphs == 0
+    sac.training_step(OwedUpdates(StaticBatches(lambda: given[0], torch.device("cuda")), 10), 0)
+    assert sac.graphs.num_graphs > 0 and sac.graphs.reason == ""
+
+
 def test_the_device_draws_only_what_was_added():
     device = torch.device("cuda")
     buffer = DeviceReplay(replays.make_spec(3), 24, 12, device=device)

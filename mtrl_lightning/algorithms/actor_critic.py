@@ -141,8 +141,6 @@ class ActorCritic(Algorithm):
         self._make_actor_gradient = actor_gradient
         self._make_critic_gradient = critic_gradient
         self._num_critics = num_critics
-        self._statistics_moved = False
-        """Whether the last update has changed the encoder's statistics."""
         self.value = value()
         self.add_networks()
         with torch.random.fork_rng(devices=[]):
@@ -244,11 +242,6 @@ class ActorCritic(Algorithm):
         if self.is_due(self.target_every):
             self.targets.step()
         self._update_auxiliaries("targets", batch)
-
-    @property
-    def is_static(self) -> bool:
-        """Whether the encoder's statistics have come to rest: each update would change them."""
-        return not self._statistics_moved
 
     def update_policy(self, batch: TransitionBatch) -> None:
         """Update the actor, and parts that depend on its actions, from a transformed batch."""

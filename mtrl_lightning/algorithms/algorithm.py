@@ -148,6 +148,8 @@ class Algorithm(LightningModule):
         self._has_new_options = False
         """Whether the algorithm's options differ from the checkpoint's."""
         self._compile = compile_mode(compile)
+        self._statistics_moved = False
+        """Whether the last update has changed the encoder's statistics."""
         self.graphs: UpdateGraphs | None = None
         """Makes updates by CUDA graphs; None if every update gets its batch from Lightning."""
         self._periods: set[int] = set()
@@ -520,6 +522,7 @@ class Algorithm(LightningModule):
         With optimizers that skip steps on the device, the host does not wait for it in here, and
         two calls with the same updates due make the same operations on the same tensors.
         """
+        self.guard.begin_update()
         with self.mean_metrics.added_at_end():
             self.update(batch)
         self.guard.end_update()
@@ -543,8 +546,11 @@ class Algorithm(LightningModule):
 
     @property
     def is_static(self) -> bool:
-        """Whether the next update makes the operations of the last, apart from what is due."""
-        return True
+        """Whether the next update makes the operations of the last, apart from what is due.
+
+        It does once the encoder's statistics have come to rest.
+        """
+        return not self._statistics_moved
 
     def drawn_from(self) -> list[torch.Generator]:
         """Return the generators of the updates' random numbers."""

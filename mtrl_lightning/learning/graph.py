@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
@@ -239,6 +240,8 @@ class CudaCapture:
         # that were made on another stream would wait for it, which no graph can record
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        """The graphs that are left, whose memory is the pool."""
 
     def run(self, function: Callable[[], None]) -> None:
         """Call the function on the stream on which it may be recorded later."""
@@ -258,6 +261,8 @@ class CudaCapture:
         # PyTorch registers this one itself
         drawn_from.append(torch.cuda.default_generators[self._index])
         states = [generator.get_state() for generator in drawn_from]
+        if not self._graphs:  # with its last graph a pool ends
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         for generator in drawn_from[:-1]:
             graph.register_generator_state(generator)
@@ -273,6 +278,7 @@ class CudaCapture:
                 fresh.set_state(state)
                 generator.graphsafe_set_state(fresh.graphsafe_get_state())
             raise
+        self._graphs.add(graph)
         return graph.replay
 
     @property

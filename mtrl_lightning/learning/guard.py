@@ -95,6 +95,10 @@ class DivergenceGuard:
         """
         self._outcomes[name] = [found_inf.view(1), loss_R.detach()]
 
+    def begin_update(self) -> None:
+        """Forget what an update kept that did not end, such as one that could not be recorded."""
+        self._outcomes = {}
+
     def end_update(self) -> None:
         """Write the outcomes of the update's steps into the next row."""
         if not self._outcomes and self._num_rows is None:

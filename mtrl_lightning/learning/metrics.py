@@ -114,7 +114,7 @@ class MeanMetrics:
             return
         for name, value in values.items():
             self._accumulators(name, value.device)
-        added = [value.detach().float() for value in values.values()]
+        added = [value.detach().float().reshape(()) for value in values.values()]
         torch._foreach_add_([self._sums[name] for name in values], added)
         torch._foreach_add_([self._counts[name] for name in values], 1)
 

@@ -180,7 +180,8 @@ class Update:
                 self._clip(self._max_grad_norm, norm)
 
             def losses_after() -> Tensor:
-                with torch.autocast(*precision):
+                # autocast has kept the rounded weights of before the step
+                with torch.autocast(*precision, cache_enabled=False):
                     new_loss_R, _ = losses()
                 return self._weighted(distributed.global_losses(new_loss_R), weight_R)
 

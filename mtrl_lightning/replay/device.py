@@ -81,7 +81,9 @@ class PackedStorage(RingStorage):
         start = 0
         for field in self.fields:
             end = start + _width(field)
-            values_NW[:, start:end] = np.asarray(columns[field.name]).reshape(len(row_N), -1)
+            # with the width, as no rows would not say it
+            column_Nw = np.asarray(columns[field.name]).reshape(len(row_N), end - start)
+            values_NW[:, start:end] = column_Nw
             start = end
         # after the batches that updates under way draw: both are on one stream
         self._row_NW.index_copy_(0, self._upload(row_N), self._upload(values_NW))

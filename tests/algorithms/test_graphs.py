@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 import torch
 from torch.optim import SGD, Adam
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import (
@@ -179,6 +180,22 @@ def test_other_algorithms(make):
     assert_equal_updates(make, 8)
 
 
+@pytest.mark.parametrize("make", [make_sac, make_bc])
+def test_nothing_is_recorded_while_statistics_move(make):
+    encoder = partial(networks.Standardize, num_updates=5)
+    assert_equal_updates(partial(make, encoder=encoder), 8, ONE_BY_ONE, 1)
+
+
+def in_bf16():
+    sac = make_sac()
+    sac.training_step = torch.autocast("cpu", torch.bfloat16)(sac.training_step)
+    return sac
+
+
+def test_updates_within_one_autocast_do_not_share_its_rounded_weights():
+    assert_equal_updates(in_bf16, 12)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
 def test_parts(name):
@@ -257,6 +274,26 @@ def test_what_cannot_be_recorded_is_known_before_the_first_update(options, reaso
     batches = batches_of(sac)
     sac.training_step(OwedUpdates(StaticBatches(lambda: next(batches), CPU), 4), 0)
     assert sac.counters.updates == 4 and recorder.recordings == []
+
+
+def test_a_recording_that_fails_leaves_no_outcome_behind():
+    """One of several updates: the first is without the actor, and the second fails after it."""
+    sac, _ = with_graphs(partial(make_sac, actor_every=2))
+    step = sac.targets.step
+
+    def failing():
+        step()
+        if _get_current_dispatch_mode() is not None and "actor" in sac.guard._outcomes:
+            sac.guard._outcomes["actor"][0].fill_(1.0)  # as in memory that no kernel has written
+            raise RuntimeError("it cannot be recorded")
+
+    sac.targets.step = failing
+    batches = batches_of(sac)
+    source = StaticBatches(lambda: next(batches), CPU)
+    with pytest.warns(UserWarning, match="it cannot be recorded"):
+        for num in (1, UPDATES_PER_GRAPH, UPDATES_PER_GRAPH):
+            sac.training_step(OwedUpdates(source, num), 0)
+    sac.guard.read()
 
 
 def test_rates_are_changed_in_place_and_saved_as_they_were_given():

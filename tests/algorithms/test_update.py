@@ -97,6 +97,21 @@ def test_losses_are_computed_twice_in_the_same_precision_for_a_method_that_asks(
     assert seen == [(True, True), (True, False)]
 
 
+def test_the_losses_after_a_step_are_those_of_the_rounded_weights_after_it():
+    module, seen = nn.Linear(2, 2), []
+    update, _ = make_update([module], method=FAMO(spec_of(2)))
+
+    def losses():
+        seen.append(module(torch.ones(2, 2)).float().square().mean(1))
+        return seen[-1], None
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        update(losses)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted, _ = losses()
+    assert torch.equal(seen[1], wanted) and not torch.equal(seen[1], seen[0])
+
+
 def test_gradients_are_computed_without_autocast():
     seen = []
     module = Numbers()

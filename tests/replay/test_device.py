@@ -56,6 +56,18 @@ def test_a_recorded_draw_sees_the_transitions_that_came_later():
     assert len(torch.stack(drawn).unique()) > 12
 
 
+def test_rows_are_written_as_a_gpu_has_them_also_none_of_a_step_that_failed_everywhere():
+    wanted, written = filled(0), filled(0)
+    written.storage._arrays = None
+    some = make_transitions([0, 1000, 2000], [0, 1, 2])
+    columns = {name: column[:0] for name, column in some._asdict().items() if name != "extra"}
+    for buffer in (wanted, written):
+        filled(10, buffer)
+        buffer.add(some._replace(**columns))
+        filled(2, buffer, 10)
+    assert torch.equal(written.storage._row_NW, wanted.storage._row_NW)
+
+
 def test_a_transition_is_one_row():
     storage = filled(1).storage
     assert isinstance(storage, PackedStorage)
