@@ -207,7 +207,7 @@ def policy_folder(name: str) -> Path | None:
 
     A run's folder of the same name in the working directory takes precedence.
     """
-    return None if (Path(name) / "checkpoints").is_dir() else policies().get(name)
+    return None if os.path.isdir(f"{name}/checkpoints") else policies().get(name)
 
 
 def is_of_package(path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -236,7 +237,8 @@ class RunParser(LightningArgumentParser):
                 )
             _files_of(Path(run), self._command)  # names what is missing
         if run != self._run:
-            if self._command == "validate" and not Path(run).exists():
+            is_any = os.path.exists(run) or policy_folder(run) is not None
+            if self._command == "validate" and not is_any:
                 # the value of an option that does not exist
                 raise ArgumentError(None, f"unrecognized arguments: {run}")
             raise ConfigurationError(f"two runs are given, {self._run} and {run}: give one")
@@ -269,7 +271,7 @@ class RunParser(LightningArgumentParser):
 
         Raises:
             ArgumentError: if an argument is unknown or its value does not fit.
-            ConfigurationError: if a run is given that cannot be used.
+            ConfigurationError: if a run is given that cannot be used, or a path.
         """
         try:
             return self.parse_args(args)
@@ -277,6 +279,8 @@ class RunParser(LightningArgumentParser):
             tips = [f"tip: {tip}" for tip in suggestions(error, args, self.option_names())]
             error.message = "\n".join([error.message, *tips])
             raise
+        except OSError as error:  # a value that is too long for a path
+            raise ConfigurationError(str(error)) from error
 
     def _keep_identity(
         self, config: Namespace, stored: dict[str, Any], checkpoint: str, given: Sequence[str]
@@ -358,10 +362,7 @@ def _run_of(given: list[str], command: str) -> tuple[str | None, list[str]]:
 
 def _is_run(path: Path) -> bool:
     """Return whether a path is a run's folder or a checkpoint."""
-    try:
-        return (path / CHECKPOINTS).is_dir() or path.suffix == ".ckpt"
-    except OSError:  # a value that is too long for a path
-        return False
+    return os.path.isdir(path / CHECKPOINTS) or path.suffix == ".ckpt"
 
 
 def _with_named_files(args: Sequence[str]) -> list[str]:

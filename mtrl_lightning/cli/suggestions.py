@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -102,13 +103,16 @@ def _tips_without_dashes(
         is_value = previous.startswith("-") and "=" not in previous
         if is_value or argument.startswith("-"):
             continue
-        is_second = before.startswith("--") and not previous.startswith("-")
-        if is_second and "=" not in before and argument in message.split():
-            yield f"several values are one list: {before} '[{previous}, {argument}]'"
+        # an option without a section, such as --name, has one value
+        is_listed = before.startswith("--") and "." in before and "=" not in before
+        is_second = is_listed and not previous.startswith("-") and argument in message.split()
         if named_config(argument) is not None:
             yield f"configurations are given after -c: -c {argument}"
-        elif (Path(argument) / "checkpoints").is_dir() and "resume" in options:
+        elif os.path.isdir(f"{argument}/checkpoints") and "resume" in options:
             yield f"a run continues with --resume {argument}"
+        elif is_second:
+            values = ", ".join(value.strip("[],") for value in (previous, argument))
+            yield f"several values are one list: {before} '[{values}]'"
         key = WITHOUT_DASHES.match(argument)
         if key is None:
             continue

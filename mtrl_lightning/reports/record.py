@@ -151,8 +151,11 @@ def read_run(path: Path) -> RunRecord:
             " the run out, or continue it with fit --resume, which repairs the file"
         ) from error
     if is_copy and not curves:
+        header = path.read_text(errors="replace").partition("\n")[0]
+        has_steps = "env_steps" in header.strip().split(",")
+        problem = "holds no values yet" if has_steps else "has no column env_steps"
         raise ConfigurationError(
-            f"{path} has no column env_steps: give the folder of a run, or a copy of its {METRICS}"
+            f"{path} {problem}: give the folder of a run, or a copy of its {METRICS}"
         )
     if is_copy:
         return RunRecord(path, {}, {}, {}, curves)

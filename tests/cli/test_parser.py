@@ -159,6 +159,7 @@ def test_the_newest_configuration_is_that_written_last(run):
         (["fit", "--resume={run}", "--name", "other"], "--name cannot be given with --resume"),
         (["fit", "--resume={run}", "--root=other"], "--root cannot be given with --resume"),
         (["fit", "--resume={run}", "--resume=other"], "two runs are given, .*version_0 and other"),
+        (["validate", "mt10", "mt50"], "two runs are given, mt10 and mt50: give one"),
         (["validate", "{run}", "--ckpt_path", "best"], "and --ckpt_path are both given"),
         (["validate", "{run}/.."], "contains runs but is not the folder of one run"),
         (["validate", "{run}/checkpoints"], "has no checkpoint: give the folder of a run"),
@@ -172,6 +173,16 @@ def test_what_is_no_run(run, args, message):
 def test_the_value_of_a_misspelled_option_is_no_second_run(run):
     with pytest.raises(ArgumentError, match=r"did you mean evaluation\.num_episodes\?"):
         parser("validate").parse_with_tips([str(run), "--evaluation.num_episode", "3"])
+
+
+def test_a_word_too_long_for_a_path_is_no_run(run):
+    long = "a" * 300
+    for first in ("mt10", str(run)):
+        with pytest.raises(ArgumentError, match=f"unrecognized arguments: {long}"):
+            parse("validate", first, long)
+    for command, args in (("validate", [long]), ("fit", ["--resume", long]), ("fit", ["-c", long])):
+        with pytest.raises(ConfigurationError, match=f"File name too long: '{long}'"):
+            parser(command).parse_with_tips(args)
 
 
 @pytest.mark.parametrize("args", [["--resume"], ["--resume", "--name"]])

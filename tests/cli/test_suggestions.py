@@ -7,6 +7,8 @@ from mtrl_lightning.cli.suggestions import FROM_MTRL, suggestions
 from tests.helpers.command_line import ROOT, config_args, parser
 
 PIXELS_TIP = "an option of data.pixels needs the class that it belongs to: add -c pixels before it"
+LONG = "a" * 300
+"""More than a file system takes as a name."""
 QUICKSTART = config_args("quickstart")
 
 
@@ -49,7 +51,15 @@ def tips_of(*arguments):
             ["--data.benchmark.init_args.tasks", "reach", "push"],
             ["several values are one list: --data.benchmark.init_args.tasks '[reach, push]'"],
         ),
+        (
+            ["--data.benchmark.init_args.tasks", "[reach,", "push]"],
+            ["several values are one list: --data.benchmark.init_args.tasks '[reach, push]'"],
+        ),
         (["env/toy"], ["configurations are given after -c: -c env/toy"]),
+        (["--name", "foo", "env/toy"], ["configurations are given after -c: -c env/toy"]),
+        (["--config", "base", "env/toy"], ["configurations are given after -c: -c env/toy"]),
+        (["--seed_everything", "1", "2"], []),
+        ([LONG], []),
         (
             ["setup=metaworld", "env=metaworld-mt10", "agent.multitask.num_envs=10"],
             [FROM_MTRL],
@@ -96,6 +106,9 @@ def test_a_run_alone_is_given_to_resume(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     tips = [f"a run continues with --resume {tmp_path}"]
     assert tips_of(*QUICKSTART, str(tmp_path)) == tips
+    args = ["--resume", "runs/b", str(tmp_path)]
+    error = ArgumentError(None, f"unrecognized arguments: {tmp_path}")
+    assert suggestions(error, args, parser().option_names()) == tips
 
 
 def test_the_page_for_users_of_mtrl_is_there():

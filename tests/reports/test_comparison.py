@@ -237,6 +237,9 @@ def test_copies_of_metrics_are_compared_by_their_names(runs, tmp_path):
     (tmp_path / "damaged.csv").write_text("env_steps,a\n1\n")
     with pytest.raises(ConfigurationError, match=r"damaged.csv cannot be read"):
         compare_runs([str(tmp_path / "damaged.csv")])
+    (tmp_path / "new.csv").write_text("env_steps,eval/success\n5,\n")
+    with pytest.raises(ConfigurationError, match=r"new.csv holds no values yet: "):
+        compare_runs([str(tmp_path / "new.csv")])
     with pytest.raises(ConfigurationError, match=r"config.yaml has no column env_steps: give"):
         compare_runs([str(runs / "mlp" / "version_1" / "config.yaml")])
 
