@@ -20,12 +20,16 @@ from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.mlp import MLP
 from mtrl_lightning.networks.multi_head import LinearHeads, MultiHead
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Attributes with the hooks of a module, by which a call of it does more than its ``forward``."""
+
 
 def can_be_stacked(members: Sequence[nn.Module], x_BD: Tensor) -> bool:
     """Return whether ``stacked_outputs`` knows the networks' architecture and the kind of batch.
 
     The networks are MLPs, or shared layers with linear heads, of linear layers and ReLU, and do not
-    learn the task input. The batch has rows of each task.
+    learn the task input. No hook is registered with them or their parts, whose calls are left out.
+    The batch has rows of each task.
     """
     return (
         x_BD.ndim == 3
@@ -38,6 +42,12 @@ def can_be_stacked(members: Sequence[nn.Module], x_BD: Tensor) -> bool:
             and getattr(_head(member), "num_tasks", len(x_BD)) == len(x_BD)
             and type(_head(member)) in (nn.Linear, LinearHeads)
             for member in members
+        )
+        and not any(
+            getattr(module, hooks)
+            for member in members
+            for module in member.modules()
+            for hooks in HOOKS
         )
     )
 

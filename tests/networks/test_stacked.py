@@ -53,6 +53,17 @@ def test_other_networks_are_computed_one_after_the_other(name):
     assert not can_be_stacked(members_of(OTHERS[name]), torch.zeros(3, 6, 5))
 
 
+@pytest.mark.parametrize("place", ["", "trunk.0"])
+@pytest.mark.parametrize("hook", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
+def test_neither_are_networks_with_hooks(hook, place):
+    members = members_of(MLP)
+    module = members[1].get_submodule(place)
+    handle = getattr(module, f"register_{hook}_hook")(lambda *_: None)
+    assert not can_be_stacked(members, torch.zeros(3, 6, 5))
+    handle.remove()
+    assert can_be_stacked(members, torch.zeros(3, 6, 5))
+
+
 def test_neither_are_one_network_rows_of_any_tasks_and_rows_of_some_tasks():
     for members, shape, is_known in (
         (members_of(MLP, number=1), (3, 6, 5), False),
