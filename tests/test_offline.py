@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from mtrl_lightning import BehaviourCloning, ToyReach, load_policy
+from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import RolloutCallback
 from mtrl_lightning.checkpoints.parts import own_part
 from mtrl_lightning.errors import ConfigurationError
@@ -141,6 +143,11 @@ def test_a_run_writes_what_any_run_does(command_line, demonstrations, capsys):
     assert {"config.yaml", "metrics.csv"} <= {path.name for path in folder.iterdir()}
     assert not (folder / "replay").exists()
     assert (folder / "checkpoints" / "best.ckpt").is_file()
+    capsys.readouterr()
+    main(["export", str(folder), "--to", "torch.export"])
+    assert re.search(r"best\.ckpt, after \d+ updates, 3 tasks", capsys.readouterr().out)
+    card = (folder / "export" / "README.md").read_text()
+    assert re.search(r"after \d+ updates, exported by", card) and "env steps" not in card
     results = folder / "results.json"
     command_line("validate", str(folder), f"--json={results}", small=False, configs=())
     found = json.loads(results.read_text())["metrics"]["eval/success"]
@@ -172,6 +179,10 @@ def test_other_demonstrations_do_not_continue_a_run(command_line, demonstrations
     os.symlink(demonstrations, moved)
     clone(command_line, moved, "--ckpt_path=last")
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["updates"] == 60
+    given = options_of(moved, "--ckpt_path=last", "--data.batch_size=6")
+    code, message = fails(command_line, capsys, "fit", *given, configs=CONFIGS, small=False)
+    assert code == 2 and "the run has made all of its updates, and other options" in message
+    assert "env steps" not in message
 
 
 def test_skipped_updates_are_counted(command_line, demonstrations, monkeypatch):

@@ -44,7 +44,7 @@ def test_an_older_checkpoint_drops_later_rows_only_when_asked_and_keeps_later_fi
     refused = capsys.readouterr().err
     later = sum(int(row["env_steps"]) > 600 for row in command_line.rows())
     assert later == 3 and f"deletes the {later} later rows of" in refused
-    assert "--overwrite_metrics" in refused and "after 600 env steps" in refused
+    assert "--overwrite_metrics" in refused and "after 600 steps" in refused
     assert (command_line.folder() / "metrics.csv").read_bytes() == before
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         command_line(*older, "--overwrite_metrics")

@@ -128,9 +128,10 @@ class OptionsCallback(SessionCallback):
     def _refuse_unused(self, changed: Mapping[str, str]) -> None:
         if changed and self.session.loop.is_complete():
             raise ConfigurationError(
-                "the run has made all of its env steps, and other options would change nothing:"
-                f" {', '.join(changed.values())}. Give a rollout.total_steps above"
-                f" {self.session.loop.counted_steps:,} to continue, or give the previous values"
+                f"the run has made all of its {self.session.algorithm.step_unit}, and other options"
+                f" would change nothing: {', '.join(changed.values())}. Give a rollout.total_steps"
+                f" above {self.session.loop.counted_steps:,} to continue, or give the previous"
+                " values"
             )
         unused = set(self.session.loop.unused_options())
         texts = [

@@ -167,7 +167,7 @@ class RunLocation:
         ]
         if later:
             raise ConfigurationError(
-                f"{self.checkpoint} was saved after {self.env_steps:,} env steps, and the run's"
+                f"{self.checkpoint} was saved after {self.env_steps:,} steps, and the run's"
                 f" last checkpoint after {last_env_steps:,}: continuing from it deletes the"
                 f" {len(later)} later rows of {self.folder / 'metrics.csv'}. Give"
                 " --overwrite_metrics (Python: overwrite_metrics=True) to delete them,"

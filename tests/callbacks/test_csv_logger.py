@@ -286,7 +286,7 @@ def test_rows_that_the_file_loses_during_the_run_are_reported(file):
     file.write_bytes(HEADER + ROWS[0])
     log(logger, 4, a=0.4)
     (text,) = resume(file, 4, logger.fingerprint())
-    assert f"{file} has lost rows: it had 4 rows up to env step 4 at the checkpoint" in text
+    assert f"{file} has lost rows: it had 4 rows up to step 4 at the checkpoint" in text
 
 
 def test_later_rows_and_new_columns_do_not_change_what_the_checkpoint_noted(file):
@@ -309,7 +309,7 @@ def test_a_lost_file_is_reported_and_the_run_continues_with_a_new_one(file):
     fingerprint = MetricsCSV(str(file.parent)).fingerprint()
     file.unlink()
     (text,) = resume(file, 3, fingerprint)
-    assert text.startswith(f"{file} is missing: it had 3 rows up to env step 3 at the checkpoint.")
+    assert text.startswith(f"{file} is missing: it had 3 rows up to step 3 at the checkpoint.")
     assert "Training is not affected" in text
     logger = MetricsCSV(str(file.parent))
     log(logger, 4, a=0.4)
@@ -320,8 +320,8 @@ def test_a_file_that_has_lost_rows_is_reported(file):
     fingerprint = MetricsCSV(str(file.parent)).fingerprint()
     file.write_bytes(HEADER + ROWS[0] + ROWS[1])
     (text,) = resume(file, 3, fingerprint)
-    assert f"{file} has lost rows: it had 3 rows up to env step 3 at the checkpoint" in text
-    assert "has 2 of them up to env step 2" in text
+    assert f"{file} has lost rows: it had 3 rows up to step 3 at the checkpoint" in text
+    assert "has 2 of them up to step 2" in text
     assert file.read_bytes() == HEADER + ROWS[0] + ROWS[1]
 
 
@@ -331,7 +331,7 @@ def test_a_changed_value_is_reported_and_kept(file, changed):
     content = HEADER + ROWS[0] + changed + ROWS[2]
     file.write_bytes(content)
     (text,) = resume(file, 3, fingerprint)
-    assert f"{file} was changed: its 3 rows up to env step 3 are not the 3 rows" in text
+    assert f"{file} was changed: its 3 rows up to step 3 are not the 3 rows" in text
     assert file.read_bytes() == content
 
 
@@ -363,5 +363,5 @@ def test_a_run_that_continues_without_its_metrics_warns_and_trains_on(command_li
         path.unlink()
         command_line("fit", "--ckpt_path=last", "--rollout.total_steps=960")
     (text,) = metrics_warnings(caught)
-    assert f"{path} is missing: it had" in text and "up to env step 930" in text
+    assert f"{path} is missing: it had" in text and "up to step 930" in text
     assert {row["env_steps"] for row in command_line.rows()} == {"960"}

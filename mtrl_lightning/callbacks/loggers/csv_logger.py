@@ -220,7 +220,7 @@ class _Writer(ExperimentWriter):
         if num_later:
             rank_zero_info(
                 f"{self._path}: the {num_later} rows later than the checkpoint, which was saved"
-                f" after {env_steps:,} env steps, are deleted"
+                f" after {env_steps:,} steps, are deleted"
             )
         if fingerprint is not None:
             if _fingerprint(kept[: fingerprint["rows"]]) == fingerprint:
@@ -235,18 +235,18 @@ class _Writer(ExperimentWriter):
     def _warn_of_difference(
         self, rows: Sequence[Mapping[str, str]], expected: Mapping[str, int], missing: bool
     ) -> None:
-        at_checkpoint = f"{expected['rows']} rows up to env step {expected['env_steps']}"
+        at_checkpoint = f"{expected['rows']} rows up to step {expected['env_steps']}"
         found = _fingerprint(rows)
         if missing:
             text = f"is missing: it had {at_checkpoint} at the checkpoint. It restarts empty"
         elif found["rows"] < expected["rows"]:
             text = (
                 f"has lost rows: it had {at_checkpoint} at the checkpoint, and has {found['rows']}"
-                f" of them up to env step {found['env_steps']}. It continues with these"
+                f" of them up to step {found['env_steps']}. It continues with these"
             )
         else:
             text = (
-                f"was changed: its {found['rows']} rows up to env step {found['env_steps']}"
+                f"was changed: its {found['rows']} rows up to step {found['env_steps']}"
                 f" are not the {at_checkpoint} of the checkpoint. It continues with these"
             )
         rank_zero_warn(

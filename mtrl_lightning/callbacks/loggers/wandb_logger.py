@@ -286,16 +286,16 @@ class EnvStepWandbLogger(WandbLogger):
         if run.offline and handed_over > logged:
             rank_zero_warn(
                 f"the offline W&B run {run.id} did not end properly, and may have lost its points"
-                f" of env steps {logged + 1} to {handed_over}: they are logged a second time"
+                f" of steps {logged + 1} to {handed_over}: they are logged a second time"
             )
         for row in rows:
             steps = int(row["env_steps"])
             self.log_metrics({**row, "env_steps": steps}, step=steps)
         if logged > env_steps:
             rank_zero_warn(
-                f"the W&B run {run.id} has points up to env step {logged},"
+                f"the W&B run {run.id} has points up to step {logged},"
                 f" later than the checkpoint's {env_steps}. W&B takes nothing back:"
-                f" its points of env steps {env_steps + 1} to {logged} stay,"
+                f" its points of steps {env_steps + 1} to {logged} stay,"
                 " and this run logs from the next one on."
                 " With the same options it repeats them exactly;"
                 " with others, metrics.csv has this run's own,"
