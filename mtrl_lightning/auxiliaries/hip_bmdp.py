@@ -30,10 +30,10 @@ DistanceLoss = Literal["absolute", "squared"]
 class HiPBMDP(LatentDynamics):
     """Predict reward and next latent features given the task's context ``theta`` (HiP-BMDP).
 
-    ``theta_i`` is the context that the encoder appends to its features for task ``i``, such as a
-    MLP's output on a learned embedding (``encoder/mlp_context``). To DeepMDP's loss, in
-    which both models see ``theta_i``, comes ``distance_weight`` times the mean over other tasks
-    ``j`` of, for each transition of task ``i`` with latent features ``z`` and action ``a``,
+    ``theta_i`` is the context that the encoder appends to its features for task ``i``, such as
+    an MLP's output on a learned embedding (``encoder/mlp_context``). To DeepMDP's loss, in which
+    both models see ``theta_i``, comes ``distance_weight`` times the mean over other tasks ``j``
+    of, for each transition of task ``i`` with latent features ``z`` and action ``a``,
 
     - ``| ||theta_i - theta_j|| - W_2(T(z, a, theta_i), T(z, a, theta_j)) |``, the paper's form
       (``absolute``), or

@@ -1,9 +1,10 @@
 """The share of one process ("rank") of a checkpoint that another number of processes wrote.
 
 The list of all environments is the same for any number of ranks. Each environment moves, with its
-current episode and its ring of the replay, to the rank that now steps it. A class with a state has
-a method ``reshard(states, share)`` beside those that save and load the state: it returns the state
-of one rank from the states of all saved ranks.
+current episode and its ring of the replay, to the rank that now steps it. A class with a state, but
+``Algorithm`` and ``Session`` (``run.resharding``), has a method ``reshard(states, share)`` beside
+those that save and load the state: it returns the state of one rank from the states of all saved
+ranks.
 """
 
 from __future__ import annotations
