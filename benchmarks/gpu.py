@@ -72,12 +72,12 @@ def milliseconds(call: Callable[[], None], times: int) -> float:
     return timed(call, times)() * 1e3
 
 
-def by_graphs(work: Work, updates_at_once: int) -> Callable[[], None]:
-    """Return a call that makes so many updates by graphs of as many."""
+def by_graphs(work: Work, updates_at_once: int) -> tuple[Callable[[], None], graph.UpdateGraphs]:
+    """Return a call that makes so many updates by graphs of as many, and the graphs."""
     device = torch.device(work.device)
     sac = make_sac(work)
     capture = graph.CudaCapture(device) if device.type == "cuda" else NoGraph()
-    sac.graphs = graph.UpdateGraphs(sac, capture)
+    graphs = sac.graphs = graph.UpdateGraphs(sac, capture)
     batches = make_batches(work)
     given = itertools.cycle(batches)
     owed: Any = OwedUpdates(StaticBatches(lambda: next(given), device), updates_at_once)
@@ -87,7 +87,7 @@ def by_graphs(work: Work, updates_at_once: int) -> Callable[[], None]:
         graph.UPDATES_PER_GRAPH = updates_at_once
         update(owed)
 
-    return make
+    return make, graphs
 
 
 def print_updates(work: Work, widths: Sequence[int], times: int) -> None:
@@ -101,13 +101,17 @@ def print_updates(work: Work, widths: Sequence[int], times: int) -> None:
             spent = milliseconds(partial(update, batch), times)
             print(f"width {width}, compile {how}: {spent:.3f} ms", flush=True)
         for at_once in (1, 4, 8):
-            spent = milliseconds(by_graphs(sized, at_once), max(1, times // at_once)) / at_once
-            print(f"width {width}, graphs of {at_once}: {spent:.3f} ms", flush=True)
+            make, graphs = by_graphs(sized, at_once)
+            spent = milliseconds(make, max(1, times // at_once)) / at_once
+            kept = f"{graphs.num_graphs} kept"
+            if graphs.reason:
+                kept += f", without graphs because {graphs.reason}"
+            print(f"width {width}, graphs of {at_once} ({kept}): {spent:.3f} ms", flush=True)
 
 
 def print_memory(work: Work, times: int) -> None:
     """Print the memory that the GPU has given, while updates are made."""
-    make = by_graphs(work, 4)
+    make, _ = by_graphs(work, 4)
     for _ in range(5):
         for _ in range(times // 5 // 4):
             make()

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from mtrl_lightning.learning.update import Update, skips_on_device
 
-RATE = "rate_on_host"
+_RATE = "rate_on_host"
 """In a group of parameters: the learning rate whose rounded value the device has."""
-WAS = "was_capturable"
+_ORIGINAL_CAPTURABLE = "was_capturable"
 """In a group of parameters: its option before it was changed here."""
 
 
@@ -48,31 +48,31 @@ def set_learning_rate(group: dict[str, Any], rate: float) -> None:
     """Set the learning rate of a group of parameters, in place where it is on the device."""
     if isinstance(group["lr"], Tensor):
         group["lr"].fill_(rate)
-        group[RATE] = rate
+        group[_RATE] = rate
     else:
         group["lr"] = rate
 
 
 def learning_rate(group: dict[str, Any]) -> float:
     """Return the learning rate of a group of parameters, without waiting for the device."""
-    rate: float = group.get(RATE, group["lr"])
+    rate: float = group.get(_RATE, group["lr"])
     return rate
 
 
 def _convert(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
-        if WAS not in group:
-            group[WAS] = group["capturable"]
+        if _ORIGINAL_CAPTURABLE not in group:
+            group[_ORIGINAL_CAPTURABLE] = group["capturable"]
             group["capturable"] = True
         if not isinstance(group["lr"], Tensor):
             device = group["params"][0].device
-            group[RATE] = group["lr"]
+            group[_RATE] = group["lr"]
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
 
 
 def _as_it_was(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     for group in state["param_groups"]:
-        group["capturable"] = group.pop(WAS)
-        if RATE in group:
-            group["lr"] = group.pop(RATE)
+        group["capturable"] = group.pop(_ORIGINAL_CAPTURABLE)
+        if _RATE in group:
+            group["lr"] = group.pop(_RATE)
     return state

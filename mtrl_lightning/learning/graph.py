@@ -27,8 +27,10 @@ from mtrl_lightning.types import BatchSource, TransitionBatch
 UPDATES_PER_GRAPH = 4
 """Updates that one graph makes where as many are owed; the rest are made by graphs of one."""
 WARM_UPS = 2
-"""Updates that are made one by one before their like is recorded: they build the optimizer's state,
-and choose algorithms of matrix products."""
+"""Updates of a kind that are made one by one before such an update is recorded: they build the
+optimizer's state, and choose algorithms of matrix products."""
+MOST_GRAPHS = 32
+"""Graphs that are kept at once."""
 
 Replay = Callable[[], None]
 """Makes once more what was recorded."""
@@ -38,7 +40,7 @@ class Capture(Protocol):
     """Records what a function lets a device do."""
 
     def run(self, function: Callable[[], None]) -> None:
-        """Call the function as it is, where its like may be recorded later."""
+        """Call the function as it is, where the same operations may be recorded later."""
 
     def record(self, function: Callable[[], None], generators: Sequence[torch.Generator]) -> Replay:
         """Record the function's operations without effect on any tensor.
@@ -83,9 +85,10 @@ class Learner(Protocol):
 class UpdateGraphs:
     """Make updates by graphs, and one by one where they cannot be recorded.
 
-    There is a graph for each pattern of due parts, such as an actor that is updated at every
-    second update, and for each number of updates that it makes. It is recorded when updates of its
-    kind were made one by one ``WARM_UPS`` times.
+    Updates are of one kind if their batches have the same shapes and the same parts are due in
+    them, such as an actor that is updated at every second update. There is a graph for each kind,
+    and for each sequence of kinds that one graph makes. It is recorded when updates of each of its
+    kinds were made one by one ``WARM_UPS`` times, up to ``MOST_GRAPHS`` graphs.
 
     Args:
         learner: whose updates are made.
@@ -100,6 +103,8 @@ class UpdateGraphs:
         """Updates of each kind that were made one by one."""
         self._buffers: list[_Buffer] = []
         """The buffers that the graphs use."""
+        self._has_said_most = False
+        """Whether it was said that there are ``MOST_GRAPHS``."""
         self.reason = ""
         """Why updates are made one by one; empty if they are not."""
 
@@ -109,7 +114,7 @@ class UpdateGraphs:
         return len(self._graphs)
 
     def forget(self) -> None:
-        """Drop all graphs, because tensors were replaced: they are recorded anew."""
+        """Drop all graphs, because tensors were replaced: they are recorded again."""
         self._graphs = {}
         self._warm = Counter()
         self._buffers = []
@@ -150,7 +155,7 @@ class UpdateGraphs:
         self._check_buffers()
         is_warm = all(self._warm[kind] >= WARM_UPS for kind in key)
         can_record = is_warm and learner.is_static and not self.reason
-        if can_record and key not in self._graphs:
+        if can_record and key not in self._graphs and self._has_room():
             self._record(source, key)
         if key in self._graphs:
             self._graphs[key]()
@@ -161,6 +166,18 @@ class UpdateGraphs:
             # after the update, as the first ones show which parts there are
             self._warm[shape, learner.due_parts(learner.counters.updates)] += 1
             learner.after_updates(1)
+
+    def _has_room(self) -> bool:
+        """Return whether there may be another graph; say once that there may not."""
+        if len(self._graphs) < MOST_GRAPHS:
+            return True
+        if not self._has_said_most:
+            self._has_said_most = True
+            rank_zero_warn(
+                f"compile graph: {MOST_GRAPHS} graphs are kept, and updates of further kinds are"
+                " made one by one: batches have many shapes, or parts are due at many periods"
+            )
+        return False
 
     def _record(self, source: BatchSource, key: tuple[Hashable, ...]) -> None:
         counters = self._learner.counters
@@ -177,7 +194,7 @@ class UpdateGraphs:
             self._graphs[key] = self._capture.record(updates, generators)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            self.give_up(f"{part_of(error)} cannot be recorded: {reason}")
+            self.give_up(f"{_part_of(error)} cannot be recorded: {reason}")
         finally:
             counters.updates = first
 
@@ -213,7 +230,7 @@ def _buffers_of(learner: Learner) -> list[_Buffer]:
     ]
 
 
-def part_of(error: BaseException) -> str:
+def _part_of(error: BaseException) -> str:
     """Name the part of an update in which an error was raised: the last function not PyTorch's."""
     pytorch = Path(torch.__file__).parent
     found = "an update"

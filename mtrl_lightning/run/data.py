@@ -61,7 +61,8 @@ class MultiTaskData(LightningDataModule):
         memory_map: off-policy only: keep the replay in a file in the run's folder, mapped into
             memory, for one larger than the memory.
         on_device: not on-policy: keep the replay in the memory of the GPU that trains, if it
-            takes at most half of the free memory there.
+            takes at most half of the free memory there. One that takes more is kept by the host,
+            and with ``compile: graph`` it is an error.
         wrappers: Gymnasium's wrappers or your own, around every environment that is trained in or
             evaluated in, the innermost first: import paths, or ``class_path`` with ``init_args``;
             in Python also classes and functions. See ``WithWrappers``.

@@ -202,6 +202,14 @@ def test_a_gradient_that_alone_is_not_finite_is_said_so(where):
         sac.guard.read()
 
 
+def test_the_step_of_the_actor_is_named(where):
+    sac = train(make_sac(), 1)
+    sac.actor.trunk[0].weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(DivergenceError, match="the gradient of the actor loss is not finite"):
+        train(sac, 1)
+        sac.guard.read()
+
+
 def test_networks_are_repaired_also_where_the_step_is_skipped(where):
     paco = partial(PaCo, width=8, depth=1, num_sets=2, max_loss=1000.0)
     sac = train(broken_sac("skip", critic=paco), 2)

@@ -27,7 +27,7 @@ from mtrl_lightning.algorithms import (
 from mtrl_lightning.auxiliaries import HiPBMDP, Reconstruction
 from mtrl_lightning.gradients import FAMO, CAGrad, GradNorm, PCGrad
 from mtrl_lightning.gradients.task_gradients import TaskGradients, batched_gradients
-from mtrl_lightning.learning import guard
+from mtrl_lightning.learning import graph, guard
 from mtrl_lightning.learning import update as updating
 from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH, OnlyOn, UpdateGraphs
 from mtrl_lightning.learning.learning_rate import LinearRate
@@ -180,6 +180,26 @@ def test_other_algorithms(make):
     assert_equal_updates(make, 8)
 
 
+@pytest.mark.parametrize(("at_once", "first"), [(ONE_BY_ONE, 2), (UPDATES_PER_GRAPH, 4)])
+def test_updates_are_recorded_once_two_of_their_kind_were_made(at_once, first):
+    sac, recorder = with_graphs(make_sac)
+    batches = batches_of(sac)
+    source = StaticBatches(lambda: next(batches), CPU)
+    while not recorder.recordings:
+        made = sac.counters.updates
+        sac.training_step(OwedUpdates(source, at_once), 0)
+    assert made == first
+
+
+def test_kinds_beyond_the_most_graphs_are_made_one_by_one_which_is_said_once(monkeypatch):
+    monkeypatch.setattr(graph, "MOST_GRAPHS", 1)
+    make = partial(make_sac, actor_every=2)
+    with pytest.warns(UserWarning) as caught:
+        assert_equal_updates(make, 10, ONE_BY_ONE, 1)
+    said = [str(one.message) for one in caught if "compile graph" in str(one.message)]
+    assert len(said) == 1 and "1 graphs are kept, and updates of further kinds" in said[0]
+
+
 @pytest.mark.parametrize("make", [make_sac, make_bc])
 def test_nothing_is_recorded_while_statistics_move(make):
     encoder = partial(networks.Standardize, num_updates=5)
@@ -322,7 +342,7 @@ def test_an_operation_on_another_device_is_refused():
             torch.randperm(3)
 
 
-def test_a_state_in_python_is_caught():
+def test_the_comparison_shows_a_state_in_python_that_no_replay_moves():
     with pytest.raises(AssertionError, match=r"checkpoint\.modules\.actor"):
         assert_equal_updates(partial(make_sac, actor=partial(Counting, width=8)), 6)
 
@@ -344,7 +364,7 @@ def test_a_buffer_that_is_replaced_is_named_and_updates_go_on_one_by_one():
     assert_same(end_of(found), end_of(wanted))
 
 
-def test_graphs_are_recorded_anew_after_a_reset():
+def test_graphs_are_recorded_again_after_a_reset():
     def both(make_some):
         algorithm = make_some(5)
         algorithm.reset_networks()

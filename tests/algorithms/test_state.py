@@ -140,6 +140,14 @@ def test_a_value_that_changes_after_it_was_added_does_not_change_the_mean():
     assert metrics.drain() == {"weight": 1.0}
 
 
+def test_in_an_update_each_value_of_a_name_counts_whether_it_is_a_number_or_a_row_of_one():
+    metrics = MeanMetrics()
+    with metrics.added_at_end():
+        metrics.add({"q": torch.tensor([1.0]), "loss": torch.tensor(5.0)})
+        metrics.add({"q": torch.tensor(2.0)})
+    assert metrics.drain() == {"q": 1.5, "loss": 5.0}
+
+
 def test_restored_sums_go_on(tmp_path):
     before, after = MeanMetrics(), MeanMetrics()
     after.add({"stale": torch.tensor(1.0)})

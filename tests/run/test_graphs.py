@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 
 import pytest
 
 from mtrl_lightning import PPO, SAC, train
 from mtrl_lightning.algorithms import algorithm as algorithms
+from mtrl_lightning.callbacks import progress
 from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning import graph
 from mtrl_lightning.learning import update as updating
 from mtrl_lightning.learning.graph import UpdateGraphs
 from mtrl_lightning.networks import MLP
+from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.replay.device import DeviceReplay
+from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.static_batches import StaticBatches
 from mtrl_lightning.run import data as run_data
+from mtrl_lightning.run.data import MultiTaskData
 from tests.helpers.algorithms import make_sac
 from tests.helpers.recorder import CPURecorder
-from tests.helpers.runs import assert_same
+from tests.helpers.runs import assert_same, signal_in_call
 
 small = partial(MLP, width=8, depth=1)
 
@@ -38,16 +43,18 @@ def run(root, algorithm, total_steps=60, **options):
         "rollout": {"warmup_steps": 10, **options.pop("rollout", {})},
         "data": {"batch_size": 8, "capacity": 200, **options.pop("data", {})},
     }
+    model = {"compile": "graph", **options.pop("model", {})}
+    trainer = {"enable_progress_bar": False, "accelerator": "cpu", **options.pop("trainer", {})}
     if algorithm is PPO:
         del sections["data"], sections["rollout"]["warmup_steps"]
     return train(
         ToyReach(2, horizon=20),
-        partial(algorithm, actor=small, critic=small, compile="graph", **options.pop("model", {})),
+        partial(algorithm, actor=small, critic=small, **model),
         total_steps=total_steps,
         root=str(root),
         num_workers=0,
         evaluation={"num_episodes": 1, "num_workers": 0},
-        trainer={"enable_progress_bar": False, "accelerator": "cpu"},
+        trainer=trainer,
         **sections,
         **options,
     ).algorithm
@@ -125,6 +132,38 @@ def test_a_checkpoint_has_the_optimizer_as_it_would_be_without_graphs(tmp_path):
     assert group["lr"] == 3e-4 and type(group["lr"]) is float
     assert group["capturable"] is False
     assert group.keys() == make_sac().configure_optimizers()[0].param_groups[0].keys()
+
+
+def test_stacked_frames_are_drawn_by_the_host(tmp_path):
+    data = MultiTaskData(Pixels(ToyReach(2, horizon=5), size=16, frame_stack=2), 8, 40)
+    replay = data.open_replay([0, 1], tmp_path, by_graphs=True)
+    assert type(replay) is ReplayBuffer and isinstance(replay.storage, FrameStorage)
+
+
+def test_the_bar_shows_results_at_each_hundred_updates_that_a_batch_passes(tmp_path, monkeypatch):
+    shown_at = []
+
+    def latest(session):
+        shown_at.append(session.counters.updates)
+        return {}
+
+    monkeypatch.setattr(progress, "_latest", latest)
+    shown = {"enable_progress_bar": True}
+    run(tmp_path, SAC, 18, rollout={"updates_per_step": 30}, trainer=shown)
+    assert shown_at == [120, 120]  # of 30, 60, 90 and 120 updates, and at the end
+
+
+@pytest.mark.slow
+def test_a_run_that_ended_within_an_epoch_makes_the_rest_of_it_by_graphs(
+    tmp_path, owed, monkeypatch
+):
+    options = {"num_steps": 20, "num_epochs": 3, "num_minibatches": 5, "max_kl": None}
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        signal_in_call(patch, PPO, "training_step", 7, signal.SIGTERM)
+        run(tmp_path, PPO, 40, model={**options, "compile": "none"}, name="run")
+    ppo = run(tmp_path, PPO, 40, model=options, name="run", ckpt_path="last")
+    assert owed == [(StaticBatches, 3), (StaticBatches, 5)]
+    assert ppo.counters.updates == 3 * 5
 
 
 def test_a_capacity_that_the_device_cannot_hold_is_refused(tmp_path, monkeypatch):
