@@ -93,7 +93,7 @@ SHORT = {
     "sweep": [],
     "export": [],
     "list": [],
-    "play": ["--task=reach-v3", "--width=64", "--height=48", "--num_workers=0"],
+    "play": ["--width=64", "--height=48", "--num_workers=0"],
 }
 EXPECTED = {
     "fit": "average",
@@ -134,6 +134,8 @@ def run(command, *extra, folder):
         words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
         is_fit = words[0] == "fit"
         options = [*SHORT[words[0]], *extra]
+        if words[0] == "play" and "--task" not in words:
+            options.append("--task=reach-v3")
         if is_fit:
             options += ["--data.benchmark.init_args.horizon=5", "--trainer.accelerator=cpu"]
             if command not in (FIRST, QUICKSTART):
@@ -203,7 +205,7 @@ def test_every_command_runs(quickstart_folder, command):
     subcommand = command.split("mtrl-lightning ")[1].split()[0]
     if subcommand == "play":
         skip_without_renderer()
-    if any(name in command for name in ("env/dm", "dmc21", "env/hipbmdp", "runs/poles")):
+    if any(name in command for name in ("env/dm", "dmc", "env/hipbmdp", "runs/poles")):
         pytest.importorskip("dm_control")
     for name, module in {"--to onnx": "onnxruntime", "--to minari": "minari"}.items():
         if name in command:
