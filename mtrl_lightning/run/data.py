@@ -176,14 +176,13 @@ class MultiTaskData(LightningDataModule):
         num_rows = self.capacity // num_envs * len(tasks)
         fields = transition_fields(self.spec, policy_fields)
         needed = replay_bytes(self.spec, fields, len(tasks), num_rows // len(tasks))
-        # the device draws by itself; frames are stacked by the host
-        by_graphs = by_graphs and self._on_device and not self._memory_map
-        by_graphs = by_graphs and not self.spec.frame_stack
+        wants_device = self._on_device and not self._memory_map
         fits = needed <= free_memory(device) / 2
-        if by_graphs and not fits:
+        # the host stacks frames, and so samples them
+        samples_on_device = by_graphs and wants_device and not self.spec.frame_stack
+        if samples_on_device and not fits:
             raise ConfigurationError(_too_large(needed, num_rows, device))
-        is_kept_on_device = device.type == "cuda" and self._on_device and not self._memory_map
-        if not by_graphs and not (is_kept_on_device and fits):
+        if not samples_on_device and not (device.type == "cuda" and wants_device and fits):
             device = CPU
         where = f"disk in {folder}" if self._memory_map else f"memory of {device} when full"
         once = ""
@@ -194,7 +193,7 @@ class MultiTaskData(LightningDataModule):
             f"{distributed.per_rank_prefix()}Replay of {num_rows:,} transitions:"
             f" {needed / 2**20:,.0f} MiB of {where}{once}"
         )
-        if by_graphs:
+        if samples_on_device:
             self.buffer = DeviceReplay(
                 self.spec,
                 num_rows,
