@@ -1,4 +1,4 @@
-"""What has to be shown on a GPU with CUDA graphs, the most important first, in one command.
+"""Tests and benchmarks of CUDA graphs on a GPU in one command, the most important first.
 
     python -m benchmarks.gpu --folder FOLDER
 
@@ -7,8 +7,8 @@ graphs of 1, 4 and 8 updates, by width), sac and ppo (whole runs of MT10: env st
 minutes that 20 million would take), memory (over 10,000 updates), pixels, learning (the quickstart
 with and without graphs, three seeds each).
 
-Each part is a process with a limit. FOLDER/report.md has what it printed as soon as it ends. A part
-that is over its limit, or fails, does not end the others. ``--dry`` runs tiny sizes on the CPU,
+Each part is a process with a time limit. Its output is in FOLDER/report.md as soon as it ends. A
+part that is over its limit, or fails, does not end the others. ``--dry`` runs tiny sizes on the CPU,
 where no graph is recorded: it shows that the commands work.
 """
 
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 class NoGraph:
-    """Stands for ``CudaCapture`` without CUDA: nothing can be recorded."""
+    """Replaces ``CudaCapture`` on a machine without CUDA: nothing can be recorded."""
 
     def run(self, function: Callable[[], None]) -> None:
         """Call the function."""
@@ -140,7 +140,7 @@ def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
 
 
 def pace_of(folder: Path, name: str) -> str:
-    """Return a run's environment steps per second, and what they mean for 20 million."""
+    """Return a run's environment steps per second, and the minutes of 20 million at that rate."""
     column = "time/env_steps_per_second"
     rates = [float(row[column]) for row in rows_of(folder, name) if row.get(column)]
     if not rates:

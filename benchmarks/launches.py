@@ -1,8 +1,7 @@
 """How many kernels an update launches on a GPU, counted without one.
 
-PyTorch's ``meta`` device stands for the GPU: an algorithm takes the same operations on it, and each
-that computes is one launch, or a few where a list of tensors is long. Views and allocations are
-none.
+The update runs on PyTorch's ``meta`` device, with the operations of a GPU. Each operation that
+computes is one launch, or a few for a long list of tensors; views and allocations are none.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class _Launches(TorchDispatchMode):
 
 
 class _FusedOptimizer(Optimizer):
-    """Stands for fused Adam, which has no kernel for ``meta``."""
+    """Replaces fused Adam, which has no kernel for ``meta``."""
 
     _step_supports_amp_scaling = True
 

@@ -33,7 +33,7 @@ MOST_GRAPHS = 32
 """Graphs that are kept at once."""
 
 Replay = Callable[[], None]
-"""Makes once more what was recorded."""
+"""Runs the recorded operations again."""
 
 
 class Capture(Protocol):
@@ -103,8 +103,8 @@ class UpdateGraphs:
         """Updates of each kind that were made one by one."""
         self._buffers: list[_Buffer] = []
         """The buffers that the graphs use."""
-        self._has_said_most = False
-        """Whether it was said that there are ``MOST_GRAPHS``."""
+        self._has_warned_of_most = False
+        """Whether the warning about ``MOST_GRAPHS`` was printed."""
         self.reason = ""
         """Why updates are made one by one; empty if they are not."""
 
@@ -120,7 +120,7 @@ class UpdateGraphs:
         self._buffers = []
 
     def give_up(self, reason: str) -> None:
-        """Make all further updates one by one, and say why; only the first reason is said.
+        """Make all further updates one by one, and warn once, with the first reason.
 
         Args:
             reason: completes the sentence "because ...".
@@ -171,8 +171,8 @@ class UpdateGraphs:
         """Return whether there may be another graph; say once that there may not."""
         if len(self._graphs) < MOST_GRAPHS:
             return True
-        if not self._has_said_most:
-            self._has_said_most = True
+        if not self._has_warned_of_most:
+            self._has_warned_of_most = True
             rank_zero_warn(
                 f"compile graph: {MOST_GRAPHS} graphs are kept, and updates of further kinds are"
                 " made one by one: batches have many shapes, or parts are due at many periods"
