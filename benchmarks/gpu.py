@@ -8,8 +8,8 @@ minutes that 20 million would take), memory (over 10,000 updates), pixels, learn
 with and without graphs, three seeds each).
 
 Each part is a process with a time limit. Its output is in FOLDER/report.md as soon as it ends. A
-part that is over its limit, or fails, does not end the others. ``--dry`` runs tiny sizes on the CPU,
-where no graph is recorded: it shows that the commands work.
+part that is over its limit, or fails, does not end the others. ``--dry`` runs tiny sizes on the
+CPU, where no graph is recorded: it shows that the commands work.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 class NoGraph:
-    """Replaces ``CudaCapture`` on a machine without CUDA: nothing can be recorded."""
+    """Replaces ``CudaCapture`` without CUDA: nothing can be recorded."""
 
     def run(self, function: Callable[[], None]) -> None:
         """Call the function."""
@@ -140,7 +140,7 @@ def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
 
 
 def pace_of(folder: Path, name: str) -> str:
-    """Return a run's environment steps per second, and the minutes of 20 million at that rate."""
+    """Return a run's environment steps per second, and the minutes of 20 million steps."""
     column = "time/env_steps_per_second"
     rates = [float(row[column]) for row in rows_of(folder, name) if row.get(column)]
     if not rates:
