@@ -41,7 +41,7 @@ class MeanMetrics:
         if self._pending is None:
             self._add(values)
             return
-        if not self._pending.keys().isdisjoint(values):
+        if any(name in self._pending for name in values):
             self._add(self._pending)
             self._pending.clear()
         self._pending |= {name: value.detach() for name, value in values.items()}

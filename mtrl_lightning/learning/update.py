@@ -160,7 +160,8 @@ class Update:
         method_state = [buffer.clone() for buffer in self.method.buffers()]
         draws = self._generators.get("gradient", loss_R.device)
 
-        optimizer.zero_grad()
+        for parameter in self.parameters:
+            parameter.grad = None
         with torch.autocast(device, enabled=False):  # it would round the products of gradients
             # 2. gradients: the method combines the tasks', then they are averaged over the ranks
             weighted_R = self._weighted(loss_R, weight_R)

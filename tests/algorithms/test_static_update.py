@@ -12,17 +12,13 @@ import torch
 
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import (
-    SAC,
-    TD3,
     Categorical,
-    Distral,
     NormalizeObservation,
     ReturnRange,
 )
 from mtrl_lightning.gradients import FAMO, GradNorm, PCGrad
 from mtrl_lightning.learning.graph import OnlyOn
 from tests.helpers.algorithms import (
-    make_batch,
     make_bc,
     make_distral,
     make_ppo,
@@ -155,40 +151,3 @@ def test_a_tensor_in_place_of_another_would_be_seen(without_numbers):
 
     with pytest.raises(AssertionError, match=r"encoder\.mean_D"):
         assert_static(make_bc, {"encoder": Replacing})
-
-
-def traced_parts(algorithm, batch):
-    """What an update calls, without its draws, backward passes and steps of optimizers.
-
-    ``torch.compile`` cannot trace these whole: a ``torch.Generator`` is no argument for it,
-    ``backward`` is not part of its graphs, and PyTorch's optimizers break the graph themselves.
-    """
-    noise = [torch.zeros_like(batch.action_RnA)]
-    if algorithm.collection is not None:
-        yield partial(algorithm.actor_loss, batch)
-        yield partial(algorithm.critic_loss, batch)
-    else:
-        target = algorithm.critic_target(batch, *noise)
-        yield partial(algorithm.critic_target, batch, *noise)
-        yield partial(algorithm.critic_loss, batch, target)
-        yield partial(algorithm.actor_loss, batch, *noise[: not isinstance(algorithm, TD3)])
-        yield algorithm.targets.step
-    if isinstance(algorithm, SAC):
-        yield partial(algorithm.temperature_loss, batch.reward_Rn, batch.task_Rn)
-    if isinstance(algorithm, Distral):
-        yield partial(algorithm.distilled_loss, batch)
-    yield partial(algorithm.mean_metrics.add, {"loss": batch.reward_Rn.mean()})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [make_sac, make_td3, make_ppo, make_distral])
-def test_the_parts_of_an_update_are_traced_whole(make):
-    algorithm = make()
-    batch = make_batch(algorithm.spec)
-    if algorithm.collection is not None:
-        names = ("log_prob", "advantage", "value", "target")
-        extra = {name: torch.zeros_like(batch.reward_Rn) for name in names}
-        batch = batch._replace(extra={**extra, "unclipped_action": batch.action_RnA})
-    for part in traced_parts(algorithm, batch):
-        torch._dynamo.reset()
-        torch.compile(part, fullgraph=True, backend="eager")()
