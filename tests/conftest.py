@@ -2,16 +2,20 @@ import contextlib
 import io
 import os
 import sys
-from functools import cache
+from functools import cache, lru_cache
 
 import pytest
 import torch
 
+from mtrl_lightning.envs.fast import metaworld_models
 from tests.helpers.command_line import CommandLine, leave_out_curves
 
 # small networks gain nothing from threads, and lose much where other processes use the cores
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+# Compiling the model of a MetaWorld task takes 0.3 s. A program keeps the last one: its environments
+# of a task are made in a row. Tests make those of all tasks often; a model takes 1 MiB.
+metaworld_models._compiled = lru_cache(maxsize=60)(metaworld_models._compiled.__wrapped__)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 Whatever can be seen is equal to the last bit, and MetaWorld stays as it is.
 """
 
+import copy
 import functools
 import importlib.metadata
 import platform
@@ -78,8 +79,10 @@ def pair(name, version="v2", horizon=500):
 
 @pytest.fixture(autouse=True, scope="module")
 def three_goals():
-    """Three goals a task, whose drawing by MetaWorld itself takes most of the time."""
+    """Three goals a task, and models compiled once: both take most of MetaWorld's own time."""
+    compiled = functools.lru_cache(maxsize=2)(mujoco.MjModel.from_xml_path)
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(mujoco.MjModel, "from_xml_path", lambda path: copy.copy(compiled(path)))
         patched.setattr(metaworld, "_N_GOALS", 3)
         patched.setattr("mtrl_lightning.envs.benchmarks.metaworld._goals", metaworlds_goals)
         yield
@@ -115,6 +118,7 @@ def scripted(name, horizon, generator):
         for version, names in {"v2": ALL, "v1": sorted({*METAWORLD_TASKS, *ALL[::4]})}.items()
         for name in names
     ],
+    scope="module",  # so that the tests of a task follow one another
 )
 def test_every_task_gives_metaworlds_own_numbers(name, version):
     horizon = HORIZON[version]
@@ -285,7 +289,7 @@ def test_a_state_of_one_goes_on_in_the_other(name, fast_first):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ALL, scope="module")
 def test_goals_of_every_task_are_metaworlds_own(name):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(metaworld, "_N_GOALS", 4)
@@ -333,7 +337,7 @@ def belonging(model, kind, owner, names):
     ]
 
 
-@pytest.mark.parametrize("name", slow_unless(METAWORLD_TASKS, ALL))
+@pytest.mark.parametrize("name", slow_unless(METAWORLD_TASKS, ALL), scope="module")
 def test_a_model_without_pictures_is_the_whole_one_in_all_that_a_step_uses(name):
     kind = metaworld.ALL_V3_ENVIRONMENTS[name]
     ours, theirs = fast_class(kind)().model, kind().model
