@@ -13,8 +13,8 @@ from tests.helpers.command_line import CommandLine, leave_out_curves
 # small networks gain nothing from threads, and lose much where other processes use the cores
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
-# Compiling the model of a MetaWorld task takes 0.3 s. A program keeps the last one: its environments
-# of a task are made in a row. Tests make those of all tasks often; a model takes 1 MiB.
+# A program keeps the last model of MetaWorld, since it makes a task's environments in a row. Tests
+# make those of all tasks often: to compile a model takes 0.3 s, and to keep it 1 MiB.
 metaworld_models._compiled = lru_cache(maxsize=60)(metaworld_models._compiled.__wrapped__)
 
 
