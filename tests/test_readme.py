@@ -118,7 +118,7 @@ STEPS_ON_POLICY = [
     "--model.init_args.num_minibatches=2",
 ]
 IN_PROCESS = ["--rollout.num_workers=0", "--evaluation.num_workers=0"]
-"""Starting a worker takes seconds; those that other commands continue have theirs."""
+"""Starting workers takes seconds: the quickstart has its own, and the first command one."""
 NARROW = [f"--model.init_args.{part}.init_args.width=16" for part in ("actor", "critic")]
 
 
@@ -138,8 +138,10 @@ def run(command, *extra, folder):
             options.append("--task=reach-v3")
         if is_fit:
             options += ["--data.benchmark.init_args.horizon=5", "--trainer.accelerator=cpu"]
-            if command not in (FIRST, QUICKSTART):
+            if command != QUICKSTART:
                 options += IN_PROCESS
+            if command == FIRST:
+                options += ["--rollout.num_workers=1"]
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["mtrl-lightning", *words, *options])
         with contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -218,7 +218,7 @@ def test_a_window_that_is_too_small_ends_the_program_before_environments_start(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "kind", "call"),
-    [("mtsac", SAC, 120), ("mtppo", PPO, 70)],
+    [("mtsac", SAC, 70), ("mtppo", PPO, 70)],
     ids=["SAC", "PPO, in the middle of an epoch"],
 )
 def test_an_interrupted_run_continues_as_the_uninterrupted_one(
@@ -229,9 +229,9 @@ def test_an_interrupted_run_continues_as_the_uninterrupted_one(
     options += ["--rollout.envs_per_task=4", "--rollout.midway_starts=0.5", "--metrics.every=60"]
     options += ["--evaluation.every=9000", "--evaluation.num_episodes=1", "--checkpoint.every=9000"]
     options += ["--data.benchmark.init_args.horizon=60", "--trainer.enable_progress_bar=false"]
-    options += ["--rollout.total_steps=2400"]
+    options += ["--rollout.total_steps=1440"]
     if algorithm == "mtppo":
-        options += ["--model.init_args.num_steps=60", "--model.init_args.num_minibatches=4"]
+        options += ["--model.init_args.num_steps=30", "--model.init_args.num_minibatches=4"]
     else:
         options += ["--rollout.warmup_steps=60", "--data.batch_size=12"]
 
