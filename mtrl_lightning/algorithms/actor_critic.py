@@ -38,7 +38,6 @@ from mtrl_lightning.networks import (
     Network,
     TaskConditioning,
     with_conditioning,
-    with_projection,
 )
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
@@ -205,7 +204,7 @@ class ActorCritic(Algorithm):
     def make_policy(self, encoder: Encoder, in_dim: int, out_dim: int, spec: EnvSpec) -> Network:
         """Build a network of the features that the actor shares with the critics."""
         assert in_dim == encoder.out_dim
-        return with_projection(self._make_actor, encoder, out_dim, spec)
+        return encoder.make_actor(self._make_actor, out_dim, spec)
 
     def make_task_network(
         self, make: Callable[[int, int, EnvSpec], Network], in_dim: int, out_dim: int

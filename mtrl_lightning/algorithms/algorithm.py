@@ -28,20 +28,19 @@ from mtrl_lightning.learning.compiling import Compile, check_compile, compile_mo
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.guard import DivergenceGuard, OnNonfinite
 from mtrl_lightning.learning.metrics import MeanMetrics
-from mtrl_lightning.learning.targets import assign_parameters
+from mtrl_lightning.learning.targets import assign_parameters, copied_weights, load_weights
 from mtrl_lightning.learning.transforms import Transform, Transforms
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
-from mtrl_lightning.networks.weights import copied_weights, load_weights
-from mtrl_lightning.policy import ActOutput, Mode
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import CPU, to_device, to_host
 from mtrl_lightning.saved import restoring
-from mtrl_lightning.schema import Field
-from mtrl_lightning.spec import EnvSpec, check_train_tasks
+from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
 from mtrl_lightning.types import (
+    ActOutput,
     Kind,
+    Mode,
     OwedUpdates,
     Rollout,
     RolloutConfig,

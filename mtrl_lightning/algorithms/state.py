@@ -18,8 +18,8 @@ from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_
 from mtrl_lightning.checkpoints import check_format
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.generators import global_generators, restore_global_generators
+from mtrl_lightning.learning.targets import weight_shapes
 from mtrl_lightning.learning.update import Update
-from mtrl_lightning.networks.weights import weight_shapes
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.saved import FORMAT, restoring
 from mtrl_lightning.saved_spec import describe_spec

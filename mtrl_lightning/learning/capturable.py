@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mtrl_lightning.learning.learning_rate import RATE
 from mtrl_lightning.learning.update import Update, skips_on_device
 
-_RATE = "rate_on_host"
-"""In a group of parameters: the learning rate whose rounded value the device has."""
 _ORIGINAL_CAPTURABLE = "was_capturable"
 """In a group of parameters: its option before it was changed here."""
 
@@ -44,21 +43,6 @@ def make_capturable(update: Update) -> str:
     return ""
 
 
-def set_learning_rate(group: dict[str, Any], rate: float) -> None:
-    """Set the learning rate of a group of parameters, in place where it is on the device."""
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
-        group[_RATE] = rate
-    else:
-        group["lr"] = rate
-
-
-def learning_rate(group: dict[str, Any]) -> float:
-    """Return the learning rate of a group of parameters, without waiting for the device."""
-    rate: float = group.get(_RATE, group["lr"])
-    return rate
-
-
 def _convert(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if _ORIGINAL_CAPTURABLE not in group:
@@ -66,13 +50,13 @@ def _convert(optimizer: Optimizer) -> None:
             group["capturable"] = True
         if not isinstance(group["lr"], Tensor):
             device = group["params"][0].device
-            group[_RATE] = group["lr"]
+            group[RATE] = group["lr"]
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
 
 
 def _as_it_was(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     for group in state["param_groups"]:
         group["capturable"] = group.pop(_ORIGINAL_CAPTURABLE)
-        if _RATE in group:
-            group["lr"] = group.pop(_RATE)
+        if RATE in group:
+            group["lr"] = group.pop(RATE)
     return state

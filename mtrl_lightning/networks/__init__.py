@@ -36,7 +36,13 @@ from mtrl_lightning.networks.mlp import MLP, Ensemble
 from mtrl_lightning.networks.mlp_encoder import MLPEncoder
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.multi_head import MultiHead
-from mtrl_lightning.networks.network import HasTaskAxes, Network, TaskAxis, TaskModule
+from mtrl_lightning.networks.network import (
+    HasTaskAxes,
+    HasTaskOutputs,
+    Network,
+    TaskAxis,
+    TaskModule,
+)
 from mtrl_lightning.networks.one_per_task import OneForAll, OnePerTask
 from mtrl_lightning.networks.paco import PaCo
 from mtrl_lightning.networks.pixel_encoder import PixelEncoder, is_image
@@ -49,10 +55,7 @@ from mtrl_lightning.networks.projection import (
 from mtrl_lightning.networks.separate import Separate
 from mtrl_lightning.networks.soft_modularization import SoftModularization
 from mtrl_lightning.networks.standardize import Standardize
-from mtrl_lightning.networks.untrained import (
-    HasTaskOutputs,
-    MeanOfTrained,
-)
+from mtrl_lightning.networks.untrained import MeanOfTrained
 
 __all__ = [
     "CARE",

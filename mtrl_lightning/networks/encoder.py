@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
+from mtrl_lightning.networks.network import Network
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -72,12 +73,17 @@ class Encoder(nn.Module):
         """Map the shared features to the output, ``[B, out_dim]``."""
         return shared_BF
 
-    def make_projection(self) -> nn.Module | None:
-        """Return a new module like ``project``, which the actor trains by its own loss.
+    def make_actor(
+        self, make_network: Callable[[int, int, EnvSpec], Network], out_dim: int, spec: EnvSpec
+    ) -> Network:
+        """Build a policy's network of the shared features; here they are the output.
 
-        None, as here, if the actor has none and starts from the output.
+        Args:
+            make_network: ``(in_dim, out_dim, spec) -> Network``.
+            out_dim: number of outputs.
+            spec: the tasks.
         """
-        return None
+        return make_network(self.out_dim, out_dim, spec)
 
     def make_decoder(self) -> nn.Module:
         """Return a new module that maps latent features ``[B, Z]`` to observations ``[B, ...]``.

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning import products
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.networks.capture import is_captured
-from mtrl_lightning.networks.network import he_linear
+from mtrl_lightning.networks.network import he_linear, is_captured
 
 MAX_ROW_FRACTION = 0.75
 """Rows without a gradient are left out if at most this fraction of the rows has one."""

@@ -1,4 +1,4 @@
-"""The base class of all architectures, its declarations of task parameters, and initialization.
+"""The base class of all architectures, declarations of task parameters, and initialization.
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -41,6 +41,24 @@ class HasTaskAxes(Protocol):
 
         Inner modules that have this method declare their own. A tensor of the extra state is named
         ``_extra_state.KEY``.
+        """
+
+
+@runtime_checkable
+class HasTaskOutputs(Protocol):
+    """A module with task-specific inputs or outputs, such as an embedding or heads.
+
+    Its ``forward`` takes the rows' tasks as the last argument and returns a row for each.
+    """
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Return the tasks with parameters or inputs of their own, given the trained ones.
+
+        Those of a module that learns are ``train_tasks``; one that is given something for every
+        task, such as an embedding of its description, has all of them.
+
+        Raises:
+            ConfigurationError: if nothing can replace the parameters of an untrained task.
         """
 
 
@@ -84,7 +102,7 @@ class Network(TaskModule):
 
     Built by a factory ``(in_dim, out_dim, spec) -> Network``. A network with parameters for each
     task declares them: it defines ``shared_parameters``, and ``own_tasks`` as in
-    ``networks.untrained.HasTaskOutputs``. Its constructor checks this.
+    ``HasTaskOutputs``. Its constructor checks this.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -143,3 +161,13 @@ def he_linear(in_dim: int, out_dim: int) -> nn.Linear:
     nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")
     nn.init.zeros_(linear.bias)
     return linear
+
+
+def is_captured() -> bool:
+    """Return whether operations are recorded, by a compiler, an export, a trace or a CUDA graph.
+
+    Recorded operations must not depend on the values of tensors.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.capture import is_captured
-from mtrl_lightning.networks.network import Network
+from mtrl_lightning.networks.network import Network, is_captured
 from mtrl_lightning.spec import EnvSpec
 
 

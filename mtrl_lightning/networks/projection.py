@@ -115,6 +115,13 @@ class ProjectedEncoder(Encoder):
         """Return a new projection for the actor."""
         return Projection(self.projection.in_dim, self.projection.out_dim)
 
+    def make_actor(
+        self, make_network: Callable[[int, int, EnvSpec], Network], out_dim: int, spec: EnvSpec
+    ) -> Network:
+        """Build a policy's network behind a new projection, which the actor trains by its loss."""
+        network = super().make_actor(make_network, out_dim, spec)
+        return ProjectedNetwork(self.make_projection(), network)
+
 
 class ProjectedNetwork(Network):
     """Apply a projection, which tasks share, and then a network.
@@ -163,17 +170,8 @@ def with_projection(
     out_dim: int,
     spec: EnvSpec,
 ) -> Network:
-    """Return a network of an encoder's shared features, with a projection of its own if it has one.
-
-    Args:
-        make_network: ``(in_dim, out_dim, spec) -> Network``.
-        encoder: comes before it.
-        out_dim: number of outputs.
-        spec: the tasks.
-    """
-    network = make_network(encoder.out_dim, out_dim, spec)
-    projection = encoder.make_projection()
-    return network if projection is None else ProjectedNetwork(projection, network)
+    """Return ``encoder.make_actor(make_network, out_dim, spec)``, which this was until 0.3."""
+    return encoder.make_actor(make_network, out_dim, spec)
 
 
 def orthogonal_linear(in_dim: int, out_dim: int) -> nn.Linear:

@@ -12,8 +12,8 @@ untrained tasks.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,29 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.checks import one_of
-from mtrl_lightning.networks.capture import is_captured
+from mtrl_lightning.networks.network import HasTaskOutputs, is_captured
 from mtrl_lightning.spec import EnvSpec
 
 UntrainedTasks = Literal["mean", "own"]
 """``mean``: the mean over the trained tasks; ``own``: a task's own parameters, never trained."""
-
-
-@runtime_checkable
-class HasTaskOutputs(Protocol):
-    """A module with task-specific inputs or outputs, such as an embedding or heads.
-
-    Its ``forward`` takes the rows' tasks as the last argument and returns a row for each.
-    """
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the tasks with parameters or inputs of their own, given the trained ones.
-
-        Those of a module that learns are ``train_tasks``; one that is given something for every
-        task, such as an embedding of its description, has all of them.
-
-        Raises:
-            ConfigurationError: if nothing can replace the parameters of an untrained task.
-        """
 
 
 class _Part(NamedTuple):
