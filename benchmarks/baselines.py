@@ -27,8 +27,8 @@ from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import import_optional
-from mtrl_lightning.policy import Mode, Policy
 from mtrl_lightning.rollout import Evaluator
+from mtrl_lightning.types import Mode, Policy
 
 PRELOADED = ["stable_baselines3", "metaworld", "benchmarks.baselines"]
 """Imported once for all processes of ``SubprocVecEnv``: a hundred imports fill the memory."""

@@ -47,7 +47,6 @@ from mtrl_lightning.launch.start import (
     start_from_policy,
 )
 from mtrl_lightning.loading import LoadedPolicy, load_policy
-from mtrl_lightning.policy import Policy
 from mtrl_lightning.rollout import (
     ActionTransform,
     CorrelatedNoise,
@@ -57,6 +56,7 @@ from mtrl_lightning.rollout import (
 )
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.run.data import ROWS_PER_TASK, TRANSITIONS_PER_TASK, MultiTaskData
+from mtrl_lightning.types import Policy
 
 WARMUP_VECTOR_STEPS = 4_000
 """Steps of all environments with random actions in MetaWorld+'s protocol."""

@@ -18,9 +18,9 @@ import torch
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.policy import Mode
 from mtrl_lightning.runs import best_checkpoint
 from mtrl_lightning.spec import EnvSpec, known_tasks
+from mtrl_lightning.types import Mode
 
 Task = str | int
 

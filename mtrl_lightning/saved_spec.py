@@ -11,8 +11,7 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.saved import count
-from mtrl_lightning.schema import Field
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.spec import EnvSpec, Field
 
 MOST_NUMBERS = 1 << 24
 """Largest number of an observation's numbers: more than four color images of 1024 pixels."""

@@ -10,33 +10,11 @@ is no field of a transition.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from mtrl_lightning.spec import EnvSpec
-
-
-class Field(NamedTuple):
-    """One column: a number or an array of every transition."""
-
-    name: str
-    """Its name in ``info``, in the storage, in chunk files and in a batch."""
-    shape: tuple[int, ...] = ()
-    """Shape of one transition's entry; empty for a number."""
-    dtype: str = "float32"
-    """NumPy's name of its type."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of one transition's entry."""
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
-
-    def stored(self) -> Field:
-        """Return the field as it is stored: floating-point numbers in single precision."""
-        is_float = np.issubdtype(np.dtype(self.dtype), np.floating)
-        return self._replace(dtype="float32") if is_float else self
+from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.spec import Field as Field  # defined here until it moved beside EnvSpec
 
 
 def step_fields(spec: EnvSpec) -> tuple[Field, ...]:

@@ -1,4 +1,4 @@
-"""Transitions on their way from the environments to the algorithm.
+"""How a policy is called, and transitions on their way from environments to the algorithm.
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task in a batch, ``E`` environments, ``D``
 observation, ``A`` action, ``S`` steps of an on-policy iteration.
@@ -7,17 +7,19 @@ observation, ``A`` action, ``S`` steps of an on-policy iteration.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    runtime_checkable,
+)
 
 import numpy as np
 import numpy.typing as npt
 
-# Defined here until 0.2; users' code imports them from here.
-from mtrl_lightning.policy import ActOutput as ActOutput
-from mtrl_lightning.policy import Mode as Mode
-from mtrl_lightning.policy import Policy as Policy
-from mtrl_lightning.policy import SeededPolicy as SeededPolicy
-from mtrl_lightning.policy import WeightedPolicy as WeightedPolicy
 from mtrl_lightning.spec import EnvSpec as EnvSpec
 
 if TYPE_CHECKING:
@@ -166,3 +168,63 @@ class RolloutConfig(NamedTuple):
     """Passes over these steps."""
     num_minibatches: int
     """Minibatches per pass, each with the same number of rows of every trained task."""
+
+
+Mode = Literal["explore", "exploit", "random"]
+"""How a policy acts: sample from its distribution, take its mode, or sample uniformly."""
+
+ActOutput: TypeAlias = (
+    "npt.NDArray[np.float32] | tuple[npt.NDArray[np.float32], Mapping[str, npt.NDArray]]"
+)
+"""Actions ``[E, A]``, alone or with further fields of the transition by name, ``[E, ...]``."""
+
+
+class Policy(Protocol):
+    """Chooses actions."""
+
+    def act(
+        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
+    ) -> ActOutput:
+        """Choose actions ``[E, A]`` between -1 and 1."""
+        ...
+
+
+class NoisyPolicy(Policy, Protocol):
+    """A policy that makes its actions from given noise."""
+
+    def act(
+        self,
+        observation_ED: npt.NDArray,
+        task_E: npt.NDArray[np.int64],
+        mode: Mode,
+        noise_EA: npt.NDArray[np.float32] | None = None,
+    ) -> ActOutput:
+        """Choose actions; to explore, from standard normal noise ``[E, A]`` in place of its own."""
+        ...
+
+
+@runtime_checkable
+class SeededPolicy(Policy, Protocol):
+    """A policy whose random actions can be seeded."""
+
+    def seed_actions(self, seed: int) -> None:
+        """Seed the generator of random actions."""
+        ...
+
+
+@runtime_checkable
+class WeightedPolicy(Policy, Protocol):
+    """A policy with weights, which can be sent to the same policy in another process."""
+
+    @property
+    def weights_seq_no(self) -> int:
+        """Number of updates of the weights so far."""
+        ...
+
+    def get_weights(self) -> dict[str, Any]:
+        """Return copies of the weights that ``act`` needs, on the CPU, for ``torch.save``."""
+        ...
+
+    def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int) -> None:
+        """Act with the weights returned by ``get_weights``."""
+        ...

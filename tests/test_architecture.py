@@ -27,7 +27,6 @@ BENCHMARKS = {
 BASE = {
     "types",
     "spec",
-    "policy",
     "schema",
     "checks",
     "counters",

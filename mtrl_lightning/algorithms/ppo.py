@@ -38,8 +38,7 @@ from mtrl_lightning.networks import (
     with_conditioning,
 )
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.schema import Field
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch
 
 MOST_MINIBATCHES = 16

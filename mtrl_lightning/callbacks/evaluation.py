@@ -24,13 +24,13 @@ from mtrl_lightning.errors import (
     RestartsExhaustedError,
 )
 from mtrl_lightning.formats import text_table
-from mtrl_lightning.policy import Policy
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.run.registered import StepAction
 from mtrl_lightning.schedules import Every
+from mtrl_lightning.types import Policy
 
 COLUMNS = {"success": "7.2f", "success_last": "12.2f", "return": "9.1f", "score": "6.3f"}
 """The columns of the table that an evaluation prints, and the formats of their values."""

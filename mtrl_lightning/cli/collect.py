@@ -24,8 +24,8 @@ from mtrl_lightning.runs import policies, policy_folder
 
 if TYPE_CHECKING:
     from mtrl_lightning.demonstrations import Collected
-    from mtrl_lightning.policy import Policy
     from mtrl_lightning.spec import EnvSpec
+    from mtrl_lightning.types import Policy
 
 HELP = "Collect whole episodes of a policy, such as MetaWorld's scripted ones, to learn from."
 DESCRIPTION = (

@@ -38,8 +38,8 @@ from mtrl_lightning.replay.storage import Columns, RingStorage, check_columns
 from mtrl_lightning.rollout.matching import own_shape
 from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.saved_spec import describe_spec, rebuild_spec
-from mtrl_lightning.schema import POLICY_ACTION, Field, policy_action_field, transition_fields
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.schema import POLICY_ACTION, policy_action_field, transition_fields
+from mtrl_lightning.spec import EnvSpec, Field
 
 FILE = "collection.json"
 FORMAT = 1

@@ -26,14 +26,8 @@ from mtrl_lightning.replay.storage import Columns
 from mtrl_lightning.resources import free_memory
 from mtrl_lightning.saved import check_booleans
 from mtrl_lightning.saved_spec import describe_spec, rebuild_spec
-from mtrl_lightning.schema import (
-    POLICY_ACTION,
-    STORED,
-    Field,
-    policy_action_field,
-    step_fields,
-)
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.schema import POLICY_ACTION, STORED, policy_action_field, step_fields
+from mtrl_lightning.spec import EnvSpec, Field
 
 VERSION = 0
 """Version in the names of the data sets."""

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError, import_optional
-from mtrl_lightning.policy import Mode
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import Mode
 
 OBSERVATION_SHAPE = (39,)
 """Of MetaWorld's own observations."""

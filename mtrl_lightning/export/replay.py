@@ -33,7 +33,7 @@ from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.run.data import manifest_of
 from mtrl_lightning.runs import checkpoint_at, ensure_writable, run_folder_of
 from mtrl_lightning.saved_spec import rebuild_spec
-from mtrl_lightning.schema import Field
+from mtrl_lightning.spec import Field
 
 
 class ReplayEpisode(NamedTuple):

@@ -21,8 +21,8 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.resources import CPU
-from mtrl_lightning.schema import Field, transition_fields
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.schema import transition_fields
+from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import TransitionBatch, Transitions
 
 CORE = tuple(name.rsplit("_", 1)[0] for name in TransitionBatch._fields)

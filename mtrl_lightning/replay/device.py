@@ -19,8 +19,8 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import ReplayBuffer, batch_of, check_totals
 from mtrl_lightning.replay.storage import Columns, RingStorage
 from mtrl_lightning.resources import CPU, Upload, to_device
-from mtrl_lightning.schema import Field, transition_fields
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.schema import transition_fields
+from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import TransitionBatch
 
 PACKED = ("float32", "bool")

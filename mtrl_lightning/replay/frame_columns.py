@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.replay.storage import Columns, check_columns
 from mtrl_lightning.saved import LARGEST_COUNT
-from mtrl_lightning.schema import Field
+from mtrl_lightning.spec import Field
 
 OBSERVATIONS = ("observation", "next_observation")
 FRAME_INDEX = (Field("newest", (), "int64"), Field("before", (), "int16"))

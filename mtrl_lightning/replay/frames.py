@@ -40,7 +40,7 @@ from mtrl_lightning.replay.storage import (
     enumerated,
 )
 from mtrl_lightning.resources import CPU, to_device
-from mtrl_lightning.schema import Field
+from mtrl_lightning.spec import Field
 
 
 class FrameStorage(Storage):

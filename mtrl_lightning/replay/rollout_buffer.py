@@ -20,8 +20,8 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.replay.buffer import batch_of, rows_of_tasks
 from mtrl_lightning.resources import CPU, to_device
-from mtrl_lightning.schema import Field, transition_fields
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.schema import transition_fields
+from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transitions
 
 

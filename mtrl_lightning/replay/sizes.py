@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from mtrl_lightning.replay.frame_columns import FRAME_INDEX, other_fields_of, stack_of
 from mtrl_lightning.replay.storage import bytes_needed
-from mtrl_lightning.schema import Field
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.spec import EnvSpec, Field
 
 
 def replay_bytes(spec: EnvSpec, fields: Sequence[Field], num_envs: int, capacity: int) -> int:

@@ -26,7 +26,7 @@ from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.manifest import HINT, check_manifest
 from mtrl_lightning.replay.storage import Storage, check_columns
-from mtrl_lightning.schema import Field
+from mtrl_lightning.spec import Field
 
 MEBIBYTE = 1 << 20
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.resources import CPU, free_memory, to_device
 from mtrl_lightning.saved import check_booleans
-from mtrl_lightning.schema import Field
+from mtrl_lightning.spec import Field
 
 Columns: TypeAlias = Mapping[str, Any]
 """The fields of some transitions by name: arrays or tensors ``[N, ...]``."""

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import above, within
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.policy import ActOutput, Mode, Policy
 from mtrl_lightning.ranks.share import Share
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import ActOutput, Mode, Policy
 
 LOW, HIGH = -1.0, 1.0
 """Bounds of the actions that environments take."""

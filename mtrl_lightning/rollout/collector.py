@@ -16,14 +16,6 @@ from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.state.simulator import from_text, to_text
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.policy import (
-    ActOutput,
-    Mode,
-    NoisyPolicy,
-    Policy,
-    SeededPolicy,
-    WeightedPolicy,
-)
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
@@ -34,7 +26,16 @@ from mtrl_lightning.rollout.part_states import load_states, reshard_states, stat
 from mtrl_lightning.rollout.pausing import PauseSolved
 from mtrl_lightning.rollout.sample import Sample, concatenated, quotas
 from mtrl_lightning.saved import HINT, flags, restoring
-from mtrl_lightning.types import Episode, Transitions
+from mtrl_lightning.types import (
+    ActOutput,
+    Episode,
+    Mode,
+    NoisyPolicy,
+    Policy,
+    SeededPolicy,
+    Transitions,
+    WeightedPolicy,
+)
 
 COMPONENTS = ("windows", "episodes", "listeners", "action_transforms", "exploration")
 """Parts of a collector's state.

@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import within
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.policy import Policy
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.saved import flags
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import Episode
+from mtrl_lightning.types import Episode, Policy
 
 MOST_NOISE = 1e3
 """Standard normal noise is smaller, unless a checkpoint is damaged."""

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.policy import ActOutput, Mode, Policy
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import ActOutput, Mode, Policy
 
 
 class _MatchedPolicy:

@@ -30,7 +30,8 @@ from mtrl_lightning.resources import CPU, free_memory
 from mtrl_lightning.run.demonstrations import GIVE, check_identity, load_demonstrations
 from mtrl_lightning.run.kinds import refused_by
 from mtrl_lightning.saved import restoring
-from mtrl_lightning.schema import Field, transition_fields
+from mtrl_lightning.schema import transition_fields
+from mtrl_lightning.spec import Field
 from mtrl_lightning.types import RolloutConfig
 
 NO_LOOP = (

@@ -16,13 +16,12 @@ from torch.utils.data import IterableDataset
 
 from mtrl_lightning import saved
 from mtrl_lightning.errors import EnvironmentFaultError, Interrupted, RestartsExhaustedError
-from mtrl_lightning.policy import Mode
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import one_thread
 from mtrl_lightning.run.rank_status import sync_ranks
 from mtrl_lightning.run.session import Session
 from mtrl_lightning.schedules import Until, UpdateRatio
-from mtrl_lightning.types import OwedUpdates, TransitionBatch
+from mtrl_lightning.types import Mode, OwedUpdates, TransitionBatch
 
 AFTER_UPDATES = (
     "check_drift",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mtrl_lightning.demonstrations import collect, write_collection
 from mtrl_lightning.envs import Benchmark, ToyReach
 from mtrl_lightning.envs.benchmarks.toy import STEP
-from mtrl_lightning.policy import Policy
+from mtrl_lightning.types import Policy
 
 GOAL_RADIUS = 0.7
 

@@ -14,8 +14,7 @@ from mtrl_lightning.checks import above
 from mtrl_lightning.envs.vector.action_spaces import what_is_wrong
 from mtrl_lightning.envs.vector.shared_arrays import array_fields
 from mtrl_lightning.errors import ConfigurationError, name_hint
-from mtrl_lightning.schema import Field
-from mtrl_lightning.spec import EnvSpec, check_train_tasks, known_tasks
+from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks, known_tasks
 
 
 class Benchmark(ABC):

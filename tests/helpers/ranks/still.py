@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.envs import Benchmark
-from mtrl_lightning.policy import ActOutput, Mode
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import ActOutput, Mode
 
 NUM_TASKS = 3
 HORIZON = 7
