@@ -2,7 +2,7 @@
 
 Ban and Ji 2024, "Fair Resource Allocation in Multi-Task Learning".
 
-Shapes: ``R`` trained tasks, ``P`` tasks whose gradient is not zero.
+Shapes: ``R`` trained tasks, ``K`` lengths of a step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
+from mtrl_lightning.gradients.solving import is_readable, lowest, solve_positive, step_lengths
 from mtrl_lightning.gradients.task_gradients import (
     TaskGradients,
     average_directions,
@@ -27,7 +28,11 @@ RIDGE = 1e-6
 Without it, gradients that cancel out would have no solution, or an unbounded one.
 """
 MAX_ITERATIONS = 200
-"""Newton steps at most; 5 to 30 are needed."""
+"""Newton steps on the host at most; 5 to 30 are needed, and more for a large ``alpha``."""
+NUM_STEPS = 20
+"""Newton steps on a GPU."""
+LARGEST_ALPHA = 10.0
+"""``alpha`` up to which ``NUM_STEPS`` are enough."""
 MAX_DECREASE = 2.0
 """Largest decrease of the logarithm of a weight in one step."""
 TOLERANCE = 1e-13
@@ -66,16 +71,17 @@ class FairGrad(GradientMethod):
         alpha: degree of fairness, at least 0 and finite (``alpha`` in the paper; 2 in the authors'
             MT10 and MT50 commands): 0 for the mean gradient, 1 for proportional fairness. As it
             grows, the update approaches the one that maximizes the smallest improvement. Near 0 it
-            approaches the mean only where the mean improves every task.
+            approaches the mean only where the mean improves every task. Above 10 it takes too many
+            steps for a GPU, which then waits for the host in every update.
     """
 
     averages_gradients = True
-    solves_on_host = True
 
     def __init__(self, spec: EnvSpec, *, alpha: float = 2.0) -> None:
         super().__init__(spec)
         at_least(0, finite=True, alpha=alpha, prefix="FairGrad's ", hint=", such as 2")
         self.alpha = alpha
+        self.solves_on_host = alpha > LARGEST_ALPHA
 
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
@@ -83,19 +89,22 @@ class FairGrad(GradientMethod):
         """Set every parameter's ``.grad``."""
         gradients = TaskGradients.from_losses(loss_R, parameters)
         _, self._statistics = gradients.combine_with(
-            self._weights, equal_weights(len(loss_R)), on_host=True
+            self._weights,
+            equal_weights(len(loss_R), loss_R.device),
+            on_host=self.solves_on_host,
         )
 
     def _weights(self, gram_RR: Tensor) -> Tensor:
         """Return the weights ``[R]`` of the gradients for a Gram matrix that is not zero."""
         if self.alpha == 0:
-            return equal_weights(len(gram_RR))
+            return equal_weights(len(gram_RR), gram_RR.device)
+        solver = solve if is_readable(gram_RR) else solve_by_steps
         return average_directions(
-            gram_RR, lambda cosine_PP, norm_P: solve(cosine_PP, norm_P, self.alpha)
+            gram_RR, lambda cosine_RR, norm_R: solver(cosine_RR, norm_R, self.alpha)
         )
 
 
-def solve(cosine_PP: Tensor, norm_P: Tensor, alpha: float) -> Tensor:
+def solve(cosine_RR: Tensor, norm_R: Tensor, alpha: float) -> Tensor:
     """Return ``a_i = w_i ||g_i||`` for the positive ``w`` with ``G w = w^(-1/alpha)``.
 
     With ``C`` the cosines plus the ridge, ``m_i = ||g_i||^((1 - alpha) / (1 + alpha))`` and
@@ -105,12 +114,12 @@ def solve(cosine_PP: Tensor, norm_P: Tensor, alpha: float) -> Tensor:
     ``r = 0``. Newton's method for ``a`` finds it, with a line search.
 
     Args:
-        cosine_PP: cosines of the gradients.
-        norm_P: norms of the gradients, above 0.
+        cosine_RR: cosines of the gradients.
+        norm_R: norms of the gradients, above 0.
         alpha: degree of fairness, above 0.
     """
-    cosine = cosine_PP.numpy() + RIDGE * np.eye(len(cosine_PP))
-    m = norm_P.numpy() ** ((1 - alpha) / (1 + alpha))
+    cosine = cosine_RR.numpy() + RIDGE * np.eye(len(cosine_RR))
+    m = norm_R.numpy() ** ((1 - alpha) / (1 + alpha))
     rate = 1 - 1 / alpha
 
     def value(x: npt.NDArray) -> float:
@@ -148,3 +157,37 @@ def moved(x: npt.NDArray, relative: npt.NDArray) -> npt.NDArray:
     return x + np.where(
         relative > 0, np.log1p(np.maximum(relative, 0)), np.maximum(relative, -MAX_DECREASE)
     )
+
+
+def solve_by_steps(cosine_RR: Tensor, norm_R: Tensor, alpha: float) -> Tensor:
+    """Return the same as ``solve`` by a fixed number of Newton steps, which read no number."""
+    cosine_RR = cosine_RR + RIDGE * torch.eye(len(norm_R), dtype=norm_R.dtype, device=norm_R.device)
+    m_R = norm_R ** ((1 - alpha) / (1 + alpha))
+    rate = 1 - 1 / alpha
+    length_K1 = step_lengths(norm_R)
+    x_R = (m_R @ m_R / (m_R @ cosine_RR @ m_R)).log() * alpha / (1 + alpha) * torch.ones_like(m_R)
+    for _ in range(NUM_STEPS):
+        a_R = m_R * x_R.exp()
+        target_R = m_R * (-x_R / alpha).exp()
+        residual_R = cosine_RR @ a_R - target_R
+        hessian_RR = cosine_RR + (target_R / a_R / alpha).diag()
+        # scaled to a diagonal of ones
+        scale_R = hessian_RR.diagonal().rsqrt()
+        scaled_RR = hessian_RR * torch.outer(scale_R, scale_R)
+        solution_R = scale_R * solve_positive(scaled_RR, (scale_R * residual_R)[:, None])[:, 0]
+        relative_R = -solution_R / a_R
+        # of shorter and shorter steps the one with the lowest value
+        x_KR = x_R + _moved(length_K1 * relative_R)
+        a_KR = m_R * x_KR.exp()
+        utility_KR = x_KR if rate == 0 else (rate * x_KR).expm1() / rate
+        value_K = (a_KR @ cosine_RR * a_KR).sum(1) / 2 - utility_KR @ m_R.square()
+        (best_R,) = lowest(value_K, x_KR)
+        # the whole step where the value is too near its minimum to be compared
+        decrease = -(a_R * residual_R) @ relative_R
+        x_R = torch.where(decrease <= TOLERANCE * (a_R @ a_R), x_KR[0], best_R)
+    return m_R * x_R.exp()
+
+
+def _moved(relative: Tensor) -> Tensor:
+    """Return the changes of ``x`` for changes of ``a`` relative to itself, as ``moved`` does."""
+    return torch.where(relative > 0, relative.clamp(min=0).log1p(), relative.clamp(-MAX_DECREASE))

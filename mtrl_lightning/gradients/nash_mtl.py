@@ -2,7 +2,7 @@
 
 Navon et al. 2022, "Multi-Task Learning as a Bargaining Game".
 
-Shapes: ``R`` trained tasks, ``P`` tasks whose gradient is not zero.
+Shapes: ``R`` trained tasks.
 """
 
 from __future__ import annotations
@@ -97,17 +97,17 @@ class NashMTL(GradientMethod):
 
 def bargain(gram_RR: Tensor) -> Tensor:
     """Return the weights ``[R]`` of the gradients for a Gram matrix that is not zero."""
-    return average_directions(gram_RR, lambda cosine_PP, norm_P: solve(cosine_PP))
+    return average_directions(gram_RR, lambda cosine_RR, norm_R: solve(cosine_RR))
 
 
-def solve(gram_PP: Tensor) -> Tensor:
+def solve(cosine_RR: Tensor) -> Tensor:
     """Return the positive ``a`` with ``(G + ridge) a = 1 / a``.
 
     It is the minimum of the convex ``a . (G + ridge) a / 2 - sum_i log a_i``.
     """
     from scipy.optimize import minimize
 
-    gram = gram_PP.numpy() + RIDGE * np.eye(len(gram_PP))
+    gram = cosine_RR.numpy() + RIDGE * np.eye(len(cosine_RR))
 
     def value(a: npt.NDArray) -> float:
         return float(a @ gram @ a / 2 - np.log(a).sum()) if (a > 0).all() else np.inf

@@ -1,6 +1,6 @@
 """The gradient of every task, and how the gradients are combined.
 
-Shapes: ``R`` trained tasks, or groups of them; ``P`` tasks whose gradient is not zero.
+Shapes: ``R`` trained tasks, or groups of them.
 """
 
 from __future__ import annotations
@@ -185,20 +185,20 @@ def average_directions(gram_RR: Tensor, solve: Callable[[Tensor, Tensor], Tensor
     Args:
         gram_RR: the Gram matrix of the gradients, which is not zero.
         solve: returns positive weights of the unit gradients, up to a common factor, for the
-            cosines ``[P, P]`` and the norms ``[P]`` of the ``P`` gradients that are not zero.
+            cosines ``[R, R]`` and the norms ``[R]``. Those of a zero gradient are those of a unit
+            gradient orthogonal to all others.
 
     Returns:
         The weights ``[R]`` of the gradients themselves.
     """
-    norm_R = gram_RR.diagonal().sqrt()
-    is_present_R = norm_R > 0
-    norm_P = norm_R[is_present_R]
-    gram_PP = gram_RR[is_present_R][:, is_present_R]
+    own_norm_R = gram_RR.diagonal().sqrt()
+    is_present_R = own_norm_R > 0
+    norm_R = torch.where(is_present_R, own_norm_R, 1.0)
     # cosines of the gradients: the Gram matrix of unit gradients
-    unit_weight_P = solve(gram_PP / torch.outer(norm_P, norm_P), norm_P)
-    weight_R = torch.zeros_like(norm_R)
-    weight_R[is_present_R] = unit_weight_P / unit_weight_P.sum() * norm_R.mean() / norm_P
-    return weight_R
+    cosine_RR = gram_RR / torch.outer(norm_R, norm_R)
+    cosine_RR = cosine_RR + (~is_present_R).to(cosine_RR).diag()
+    unit_weight_R = torch.where(is_present_R, solve(cosine_RR, norm_R), 0.0)
+    return unit_weight_R / unit_weight_R.sum() * own_norm_R.mean() / norm_R
 
 
 def statistics(gram_RR: Tensor, weight_R: Tensor, mean_weight_R: Tensor) -> dict[str, Tensor]:

@@ -25,7 +25,18 @@ from mtrl_lightning.algorithms import (
     ppo,
 )
 from mtrl_lightning.auxiliaries import HiPBMDP, Reconstruction
-from mtrl_lightning.gradients import FAMO, CAGrad, GradNorm, PCGrad
+from mtrl_lightning.gradients import (
+    FAMO,
+    AlignedMTL,
+    CAGrad,
+    FairGrad,
+    GradNorm,
+    NashMTL,
+    PCGrad,
+    aligned_mtl,
+    cagrad,
+    fairgrad,
+)
 from mtrl_lightning.gradients.task_gradients import TaskGradients, batched_gradients
 from mtrl_lightning.learning import graph, guard
 from mtrl_lightning.learning import update as updating
@@ -52,7 +63,10 @@ SEVERAL = UPDATES_PER_GRAPH + 1
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
-    """Let the device decide whether a step is left out, and take gradients in one pass."""
+    """Let the device decide whether a step is left out, and take gradients in one pass.
+
+    Gradient methods compute their weights as there.
+    """
     monkeypatch.setattr(updating, "decides_on_device", lambda device: True)
 
     def at_once(method, function, dim, *rows):
@@ -62,12 +76,17 @@ def as_on_a_gpu(monkeypatch):
         trained = [*parameters.shared, *parameters.own]
         gradients = batched_gradients(loss_R, trained, retain_graph)
         num_shared = len(parameters.shared)
-        means = [gradient.mean(0) for gradient in gradients[num_shared:]]
+        weight_R = loss_R.new_full((len(loss_R),), 1 / len(loss_R))
+        if mean_weight_R is not None:
+            weight_R = mean_weight_R.to(loss_R)
+        means = [torch.tensordot(weight_R, gradient, 1) for gradient in gradients[num_shared:]]
         return TaskGradients(parameters, gradients[:num_shared], means)
 
     monkeypatch.setattr(TaskGradients, "from_losses", in_one_pass)
     for module in (actor_critic, ppo):
         monkeypatch.setattr(module, "per_task_forward", at_once)
+    for module in (aligned_mtl, cagrad, fairgrad):
+        monkeypatch.setattr(module, "is_readable", lambda x: False)
 
 
 def batches_of(algorithm):
@@ -171,6 +190,8 @@ PARTS = {
     "Categorical": {"value": partial(Categorical, num_bins=11)},
     "transforms": {"reward_scale": ReturnRange, "transforms": [NormalizeObservation]},
     "PCGrad, GradNorm": {"actor_gradient": PCGrad, "critic_gradient": GradNorm},
+    "CAGrad": {"actor_gradient": CAGrad, "critic_gradient": partial(CAGrad, num_sampled=2)},
+    "FairGrad, Aligned-MTL": {"actor_gradient": FairGrad, "critic_gradient": AlignedMTL},
 }
 
 
@@ -283,7 +304,7 @@ def test_a_part_that_reads_a_number_is_named_and_made_one_by_one():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"critic_gradient": CAGrad}, "CAGrad of critic computes on the host"),
+        ({"critic_gradient": NashMTL}, "NashMTL of critic computes on the host"),
         ({"actor_optimizer": SGD}, "SGD of actor cannot be recorded: choose another optimizer"),
         ({"actor_optimizer": Adam}, "Adam of actor is not fused: give it fused: true"),
     ],

@@ -36,7 +36,15 @@ from mtrl_lightning.learning.guard import MAX_PENDING, SPARE_ROWS
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
 from mtrl_lightning.types import Transitions
-from tests.helpers.algorithms import make_bc, make_distral, make_ppo, make_sac, make_td3, small_mlp
+from tests.helpers.algorithms import (
+    make_bc,
+    make_distral,
+    make_ppo,
+    make_sac,
+    make_spec,
+    make_td3,
+    small_mlp,
+)
 from tests.helpers.meta import META, meta_batch, on_meta
 from tests.helpers.operations import recorded
 
@@ -49,8 +57,11 @@ PARTS = {
     "PCGrad": {"actor_gradient": PCGrad, "critic_gradient": PCGrad},
     "GradNorm": {"actor_gradient": GradNorm, "critic_gradient": GradNorm},
     "FAMO": {"actor_gradient": FAMO, "critic_gradient": FAMO},
+    "CAGrad": {"actor_gradient": CAGrad, "critic_gradient": partial(CAGrad, num_sampled=2)},
+    "FairGrad": {"actor_gradient": FairGrad, "critic_gradient": partial(FairGrad, alpha=1.0)},
+    "Aligned-MTL": {"actor_gradient": AlignedMTL, "critic_gradient": AlignedMTL},
 }
-ON_HOST = (AlignedMTL, CAGrad, FairGrad, NashMTL)
+ON_HOST = (NashMTL, partial(FairGrad, alpha=11.0))
 SMALL_ENCODER = {"num_experts": 4, "width": 6, "depth": 1, "out_dim": 5}
 MIXTURES = {
     name: {
@@ -144,8 +155,9 @@ def test_no_algorithm_waits(make, without_numbers):
 
 @pytest.mark.parametrize("method", ON_HOST)
 def test_gradient_methods_that_solve_on_the_host_say_so(method, without_numbers):
-    assert method.solves_on_host
-    assert not any(other.solves_on_host for other in (FAMO, GradNorm, Mean, PCGrad))
+    assert method(make_spec()).solves_on_host
+    others = (FAMO, AlignedMTL, CAGrad, FairGrad, GradNorm, Mean, PCGrad)
+    assert not any(other(make_spec()).solves_on_host for other in others)
     with pytest.raises((NotImplementedError, RuntimeError), match=r"copy out of meta|item"):
         update_without_numbers(critic_gradient=method)
 

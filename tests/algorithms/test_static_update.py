@@ -16,7 +16,7 @@ from mtrl_lightning.algorithms import (
     NormalizeObservation,
     ReturnRange,
 )
-from mtrl_lightning.gradients import FAMO, GradNorm, PCGrad
+from mtrl_lightning.gradients import FAMO, AlignedMTL, CAGrad, FairGrad, GradNorm, PCGrad
 from mtrl_lightning.learning.graph import OnlyOn
 from tests.helpers.algorithms import (
     make_bc,
@@ -49,6 +49,14 @@ MORE_CASES = {
     ),
     "PCGrad": (make_sac, {"actor_gradient": PCGrad, "critic_gradient": GradNorm}),
     "FAMO": (make_sac, {"actor_gradient": FAMO, "critic_gradient": FAMO}),
+    "CAGrad": (
+        make_sac,
+        {"actor_gradient": CAGrad, "critic_gradient": partial(CAGrad, num_sampled=2)},
+    ),
+    "FairGrad, Aligned-MTL": (
+        make_sac,
+        {"actor_gradient": FairGrad, "critic_gradient": AlignedMTL},
+    ),
     "PPO, PCGrad": (make_ppo, {"actor_gradient": PCGrad, "critic_gradient": GradNorm}),
     "options": (
         make_sac,

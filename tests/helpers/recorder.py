@@ -75,7 +75,7 @@ class Recording(TorchDispatchMode):
             ]
             for output, value in zip(outputs, found, strict=True):
                 if _storage(output) != _storage(value):  # else a view, or changed in place
-                    output.copy_(value)
+                    output.copy_(value.view(output.shape))  # squeeze_ came after it
 
     def _remember(self, tensor: Tensor) -> None:
         storage = _storage(tensor)
