@@ -20,9 +20,9 @@ from mtrl_lightning.networks import MLP
 from mtrl_lightning.reports.metrics_file import read_metrics
 from mtrl_lightning.reports.record import read_run
 from mtrl_lightning.reports.run_report import run_page
+from mtrl_lightning.run.checkpoint_file import reshard
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.run.kinds import refuse_options
-from mtrl_lightning.run.resharding import reshard
 from tests.helpers.command_line import fails
 from tests.helpers.demonstrations import write_demonstrations
 from tests.helpers.runs import assert_same_end, checkpoint, signal_in_call, small

@@ -27,9 +27,8 @@ from mtrl_lightning.ranks.strategy import RanksStrategy, processes_for
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.rollout import Collector
-from mtrl_lightning.run.checkpoint_file import load_newest_whole
+from mtrl_lightning.run.checkpoint_file import load_newest_whole, reshard
 from mtrl_lightning.run.data import MultiTaskData
-from mtrl_lightning.run.resharding import reshard
 from mtrl_lightning.runs import best_checkpoint
 from mtrl_lightning.schema import transition_fields
 from tests.helpers.command_line import ROOT

@@ -18,8 +18,8 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.share import SavedEnv, Share
 from mtrl_lightning.rollout import ActionNoise, ActionTransform, Collector, EpisodeListener
 from mtrl_lightning.rollout.episodes import EpisodeWindows
+from mtrl_lightning.run.checkpoint_file import reshard
 from mtrl_lightning.run.data import MultiTaskData
-from mtrl_lightning.run.resharding import reshard
 from tests.helpers.fakes import Constant
 
 OPTIONS = [

@@ -11,6 +11,7 @@ import torch
 from mtrl_lightning import saved
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.algorithms.allocation import AllocationLimit
+from mtrl_lightning.algorithms.state import global_generators, restore_global_generators
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     MetricsCallback,
@@ -20,11 +21,7 @@ from mtrl_lightning.callbacks.checkpoint import _check_counts
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.learning.generators import (
-    Generators,
-    global_generators,
-    restore_global_generators,
-)
+from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.loading import load_policy
 from mtrl_lightning.replay.snapshot import _load_array

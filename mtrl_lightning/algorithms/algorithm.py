@@ -188,13 +188,6 @@ class Algorithm(LightningModule):
         return "updates" if self.is_offline else "env steps"
 
     @property
-    def summary(self) -> str:
-        """One line with the classes of the algorithm and its parts."""
-        from mtrl_lightning.algorithms.description import summarize
-
-        return summarize(self.description)
-
-    @property
     def untrained_summary(self) -> str:
         """Description of the policy's input for untrained tasks; empty if there are none."""
         return self.untrained.summary

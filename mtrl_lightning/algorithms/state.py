@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning.algorithms.description import (
@@ -17,16 +20,18 @@ from mtrl_lightning.algorithms.description import (
 from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_options
 from mtrl_lightning.checkpoints import check_format
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.learning.generators import global_generators, restore_global_generators
 from mtrl_lightning.learning.targets import weight_shapes
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.ranks.share import Rules, Share
-from mtrl_lightning.saved import FORMAT, restoring
+from mtrl_lightning.saved import FORMAT, count, restoring
 from mtrl_lightning.saved_spec import describe_spec
 from mtrl_lightning.spec import EnvSpec
 
 if TYPE_CHECKING:
     from mtrl_lightning.algorithms.algorithm import Algorithm
+
+NUMPY_BUFFER = 624
+"""Numbers in the buffer of NumPy's global generator, an MT19937."""
 
 
 def save_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
@@ -74,6 +79,29 @@ def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
         if "global_generators" in state:  # left out by load_algorithm
             restore_global_generators(state["global_generators"])
         algorithm.mean_metrics.load_state_dict(state["metrics"])
+
+
+def global_generators() -> dict[str, Any]:
+    """Return the states of this process' generators, which only a user's code draws from."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else [],
+        "numpy": [kind, keys.tolist(), *rest],  # type: ignore[union-attr]
+        "python": random.getstate(),
+    }
+
+
+def restore_global_generators(state: dict[str, Any]) -> None:
+    """Restore ``global_generators``; those of devices only where there are as many."""
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+    kind, keys, position, *rest = state["numpy"]
+    # NumPy reads its buffer at this place without a check
+    count(position, "position in NumPy's generator", NUMPY_BUFFER)
+    np.random.set_state((kind, keys, position, *rest))
+    random.setstate(state["python"])
 
 
 def check_optimizers(

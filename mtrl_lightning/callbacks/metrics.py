@@ -1,13 +1,16 @@
-"""Log metrics of learning, of rollouts, and of where the time goes."""
+"""Log metrics of learning, of rollouts, of where the time goes, and of the machine's load."""
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 
@@ -21,7 +24,6 @@ from mtrl_lightning.callbacks.rollout_metrics import (
     joined_windows,
     rollout_metrics,
 )
-from mtrl_lightning.callbacks.system import SystemUse
 from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import metric_names
@@ -33,8 +35,7 @@ OF_ENVS = ("time/env_steps_per_second", "time/act_fraction", "time/step_fraction
 """Times of runs that step environments."""
 PACKAGES = ("mtrl_lightning", "torch", "lightning", "gymnasium", "numpy")
 """Whose versions a run records, beside that of Python."""
-
-
+GIBIBYTE = 1 << 30
 WANDB_ID = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")
 """Ids of runs that W&B allows: they become parts of the names of files."""
 
@@ -199,3 +200,30 @@ class MetricsCallback(SessionCallback):
         with distributed.raise_on_all_ranks(OSError):
             for logger in self.session.loggers:
                 logger.save()
+
+
+class SystemUse:
+    """Measure the machine's load since the last measurement, and the memory in use."""
+
+    def __init__(self) -> None:
+        psutil.cpu_percent()  # the first value has no interval
+
+    def metrics(self, device: torch.device) -> dict[str, float]:
+        """Return ``system/`` metrics.
+
+        Args:
+            device: that trains.
+        """
+        this_process = psutil.Process()
+        memory = 0
+        for process in [this_process, *this_process.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                memory += process.memory_info().rss
+        found = {
+            "system/cpu_percent": psutil.cpu_percent(),
+            "system/memory_gib": memory / GIBIBYTE,
+        }
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            found["system/gpu_memory_gib"] = (total - free) / GIBIBYTE
+        return found

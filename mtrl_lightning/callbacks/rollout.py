@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
+from mtrl_lightning.algorithms.description import summarize
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.callbacks.progress import shows_progress
@@ -403,7 +404,7 @@ def _print_summary(session: Session) -> None:
     protocol = {key: v for key, v in session.spec.protocol.items() if key != "wrappers"}
     rank_zero_info(", ".join(f"{key} {value}" for key, value in protocol.items()))
     algorithm = session.algorithm
-    lines = [_pipeline(session), algorithm.summary, algorithm.untrained_summary]
+    lines = [_pipeline(session), summarize(algorithm.description), algorithm.untrained_summary]
     each = distributed.per_rank_prefix()
     if session.has_envs:
         collector = session.collector

@@ -11,6 +11,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from mtrl_lightning import __version__
+from mtrl_lightning.algorithms.description import summarize
 from mtrl_lightning.formats import UNKNOWN, markdown, number
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.reports.record import is_evaluation, is_run, read_run
@@ -60,7 +61,7 @@ def write_card(
         results=_table(("metric", "mean"), means) if means else "",
         evaluated_at=env_steps,
         protocol=_table(("setting", "value"), policy.spec.protocol.items()),
-        algorithm=policy.algorithm.summary,
+        algorithm=summarize(policy.algorithm.description),
         # without the folders of this machine
         checkpoint=checkpoint.resolve().relative_to(run_folder.parent.parent).as_posix(),
         digest=hashlib.sha256(checkpoint.read_bytes()).hexdigest(),

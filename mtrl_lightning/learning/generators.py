@@ -1,13 +1,11 @@
-"""Named random generators, and those of the process, with their states."""
+"""Named random generators with their states."""
 
 from __future__ import annotations
 
-import random
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from mtrl_lightning import saved
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from mtrl_lightning.ranks.share import Share
 
 LARGEST_SEED = 2**128
-NUMPY_BUFFER = 624
-"""Numbers in the buffer of NumPy's global generator, an MT19937."""
 
 
 class Generators:
@@ -86,26 +82,3 @@ def _checked_generator(value: dict[str, Any]) -> dict[str, Any]:
     if value["device"] == "cpu":
         torch.Generator().set_state(state)
     return {"device": saved.text(value["device"], "device of a generator"), "state": state}
-
-
-def global_generators() -> dict[str, Any]:
-    """Return the states of this process' generators, which only a user's code draws from."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else [],
-        "numpy": [kind, keys.tolist(), *rest],  # type: ignore[union-attr]
-        "python": random.getstate(),
-    }
-
-
-def restore_global_generators(state: dict[str, Any]) -> None:
-    """Restore ``global_generators``; those of devices only where there are as many."""
-    torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
-    kind, keys, position, *rest = state["numpy"]
-    # NumPy reads its buffer at this place without a check
-    saved.count(position, "position in NumPy's generator", NUMPY_BUFFER)
-    np.random.set_state((kind, keys, position, *rest))
-    random.setstate(state["python"])

@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from mtrl_lightning.checks import above
-from mtrl_lightning.envs.vector.action_spaces import what_is_wrong
 from mtrl_lightning.envs.vector.shared_arrays import array_fields
+from mtrl_lightning.envs.vector.spaces import wrong_actions
 from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks, known_tasks
 
@@ -271,7 +271,7 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
             and 1, or the spaces are not continuous, or a task's own size is not one of its space,
             or the largest return is not positive.
     """
-    wrong = what_is_wrong(spec.action_space)
+    wrong = wrong_actions(spec.action_space)
     if wrong is not None:
         names = ", ".join(spec.task_names)
         raise ConfigurationError(f"the benchmark's spec (tasks {names}): {wrong}")

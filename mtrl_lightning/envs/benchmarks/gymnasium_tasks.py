@@ -18,7 +18,11 @@ from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec
 from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
 from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.state.state import layers_of
-from mtrl_lightning.envs.vector import action_spaces, observation_spaces
+from mtrl_lightning.envs.vector.spaces import (
+    can_be_flattened,
+    wrong_actions,
+    wrong_observations,
+)
 from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
@@ -257,13 +261,13 @@ def _horizon(name: str, env: gym.Env, horizon: int | None) -> int:
 
 def _with_boxes(name: str, env: gym.Env) -> gym.Env:
     """Return the environment with a box of observations, and actions in [-1, 1]."""
-    wrong = observation_spaces.what_is_wrong(env.observation_space)
+    wrong = wrong_observations(env.observation_space)
     if wrong is not None:
         raise ConfigurationError(f"task {name!r}: {wrong}")
-    if observation_spaces.can_be_flattened(env.observation_space):
+    if can_be_flattened(env.observation_space):
         env = FlattenObservation(env)
     actions = env.action_space
-    wrong = action_spaces.what_is_wrong(actions)
+    wrong = wrong_actions(actions)
     if wrong is not None:
         raise ConfigurationError(f"task {name!r}: {wrong}")
     assert isinstance(actions, Box)

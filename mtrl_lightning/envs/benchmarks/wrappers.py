@@ -24,7 +24,11 @@ from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces, w
 from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.render.pixels import Pixels
 from mtrl_lightning.envs.state.state import layers_of
-from mtrl_lightning.envs.vector import action_spaces, observation_spaces
+from mtrl_lightning.envs.vector.spaces import (
+    can_be_flattened,
+    wrong_actions,
+    wrong_observations,
+)
 from mtrl_lightning.errors import ConfigurationError, closest
 from mtrl_lightning.spec import EnvSpec
 
@@ -164,7 +168,7 @@ class WithWrappers(BenchmarkWrapper):
     def _wrapped(self, env: gym.Env, task: str) -> gym.Env:
         for make in self.wrappers:
             env = _wrapped_in(make, env, task)
-        if observation_spaces.can_be_flattened(env.observation_space):
+        if can_be_flattened(env.observation_space):
             env = gymnasium_wrappers.FlattenObservation(env)
         return env
 
@@ -244,9 +248,9 @@ def _wrapped_in(make: MakeWrapper, env: gym.Env, task: str) -> gym.Env:
 
 def _checked_spaces(task: str, env: gym.Env) -> tuple[Box, Box]:
     """Return the spaces of a wrapped environment."""
-    wrong = observation_spaces.what_is_wrong(env.observation_space)
+    wrong = wrong_observations(env.observation_space)
     if wrong is None:
-        wrong = action_spaces.what_is_wrong(env.action_space)
+        wrong = wrong_actions(env.action_space)
     if wrong is not None:
         raise ConfigurationError(f"task {task!r}, after {_changed_last(env)}: {wrong}")
     observation_space = env.observation_space

@@ -14,9 +14,9 @@ from gymnasium.spaces import Box
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.state.simulator import StabilityCheck
 from mtrl_lightning.envs.state.state import EnvState
-from mtrl_lightning.envs.vector.action_spaces import what_is_wrong
 from mtrl_lightning.envs.vector.midway_starts import MidwayStarts
 from mtrl_lightning.envs.vector.shared_arrays import StepArrays
+from mtrl_lightning.envs.vector.spaces import wrong_actions
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.saved import count
 from mtrl_lightning.schema import info_column
@@ -272,7 +272,7 @@ def _check_actions(name: str, env: gym.Env, expected: Box) -> None:
     space = getattr(env, "action_space", None)
     if space is None:
         return  # there is nothing to compare
-    wrong = what_is_wrong(space)
+    wrong = wrong_actions(space)
     if wrong is None and space.shape != expected.shape:
         wrong = (
             f"its action space is {space}, and the benchmark's spec says {expected}:"
