@@ -4,7 +4,8 @@
 
 Parts (``--parts``): tests (those marked cuda), updates (times without graphs, compiled, and with
 graphs of 1, 4 and 8 updates, by width), sac and ppo (whole runs of MT10: env steps/s and the
-minutes that 20 million would take), memory (over 10,000 updates), pixels, learning (the quickstart
+minutes that 20 million would take), acting (times of ``act`` on the GPU, by a graph, and by a copy
+of the actor on the host), memory (over 10,000 updates), pixels, learning (the quickstart
 with and without graphs, three seeds each).
 
 Each part is a process with a time limit. Its output is in FOLDER/report.md as soon as it ends. A
@@ -26,10 +27,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.measuring import machine, say, synchronize, timed
-from benchmarks.updates import Work, direct_update, make_batches, make_sac
+from benchmarks.updates import OBSERVATION, Work, direct_update, make_batches, make_sac
+from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.learning import graph
 from mtrl_lightning.replay.static_batches import StaticBatches
 from mtrl_lightning.types import OwedUpdates
@@ -109,6 +113,62 @@ def print_updates(work: Work, widths: Sequence[int], times: int) -> None:
             print(f"width {width}, graphs of {at_once} ({kept}): {spent:.3f} ms", flush=True)
 
 
+def acting_by_graph(sac: SAC, work: Work, observation_ED: npt.NDArray) -> Callable[[], Any]:
+    """Return a call that copies observations to the device, samples actions by a graph, and reads.
+
+    Raises:
+        RuntimeError: if nothing can be recorded.
+    """
+    device = torch.device(work.device)
+    given_ED = torch.from_numpy(observation_ED).float()
+    given_ED = given_ED.pin_memory() if device.type == "cuda" else given_ED
+    observation_Rn = given_ED.to(device).unflatten(0, (work.tasks, -1))
+    task_Rn = torch.arange(work.tasks, device=device)[:, None].expand(observation_Rn.shape[:2])
+    generator = torch.Generator(device)
+    action = torch.empty(*task_Rn.shape, sac.action_dim, device=device)
+
+    @torch.no_grad()
+    def choose() -> None:
+        noise = torch.randn(action.shape, generator=generator, device=device)
+        action.copy_(sac.explore(sac.policy(observation_Rn, task_Rn), noise)[0])
+
+    capture = graph.CudaCapture(device) if device.type == "cuda" else NoGraph()
+    for _ in range(graph.WARM_UPS):
+        capture.run(choose)
+    replay = capture.record(choose, [generator])
+
+    def act() -> Any:
+        observation_Rn.copy_(given_ED.view_as(observation_Rn), non_blocking=True)
+        replay()
+        return action.flatten(0, 1).cpu().numpy()
+
+    return act
+
+
+def print_acting(work: Work, times: int) -> None:
+    """Print the milliseconds of a vector step's actions in each way, by number of environments."""
+    sac = make_sac(work)
+    on_host = make_sac(Work(**{**vars(work), "device": "cpu"}))
+
+    def copy_weights() -> None:
+        on_host.set_weights(sac.get_weights(), 1)
+
+    for num_each in (1, 8):
+        task_E = np.repeat(np.arange(work.tasks), num_each)
+        observation_ED = np.zeros((len(task_E), OBSERVATION))
+        ways: dict[str, Callable[[], Any]] = {
+            "on the device": partial(sac.act, observation_ED, task_E, "explore"),
+            "on the host": partial(on_host.act, observation_ED, task_E, "explore"),
+            "copy of the weights to the host": copy_weights,
+        }
+        try:
+            ways["by a graph"] = acting_by_graph(sac, work, observation_ED)
+        except RuntimeError as error:
+            print(f"no graph: {error}", flush=True)
+        for name, call in ways.items():
+            print(f"{len(task_E)} environments, {name}: {milliseconds(call, times):.3f} ms")
+
+
 def print_memory(work: Work, times: int) -> None:
     """Print the memory that the GPU has given, while updates are made."""
     make, _ = by_graphs(work, 4)
@@ -121,11 +181,13 @@ def print_memory(work: Work, times: int) -> None:
 
 
 def run_here(name: str, is_dry: bool) -> None:
-    """Run one of the parts ``updates`` and ``memory``."""
+    """Run one of the parts ``updates``, ``acting`` and ``memory``."""
     device = "cpu" if is_dry else "cuda"
     work = Work(2 if is_dry else 10, 8 if is_dry else 1280, 8 if is_dry else 400, 3, device)
     if name == "memory":
         print_memory(work, 40 if is_dry else 10_000)
+    elif name == "acting":
+        print_acting(work, 2 if is_dry else 500)
     else:
         print_updates(work, [8] if is_dry else [400, 1024, 2048, 4096], 8 if is_dry else 200)
 
@@ -192,6 +254,7 @@ def parts_of(folder: Path, is_dry: bool) -> list[Part]:
         run("sac", sac, "03:00", *warm_up),
         run("ppo", ppo, "02:00"),
         Part("memory", 120, [*here, "memory"]),
+        Part("acting", 60, [*here, "acting"]),
         *(learned(seed, how) for seed in (1, 2, 3) for how in ("graph", "none")),
         Part("pixels", 150, [sys.executable, "-m", "benchmarks.updates", *pixels]),
     ]
@@ -226,7 +289,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", nargs="+", help="names, or their beginnings (default all)")
     parser.add_argument("--wheels", help="folder from which missing packages are installed")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU")
-    parser.add_argument("--run", choices=("updates", "memory"), help=argparse.SUPPRESS)
+    parser.add_argument("--run", choices=("updates", "acting", "memory"), help=argparse.SUPPRESS)
     options = parser.parse_args(args)
     if options.run:
         run_here(options.run, options.dry)

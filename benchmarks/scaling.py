@@ -10,7 +10,8 @@ ranks share them, and the rows show the cost of sharing. Parts (``--parts``):
   runs     whole runs through the command line; every rank has the environments and the batch of the
            one process beside it, and no workers
 
-Groups of ranks are started once and take turns.
+Groups of ranks are started once and take turns. With ``--device cuda`` each rank has a GPU of its
+own, for which it waits at the begin and the end of each exchange.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from benchmarks.measuring import (
     say,
     spread,
     started,
+    synchronize,
     take_turns,
 )
 from benchmarks.updates import GRADIENTS, Work, direct_update, make_batches, make_sac
@@ -56,6 +58,7 @@ from benchmarks.whole_runs import paced_arguments, without_intervals
 from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.strategy import backend_for
 from mtrl_lightning.resources import keep_freed_memory
 
 PARTS = ("updates", "methods", "runs")
@@ -74,7 +77,7 @@ RUNS = {"experiment/mtmhsac": (1280, 1, 10), "quickstart": (192, 6, 80)}
 
 def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = parser_of("scaling", __doc__)
+    parser = parser_of("scaling", __doc__, device=True)
     add = parser.add_argument
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default all)")
     text = "numbers of ranks, the first of which must be 1 (default %(default)s)"
@@ -96,6 +99,11 @@ def _check(options: argparse.Namespace) -> None:
             raise ConfigurationError(
                 f"--rows {options.rows} cannot be shared out among {size} ranks: give a multiple"
             )
+    if options.device == "cuda" and max(options.ranks) > torch.cuda.device_count():
+        raise ConfigurationError(
+            f"--ranks {max(options.ranks)} needs as many GPUs, and there are"
+            f" {torch.cuda.device_count()}: give fewer, or --device cpu"
+        )
     for size in options.ranks:
         if size > usable_cores():
             options.notes.append(f"{size} ranks share {usable_cores()} cores: no scaling to see")
@@ -149,17 +157,20 @@ def run_ranks(size: int, arguments: list[str]) -> None:
     command_line(arguments)
 
 
-def serve_ranks(size: int, works: dict[str, dict[str, Any]]) -> None:
+def serve_ranks(size: int, device: str, works: dict[str, dict[str, Any]]) -> None:
     """Answer the requests on the first rank's standard input with lines of JSON, until it ends.
 
     Args:
         size: number of ranks.
+        device: kind of device of each.
         works: see ``Updater``.
     """
     rank = start_ranks(size)
     keep_freed_memory()  # as a run does
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     if size > 1:
-        dist.init_process_group("gloo")
+        dist.init_process_group(backend_for(torch.device(device)))
     updater = Updater(works)
     target = int(os.environ[PIPE]) if rank == 0 else os.open(os.devnull, os.O_WRONLY)
     out = os.fdopen(target, "w", buffering=1)
@@ -196,8 +207,10 @@ class ExchangeLog:
                 tensor = next(one for one in arguments if isinstance(one, Tensor))
                 self.messages.append(tensor.nbytes)
             self._depth += 1
+            synchronize()
             begin = time.perf_counter()
             result = function(*arguments, **options)
+            synchronize()
             self._depth -= 1
             if self._depth == 0:
                 self.times.append((begin, time.perf_counter()))
@@ -260,6 +273,7 @@ class Updater:
         begin = time.perf_counter()
         for _ in range(times):
             self._updates[work]()
+        synchronize()
         seconds = time.perf_counter() - begin
         messages = self._log.messages
         own = (seconds, self._log.times)
@@ -283,7 +297,7 @@ def works_of(size: int, options: argparse.Namespace) -> dict[str, dict[str, Any]
     measured with the first group of several ranks, with the whole batch on every rank.
     """
     batch_size = options.rows * options.tasks
-    base = Work(options.tasks, batch_size, options.width, options.depth, threads=1)
+    base = Work(options.tasks, batch_size, options.width, options.depth, options.device, threads=1)
     shared = replace(base, batch_size=base.batch_size // size)
     works = {"weak": asdict(base) | {"gradient": "mean"}}
     if size > 1:
@@ -364,7 +378,7 @@ def runs_of(options: argparse.Namespace, folder: Path) -> dict[tuple[str, int], 
             given = {
                 "root": folder,
                 "name": f"{Path(config).name}_{size}",
-                "trainer.accelerator": "cpu",
+                "trainer.accelerator": "gpu" if options.device == "cuda" else "cpu",
                 "trainer.devices": size,
                 "data.batch_size": size * batch_size,
                 "data.capacity": 100_000 * size,
@@ -406,7 +420,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if {*parts} & {*options.parts}:
             groups = {}
             for size in options.ranks:
-                command = call_of(serve_ranks, {"size": size, "works": works_of(size, options)})
+                given = {"size": size, "device": options.device, "works": works_of(size, options)}
+                command = call_of(serve_ranks, given)
                 groups[size] = Variant(f"{size} ranks", command, folder)
             with started(list(groups.values())):
                 for part, table_of in parts.items():

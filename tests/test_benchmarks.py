@@ -265,7 +265,7 @@ def test_scaling_measures_ranks(capsys, monkeypatch):
     chosen = {name: updates.GRADIENTS[name] for name in ("mean", "pcgrad")}
     monkeypatch.setattr(scaling, "GRADIENTS", chosen)
     small = ["--tasks=2", "--rows=4", "--width=8", "--depth=1", "--updates=3", "--rounds=2"]
-    parts = ["--ranks", "1", "2", "--parts", "updates", "methods"]
+    parts = ["--device=cpu", "--ranks", "1", "2", "--parts", "updates", "methods"]
     tables = measured(scaling, *small, *parts, capsys=capsys)
     one, strong, weak = tables[0]["rows"]
     assert [row["batch"] for row in (one, strong, weak)] == [8, 8, 16]
@@ -292,7 +292,7 @@ def test_scaling_runs_ranks_through_the_command_line(capsys, monkeypatch, in_thi
     monkeypatch.setattr(scaling, "WARMUP", 60)
     # one process is this one, and keeps its cores and threads
     monkeypatch.setattr(scaling, "use_one_core", lambda rank: None)
-    small = ["--parts=runs", "--ranks", "1", "2", "--rounds=2"]
+    small = ["--parts=runs", "--device=cpu", "--ranks", "1", "2", "--rounds=2"]
     (table,) = measured(scaling, *small, capsys=capsys)
     one, two = table["rows"]
     for row, num_envs in ((one, 3), (two, 6)):
@@ -394,6 +394,7 @@ def test_a_missing_baseline_is_an_error_with_a_hint(program, without, monkeypatc
         (whole_runs, ["--algorithm=ppo", "--variants=plain"], "plain: give ours, sb3"),
         (scaling, ["--ranks", "2", "4"], "--ranks takes 1 first"),
         (scaling, ["--rows=6"], "--rows 6 cannot be shared out among 4 ranks"),
+        (scaling, ["--device=cuda", "--ranks", "1", "64"], "--ranks 64 needs as many GPUs"),
         (stepping, ["--tasks=51"], "numbers from 1 to 50"),
         (
             stepping,

@@ -41,3 +41,12 @@ def test_the_most_important_part_comes_first_and_all_use_graphs(tmp_path):
 def test_memory_is_printed_while_updates_are_made(capsys):
     assert gpu.main(["--dry", "--run", "memory"]) == 0
     assert capsys.readouterr().out.splitlines() == ["0.00 MiB"] * 5
+
+
+def test_acting_is_timed_on_the_device_and_on_the_host(capsys):
+    assert gpu.main(["--dry", "--run", "acting"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("no graph: there is no GPU") == 2
+    names = ("on the device", "on the host", "copy of the weights to the host")
+    found = [line.rpartition(": ")[0] for line in lines if line.endswith(" ms")]
+    assert found == [f"{num} environments, {name}" for num in (2, 16) for name in names]
