@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from mtrl_lightning.products import input_gradient, linear, weight_gradient
+from mtrl_lightning.networks.hidden import input_gradient, linear_product, weight_gradient
 
 SMALL = (64, 400)
 """Rows of a batch and width of a layer: milliseconds even where bfloat16 is slow."""
@@ -103,7 +103,7 @@ def _products(rows: int, width: int, dtype: torch.dtype) -> Callable[[], None]:
     gradient_BH = torch.ones(rows, width, dtype=dtype, device="cpu")
 
     def multiply() -> None:
-        linear(input_BH, weight_HH)
+        linear_product(input_BH, weight_HH)
         input_gradient(gradient_BH, weight_HH)
         weight_gradient(gradient_BH, input_BH)
 

@@ -34,9 +34,7 @@ BASE = {
     "errors",
     "formats",
     "resources",
-    "precision",
     "progress",
-    "products",
     "saved",
     "saved_spec",
     "ranks",
@@ -75,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"envs", "rollout", "replay", "demonstrations", "algorithms", "checkpoints"},
     "callbacks": {
         "run",
+        "precision",
         "rollout",
         "replay",
         "algorithms",
@@ -114,6 +113,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "sweeps": {"reports", "runs", "__main__"},
     "runs": set(),
+    "precision": {"networks"},
     "distributed": set(),  # the former names of two files
     "strategy": set(),
     "__init__": set(),
@@ -123,7 +123,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE = {"benchmarks", "tests"}
 """What lies beside the package in the repository and is not installed with it."""
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
-USE_TORCH = {"precision", "products", "resources"}
+USE_TORCH = {"resources"}
 """Files of the base that do."""
 FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},
@@ -131,6 +131,7 @@ FORBIDDEN_LIBRARIES = {
     "networks": LIGHTNING,
     "gradients": LIGHTNING,
     "checkpoints": LIGHTNING,
+    "precision": LIGHTNING,
     **{name: {"torch", *LIGHTNING} for name in BASE - USE_TORCH - {"ranks"}},
     **dict.fromkeys(USE_TORCH, LIGHTNING),
 }

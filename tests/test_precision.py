@@ -55,7 +55,7 @@ def test_nothing_is_timed_where_bf16_is_not_used_on_the_cpu(monkeypatch, chosen,
 
 def test_the_products_are_those_of_a_layer_in_both_precisions(monkeypatch, fresh):
     multiplied = []
-    for name in ("linear", "input_gradient", "weight_gradient"):
+    for name in ("linear_product", "input_gradient", "weight_gradient"):
         real = getattr(precision, name)
 
         def product(a, b, name=name, real=real):
@@ -66,7 +66,7 @@ def test_the_products_are_those_of_a_layer_in_both_precisions(monkeypatch, fresh
     monkeypatch.setattr(precision, "SECONDS", 0.0)
     found = precision._time_products(6, 4)
     layer = [
-        ("linear", (6, 4), (4, 4)),
+        ("linear_product", (6, 4), (4, 4)),
         ("input_gradient", (6, 4), (4, 4)),
         ("weight_gradient", (6, 4), (6, 4)),
     ]

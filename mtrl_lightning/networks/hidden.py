@@ -1,11 +1,16 @@
 """Hidden layers: the usual ones, faster on CPUs, and residual ones.
 
+PyTorch multiplies float32 matrices on x86 by MKL, whose products use AVX-512 on Intel's processors
+only. oneDNN's use it on AMD's, too: large ones take half of MKL's time on a Zen 5, and up to 15 %
+less on a Zen 4.
+
 Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``N`` rows that have a gradient.
 """
 
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrl_lightning import products
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.network import he_linear, is_captured
 
@@ -29,6 +33,8 @@ as float64, are PyTorch's: oneDNN's products gain nothing there.
 """
 ROW_MULTIPLE = 64
 """The number of rows in the backward pass is rounded up to a multiple of this."""
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
+"""Whether products in float32 are oneDNN's on the CPU."""
 EPSILON = 1e-5
 """Added to the variance by LayerNorm; PyTorch's default."""
 
@@ -151,12 +157,10 @@ class _FusedLayers(torch.autograd.Function):
             results += reversed(norm_gradients)
             results.append(gradient_BH.sum(0) if needs_bias else None)
             results.append(
-                products.weight_gradient(gradient_BH, _select(input_BD, row_N))
-                if needs_weight
-                else None
+                weight_gradient(gradient_BH, _select(input_BD, row_N)) if needs_weight else None
             )
             if i > 0 or needs_input:
-                gradient_BH = products.input_gradient(gradient_BH, layers[i].weight_HD)
+                gradient_BH = input_gradient(gradient_BH, layers[i].weight_HD)
         if not needs_input:
             return (None, *reversed(results))
         if row_N is not None:
@@ -188,7 +192,7 @@ def _parameters_of_layers(parameters: Sequence[Tensor | None]) -> list[_Paramete
 def _forward(x_BD: Tensor, parameters: Sequence[Tensor | None]) -> Iterator[_Saved]:
     """Compute layer after layer."""
     for weight_HD, bias_H, scale_H, shift_H in _parameters_of_layers(parameters):
-        linear_BH = products.linear(x_BD, weight_HD, bias_H)
+        linear_BH = linear_product(x_BD, weight_HD, bias_H)
         # a product with oneDNN's own ReLU would turn a NaN into 0
         if scale_H is None:
             saved = _Saved(linear_BH.relu_())
@@ -264,6 +268,26 @@ def _rows_with_gradient(gradient_BH: Tensor) -> Tensor | None:
     if num_rows > MAX_ROW_FRACTION * len(gradient_BH):
         return None
     return is_zero_B.byte().argsort(stable=True)[:num_rows]
+
+
+@torch.no_grad()
+def linear_product(x_BD: Tensor, weight_HD: Tensor, bias_H: Tensor | None = None) -> Tensor:
+    """Return ``x W' + b``, ``[B, H]``, without a graph: oneDNN's product has no gradient."""
+    if HAS_ONEDNN and x_BD.device.type == "cpu" and x_BD.dtype == torch.float32:
+        return torch.ops.mkldnn._linear_pointwise(x_BD, weight_HD, bias_H, "none", [], "")  # type: ignore[no-any-return]
+    return F.linear(x_BD, weight_HD, bias_H)
+
+
+def input_gradient(gradient_BH: Tensor, weight_HD: Tensor) -> Tensor:
+    """Return the gradient of the input, ``g W``, ``[B, D]``."""
+    return linear_product(gradient_BH, weight_HD.t())
+
+
+def weight_gradient(gradient_BH: Tensor, x_BD: Tensor) -> Tensor:
+    """Return the gradient of the weight, ``g' x``, ``[H, D]``."""
+    if len(gradient_BH) == 0:  # oneDNN refuses an empty sum
+        return gradient_BH.new_zeros(gradient_BH.shape[1], x_BD.shape[1])
+    return linear_product(gradient_BH.t(), x_BD.t())
 
 
 def residual_layers(in_dim: int, width: int, depth: int) -> nn.Sequential:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtrl_lightning import products
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import hidden
 from mtrl_lightning.networks.hidden import HiddenLayers
@@ -29,9 +28,9 @@ def layer_norm(request):
 
 @pytest.fixture(params=[True, False], ids=["onednn", "plain products"])
 def layers(request, monkeypatch, layer_norm):
-    if request.param and not products.HAS_ONEDNN:
+    if request.param and not hidden.HAS_ONEDNN:
         pytest.skip("this PyTorch has no oneDNN")
-    monkeypatch.setattr(products, "HAS_ONEDNN", request.param)
+    monkeypatch.setattr(hidden, "HAS_ONEDNN", request.param)
     monkeypatch.setattr(hidden, "MIN_OUTPUTS", ALWAYS_FUSED)
     torch.manual_seed(0)
     network = HiddenLayers(7, WIDTH, 3, layer_norm)
@@ -75,10 +74,8 @@ def test_output_and_gradients_are_those_of_pytorchs_layers(layers, num_rows, dty
 
 def test_rows_without_a_gradient_are_not_computed(layers, monkeypatch):
     seen = []
-    product = products.input_gradient
-    monkeypatch.setattr(
-        products, "input_gradient", lambda g, w: seen.append(len(g)) or product(g, w)
-    )
+    product = hidden.input_gradient
+    monkeypatch.setattr(hidden, "input_gradient", lambda g, w: seen.append(len(g)) or product(g, w))
     for num_rows in (1, 64, 65, 192, 193, ROWS):
         gradients(layers, layers, with_rows(num_rows), torch.float32)
     # whole multiples of 64; above three quarters, all
@@ -175,8 +172,8 @@ def test_types_that_do_not_fit_are_refused(layers):
 
 def test_only_wanted_gradients_are_computed(layers, monkeypatch):
     made = []
-    product = products.weight_gradient
-    monkeypatch.setattr(products, "weight_gradient", lambda g, x: made.append(1) or product(g, x))
+    product = hidden.weight_gradient
+    monkeypatch.setattr(hidden, "weight_gradient", lambda g, x: made.append(1) or product(g, x))
     x_BD = uniform(ROWS, 7)
     layers(x_BD).sum().backward()
     wanted = [parameter.grad.clone() for parameter in layers.parameters()]

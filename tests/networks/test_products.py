@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtrl_lightning import products
+from mtrl_lightning.networks import hidden
 from tests.helpers.networks import uniform
 
 X_BD = uniform(6, 5, seed=1)
@@ -34,10 +34,10 @@ def all_products(dtype, device="cpu"):
         x.to(device, dtype) for x in (X_BD, WEIGHT_HD, BIAS_H, GRADIENT_BH)
     )
     return [
-        products.linear(x_BD, weight_HD, bias_H),
-        products.linear(x_BD, weight_HD),
-        products.input_gradient(gradient_BH, weight_HD),
-        products.weight_gradient(gradient_BH, x_BD),
+        hidden.linear_product(x_BD, weight_HD, bias_H),
+        hidden.linear_product(x_BD, weight_HD),
+        hidden.input_gradient(gradient_BH, weight_HD),
+        hidden.weight_gradient(gradient_BH, x_BD),
     ]
 
 
@@ -47,9 +47,9 @@ def all_products(dtype, device="cpu"):
 )
 @pytest.mark.parametrize("has_onednn", [False, True])
 def test_products_are_those_of_numpy(dtype, tolerance, has_onednn, monkeypatch):
-    if has_onednn and not products.HAS_ONEDNN:
+    if has_onednn and not hidden.HAS_ONEDNN:
         pytest.skip("this PyTorch has no oneDNN")
-    monkeypatch.setattr(products, "HAS_ONEDNN", has_onednn)
+    monkeypatch.setattr(hidden, "HAS_ONEDNN", has_onednn)
     x_BD, weight_HD, bias_H, gradient_BH = (
         x.double().numpy() for x in (X_BD, WEIGHT_HD, BIAS_H, GRADIENT_BH)
     )
@@ -83,11 +83,11 @@ def test_no_other_product_is(dtype, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_gradient_of_no_rows_is_zero(dtype):
-    gradient_HD = products.weight_gradient(torch.zeros(0, 4, dtype=dtype), torch.zeros(0, 5))
+    gradient_HD = hidden.weight_gradient(torch.zeros(0, 4, dtype=dtype), torch.zeros(0, 5))
     assert gradient_HD.shape == (4, 5) and gradient_HD.dtype == dtype and not gradient_HD.any()
 
 
 def test_a_product_has_no_graph():
     weight_HD = WEIGHT_HD.clone().requires_grad_()
-    assert not products.linear(X_BD, weight_HD).requires_grad
-    assert not products.linear(X_BD.bfloat16(), weight_HD.bfloat16()).requires_grad
+    assert not hidden.linear_product(X_BD, weight_HD).requires_grad
+    assert not hidden.linear_product(X_BD.bfloat16(), weight_HD.bfloat16()).requires_grad
