@@ -15,7 +15,7 @@ from lightning.fabric.utilities import move_data_to_device
 from mtrl_lightning import SAC, load_policy, train
 from mtrl_lightning.algorithms import Categorical
 from mtrl_lightning.envs import Pixels, ToyReach
-from mtrl_lightning.gradients import pcgrad
+from mtrl_lightning.gradients import cagrad, pcgrad
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH
 from mtrl_lightning.networks import MLP
@@ -55,7 +55,7 @@ def same_noise(action_RnA):
 
 def draw_gradients_on_the_cpu(monkeypatch):
     """Let gradient methods draw the same on each device."""
-    get, orders = Generators.get, pcgrad.orders
+    get, orders, order = Generators.get, pcgrad.orders, cagrad.order
 
     def get_on_cpu(generators, name, device):
         return get(generators, name, torch.device("cpu") if name == "gradient" else device)
@@ -63,6 +63,9 @@ def draw_gradients_on_the_cpu(monkeypatch):
     monkeypatch.setattr(Generators, "get", get_on_cpu)
     monkeypatch.setattr(
         pcgrad, "orders", lambda number, generator, device: orders(number, generator).to(device)
+    )
+    monkeypatch.setattr(
+        cagrad, "order", lambda number, generator, device: order(number, generator, CPU).to(device)
     )
 
 

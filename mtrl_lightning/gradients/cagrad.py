@@ -90,7 +90,7 @@ class CAGrad(GradientMethod):
         single_RR = torch.eye(num_tasks, dtype=torch.float64, device=loss_R.device)
         if self.num_sampled is None or self.num_sampled >= num_tasks:
             return single_RR
-        order_R = torch.randperm(num_tasks, generator=generator, device=loss_R.device)
+        order_R = order(num_tasks, generator, loss_R.device)
         sampled = order_R[: self.num_sampled]
         rest = order_R[self.num_sampled :]
         return torch.cat([single_RR[sampled], single_RR[rest].sum(0, keepdim=True)])
@@ -99,6 +99,11 @@ class CAGrad(GradientMethod):
         """Return the weights ``[G]`` of the groups' gradients in the update."""
         weights = weights_on_host if is_readable(gram_GG) else weights_by_steps
         return weights(gram_GG, mean_weight_G, self.c)
+
+
+def order(num_tasks: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Sample an order of the tasks, ``[R]``."""
+    return torch.randperm(num_tasks, generator=generator, device=device)
 
 
 def weights_on_host(gram_GG: Tensor, mean_weight_G: Tensor, c: float) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 
 from mtrl_lightning.gradients import aligned_mtl, cagrad, fairgrad
 from mtrl_lightning.gradients.solving import solve_positive
-from tests.helpers.gradients import assert_near
+from tests.helpers.gradients import METHODS, assert_near, random_gradients, update
+from tests.helpers.specs import spec_of
 
 KINDS = ("many parameters", "norms of 10^-2 to 10^2", "half the rank", "rank 2", "alike", "zeros")
 SIZES = [
@@ -131,3 +132,27 @@ def test_elimination_solves_positive_systems(size):
     right = torch.from_numpy(generator.normal(size=(size, 2)))
     expected = np.linalg.solve(matrix.numpy(), right.numpy())
     assert_near(solve_positive(matrix, right), expected, rtol=1e-6)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    for module in (aligned_mtl, cagrad, fairgrad):
+        monkeypatch.setattr(module, "is_readable", lambda x: False)
+
+
+@pytest.mark.parametrize("zeros", [[], [1], [0, 1, 2], [0, 1, 2, 3]])
+@pytest.mark.parametrize("name", ["cagrad", "cagrad_fast", "fairgrad", "aligned_mtl"])
+def test_a_gpus_update_is_that_of_the_host(name, zeros, request):
+    gradients = random_gradients(4)
+    gradients[zeros] = 0
+    expected = update(METHODS[name](spec_of(4)), gradients)
+    request.getfixturevalue("as_on_a_gpu")
+    assert_near(update(METHODS[name](spec_of(4)), gradients), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cagrad", "cagrad_fast", "fairgrad", "aligned_mtl"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_reaches_a_gpus_gradient(name, value, as_on_a_gpu):
+    gradients = random_gradients(3)
+    gradients[1, 0] = value
+    assert not torch.isfinite(update(METHODS[name](spec_of(3)), gradients)).all()
