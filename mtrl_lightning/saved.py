@@ -1,7 +1,8 @@
 """Read values of a file: each of the type and in the range that it must have.
 
 A checkpoint is data that may be damaged, or made to do harm: its values are checked before they
-choose an index, a size or a path.
+choose an index, a size or a path. A function that returns a value raises ``ConfigurationError`` if
+it is another one.
 """
 
 from __future__ import annotations
@@ -47,33 +48,21 @@ def restoring(part: str) -> Iterator[None]:
 
 
 def count(value: Any, name: str, most: int = LARGEST_COUNT) -> int:
-    """Return a whole number from 0 to ``most``.
-
-    Raises:
-        ConfigurationError: if it is another value.
-    """
+    """Return a whole number from 0 to ``most``."""
     if type(value) is not int or not 0 <= value <= most:
         raise _wrong(name, value, f"a whole number from 0 to {most:,}")
     return value
 
 
 def integer(value: Any, name: str, most: int = LARGEST_COUNT) -> int:
-    """Return a whole number from ``-most`` to ``most``.
-
-    Raises:
-        ConfigurationError: if it is another value.
-    """
+    """Return a whole number from ``-most`` to ``most``."""
     if type(value) is not int or abs(value) > most:
         raise _wrong(name, value, f"a whole number from {-most:,} to {most:,}")
     return value
 
 
 def flag(value: Any, name: str) -> bool:
-    """Return true or false.
-
-    Raises:
-        ConfigurationError: if it is another value.
-    """
+    """Return true or false."""
     if type(value) is not bool:
         raise _wrong(name, value, "true or false")
     return value
@@ -93,11 +82,7 @@ def flags(values: Any, name: str, length: int) -> npt.NDArray[np.bool_]:
 
 
 def number(value: Any, name: str) -> float:
-    """Return a number, which may be infinite or NaN.
-
-    Raises:
-        ConfigurationError: if it is another value.
-    """
+    """Return a number, which may be infinite or NaN."""
     if type(value) is int and abs(value) <= LARGEST_COUNT:
         return float(value)
     if type(value) is not float:
@@ -106,22 +91,14 @@ def number(value: Any, name: str) -> float:
 
 
 def numbers(values: Any, name: str) -> dict[str, float]:
-    """Return numbers by name.
-
-    Raises:
-        ConfigurationError: if they are other values.
-    """
+    """Return numbers by name."""
     if not isinstance(values, Mapping) or not all(type(key) is str for key in values):
         raise _wrong(name, values, "numbers by name")
     return {key: number(value, f"{name}.{key}") for key, value in values.items()}
 
 
 def text(value: Any, name: str, most: int = 1000) -> str:
-    """Return a text of at most ``most`` characters.
-
-    Raises:
-        ConfigurationError: if it is another value.
-    """
+    """Return a text of at most ``most`` characters."""
     if type(value) is not str or len(value) > most:
         raise _wrong(name, value, f"a text of at most {most:,} characters")
     return value

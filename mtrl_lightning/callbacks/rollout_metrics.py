@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.rollout.episodes import EpisodeWindows, named
+from mtrl_lightning.rollout.episodes import EpisodeWindows, named, with_mean
 from mtrl_lightning.run.session import Session
 
 
@@ -41,8 +39,7 @@ def rollout_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
     measured = ("return", "success", "length") if spec.has_success else ("return", "length")
     for name in measured:
         means = {task: statistics[name]["mean"] for task, statistics in summary.items()}
-        mean = float(np.mean(list(means.values())))
-        metrics |= named(f"rollout/{name}", mean, means, spec.task_names)
+        metrics |= with_mean(f"rollout/{name}", means, spec.task_names)
     return metrics
 
 
@@ -60,15 +57,10 @@ def episode_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
     metrics |= windows.metrics(names)
     exploration = session.collector.exploration
     if exploration is not None:
-        correlations = exploration.correlations()
-        mean = float(np.mean(list(correlations.values())))
-        metrics |= named("train/exploration", mean, correlations, names)
+        metrics |= with_mean("train/exploration", exploration.correlations(), names)
     if session.collector.pausing is not None:
-        fractions = session.collector.stepped_fractions()
-        mean = float(np.mean(list(fractions.values())))
-        metrics |= named("rollout/stepped", mean, fractions, names)
+        metrics |= with_mean("rollout/stepped", session.collector.stepped_fractions(), names)
     seconds = session.collector.times.drain()
     if seconds:
-        mean = float(np.mean(list(seconds.values())))
-        metrics |= named("time/seconds_per_episode", mean, seconds, names)
+        metrics |= with_mean("time/seconds_per_episode", seconds, names)
     return metrics

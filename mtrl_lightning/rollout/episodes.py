@@ -349,8 +349,7 @@ def info_metrics(
     """Return ``<prefix>/info/<key>`` and ``<prefix>/info/<key>_last``, on average and per task."""
     result: dict[str, float] = {}
     for name, values in means.items():
-        over_all = float(np.mean(list(values.values())))
-        result |= named(f"{prefix}/info/{name}", over_all, values, task_names)
+        result |= with_mean(f"{prefix}/info/{name}", values, task_names)
     return result
 
 
@@ -359,3 +358,10 @@ def named(
 ) -> dict[str, float]:
     """Return ``{name: over_all, name/<task>: value, ...}``."""
     return {name: over_all} | {f"{name}/{task_names[t]}": value for t, value in values.items()}
+
+
+def with_mean(
+    name: str, values: Mapping[int, float], task_names: Sequence[str]
+) -> dict[str, float]:
+    """Return ``{name: mean over the tasks, name/<task>: value, ...}``."""
+    return named(name, float(np.mean(list(values.values()))), values, task_names)
