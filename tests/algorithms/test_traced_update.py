@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from mtrl_lightning.learning import update as updating
 from mtrl_lightning.networks import MLP
+from tests.helpers import algorithms
 from tests.helpers.algorithms import (
     attach,
     make_batch,
@@ -121,6 +122,7 @@ def end_of_updates(make, graphs=None):
 def as_on_a_gpu(monkeypatch):
     """Let the device decide whether a step is left out, and dynamo trace gradients."""
     monkeypatch.setattr(updating, "decides_on_device", lambda device: True)
+    monkeypatch.setattr(algorithms, "small_mlp", partial(MLP, width=8, depth=1))  # to trace less
     with torch._dynamo.config.patch(trace_autograd_ops=True):
         yield
 
