@@ -192,7 +192,9 @@ class ActorCritic(Algorithm):
         critic_sizes = (encoder.out_dim + self.action_dim, self.value.out_dim)
         return {
             "encoder": encoder,
-            "actor": self.make_task_network(partial(self.make_policy, encoder), *actor_sizes),
+            "actor": self.make_task_network(
+                partial(encoder.make_actor, self._make_actor), *actor_sizes
+            ),
             "critic": Ensemble(
                 lambda: self.make_task_network(self._make_critic, *critic_sizes),
                 self._num_critics,
@@ -200,11 +202,6 @@ class ActorCritic(Algorithm):
             "actor_gradient": self._make_actor_gradient(self.spec),
             "critic_gradient": self._make_critic_gradient(self.spec),
         }
-
-    def make_policy(self, encoder: Encoder, in_dim: int, out_dim: int, spec: EnvSpec) -> Network:
-        """Build a network of the features that the actor shares with the critics."""
-        assert in_dim == encoder.out_dim
-        return encoder.make_actor(self._make_actor, out_dim, spec)
 
     def make_task_network(
         self, make: Callable[[int, int, EnvSpec], Network], in_dim: int, out_dim: int

@@ -141,7 +141,7 @@ class Distral(SAC):
         networks = super().make_networks()
         encoder = networks["encoder"]
         assert isinstance(encoder, Encoder)
-        make = partial(self.make_policy, encoder)
+        make = partial(encoder.make_actor, self._make_actor)
         distilled = OneForAll(encoder.out_dim, 2 * self.action_dim, self.spec, make=make)
         return {**networks, "distilled": distilled}
 

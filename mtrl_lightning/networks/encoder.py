@@ -74,16 +74,21 @@ class Encoder(nn.Module):
         return shared_BF
 
     def make_actor(
-        self, make_network: Callable[[int, int, EnvSpec], Network], out_dim: int, spec: EnvSpec
+        self,
+        make_network: Callable[[int, int, EnvSpec], Network],
+        in_dim: int,
+        out_dim: int,
+        spec: EnvSpec,
     ) -> Network:
         """Build a policy's network of the shared features; here they are the output.
 
         Args:
             make_network: ``(in_dim, out_dim, spec) -> Network``.
+            in_dim: the encoder's ``out_dim``.
             out_dim: number of outputs.
             spec: the tasks.
         """
-        return make_network(self.out_dim, out_dim, spec)
+        return make_network(in_dim, out_dim, spec)
 
     def make_decoder(self) -> nn.Module:
         """Return a new module that maps latent features ``[B, Z]`` to observations ``[B, ...]``.

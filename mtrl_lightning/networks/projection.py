@@ -116,10 +116,14 @@ class ProjectedEncoder(Encoder):
         return Projection(self.projection.in_dim, self.projection.out_dim)
 
     def make_actor(
-        self, make_network: Callable[[int, int, EnvSpec], Network], out_dim: int, spec: EnvSpec
+        self,
+        make_network: Callable[[int, int, EnvSpec], Network],
+        in_dim: int,
+        out_dim: int,
+        spec: EnvSpec,
     ) -> Network:
         """Build a policy's network behind a new projection, which the actor trains by its loss."""
-        network = super().make_actor(make_network, out_dim, spec)
+        network = super().make_actor(make_network, in_dim, out_dim, spec)
         return ProjectedNetwork(self.make_projection(), network)
 
 
@@ -170,8 +174,8 @@ def with_projection(
     out_dim: int,
     spec: EnvSpec,
 ) -> Network:
-    """Return ``encoder.make_actor(make_network, out_dim, spec)``, which this was until 0.3."""
-    return encoder.make_actor(make_network, out_dim, spec)
+    """Return the result of ``encoder.make_actor``, which has taken this function's place."""
+    return encoder.make_actor(make_network, encoder.out_dim, out_dim, spec)
 
 
 def orthogonal_linear(in_dim: int, out_dim: int) -> nn.Linear:
