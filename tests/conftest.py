@@ -1,8 +1,11 @@
 import contextlib
+import csv
 import io
 import os
 import sys
+from collections import Counter
 from functools import cache, lru_cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,21 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # A program keeps the last model of MetaWorld, since it makes a task's environments in a row. Tests
 # make those of all tasks often: to compile a model takes 0.3 s, and to keep it 1 MiB.
 metaworld_models._compiled = lru_cache(maxsize=60)(metaworld_models._compiled.__wrapped__)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Begin with the slow files that take longest.
+
+    A process that ends early then waits for a short one.
+    """
+    if config.option.markexpr != "slow":
+        return
+    seconds = Counter()
+    with Path(__file__).with_name("durations.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["tier"] == "slow":
+                seconds[row["test"].partition("::")[0]] += float(row["seconds"])
+    items.sort(key=lambda item: -seconds[item.nodeid.partition("::")[0]])
 
 
 @pytest.fixture(autouse=True)

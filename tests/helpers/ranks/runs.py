@@ -10,10 +10,11 @@ import zlib
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from mtrl_lightning.cli.lightning_cli import main
-from tests.helpers.command_line import CONFIGS, SMALL, config_args
+from tests.helpers.command_line import CONFIGS, SMALL, config_args, leave_out_curves
 
 BOTH = ["--rollout.envs_per_task=2", "--trainer.devices=2"]
 CONTINUED = [
@@ -169,7 +170,9 @@ def ended(name: str, root: Path) -> dict[str, str | int]:
         contextlib.redirect_stderr(printed),
         contextlib.redirect_stdout(printed),
         mock.patch.dict(os.environ, environment(name), clear=True),
+        pytest.MonkeyPatch.context() as patched,
     ):
+        leave_out_curves(patched)
         try:
             main([*arguments, *options])
         except SystemExit as error:
