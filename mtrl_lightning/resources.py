@@ -85,44 +85,6 @@ def to_device(array: Any, device: torch.device) -> Tensor:
     return torch.as_tensor(array).to(device, non_blocking=device.type == "cuda")
 
 
-class Upload:
-    """Copies arrays to a device, for which neither the host nor the device's work waits.
-
-    To a GPU they go through pinned memory, a ring of slots: a slot is used again when its last copy
-    is over. Elsewhere a copy is made at once.
-
-    Args:
-        device: that the copies are on.
-        num_slots: copies that may be under way.
-    """
-
-    def __init__(self, device: torch.device, num_slots: int = 8) -> None:
-        self._device = device
-        self._slots: list[Tensor] = []
-        self._copied: list[torch.cuda.Event] = []
-        self._next = 0
-        if device.type == "cuda":
-            self._slots = [torch.empty(0, dtype=torch.uint8)] * num_slots
-            self._copied = [torch.cuda.Event() for _ in range(num_slots)]
-
-    def __call__(self, array: Any) -> Tensor:
-        """Return an array on the device."""
-        tensor = torch.as_tensor(array)
-        if not self._slots:
-            return tensor.to(self._device)
-        slot = self._next
-        self._next = (slot + 1) % len(self._slots)
-        self._copied[slot].synchronize()
-        num_bytes = tensor.numel() * tensor.element_size()
-        if len(self._slots[slot]) < num_bytes:
-            self._slots[slot] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        pinned = self._slots[slot][:num_bytes].view(tensor.dtype).view(tensor.shape)
-        pinned.copy_(tensor)
-        copy = pinned.to(self._device, non_blocking=True)
-        self._copied[slot].record()
-        return copy
-
-
 def to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray]:
     """Return tensors ``[N, ...]`` as arrays, by one copy from a GPU for all of them.
 
