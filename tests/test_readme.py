@@ -17,7 +17,14 @@ import pytest
 import mtrl_lightning
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli.config_names import config_names
-from tests.helpers.command_line import ROOT, parser, resolve, short_train, skip_without_renderer
+from tests.helpers.command_line import (
+    ROOT,
+    leave_out_curves,
+    parser,
+    resolve,
+    short_train,
+    skip_without_renderer,
+)
 from tests.helpers.tiers import slow_unless
 
 README = ROOT / "README.md"
@@ -126,6 +133,7 @@ def run(command, *extra, folder):
     """Run a command of the command line in this process, and return what it prints."""
     words = shlex.split(command)
     with pytest.MonkeyPatch.context() as patch:
+        leave_out_curves(patch)  # a fixture's runs have them otherwise
         while "=" in words[0]:
             name, _, value = words.pop(0).partition("=")
             assert name == "PYTHONPATH"
