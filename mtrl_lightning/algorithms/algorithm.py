@@ -32,6 +32,7 @@ from mtrl_lightning.learning.targets import assign_parameters, copied_weights, l
 from mtrl_lightning.learning.transforms import Transform, Transforms
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import ActionDistribution, zero_padding
+from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import CPU, to_device, to_host
@@ -328,7 +329,7 @@ class Algorithm(LightningModule):
         """
         if self.action_mask_TA is None:
             return None
-        return self.action_mask_TA[task_B if task_B.ndim == 1 else task_B[:, :1]]
+        return task_values(self.action_mask_TA, task_B if task_B.ndim == 1 else task_B[:, :1])
 
     def _tasks_on_device(self, task_E: npt.NDArray[np.int64]) -> Tensor:
         """Return the tasks, ``[R, n]`` as in a learning batch if their order allows it, or ``[E]``.

@@ -328,21 +328,15 @@ class PPO(Algorithm):
 
     def update(self, batch: TransitionBatch) -> None:
         """Make one step of the actor and one of the critic."""
-        log_prob_Rn, entropy = self.actor_update(lambda: self._actor_loss(batch))
+        log_ratio_Rn, entropy = self.actor_update(lambda: self._actor_loss(batch))
         self.critic_update(lambda: self._critic_loss(batch))
-        old_log_prob_Rn = batch.extra["log_prob"]
-        kl = advantages.approximate_kl(log_prob_Rn, old_log_prob_Rn)
-        # pi(a | s) / pi_old(a | s)
-        ratio_Rn = (log_prob_Rn - old_log_prob_Rn).exp()
-        is_clipped_Rn = (ratio_Rn - 1).abs() > self.clip
-        self.mean_metrics.add(
-            {"kl": kl, "clip_fraction": is_clipped_Rn.float().mean(), "entropy": entropy}
-        )
+        kl, clip_fraction = advantages.divergence(log_ratio_Rn, self.clip)
+        self.mean_metrics.add({"kl": kl, "clip_fraction": clip_fraction, "entropy": entropy})
         if self.max_kl is not None:
             self._add_to_epoch(kl)
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return each task's actor loss ``[R]``; log densities ``[R, n]`` and the mean entropy."""
+        """Return each task's actor loss ``[R]``; ``log pi / pi_old`` and the mean entropy."""
         # bfloat16 has too few digits for the ratio of two probabilities
         with torch.autocast(batch.task_Rn.device.type, enabled=False):
             with torch.no_grad():
@@ -353,17 +347,12 @@ class PPO(Algorithm):
             # densities are of the samples before they were clipped to [-1, 1], as at the collection
             log_prob_Rn = policy.log_prob(batch.extra["unclipped_action"])
             entropy_Rn = policy.entropy()
-        surrogate_Rn = advantages.surrogate_loss(
-            log_prob_Rn,
-            batch.extra["log_prob"],
-            batch.extra["advantage"],
-            self.clip,
-        )
-        # L = -E[min(ratio A, clip(ratio, 1 - clip, 1 + clip) A)] - entropy_coef E[H(pi)]
-        surrogate_R = task_losses(surrogate_Rn, batch.task_Rn, self._task_R)
-        entropy_R = task_losses(entropy_Rn, batch.task_Rn, self._task_R)
-        loss_R = surrogate_R - self.entropy_coef * entropy_R
-        return loss_R, (log_prob_Rn.detach(), entropy_Rn.detach().mean())
+        log_ratio_Rn = log_prob_Rn - batch.extra["log_prob"]
+        surrogate_Rn = advantages.surrogate(log_ratio_Rn, batch.extra["advantage"], self.clip)
+        # L = -(E[min(ratio A, clip(ratio, 1 - clip, 1 + clip) A)] + entropy_coef E[H(pi)])
+        objective_Rn = torch.add(surrogate_Rn, entropy_Rn, alpha=self.entropy_coef)
+        loss_R = -task_losses(objective_Rn, batch.task_Rn, self._task_R)
+        return loss_R, (log_ratio_Rn.detach(), entropy_Rn.detach().mean())
 
     def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
         """Return each task's critic loss ``[R]``."""

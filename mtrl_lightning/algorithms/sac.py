@@ -21,6 +21,7 @@ from mtrl_lightning.learning import losses
 from mtrl_lightning.learning.temperature import Temperature
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import SquashedGaussian
+from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
 
@@ -138,7 +139,7 @@ class SAC(ActorCritic):
     def temperature_loss(self, log_prob_Rn: Tensor, task_Rn: Tensor) -> tuple[Tensor, None]:
         """Return each task's temperature loss ``[R]``."""
         log_alpha_Rn = self.temperature(task_Rn)
-        target_entropy_R1 = self.target_entropy_T[task_Rn[:, :1]]
+        target_entropy_R1 = task_values(self.target_entropy_T, task_Rn[:, :1])
         loss_R = losses.temperature_loss(log_alpha_Rn, log_prob_Rn, target_entropy_R1)
         return loss_R, None
 

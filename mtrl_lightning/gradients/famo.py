@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.checks import above, at_least
-from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
+from mtrl_lightning.gradients.method import GradientMethod, TaskParameters, one_pass
 from mtrl_lightning.gradients.positive import ShiftedLosses, WeightOptimizer
 from mtrl_lightning.gradients.task_gradients import weight_statistics
 from mtrl_lightning.spec import EnvSpec
@@ -60,7 +60,7 @@ class FAMO(GradientMethod):
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
-        """Add the gradient of the weighted loss to every parameter's ``.grad``."""
+        """Set every parameter's ``.grad`` to the gradient of the weighted loss."""
         before_R = loss_R.detach().clone()
         self._loss_before_R = before_R
         self.shifted.observe(before_R)
@@ -70,7 +70,7 @@ class FAMO(GradientMethod):
         share_R = torch.where(is_present_R, z_R / (self.shifted(before_R) + EPSILON), 0.0)
         share_R = torch.where(is_present_R.any(), share_R, 1.0)
         weight_R = share_R / share_R.sum()
-        (weight_R * loss_R).sum().backward()
+        one_pass(loss_R, weight_R, parameters)
         self._statistics = weight_statistics(weight_R * self.num_trained)
 
     def after_step(self, losses: Callable[[], Tensor]) -> None:

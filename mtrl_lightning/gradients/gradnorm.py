@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
+from mtrl_lightning.gradients.method import GradientMethod, TaskParameters, one_pass
 from mtrl_lightning.gradients.positive import ShiftedLosses, WeightOptimizer
 from mtrl_lightning.gradients.task_gradients import TaskGradients, weight_statistics
 from mtrl_lightning.spec import EnvSpec
@@ -78,12 +78,12 @@ class GradNorm(GradientMethod):
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
-        """Add the gradient of the weighted mean loss to every ``.grad``; update the weights."""
+        """Set every ``.grad`` to the gradient of the weighted mean loss; update the weights."""
         last = TaskParameters(parameters.last_shared, [], [])
         gram_RR = TaskGradients.from_losses(loss_R, last, retain_graph=True).gram()
         # G_i / w_i: the norms without the weights, which _update_weights multiplies
         norm_R = gram_RR.diagonal().sqrt().to(loss_R)
-        (self.weight_R * loss_R).mean().backward()
+        one_pass(loss_R, self.weight_R * (1 / len(loss_R)), parameters)
         self._statistics = weight_statistics(self.weight_R.clone())
         state = list(self.buffers())
         before = [buffer.clone() for buffer in state]

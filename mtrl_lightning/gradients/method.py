@@ -101,8 +101,21 @@ class Mean(GradientMethod):
     is_one_pass = True
     depends_on_values = False
 
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec)
+        self._weight_R = torch.full((self.num_trained,), 1 / self.num_trained)
+
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
-        """Add the gradient of the mean loss to every parameter's ``.grad``."""
-        loss_R.mean().backward()
+        """Set every parameter's ``.grad`` to the gradient of the mean loss."""
+        self._weight_R = self._weight_R.to(loss_R)
+        one_pass(loss_R, self._weight_R, parameters)
+
+
+def one_pass(loss_R: Tensor, weight_R: Tensor, parameters: TaskParameters) -> None:
+    """Set ``.grad`` to the gradient of ``sum_R weight loss``; None where no loss depends on it."""
+    trained = parameters.shared + parameters.own
+    gradients = torch.autograd.grad(loss_R, trained, weight_R, allow_unused=True)
+    for parameter, gradient in zip(trained, gradients, strict=True):
+        parameter.grad = gradient

@@ -10,8 +10,12 @@ rows of a task.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 EPSILON = 1e-8
 """Keeps divisors above 0: deviations of advantages, variances of returns, sums of norms."""
@@ -79,19 +83,15 @@ def _task_sums(value_SE: Tensor, task_E: Tensor, num_tasks: int) -> Tensor:
     return total_T.index_add_(0, task_E, value_SE.sum(0))
 
 
-def surrogate_loss(
-    log_prob_Rn: Tensor,
-    old_log_prob_Rn: Tensor,
-    advantage_Rn: Tensor,
-    clip: float,
-) -> Tensor:
-    """Return each row's clipped surrogate (equation 7 of Schulman et al. 2017), negated.
+def surrogate(log_ratio_Rn: Tensor, advantage_Rn: Tensor, clip: float) -> Tensor:
+    """Return each row's clipped surrogate objective (equation 7 of Schulman et al. 2017).
 
-    ``-min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)`` with ``ratio = pi / pi_old``.
+    ``min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)`` with ``ratio = pi / pi_old``. For either
+    sign of ``A`` that is ``min(ratio A, A + clip |A|)``.
     """
-    ratio_Rn = (log_prob_Rn - old_log_prob_Rn).exp()
-    clipped_Rn = ratio_Rn.clamp(1 - clip, 1 + clip)
-    return -torch.minimum(ratio_Rn * advantage_Rn, clipped_Rn * advantage_Rn)
+    bound_Rn = torch.add(advantage_Rn, advantage_Rn.abs(), alpha=clip)
+    surrogate_Rn: Tensor = _Surrogate.apply(log_ratio_Rn, advantage_Rn, bound_Rn)
+    return surrogate_Rn
 
 
 def value_loss(
@@ -102,7 +102,7 @@ def value_loss(
     With ``clip``, the larger of this error and that of the value clipped to ``old_value +- clip``
     (as in the authors' program, baselines/ppo2).
     """
-    error_Rn = (value_Rn - target_Rn).square()
+    error_Rn = F.mse_loss(value_Rn, target_Rn, reduction="none")
     if clip is not None:
         assert old_value_Rn is not None, "a clipped value needs the value before"
         near_Rn = old_value_Rn + (value_Rn - old_value_Rn).clamp(-clip, clip)
@@ -110,10 +110,29 @@ def value_loss(
     return error_Rn
 
 
-def approximate_kl(log_prob_Rn: Tensor, old_log_prob_Rn: Tensor) -> Tensor:
-    """Estimate ``KL(pi_old || pi)`` from samples of ``pi_old``; never negative.
+def divergence(log_ratio_Rn: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """Return how far the policy has moved: an estimate of ``KL(pi_old || pi)``, and a share.
 
-    ``mean (ratio - 1) - log ratio`` (Schulman 2020, "Approximating KL Divergence", k3).
+    The estimate ``mean (ratio - 1) - log ratio`` (Schulman 2020, "Approximating KL Divergence", k3)
+    is from samples of ``pi_old`` and never negative. The share is of the rows whose ratio is beyond
+    ``1 - clip`` or ``1 + clip``.
     """
-    log_ratio_Rn = log_prob_Rn - old_log_prob_Rn
-    return (log_ratio_Rn.expm1() - log_ratio_Rn).mean()
+    excess_Rn = log_ratio_Rn.expm1()
+    kl = (excess_Rn - log_ratio_Rn).mean()
+    return kl, (excess_Rn.abs() > clip).float().mean()
+
+
+class _Surrogate(torch.autograd.Function):
+    """``min(ratio A, bound)``; its gradient for ``log ratio`` is ``ratio A``, or 0 at the bound."""
+
+    @staticmethod
+    def forward(ctx: Any, log_ratio_Rn: Tensor, advantage_Rn: Tensor, bound_Rn: Tensor) -> Tensor:
+        gain_Rn = log_ratio_Rn.exp() * advantage_Rn
+        ctx.save_for_backward(gain_Rn.masked_fill(gain_Rn > bound_Rn, 0.0))
+        return torch.minimum(gain_Rn, bound_Rn)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_Rn: Tensor) -> tuple[Tensor, None, None]:
+        (slope_Rn,) = ctx.saved_tensors
+        return gradient_Rn * slope_Rn, None, None

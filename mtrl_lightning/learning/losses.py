@@ -8,6 +8,7 @@ Shapes: ``R`` trained tasks, ``n`` rows of a task, ``A`` action, ``Q`` critics.
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -29,7 +30,8 @@ def critic_target(
 
 def critic_loss(q_QRn: Tensor, target_Rn: Tensor) -> Tensor:
     """Return each task's ``L_Q = sum_i mean (Q_i - y)^2`` (equation 5 without 1/2), ``[R]``."""
-    return (q_QRn - target_Rn).square().sum(0).mean(1)
+    error_QRn = F.mse_loss(q_QRn, target_Rn.expand_as(q_QRn), reduction="none")
+    return error_QRn.sum(0).mean(1)
 
 
 def actor_loss(cost_Rn: Tensor, q_QRn: Tensor) -> Tensor:
@@ -37,7 +39,9 @@ def actor_loss(cost_Rn: Tensor, q_QRn: Tensor) -> Tensor:
 
     Equation 7, with the cost ``c = alpha log pi``.
     """
-    return (cost_Rn - q_QRn.amin(0)).mean(1)
+    # the gradient of min has fewer kernels on a GPU than that of amin
+    smallest_Rn = q_QRn.min(0).values
+    return (cost_Rn - smallest_Rn).mean(1)
 
 
 def deterministic_actor_loss(q_Rn: Tensor) -> Tensor:

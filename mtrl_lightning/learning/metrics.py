@@ -20,7 +20,9 @@ NO_SUM = -0.0
 
 
 class MeanMetrics:
-    """Running means of scalar tensors; the device is not waited for until they are read.
+    """Running means of numbers; the device is not waited for until they are read.
+
+    A value is a scalar tensor, or the numbers of all tasks, whose mean is taken at the end.
 
     Sums and counts are tensors of the device and stay the same ones, so that a CUDA graph of an
     update can add to them. With several processes, the means over all of them are read.
@@ -30,6 +32,7 @@ class MeanMetrics:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
         """In single precision, exact up to 2^24 values; 0 for metrics without a value."""
+        self._one = torch.tensor(1.0)
         self._pending: dict[str, Tensor] | None = None
         """Values of the update under way; None outside one."""
 
@@ -94,8 +97,8 @@ class MeanMetrics:
         sums, counts = state["sums"], state["counts"]
         if sums.keys() != counts.keys() or not all(counts.values()):
             raise ValueError("metrics without a sum or a count")
-        if any(sum_.ndim for sum_ in sums.values()):
-            raise ValueError("a sum of metrics is no single number")
+        if any(sum_.ndim > 1 or not sum_.numel() for sum_ in sums.values()):
+            raise ValueError("a sum of metrics is neither a number nor one for each task")
         checked = {
             saved.text(name, "metric"): (sum_, saved.count(counts[name], name))
             for name, sum_ in sums.items()
@@ -104,29 +107,32 @@ class MeanMetrics:
             self._sums[name].fill_(NO_SUM)
             self._counts[name].zero_()
         for name, (sum_, count) in checked.items():
-            if name not in self._sums:
-                self._accumulators(name, sum_.device)
+            if name not in self._sums or self._sums[name].shape != sum_.shape:
+                self._accumulators(name, sum_)
             self._sums[name].copy_(sum_)
             self._counts[name].fill_(count)
 
     def _add(self, values: dict[str, Tensor]) -> None:
         if not values:
             return
-        for name, value in values.items():
-            self._accumulators(name, value.device)
-        added = [value.detach().float().reshape(()) for value in values.values()]
-        torch._foreach_add_([self._sums[name] for name in values], added)
-        torch._foreach_add_([self._counts[name] for name in values], 1)
+        added = {name: value.detach().float().squeeze() for name, value in values.items()}
+        for name, value in added.items():
+            self._accumulators(name, value)
+            self._one = self._one.to(value.device)
+        torch._foreach_add_(
+            [*(self._sums[name] for name in added), *(self._counts[name] for name in added)],
+            [*added.values(), *[self._one] * len(added)],
+        )
 
-    def _accumulators(self, name: str, device: torch.device) -> None:
-        """Make a metric's sum and count where there are none on the device."""
-        if name in self._sums and self._sums[name].device == device:
+    def _accumulators(self, name: str, value: Tensor) -> None:
+        """Make a metric's sum and count where there are none like the value on its device."""
+        sum_ = self._sums.get(name, torch.tensor(NO_SUM))
+        count = self._counts.get(name, torch.tensor(0.0))
+        if name in self._sums and (sum_.shape, sum_.device) == (value.shape, value.device):
             return
-        new = name not in self._sums
-        sum_ = torch.tensor(NO_SUM) if new else self._sums[name]
-        count = torch.tensor(0.0) if new else self._counts[name]
-        self._sums[name] = sum_.to(device)
-        self._counts[name] = count.to(device)
+        # checkpoints up to version 0.3 have one sum for all tasks
+        self._sums[name] = _mean(sum_).to(value.device).expand(value.shape).clone()
+        self._counts[name] = count.to(value.device)
 
     def _read(self) -> dict[str, tuple[float, int]]:
         """Return each metric's sum and count, in one copy from the device."""
@@ -134,10 +140,15 @@ class MeanMetrics:
         if not tensors:
             return {}
         device = tensors[-1].device
-        numbers = torch.stack([tensor.to(device) for tensor in tensors]).tolist()
+        numbers = torch.stack([_mean(tensor).to(device) for tensor in tensors]).tolist()
         sums, counts = numbers[: len(self._sums)], numbers[len(self._sums) :]
         return {
             name: (sum_, int(count))
             for name, sum_, count in zip(self._sums, sums, counts, strict=True)
             if count
         }
+
+
+def _mean(sum_: Tensor) -> Tensor:
+    """Return the mean over the tasks; a scalar stays as it is, also -0.0."""
+    return sum_.mean() if sum_.ndim else sum_

@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from mtrl_lightning.checks import above, within
 from mtrl_lightning.networks import Network, TaskAxis, TaskModule
+from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -98,15 +99,16 @@ class PopArt(ReturnScale):
         value_B = super().forward(output_B1, task_B)
         if self.weight_T is None or self.bias_T is None:
             return value_B
-        return self.weight_T[task_B] * value_B + self.bias_T[task_B]
+        weight_B = task_values(self.weight_T, task_B)
+        return weight_B * value_B + task_values(self.bias_T, task_B)
 
     def normalize(self, value_B: Tensor, task_B: Tensor) -> Tensor:
-        """Map values ``[...]`` of tasks ``[...]`` to normalized values."""
-        return (value_B - self.mean_T[task_B]) / self.std_T[task_B]
+        """Map values ``[B]`` to normalized values."""
+        return (value_B - task_values(self.mean_T, task_B)) / task_values(self.std_T, task_B)
 
     def denormalize(self, value_B: Tensor, task_B: Tensor) -> Tensor:
-        """Map normalized values ``[...]`` of tasks ``[...]`` to values."""
-        return value_B * self.std_T[task_B] + self.mean_T[task_B]
+        """Map normalized values ``[B]`` to values."""
+        return value_B * task_values(self.std_T, task_B) + task_values(self.mean_T, task_B)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of statistics, factors and offsets."""

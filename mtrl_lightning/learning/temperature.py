@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.checks import above
 from mtrl_lightning.networks import TaskAxis
+from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -36,7 +37,7 @@ class Temperature(nn.Module):
 
     def forward(self, tasks: Tensor) -> Tensor:
         """Return ``log alpha`` of tasks, in their shape."""
-        return self.log_alpha.expand(self._num_tasks)[tasks]
+        return task_values(self.log_alpha.expand(self._num_tasks), tasks)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the temperatures if each task has its own."""

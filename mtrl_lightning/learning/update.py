@@ -47,7 +47,7 @@ class Update:
             parameters tasks share; those of other modules, such as an encoder, are all shared.
         make_optimizer: builds the optimizer from the parameters.
         generators: the algorithm's random generators.
-        metrics: receives the mean loss, and statistics of the gradient if there is a ``method``.
+        metrics: receives the losses, and statistics of the gradient if there is a ``method``.
         guard: decides about steps that are not finite.
         spec: the tasks; the losses are those of the trained ones.
         method: how the tasks' losses become one gradient; None for the mean of losses.
@@ -174,11 +174,12 @@ class Update:
             elif not self.method.averages_gradients:
                 distributed.average_gradients(self._trained)
             loss_R = loss_R.detach()
-            # 3. clip
             gradients = [p.grad for p in self._trained if p.grad is not None]
             norm = self.grad_norm = get_total_norm(gradients)
+            on_device = decides_on_device(norm.device) and skips_on_device(optimizer)
+            # 3. clip
             if self._max_grad_norm is not None:
-                self._clip(self._max_grad_norm, norm)
+                self._clip(optimizer, self._max_grad_norm, norm, on_device)
 
             def losses_after() -> Tensor:
                 # autocast has kept the rounded weights of before the step
@@ -187,7 +188,6 @@ class Update:
                 return self._weighted(distributed.global_losses(new_loss_R), weight_R)
 
             # 4. step if the norm is finite: one bad batch must not end in the weights
-            on_device = decides_on_device(norm.device) and skips_on_device(optimizer)
             step = self._step_on_device if on_device else self._step_on_host
             step(optimizer, norm, loss_R, losses_after, method_state)
         self._log(loss_R, norm)
@@ -226,7 +226,8 @@ class Update:
     ) -> None:
         """Let the device leave the step out if the norm is not finite, without waiting for it.
 
-        That takes an optimizer with ``found_inf``, as fused ones have for gradient scaling.
+        That takes an optimizer with ``found_inf`` and ``grad_scale``, as fused ones have for
+        gradient scaling.
         """
         # 0 for a finite norm, 1 for infinity and NaN, which are NaN times 0
         found_inf = (norm * 0).nan_to_num(1.0)
@@ -241,8 +242,12 @@ class Update:
                 buffer.copy_(torch.where(is_skipped, before, buffer))
         self._guard.keep(self.name, found_inf, loss_R)
 
-    def _clip(self, max_norm: float, norm: Tensor) -> None:
+    def _clip(self, optimizer: Optimizer, max_norm: float, norm: Tensor, on_device: bool) -> None:
         """Clip the gradient, whose norm is given, or each group's by its own norm."""
+        if self._clip_groups is None and on_device:
+            # the fused step divides gradients by it, which saves a pass over them
+            optimizer.grad_scale = (norm / max_norm).clamp(min=1)  # type: ignore[attr-defined]
+            return
         if self._clip_groups is None:
             clip_grads_with_norm_(self._trained, max_norm, norm)
             return
@@ -272,7 +277,7 @@ class Update:
             network.after_step(loss_R, self._task_R, draws)
 
     def _log(self, loss_R: Tensor, norm: Tensor) -> None:
-        statistics = {"loss": loss_R.mean()}
+        statistics = {"loss": loss_R}
         if self._logs_gradient:
             statistics |= {"grad_norm": norm, **self.method.metrics()}
         self._metrics.add({f"{self.name}_{key}": value for key, value in statistics.items()})

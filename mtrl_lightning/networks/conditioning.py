@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
-from mtrl_lightning.networks.network import Network, TaskAxis
+from mtrl_lightning.networks.network import Network, TaskAxis, task_values
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -77,7 +77,7 @@ class OneHot(TaskConditioning):
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, T]``."""
-        return self.table_TT[task_B]
+        return task_values(self.table_TT, task_B)
 
 
 class NoConditioning(TaskConditioning):
@@ -96,7 +96,7 @@ class NoConditioning(TaskConditioning):
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, 0]``."""
-        return self.table_T0[task_B]
+        return task_values(self.table_T0, task_B)
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
         """Return all tasks: there is nothing to replace."""
@@ -121,7 +121,7 @@ class Embedding(TaskConditioning):
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, C]``."""
-        embedding_BC = self.weight_TC[task_B]
+        embedding_BC = task_values(self.weight_TC, task_B)
         return F.normalize(embedding_BC, dim=-1) if self._unit_norm else embedding_BC
 
     def task_axes(self) -> Mapping[str, TaskAxis]:

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.gaussian import ClippedGaussian
-from mtrl_lightning.networks.network import TaskAxis, TaskModule
+from mtrl_lightning.networks.network import TaskAxis, TaskModule, task_values
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -63,7 +63,7 @@ class PolicyStd(TaskModule):
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map tasks ``[B]`` to their log standard deviations ``[B, A]``."""
-        return self.log_std_TA[task_B]
+        return task_values(self.log_std_TA, task_B)
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
         """Return the trained tasks; the others receive the mean of their values."""

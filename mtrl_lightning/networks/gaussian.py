@@ -9,12 +9,14 @@ Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``A``
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 LARGEST = 1 - 1e-4
 """Given actions are clamped to this magnitude: the density of the images of tanh, -1 and 1, is
 infinite."""
@@ -23,6 +25,14 @@ infinite."""
 def zero_padding(value_BA: Tensor, mask_BA: Tensor | None) -> Tensor:
     """Return the values, with 0 where the mask is false; None for no such place."""
     return value_BA if mask_BA is None else torch.where(mask_BA, value_BA, 0.0)
+
+
+def normal_log_prob(value_BA: Tensor, mean_BA: Tensor, log_std_BA: Tensor) -> Tensor:
+    """Return ``log N(value; mean, std)`` of each dimension, ``[B, A]``."""
+    log_prob_BA: Tensor = _NormalLogProb.apply(
+        *torch.broadcast_tensors(value_BA, mean_BA, log_std_BA)
+    )
+    return log_prob_BA
 
 
 class ActionDistribution(Protocol):
@@ -63,9 +73,8 @@ class ClippedGaussian(NamedTuple):
 
     def log_prob(self, sample_BA: Tensor) -> Tensor:
         """Return log densities ``[B]`` of samples ``[B, A]`` that are not clipped."""
-        noise_BA = (sample_BA - self.mean_BA) * (-self.log_std_BA).exp()
-        normal_BA = -0.5 * noise_BA.square() - self.log_std_BA - 0.5 * math.log(2 * math.pi)
-        return zero_padding(normal_BA, self.mask_BA).sum(-1)
+        log_prob_BA = normal_log_prob(sample_BA, self.mean_BA, self.log_std_BA)
+        return zero_padding(log_prob_BA, self.mask_BA).sum(-1)
 
     def entropy(self) -> Tensor:
         """Return the entropy ``[B]`` before actions are clipped."""
@@ -94,7 +103,8 @@ class SquashedGaussian(NamedTuple):
     ) -> SquashedGaussian:
         """Split a network's output ``[B, 2A]`` into mean and clamped log std, in float32."""
         mean_BA, log_std_BA = output_BA2.float().chunk(2, dim=-1)
-        return cls(mean_BA, log_std_BA.clamp(log_std_min, log_std_max), mask_BA)
+        # a clamp whose gradient is one kernel
+        return cls(mean_BA, F.hardtanh(log_std_BA, log_std_min, log_std_max), mask_BA)
 
     def mode(self) -> Tensor:
         """Return the deterministic action ``[B, A]``, tanh of the mean."""
@@ -103,20 +113,17 @@ class SquashedGaussian(NamedTuple):
     def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions ``[B, A]`` and log densities ``[B]`` for standard normal noise ``[B, A]``.
 
-        ``log pi(a) = sum_A [log N(u; mean, std) - log(1 - tanh(u)^2)]`` with ``a = tanh(u)``, where
-        ``log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))`` does not underflow for large ``|u|``.
+        ``a = tanh(u)`` with ``u = mean + std noise``, and
+        ``log pi(a) = sum_A [log N(u; mean, std) - log(1 - tanh(u)^2)]``.
         """
-        u_BA = self.mean_BA + self.log_std_BA.exp() * noise_BA
-        normal_BA = -0.5 * noise_BA.square() - self.log_std_BA - 0.5 * math.log(2 * math.pi)
-        squash_BA = 2 * (math.log(2) - u_BA - F.softplus(-2 * u_BA))
-        log_prob_B = zero_padding(normal_BA - squash_BA, self.mask_BA).sum(-1)
-        return zero_padding(torch.tanh(u_BA), self.mask_BA), log_prob_B
+        action_BA, log_prob_BA = _SquashedSample.apply(self.mean_BA, self.log_std_BA, noise_BA)
+        log_prob_B = zero_padding(log_prob_BA, self.mask_BA).sum(-1)
+        return zero_padding(action_BA, self.mask_BA), log_prob_B
 
     def log_prob(self, action_BA: Tensor) -> Tensor:
         """Return log densities ``[B]`` of given actions ``[B, A]``, clamped to ``LARGEST``."""
         action_BA = action_BA.clamp(-LARGEST, LARGEST)
-        noise_BA = (action_BA.atanh() - self.mean_BA) * (-self.log_std_BA).exp()
-        normal_BA = -0.5 * noise_BA.square() - self.log_std_BA - 0.5 * math.log(2 * math.pi)
+        normal_BA = normal_log_prob(action_BA.atanh(), self.mean_BA, self.log_std_BA)
         # a = tanh(u): log pi(a) = log N(u; mean, std) - log(1 - a^2)
         log_prob_BA = normal_BA - (1 - action_BA.square()).log()
         return zero_padding(log_prob_BA, self.mask_BA).sum(-1)
@@ -145,3 +152,62 @@ class SquashedGaussian(NamedTuple):
         variance_ratio_BA = (2 * log_std_ratio_BA).exp()
         kl_BA = 0.5 * (variance_ratio_BA + shift_BA.square() - 1) - log_std_ratio_BA
         return zero_padding(kl_BA, self.mask_BA).sum(-1)
+
+
+class _NormalLogProb(torch.autograd.Function):
+    """``log N(x; m, s) = -z^2 / 2 - log s - log(2 pi) / 2`` with ``z = (x - m) / s``.
+
+    The gradients by hand, ``z / s`` for ``m`` and ``z^2 - 1`` for ``log s``, are a third of the
+    kernels of PyTorch's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value_BA: Tensor, mean_BA: Tensor, log_std_BA: Tensor) -> Tensor:
+        std_BA = log_std_BA.exp()
+        z_BA = (value_BA - mean_BA) / std_BA
+        ctx.save_for_backward(z_BA, std_BA)
+        return -HALF_LOG_2PI - torch.addcmul(log_std_BA, z_BA, z_BA, value=0.5)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BA: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        z_BA, std_BA = ctx.saved_tensors
+        gradient_z_BA = gradient_BA * z_BA
+        mean_gradient_BA = gradient_z_BA / std_BA
+        value_gradient_BA = -mean_gradient_BA if ctx.needs_input_grad[0] else None
+        return value_gradient_BA, mean_gradient_BA, gradient_z_BA * z_BA - gradient_BA
+
+
+class _SquashedSample(torch.autograd.Function):
+    """Actions ``a = tanh(u)`` for ``u = m + s noise``, and their log densities by dimension.
+
+    ``log(1 - tanh(u)^2) = 2 (log 2 + u - softplus(2u))`` does not underflow for large ``|u|``. Its
+    derivative is ``-2 tanh(u)``, so the gradients by hand are a third of the kernels of PyTorch's.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean_BA: Tensor, log_std_BA: Tensor, noise_BA: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        deviation_BA = log_std_BA.exp() * noise_BA
+        u_BA = mean_BA + deviation_BA
+        action_BA = u_BA.tanh()
+        ctx.save_for_backward(action_BA, deviation_BA)
+        # -log pi = noise^2 / 2 + log s + log(2 pi) / 2 + 2 (log 2 + u - softplus(2u))
+        cost_BA = torch.addcmul(log_std_BA, noise_BA, noise_BA, value=0.5)
+        cost_BA = torch.add(cost_BA, u_BA, alpha=2)
+        # softplus(u, beta=2) = softplus(2u) / 2
+        cost_BA = torch.sub(cost_BA, F.softplus(u_BA, beta=2), alpha=4)
+        return action_BA, -(HALF_LOG_2PI + 2 * math.log(2)) - cost_BA
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, action_gradient_BA: Tensor, log_prob_gradient_BA: Tensor
+    ) -> tuple[Tensor, Tensor, None]:
+        action_BA, deviation_BA = ctx.saved_tensors
+        # through tanh, and d log pi / du = 2 tanh(u)
+        through_tanh_BA = torch.ops.aten.tanh_backward(action_gradient_BA, action_BA)
+        u_gradient_BA = torch.addcmul(through_tanh_BA, log_prob_gradient_BA, action_BA, value=2)
+        log_std_gradient_BA = u_gradient_BA * deviation_BA - log_prob_gradient_BA
+        return u_gradient_BA, log_std_gradient_BA, None

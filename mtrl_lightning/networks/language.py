@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.networks.conditioning import TaskConditioning
-from mtrl_lightning.networks.network import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis, task_values
 from mtrl_lightning.spec import EnvSpec
 
 DESCRIPTIONS = Path(__file__).parent / "data" / "descriptions.json"
@@ -49,7 +49,7 @@ class TaskTable(nn.Module):
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map tasks ``[B]`` to ``[B, C]``."""
-        return self.table_TC[task_B]
+        return task_values(self.table_TC, task_B)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the vectors."""

@@ -132,6 +132,25 @@ class Network(TaskModule):
         return False
 
 
+def task_values(value_T: Tensor, task_B: Tensor) -> Tensor:
+    """Return the value of each row's task.
+
+    Rows in groups have one task in each; groups of all tasks have them in their order. So a
+    learning batch repeats the values and needs no index, whose gradient a GPU would have to sort.
+
+    Args:
+        value_T: values ``[T, ...]``.
+        task_B: the task of each row, integers ``[B]`` or ``[R, n]``.
+
+    Returns:
+        Values ``[B, ...]``, or a view ``[R, n, ...]``.
+    """
+    if task_B.ndim == 1:
+        return value_T[task_B]
+    value_R = value_T if len(task_B) == len(value_T) else value_T[task_B[:, 0]]
+    return value_R[:, None].expand(*task_B.shape, *value_T.shape[1:])
+
+
 def _checked(constructor: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(constructor)
 

@@ -65,9 +65,11 @@ def stacked_outputs(members: Sequence[nn.Module], x_RnD: Tensor, task_Rn: Tensor
     num_networks = len(members)
     parameters = [p for member in members for layer in _layers(member) for p in layer.parameters()]
     *hidden, weight_QOH, bias_QO = _Stack.apply(num_networks, *parameters)
-    h_QBH = input_RnD.flatten(0, 1).expand(num_networks, -1, -1)
+    # weights stand first, so that their gradients have their layout and need no copy
+    h_QHB = input_RnD.flatten(0, 1).t().expand(num_networks, -1, -1)
     for weight_QHD, bias_QH in list(pairwise(hidden))[::2]:
-        h_QBH = torch.baddbmm(bias_QH[:, None], h_QBH, weight_QHD.transpose(1, 2)).relu()
+        h_QHB = torch.baddbmm(bias_QH[..., None], weight_QHD, h_QHB).relu()
+    h_QBH = h_QHB.transpose(1, 2)
     head: Any = _head(first)
     if isinstance(head, LinearHeads):
         # each task's rows by its own head, [Q R, n, H]

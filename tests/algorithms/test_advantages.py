@@ -161,7 +161,10 @@ def test_the_surrogate_equals_a_loop_over_the_rows(draw):
     log_prob_Rn = draw(num_tasks, rows)
     old_log_prob_Rn = log_prob_Rn + 0.4 * draw(num_tasks, rows)
     advantage_Rn = draw(num_tasks, rows)
-    found_R = advantages.surrogate_loss(log_prob_Rn, old_log_prob_Rn, advantage_Rn, CLIP).mean(1)
+    log_ratio_Rn = (log_prob_Rn - old_log_prob_Rn).requires_grad_()
+    surrogate_Rn = advantages.surrogate(log_ratio_Rn, advantage_Rn, CLIP)
+    found_R = surrogate_Rn.mean(1)
+    gradients_Rn = torch.autograd.grad(surrogate_Rn.sum(), log_ratio_Rn)[0]
     kinds = set()
     for task in range(num_tasks):
         total = 0.0
@@ -169,9 +172,14 @@ def test_the_surrogate_equals_a_loop_over_the_rows(draw):
             ratio = math.exp(log_prob_Rn[task, row].item() - old_log_prob_Rn[task, row].item())
             advantage = advantage_Rn[task, row].item()
             if advantage > 0:  # no reward for a ratio above 1 + clip
-                total -= min(ratio, 1 + CLIP) * advantage
+                total += min(ratio, 1 + CLIP) * advantage
+                is_active = ratio < 1 + CLIP
             else:  # none for a ratio below 1 - clip
-                total -= max(ratio, 1 - CLIP) * advantage
+                total += max(ratio, 1 - CLIP) * advantage
+                is_active = ratio > 1 - CLIP
+            # d ratio / d log ratio = ratio
+            wanted = ratio * advantage if is_active else 0.0
+            assert gradients_Rn[task, row].item() == pytest.approx(wanted, rel=1e-10)
             kinds.add((advantage > 0, ratio > 1 + CLIP, ratio < 1 - CLIP))
         assert found_R[task].item() == pytest.approx(total / rows, rel=1e-10)
     assert len(kinds) == 6, "both signs with ratios below, within and above the clip"
@@ -208,7 +216,7 @@ def test_the_estimated_divergence_is_near_the_analytic_one():
     new = Normal(torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64))
     noise_B = torch.randn(200_000, generator=torch.Generator().manual_seed(0)).double()
     sample_B = old.mean + old.stddev * noise_B
-    found = advantages.approximate_kl(new.log_prob(sample_B), old.log_prob(sample_B))
+    found, _ = advantages.divergence(new.log_prob(sample_B) - old.log_prob(sample_B), CLIP)
     wanted = kl_divergence(old, new).item()
     assert found.item() == pytest.approx(wanted, rel=0.02)
     assert kl_divergence(new, old).item() != pytest.approx(wanted, rel=0.1), "it has a direction"
@@ -216,5 +224,11 @@ def test_the_estimated_divergence_is_near_the_analytic_one():
 
 def test_a_small_divergence_keeps_its_digits_in_single_precision():
     # (exp(x) - 1) - x = x^2 / 2 + x^3 / 6 + ...
-    found = advantages.approximate_kl(torch.full((4,), 1e-3), torch.zeros(4))
+    found, _ = advantages.divergence(torch.full((4,), 1e-3), CLIP)
     assert found.item() == pytest.approx(0.5e-6, rel=1e-3)
+
+
+def test_the_clipped_share_counts_ratios_beyond_both_bounds():
+    ratio_N = torch.tensor([1 - 2 * CLIP, 1 - 0.9 * CLIP, 1.0, 1 + 0.9 * CLIP, 1 + 1.1 * CLIP])
+    _, share = advantages.divergence(ratio_N.log(), CLIP)
+    assert share.item() == pytest.approx(2 / 5)

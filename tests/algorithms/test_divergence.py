@@ -129,6 +129,19 @@ def test_the_device_makes_the_steps_that_the_cpu_makes(name, monkeypatch):
     assert on_cpu.counters.skipped_updates == 2
 
 
+def test_the_device_clips_gradients_as_the_cpu_does(monkeypatch):
+    def critics(max_grad_norm):
+        optimizer = partial(SGD, lr=0.1, fused=True)
+        sac = make_sac(critic_optimizer=optimizer, critic_max_grad_norm=max_grad_norm)
+        return torch.cat([p.flatten() for p in train(sac, 3).critic.parameters()])
+
+    on_cpu = [critics(0.01), critics(None)]
+    monkeypatch.setattr(update, "decides_on_device", lambda device: True)
+    on_device = [critics(0.01), critics(None)]
+    torch.testing.assert_close(on_device, on_cpu, rtol=1e-5, atol=1e-7)
+    assert not torch.allclose(on_cpu[0], on_cpu[1], atol=1e-4)
+
+
 def test_a_gradient_method_learns_again_after_a_skipped_step(where):
     for method in (FAMO, GradNorm, partial(NashMTL, update_every=2)):
         sac = make_sac(

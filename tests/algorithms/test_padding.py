@@ -304,8 +304,8 @@ def test_a_padded_task_has_the_losses_and_gradients_of_ppo_that_it_has_alone(sta
             old_log_prob_Rn = log_prob_Rn + shift_Rn
         extra = {**columns, "unclipped_action": sample_RnA, "log_prob": old_log_prob_Rn}
         batch = batch._replace(extra=extra)
-        loss_R, (found_log_prob_Rn, _) = ppo.actor_loss(batch)
-        assert_close(found_log_prob_Rn, log_prob_Rn)
+        loss_R, (log_ratio_Rn, _) = ppo.actor_loss(batch)
+        assert_close(log_ratio_Rn, log_prob_Rn - old_log_prob_Rn)
         actor_losses.append(loss_R)
         critic_losses.append(ppo.critic_loss(batch)[0])
         entropies.append(policy.entropy().mean(1))

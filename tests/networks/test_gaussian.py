@@ -32,6 +32,44 @@ def test_actions_and_densities_equal_those_of_a_transformed_normal_distribution(
     torch.testing.assert_close(log_prob[moderate], inverted, rtol=1e-7, atol=1e-7)
 
 
+def test_gradients_of_squashed_samples_are_those_of_the_formula_differentiated_by_pytorch():
+    inputs = uniform(500, 6, seed=1).double().chunk(2, -1)
+    noise, action_weight, density_weight = uniform(500, 9, seed=2).double().chunk(3, -1)
+
+    def gradients(sample):
+        mean, log_std = (x.clone().requires_grad_() for x in inputs)
+        action, log_prob = sample(mean, log_std)
+        total = (action_weight * action).sum() + (density_weight[:, 0] * log_prob).sum()
+        return torch.autograd.grad(total, (mean, log_std))
+
+    def formula(mean, log_std):
+        u = mean + log_std.exp() * noise
+        log_prob = Normal(mean, log_std.exp()).log_prob(u)
+        log_prob = log_prob - TanhTransform().log_abs_det_jacobian(u, u.tanh())
+        return u.tanh(), log_prob.sum(-1)
+
+    found = gradients(lambda mean, log_std: SquashedGaussian(mean, log_std).sample(noise))
+    torch.testing.assert_close(found, gradients(formula), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [ClippedGaussian, SquashedGaussian])
+def test_gradients_of_densities_are_those_of_the_formula_differentiated_by_pytorch(kind):
+    inputs = uniform(500, 9, seed=1).double().chunk(3, -1)
+
+    def gradients(log_prob):
+        action, mean, log_std = (x.clone().requires_grad_() for x in inputs)
+        value = 0.5 * action
+        return torch.autograd.grad(log_prob(value, mean, log_std).sum(), (action, mean, log_std))
+
+    def formula(value, mean, log_std):
+        if kind is ClippedGaussian:
+            return Normal(mean, log_std.exp()).log_prob(value)
+        return Normal(mean, log_std.exp()).log_prob(value.atanh()) - (1 - value**2).log()
+
+    found = gradients(lambda value, mean, log_std: kind(mean, log_std).log_prob(value))
+    torch.testing.assert_close(found, gradients(formula), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("mean", [-1e4, -50.0, -20.0, 20.0, 50.0, 1e4])
 def test_densities_and_gradients_stay_finite_where_tanh_is_one(mean):
     mean_BA = torch.full((1, 2), mean, requires_grad=True)
