@@ -348,10 +348,10 @@ class PPO(Algorithm):
             log_prob_Rn = policy.log_prob(batch.extra["unclipped_action"])
             entropy_Rn = policy.entropy()
         log_ratio_Rn = log_prob_Rn - batch.extra["log_prob"]
-        surrogate_Rn = advantages.surrogate(log_ratio_Rn, batch.extra["advantage"], self.clip)
-        # L = -(E[min(ratio A, clip(ratio, 1 - clip, 1 + clip) A)] + entropy_coef E[H(pi)])
-        objective_Rn = torch.add(surrogate_Rn, entropy_Rn, alpha=self.entropy_coef)
-        loss_R = -task_losses(objective_Rn, batch.task_Rn, self._task_R)
+        surrogate_Rn = advantages.surrogate_loss(log_ratio_Rn, batch.extra["advantage"], self.clip)
+        # L = -E[min(ratio A, clip(ratio, 1 - clip, 1 + clip) A)] - entropy_coef E[H(pi)]
+        loss_Rn = torch.add(surrogate_Rn, entropy_Rn, alpha=-self.entropy_coef)
+        loss_R = task_losses(loss_Rn, batch.task_Rn, self._task_R)
         return loss_R, (log_ratio_Rn.detach(), entropy_Rn.detach().mean())
 
     def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:

@@ -115,7 +115,4 @@ class Mean(GradientMethod):
 
 def one_pass(loss_R: Tensor, weight_R: Tensor, parameters: TaskParameters) -> None:
     """Set ``.grad`` to the gradient of ``sum_R weight loss``; None where no loss depends on it."""
-    trained = parameters.shared + parameters.own
-    gradients = torch.autograd.grad(loss_R, trained, weight_R, allow_unused=True)
-    for parameter, gradient in zip(trained, gradients, strict=True):
-        parameter.grad = gradient
+    loss_R.backward(weight_R, inputs=parameters.shared + parameters.own)

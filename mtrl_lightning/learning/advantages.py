@@ -83,15 +83,16 @@ def _task_sums(value_SE: Tensor, task_E: Tensor, num_tasks: int) -> Tensor:
     return total_T.index_add_(0, task_E, value_SE.sum(0))
 
 
-def surrogate(log_ratio_Rn: Tensor, advantage_Rn: Tensor, clip: float) -> Tensor:
-    """Return each row's clipped surrogate objective (equation 7 of Schulman et al. 2017).
+def surrogate_loss(log_ratio_Rn: Tensor, advantage_Rn: Tensor, clip: float) -> Tensor:
+    """Return each row's clipped surrogate (equation 7 of Schulman et al. 2017), negated.
 
-    ``min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)`` with ``ratio = pi / pi_old``. For either
-    sign of ``A`` that is ``min(ratio A, A + clip |A|)``.
+    ``-min(ratio A, clamp(ratio, 1 - clip, 1 + clip) A)`` with ``ratio = pi / pi_old``. For either
+    sign of ``A`` that is ``max(ratio (-A), -A - clip |A|)``.
     """
-    bound_Rn = torch.add(advantage_Rn, advantage_Rn.abs(), alpha=clip)
-    surrogate_Rn: Tensor = _Surrogate.apply(log_ratio_Rn, advantage_Rn, bound_Rn)
-    return surrogate_Rn
+    cost_Rn = -advantage_Rn
+    bound_Rn = torch.sub(cost_Rn, advantage_Rn.abs(), alpha=clip)
+    loss_Rn: Tensor = _SurrogateLoss.apply(log_ratio_Rn, cost_Rn, bound_Rn)
+    return loss_Rn
 
 
 def value_loss(
@@ -119,17 +120,17 @@ def divergence(log_ratio_Rn: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """
     excess_Rn = log_ratio_Rn.expm1()
     kl = (excess_Rn - log_ratio_Rn).mean()
-    return kl, (excess_Rn.abs() > clip).float().mean()
+    return kl, excess_Rn.abs().gt_(clip).mean()
 
 
-class _Surrogate(torch.autograd.Function):
-    """``min(ratio A, bound)``; its gradient for ``log ratio`` is ``ratio A``, or 0 at the bound."""
+class _SurrogateLoss(torch.autograd.Function):
+    """``max(ratio c, bound)``; its gradient for ``log ratio`` is ``ratio c``, or 0 at the bound."""
 
     @staticmethod
-    def forward(ctx: Any, log_ratio_Rn: Tensor, advantage_Rn: Tensor, bound_Rn: Tensor) -> Tensor:
-        gain_Rn = log_ratio_Rn.exp() * advantage_Rn
-        ctx.save_for_backward(gain_Rn.masked_fill(gain_Rn > bound_Rn, 0.0))
-        return torch.minimum(gain_Rn, bound_Rn)
+    def forward(ctx: Any, log_ratio_Rn: Tensor, cost_Rn: Tensor, bound_Rn: Tensor) -> Tensor:
+        loss_Rn = log_ratio_Rn.exp() * cost_Rn
+        ctx.save_for_backward(loss_Rn.masked_fill(loss_Rn < bound_Rn, 0.0))
+        return torch.maximum(loss_Rn, bound_Rn)
 
     @staticmethod
     @once_differentiable

@@ -126,13 +126,14 @@ class MeanMetrics:
 
     def _accumulators(self, name: str, value: Tensor) -> None:
         """Make a metric's sum and count where there are none like the value on its device."""
-        sum_ = self._sums.get(name, torch.tensor(NO_SUM))
-        count = self._counts.get(name, torch.tensor(0.0))
-        if name in self._sums and (sum_.shape, sum_.device) == (value.shape, value.device):
-            return
-        # checkpoints up to version 0.3 have one sum for all tasks
-        self._sums[name] = _mean(sum_).to(value.device).expand(value.shape).clone()
-        self._counts[name] = count.to(value.device)
+        known = self._sums.get(name)
+        if known is None:
+            self._sums[name] = torch.full_like(value, NO_SUM)
+            self._counts[name] = torch.zeros((), device=value.device)
+        elif (known.shape, known.device) != (value.shape, value.device):
+            # checkpoints up to version 0.3 have one sum for all tasks
+            self._sums[name] = _mean(known).to(value.device).expand(value.shape).clone()
+            self._counts[name] = self._counts[name].to(value.device)
 
     def _read(self) -> dict[str, tuple[float, int]]:
         """Return each metric's sum and count, in one copy from the device."""

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from mtrl_lightning.checks import above
@@ -174,12 +174,11 @@ class Update:
             elif not self.method.averages_gradients:
                 distributed.average_gradients(self._trained)
             loss_R = loss_R.detach()
+            # 3. clip
             gradients = [p.grad for p in self._trained if p.grad is not None]
             norm = self.grad_norm = get_total_norm(gradients)
-            on_device = decides_on_device(norm.device) and skips_on_device(optimizer)
-            # 3. clip
             if self._max_grad_norm is not None:
-                self._clip(optimizer, self._max_grad_norm, norm, on_device)
+                self._clip(gradients, self._max_grad_norm, norm)
 
             def losses_after() -> Tensor:
                 # autocast has kept the rounded weights of before the step
@@ -188,6 +187,7 @@ class Update:
                 return self._weighted(distributed.global_losses(new_loss_R), weight_R)
 
             # 4. step if the norm is finite: one bad batch must not end in the weights
+            on_device = decides_on_device(norm.device) and skips_on_device(optimizer)
             step = self._step_on_device if on_device else self._step_on_host
             step(optimizer, norm, loss_R, losses_after, method_state)
         self._log(loss_R, norm)
@@ -226,8 +226,7 @@ class Update:
     ) -> None:
         """Let the device leave the step out if the norm is not finite, without waiting for it.
 
-        That takes an optimizer with ``found_inf`` and ``grad_scale``, as fused ones have for
-        gradient scaling.
+        That takes an optimizer with ``found_inf``, as fused ones have for gradient scaling.
         """
         # 0 for a finite norm, 1 for infinity and NaN, which are NaN times 0
         found_inf = (norm * 0).nan_to_num(1.0)
@@ -242,18 +241,14 @@ class Update:
                 buffer.copy_(torch.where(is_skipped, before, buffer))
         self._guard.keep(self.name, found_inf, loss_R)
 
-    def _clip(self, optimizer: Optimizer, max_norm: float, norm: Tensor, on_device: bool) -> None:
+    def _clip(self, gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
         """Clip the gradient, whose norm is given, or each group's by its own norm."""
-        if self._clip_groups is None and on_device:
-            # the fused step divides gradients by it, which saves a pass over them
-            optimizer.grad_scale = (norm / max_norm).clamp(min=1)  # type: ignore[attr-defined]
-            return
         if self._clip_groups is None:
-            clip_grads_with_norm_(self._trained, max_norm, norm)
+            clip_(gradients, max_norm, norm)
             return
         for group in self._clip_groups:
-            own_norm = get_total_norm([p.grad for p in group if p.grad is not None])
-            clip_grads_with_norm_(group, max_norm, own_norm)
+            own_gradients = [p.grad for p in group if p.grad is not None]
+            clip_(own_gradients, max_norm, get_total_norm(own_gradients))
 
     def _task_weights(self) -> Tensor | None:
         if self._weights is None:
@@ -291,6 +286,12 @@ def decides_on_device(device: torch.device) -> bool:
 def skips_on_device(optimizer: Optimizer) -> bool:
     """Return whether an optimizer takes a tensor that tells it to leave a step out."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def clip_(gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Scale gradients of this norm down to the largest one: PyTorch's function has more kernels."""
+    if gradients:
+        torch._foreach_div_(gradients, (norm / max_norm).clamp(min=1))
 
 
 def task_parameters(modules: Sequence[nn.Module]) -> TaskParameters:

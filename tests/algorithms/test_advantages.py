@@ -162,7 +162,7 @@ def test_the_surrogate_equals_a_loop_over_the_rows(draw):
     old_log_prob_Rn = log_prob_Rn + 0.4 * draw(num_tasks, rows)
     advantage_Rn = draw(num_tasks, rows)
     log_ratio_Rn = (log_prob_Rn - old_log_prob_Rn).requires_grad_()
-    surrogate_Rn = advantages.surrogate(log_ratio_Rn, advantage_Rn, CLIP)
+    surrogate_Rn = advantages.surrogate_loss(log_ratio_Rn, advantage_Rn, CLIP)
     found_R = surrogate_Rn.mean(1)
     gradients_Rn = torch.autograd.grad(surrogate_Rn.sum(), log_ratio_Rn)[0]
     kinds = set()
@@ -172,13 +172,13 @@ def test_the_surrogate_equals_a_loop_over_the_rows(draw):
             ratio = math.exp(log_prob_Rn[task, row].item() - old_log_prob_Rn[task, row].item())
             advantage = advantage_Rn[task, row].item()
             if advantage > 0:  # no reward for a ratio above 1 + clip
-                total += min(ratio, 1 + CLIP) * advantage
+                total -= min(ratio, 1 + CLIP) * advantage
                 is_active = ratio < 1 + CLIP
             else:  # none for a ratio below 1 - clip
-                total += max(ratio, 1 - CLIP) * advantage
+                total -= max(ratio, 1 - CLIP) * advantage
                 is_active = ratio > 1 - CLIP
             # d ratio / d log ratio = ratio
-            wanted = ratio * advantage if is_active else 0.0
+            wanted = -ratio * advantage if is_active else 0.0
             assert gradients_Rn[task, row].item() == pytest.approx(wanted, rel=1e-10)
             kinds.add((advantage > 0, ratio > 1 + CLIP, ratio < 1 - CLIP))
         assert found_R[task].item() == pytest.approx(total / rows, rel=1e-10)
