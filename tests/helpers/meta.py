@@ -25,7 +25,6 @@ class _Skipping:
     def step(self, closure=None):
         assert self.found_inf.device == META and self.found_inf.shape == ()
         del self.found_inf
-        vars(self).pop("grad_scale", None)
         return super().step(closure)
 
 
