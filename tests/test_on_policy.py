@@ -118,9 +118,9 @@ def test_the_ratios_of_every_iteration_start_from_one(command_line, monkeypatch)
     def step(self, batch, batch_idx):
         if self.counters.updates % 12 == 0:
             with torch.no_grad():
-                _, (log_prob_Rn, _) = self.actor_loss(batch)
-            assert log_prob_Rn.shape == batch.task_Rn.shape
-            largest.append((log_prob_Rn - batch.extra["log_prob"]).abs().max().item())
+                _, (log_ratio_Rn, _) = self.actor_loss(batch)
+            assert log_ratio_Rn.shape == batch.task_Rn.shape
+            largest.append(log_ratio_Rn.abs().max().item())
         training_step(self, batch, batch_idx)
 
     monkeypatch.setattr(PPO, "training_step", step)

@@ -165,8 +165,30 @@ def test_metrics_have_a_sum_and_a_count():
     for counts in ({}, {"a": 0}, {"a": -1}, {"a": 1, "b": 1}):
         with pytest.raises((ValueError, ConfigurationError)):
             MeanMetrics().load_state_dict(state | {"counts": counts})
-    with pytest.raises(ValueError, match="no single number"):
-        MeanMetrics().load_state_dict(state | {"sums": {"a": torch.zeros(3)}})
+    for shape in ((2, 3), (0,)):
+        with pytest.raises(ValueError, match="neither a number nor one for each task"):
+            MeanMetrics().load_state_dict(state | {"sums": {"a": torch.zeros(shape)}})
+
+
+def test_sums_of_tasks_go_on_exactly_and_after_one_sum_for_all():
+    value_R = torch.tensor([0.1, 0.2, 0.7])
+    metrics = MeanMetrics()
+    metrics.add({"a": value_R})
+    restored = MeanMetrics()
+    restored.load_state_dict(metrics.state_dict())
+    assert torch.equal(restored.state_dict()["sums"]["a"], value_R)
+    restored.load_state_dict({"sums": {"a": torch.tensor(5.0)}, "counts": {"a": 2}})
+    restored.add({"a": value_R})
+    assert restored.drain()["a"] == pytest.approx((5.0 + 1 / 3) / 3)
+    former = MeanMetrics()
+    former.load_state_dict({"sums": {"a": torch.tensor(5.0)}, "counts": {"a": 2}})
+    former.add({"a": value_R})
+    assert former.drain()["a"] == pytest.approx((5.0 + 1 / 3) / 3)
+
+
+def test_a_metric_of_another_shape_is_refused_when_it_is_added():
+    with pytest.raises(ValueError, match=r"a has the shape \[2, 3\]"):
+        MeanMetrics().add({"a": torch.ones(2, 3)})
 
 
 def npy(header):

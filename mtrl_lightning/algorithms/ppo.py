@@ -330,7 +330,7 @@ class PPO(Algorithm):
         """Make one step of the actor and one of the critic."""
         log_ratio_Rn, entropy = self.actor_update(lambda: self._actor_loss(batch))
         self.critic_update(lambda: self._critic_loss(batch))
-        kl, clip_fraction = advantages.divergence(log_ratio_Rn, self.clip)
+        kl, clip_fraction = advantages.kl_and_clip_fraction(log_ratio_Rn, self.clip)
         self.mean_metrics.add({"kl": kl, "clip_fraction": clip_fraction, "entropy": entropy})
         if self.max_kl is not None:
             self._add_to_epoch(kl)

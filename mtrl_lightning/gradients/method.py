@@ -114,5 +114,6 @@ class Mean(GradientMethod):
 
 
 def one_pass(loss_R: Tensor, weight_R: Tensor, parameters: TaskParameters) -> None:
-    """Set ``.grad`` to the gradient of ``sum_R weight loss``; None where no loss depends on it."""
-    loss_R.backward(weight_R, inputs=parameters.shared + parameters.own)
+    """Set every parameter's ``.grad`` to the gradient of ``sum_R weight loss``, in one pass."""
+    trained = [p for p in parameters.shared + parameters.own if p.requires_grad]
+    loss_R.backward(weight_R, inputs=trained)

@@ -111,12 +111,12 @@ def value_loss(
     return error_Rn
 
 
-def divergence(log_ratio_Rn: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Return how far the policy has moved: an estimate of ``KL(pi_old || pi)``, and a share.
+def kl_and_clip_fraction(log_ratio_Rn: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """Return an estimate of ``KL(pi_old || pi)``, and the fraction of clipped rows.
 
     The estimate ``mean (ratio - 1) - log ratio`` (Schulman 2020, "Approximating KL Divergence", k3)
-    is from samples of ``pi_old`` and never negative. The share is of the rows whose ratio is beyond
-    ``1 - clip`` or ``1 + clip``.
+    is from samples of ``pi_old`` and never negative. Clipped is a ratio below ``1 - clip`` or above
+    ``1 + clip``.
     """
     excess_Rn = log_ratio_Rn.expm1()
     kl = (excess_Rn - log_ratio_Rn).mean()

@@ -32,7 +32,8 @@ class MeanMetrics:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
         """In single precision, exact up to 2^24 values; 0 for metrics without a value."""
-        self._one = torch.tensor(1.0)
+        self._ones: dict[torch.device, Tensor] = {}
+        """What is added to counts, by device."""
         self._pending: dict[str, Tensor] | None = None
         """Values of the update under way; None outside one."""
 
@@ -51,7 +52,7 @@ class MeanMetrics:
 
     @contextmanager
     def added_at_end(self) -> Iterator[None]:
-        """Add the values of a block, an update, together: in two operations for all of them."""
+        """Add the values of a block, an update, together: in one operation for all of them."""
         self._pending = {}
         try:
             yield
@@ -107,8 +108,10 @@ class MeanMetrics:
             self._sums[name].fill_(NO_SUM)
             self._counts[name].zero_()
         for name, (sum_, count) in checked.items():
-            if name not in self._sums or self._sums[name].shape != sum_.shape:
+            if name not in self._sums:
                 self._accumulators(name, sum_)
+            elif self._sums[name].shape != sum_.shape:
+                sum_ = _mean(sum_)  # for all tasks, as checkpoints up to version 0.3 have it
             self._sums[name].copy_(sum_)
             self._counts[name].fill_(count)
 
@@ -116,16 +119,20 @@ class MeanMetrics:
         if not values:
             return
         added = {name: value.detach().float().squeeze() for name, value in values.items()}
+        ones = []
         for name, value in added.items():
+            if value.ndim > 1 or not value.numel():
+                shape = list(values[name].shape)
+                raise ValueError(f"{name} has the shape {shape}: give a number, or one per task")
             self._accumulators(name, value)
-            self._one = self._one.to(value.device)
-        torch._foreach_add_(
-            [*(self._sums[name] for name in added), *(self._counts[name] for name in added)],
-            [*added.values(), *[self._one] * len(added)],
-        )
+            if value.device not in self._ones:
+                self._ones[value.device] = torch.ones((), device=value.device)
+            ones.append(self._ones[value.device])
+        totals = [self._sums[name] for name in added] + [self._counts[name] for name in added]
+        torch._foreach_add_(totals, [*added.values(), *ones])
 
     def _accumulators(self, name: str, value: Tensor) -> None:
-        """Make a metric's sum and count where there are none like the value on its device."""
+        """Make a metric's sum and count where there are none of the value's shape and device."""
         known = self._sums.get(name)
         if known is None:
             self._sums[name] = torch.full_like(value, NO_SUM)
@@ -151,5 +158,5 @@ class MeanMetrics:
 
 
 def _mean(sum_: Tensor) -> Tensor:
-    """Return the mean over the tasks; a scalar stays as it is, also -0.0."""
+    """Return the mean over the tasks; a scalar stays as it is."""
     return sum_.mean() if sum_.ndim else sum_

@@ -35,11 +35,11 @@ class ReturnScale(TaskModule):
         return output_B1.float().squeeze(-1)
 
     def normalize(self, value_B: Tensor, task_B: Tensor) -> Tensor:
-        """Map values ``[...]`` of tasks ``[...]`` to normalized values."""
+        """Map values ``[B]`` to normalized values."""
         return value_B
 
     def denormalize(self, value_B: Tensor, task_B: Tensor) -> Tensor:
-        """Map normalized values ``[...]`` of tasks ``[...]`` to values."""
+        """Map normalized values ``[B]`` to values."""
         return value_B
 
     def observe(self, mean_T: Tensor, variance_T: Tensor, count_T: Tensor) -> None:

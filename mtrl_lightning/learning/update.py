@@ -132,7 +132,8 @@ class Update:
 
         Args:
             losses: returns the tasks' losses ``[R]`` and anything else. A gradient method may call
-                it a second time, without a graph, so it must draw nothing.
+                it a second time, without a graph, so it must draw nothing. The losses are logged
+                when the update ends, and must not change in place until then.
 
         Returns:
             The extra result of the losses.
@@ -247,8 +248,8 @@ class Update:
             clip_(gradients, max_norm, norm)
             return
         for group in self._clip_groups:
-            own_gradients = [p.grad for p in group if p.grad is not None]
-            clip_(own_gradients, max_norm, get_total_norm(own_gradients))
+            of_group = [p.grad for p in group if p.grad is not None]
+            clip_(of_group, max_norm, get_total_norm(of_group))
 
     def _task_weights(self) -> Tensor | None:
         if self._weights is None:
@@ -289,7 +290,7 @@ def skips_on_device(optimizer: Optimizer) -> bool:
 
 
 def clip_(gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
-    """Scale gradients of this norm down to the largest one: PyTorch's function has more kernels."""
+    """Scale gradients of this norm to at most ``max_norm``: PyTorch's function has more kernels."""
     if gradients:
         torch._foreach_div_(gradients, (norm / max_norm).clamp(min=1))
 

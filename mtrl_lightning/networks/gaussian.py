@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+"""Constant of a normal distribution's log density, negated."""
 LARGEST = 1 - 1e-4
 """Given actions are clamped to this magnitude: the density of the images of tanh, -1 and 1, is
 infinite."""
@@ -103,7 +104,7 @@ class SquashedGaussian(NamedTuple):
     ) -> SquashedGaussian:
         """Split a network's output ``[B, 2A]`` into mean and clamped log std, in float32."""
         mean_BA, log_std_BA = output_BA2.float().chunk(2, dim=-1)
-        # a clamp whose gradient is one kernel
+        # a clamp whose gradient is one kernel, and 0 at the bounds
         return cls(mean_BA, F.hardtanh(log_std_BA, log_std_min, log_std_max), mask_BA)
 
     def mode(self) -> Tensor:
@@ -113,7 +114,7 @@ class SquashedGaussian(NamedTuple):
     def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions ``[B, A]`` and log densities ``[B]`` for standard normal noise ``[B, A]``.
 
-        ``a = tanh(u)`` with ``u = mean + std noise``, and
+        The noise has no gradient. ``a = tanh(u)`` with ``u = mean + std noise``, and
         ``log pi(a) = sum_A [log N(u; mean, std) - log(1 - tanh(u)^2)]``.
         """
         action_BA, log_prob_BA = _SquashedSample.apply(self.mean_BA, self.log_std_BA, noise_BA)

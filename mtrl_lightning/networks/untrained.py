@@ -90,8 +90,10 @@ class MeanOfTrained:
             mean = module.forward(task_R).mean(0)
             return torch.where(is_replaced_B[..., None], mean, output)
         if is_captured():  # the number of rows to replace is not known
-            mean = self._mean_output(module, features, task_B).to(output.dtype)
-            return torch.where(is_replaced_B[..., None], mean, output)
+            # rows in groups would be taken for those of all tasks
+            rows = [feature.flatten(0, task_B.ndim - 1) for feature in features]
+            mean = self._mean_output(module, rows, task_B.flatten()).to(output.dtype)
+            return torch.where(is_replaced_B[..., None], mean.view_as(output), output)
         if not is_replaced_B.any():
             return output
         # rows of one task in a group, which heads of their own compute faster
