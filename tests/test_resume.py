@@ -33,29 +33,29 @@ def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_lin
 def test_an_older_checkpoint_drops_later_rows_only_when_asked_and_keeps_later_files(
     command_line, capsys, caplog
 ):
-    command_line.finished("--checkpoint.keep_last=-1")
+    command_line.finished(*SHORT, "--checkpoint.keep_last=-1")
     folder = command_line.folder() / "checkpoints"
-    newer = (folder / "step_000000000900.ckpt").read_bytes()
-    older = ["fit", f"--ckpt_path={folder / 'step_000000000600.ckpt'}", "--rollout.total_steps=750"]
+    newer = (folder / "step_000000000180.ckpt").read_bytes()
+    path = folder / "step_000000000120.ckpt"
+    older = ["fit", *SHORT, f"--ckpt_path={path}", "--rollout.total_steps=150"]
     before = (command_line.folder() / "metrics.csv").read_bytes()
     with pytest.raises(SystemExit) as exit_info:
         command_line(*older)
     assert exit_info.value.code == 2
     refused = capsys.readouterr().err
-    later = sum(int(row["env_steps"]) > 600 for row in command_line.rows())
+    later = sum(int(row["env_steps"]) > 120 for row in command_line.rows())
     assert later == 3 and f"deletes the {later} later rows of" in refused
-    assert "--overwrite_metrics" in refused and "after 600 steps" in refused
+    assert "--overwrite_metrics" in refused and "after 120 steps" in refused
     assert (command_line.folder() / "metrics.csv").read_bytes() == before
     with caplog.at_level("INFO", logger="lightning.pytorch"):
         command_line(*older, "--overwrite_metrics")
     assert f"the {later} rows later than the checkpoint" in caplog.text
-    assert max(int(row["env_steps"]) for row in command_line.rows()) == 750
-    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 750
-    assert (folder / "step_000000000900.ckpt").read_bytes() == newer
-    command_line(
-        "fit", f"--ckpt_path={folder / 'step_000000000900.ckpt'}", "--rollout.total_steps=930"
-    )
-    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 930
+    assert max(int(row["env_steps"]) for row in command_line.rows()) == 150
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 150
+    assert (folder / "step_000000000180.ckpt").read_bytes() == newer
+    path = folder / "step_000000000180.ckpt"
+    command_line("fit", *SHORT, f"--ckpt_path={path}", "--rollout.total_steps=210")
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 210
 
 
 @pytest.mark.slow
@@ -95,13 +95,13 @@ def test_each_checkpoint_is_read_once_for_the_replay_files_that_it_needs(command
 
 @pytest.mark.slow
 def test_no_replay_file_is_deleted_while_a_checkpoint_cannot_be_read(command_line):
-    command_line.finished()
+    command_line.finished(*SHORT)
     folder = command_line.folder()
-    (folder / "checkpoints" / "step_000000000600.ckpt").write_bytes(b"no checkpoint")
+    (folder / "checkpoints" / "step_000000000120.ckpt").write_bytes(b"no checkpoint")
     needed = folder / "replay" / "rows_that_only_this_checkpoint_lists.npy"
     needed.touch()
-    longer = ["--rollout.total_steps=930", "--checkpoint.keep_last=-1"]
-    with pytest.warns(UserWarning, match="no replay file is deleted while .*step_000000000600"):
+    longer = [*SHORT, "--rollout.total_steps=210", "--checkpoint.keep_last=-1"]
+    with pytest.warns(UserWarning, match="no replay file is deleted while .*step_000000000120"):
         command_line("fit", "--ckpt_path=last", *longer)
     assert needed.exists()
 
@@ -135,21 +135,21 @@ def test_going_back_makes_last_and_best_those_of_the_new_branch(command_line, ca
 
 @pytest.mark.slow
 def test_the_saved_config_stays_that_of_a_new_run(command_line):
-    command_line.finished()
+    command_line.finished(*SHORT)
     folder = command_line.folder()
     first = (folder / "config.yaml").read_bytes()
-    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=930")
+    command_line("fit", *SHORT, "--ckpt_path=last", "--rollout.total_steps=210")
     assert (folder / "config.yaml").read_bytes() == first
-    saved = yaml.safe_load((folder / "config_from_000000000900.yaml").read_text())
-    assert saved["ckpt_path"] is None and saved["rollout"]["total_steps"] == 930
+    saved = yaml.safe_load((folder / "config_from_000000000180.yaml").read_text())
+    assert saved["ckpt_path"] is None and saved["rollout"]["total_steps"] == 210
     command_line(
         "fit",
-        f"--config={folder / 'config_from_000000000900.yaml'}",
+        f"--config={folder / 'config_from_000000000180.yaml'}",
         "--name=new",
         configs=(),
         small=False,
     )
-    assert read_metrics(command_line.folder("new"))["eval/success"][0][-1] == 930
+    assert read_metrics(command_line.folder("new"))["eval/success"][0][-1] == 210
 
 
 def test_a_finished_run_is_left_as_it_is(command_line):
@@ -264,18 +264,18 @@ def test_a_new_number_of_updates_counts_from_here(command_line):
 
 @pytest.mark.slow
 def test_a_lost_replay_is_filled_on_top_of_the_steps_that_are_asked_for(command_line, capsys):
-    command_line.finished("--replay.save=false")
+    command_line.finished(*SHORT, "--replay.save=false")
     assert not (command_line.folder() / "replay").exists()
-    longer = ["--replay.save=false", "--ckpt_path=last", "--rollout.total_steps=930"]
+    longer = [*SHORT, "--replay.save=false", "--ckpt_path=last", "--rollout.total_steps=210"]
     saved_without = r"empty replay, because the checkpoint was saved without it \(replay.save\)"
     with pytest.warns(UserWarning, match=saved_without):
         command_line("fit", *longer)
     counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
-    # 300 env steps as in the warm-up, and then an update for each of the 10 vector steps
-    assert (counters["env_steps"], counters["updates"]) == (900 + 300 + 30, 200 + 10)
+    # 60 env steps as in the warm-up, and then an update for each of the 10 vector steps
+    assert (counters["env_steps"], counters["updates"]) == (180 + 60 + 30, 40 + 10)
     error = refused(command_line, capsys, *longer, "--evaluation.num_episodes=3")
-    assert "Give a rollout.total_steps above 930" in error
-    again = ["--rollout.total_steps=990", "--rollout.warmup_steps=150"]
+    assert "Give a rollout.total_steps above 210" in error
+    again = ["--rollout.total_steps=270", "--rollout.warmup_steps=30"]
     command_line("fit", *longer, *again)
     counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
-    assert (counters["env_steps"], counters["updates"]) == (1230 + 150 + 60, 210 + 20)
+    assert (counters["env_steps"], counters["updates"]) == (270 + 30 + 60, 50 + 20)

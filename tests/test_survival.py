@@ -14,11 +14,11 @@ from mtrl_lightning.callbacks import CheckpointCallback, EvaluationCallback
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.replay import ReplaySnapshots
-from tests.helpers.command_line import fails
+from tests.helpers.command_line import SHORT, fails
 from tests.helpers.runs import assert_same, checkpoint
 
 FAULTY = ["--data.benchmark=tests.helpers.altered_reach.FaultyReach"]
-KEEP_ALL = ["--checkpoint.keep_last=-1", "--checkpoint.keep_best=false"]
+KEEP_ALL = [*SHORT, "--checkpoint.keep_last=-1", "--checkpoint.keep_best=false"]
 
 
 def counters(command_line, name="run"):
@@ -93,8 +93,8 @@ def test_faults_in_the_warm_up_are_survived_and_counted_too(command_line, capsys
 def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk, monkeypatch):
     write = CheckpointCallback._write
 
-    def full_at_600(self, best):
-        full_disk["full"] = self.session.counters.env_steps == 600
+    def full_at_120(self, best):
+        full_disk["full"] = self.session.counters.env_steps == 120
         former = {path.name: path.read_bytes() for path in self.folder.iterdir()}
         try:
             write(self, best)
@@ -105,43 +105,44 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk,
             full_disk["full"] = False
 
     command_line.finished(*KEEP_ALL)
-    monkeypatch.setattr(CheckpointCallback, "_write", full_at_600)
+    monkeypatch.setattr(CheckpointCallback, "_write", full_at_120)
     with pytest.warns(
         UserWarning,
-        match="after 600 env steps could not be written.*No space left.*the run continues",
+        match="after 120 env steps could not be written.*No space left.*the run continues",
     ):
         command_line("fit", *KEEP_ALL, "--name=full")
     names = sorted(path.name for path in (command_line.folder("full") / "checkpoints").iterdir())
-    assert names == ["last.ckpt", "step_000000000303.ckpt", "step_000000000900.ckpt"]
+    assert names == ["last.ckpt", "step_000000000063.ckpt", "step_000000000180.ckpt"]
     one, other = checkpoint(command_line), checkpoint(command_line, "full")
     assert_same(one["state_dict"], other["state_dict"])
     assert other["callbacks"]["checkpoint"]["saved"] == [
-        "step_000000000303.ckpt",
-        "step_000000000900.ckpt",
+        "step_000000000063.ckpt",
+        "step_000000000180.ckpt",
     ]
-    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=930", "--name=full")
-    assert counters(command_line, "full")["env_steps"] == 930
+    longer = [*SHORT, "--ckpt_path=last", "--rollout.total_steps=210"]
+    command_line("fit", *longer, "--name=full")
+    assert counters(command_line, "full")["env_steps"] == 210
 
 
 @pytest.mark.slow
 def test_a_full_disk_ends_the_run_if_yaml_says_so(command_line, full_disk, monkeypatch, capsys):
     write = CheckpointCallback._write
 
-    def full_at_600(self, best):
-        full_disk["full"] = self.session.counters.env_steps >= 600
+    def full_at_120(self, best):
+        full_disk["full"] = self.session.counters.env_steps >= 120
         write(self, best)
 
-    monkeypatch.setattr(CheckpointCallback, "_write", full_at_600)
-    options = ["--checkpoint.on_error=stop", "--checkpoint.keep_best=false"]
-    options.append("--rollout.total_steps=630")
+    monkeypatch.setattr(CheckpointCallback, "_write", full_at_120)
+    options = [*SHORT, "--checkpoint.on_error=stop", "--checkpoint.keep_best=false"]
+    options.append("--rollout.total_steps=126")
     code, error = fails(command_line, capsys, "fit", *options)
     assert code == 2 and "No space left" in error
-    assert str(command_line.folder() / "checkpoints" / "step_000000000303.ckpt") in error
-    assert counters(command_line)["env_steps"] == 303
+    assert str(command_line.folder() / "checkpoints" / "step_000000000063.ckpt") in error
+    assert counters(command_line)["env_steps"] == 63
     monkeypatch.setattr(CheckpointCallback, "_write", write)
     full_disk["full"] = False
     command_line("fit", *options, "--ckpt_path=last")
-    assert counters(command_line)["env_steps"] == 630
+    assert counters(command_line)["env_steps"] == 126
 
 
 @pytest.mark.slow
@@ -156,12 +157,13 @@ def test_an_end_that_cannot_be_saved_is_an_error(command_line, full_disk, capsys
 def test_last_falls_back_to_the_newest_whole_checkpoint_and_ends_the_same(command_line):
     command_line.finished(*KEEP_ALL)
     shutil.copytree(command_line.folder(), command_line.folder("whole"))
-    path = command_line.folder() / "checkpoints" / "step_000000000900.ckpt"
+    path = command_line.folder() / "checkpoints" / "step_000000000180.ckpt"
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    weights = [v for k, v in checkpoint(command_line)["state_dict"].items() if k.endswith("weight")]
+    content[content.index(weights[0].numpy().tobytes())] ^= 1
     path.write_bytes(content)  # last.ckpt is another name of this file
     with pytest.warns(
-        UserWarning, match=r"GOING BACK to the newest whole checkpoint, .*step_000000000600\.ckpt"
+        UserWarning, match=r"GOING BACK to the newest whole checkpoint, .*step_000000000120\.ckpt"
     ):
         command_line("fit", *KEEP_ALL, "--ckpt_path=last")
     assert_same(
@@ -177,9 +179,9 @@ def test_last_falls_back_if_its_replay_is_damaged(command_line, capsys):
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.warns(UserWarning, match=f"{newest} is damaged"):
         command_line("fit", *KEEP_ALL, "--ckpt_path=last")
-    assert counters(command_line)["env_steps"] == 900
+    assert counters(command_line)["env_steps"] == 180
     oldest.unlink()
-    longer = [*KEEP_ALL, "--ckpt_path=last", "--rollout.total_steps=930"]
+    longer = [*KEEP_ALL, "--ckpt_path=last", "--rollout.total_steps=210"]
     code, error = fails(command_line, capsys, "fit", *longer)
     assert code == 2 and f"{oldest} is missing" in error and "--replay.restore false" in error
     assert "no checkpoint in" in error and "is whole" in error
@@ -187,32 +189,29 @@ def test_last_falls_back_if_its_replay_is_damaged(command_line, capsys):
         UserWarning, match="continues with an empty replay, because replay.restore is false"
     ):
         command_line("fit", *longer, "--replay.restore=false")
-    assert counters(command_line)["env_steps"] == 930 + 300, "300 to fill the replay again"
+    assert counters(command_line)["env_steps"] == 210 + 60, "60 to fill the replay again"
 
 
 @pytest.mark.slow
 def test_the_last_n_transitions_are_saved_and_come_back(command_line):
-    command_line("fit", "--replay.save_last=450", "--replay.chunk_mebibytes=0.00166")
+    options = [*SHORT, "--replay.save_last=90", "--replay.chunk_mebibytes=0.00033"]
+    command_line("fit", *options)
     manifest = checkpoint(command_line)["MultiTaskData"]["replay"]
-    assert (manifest["added"], manifest["oldest"]) == ([300] * 3, [150] * 3)
-    with pytest.warns(UserWarning, match="only the last 450 transitions were saved"):
-        command_line(
-            "fit", "--replay.save_last=450", "--ckpt_path=last", "--rollout.total_steps=930"
-        )
-    assert counters(command_line)["updates"] == 210
-    assert checkpoint(command_line)["MultiTaskData"]["replay"]["oldest"] == [160] * 3
+    assert (manifest["added"], manifest["oldest"]) == ([60] * 3, [30] * 3)
+    with pytest.warns(UserWarning, match="only the last 90 transitions were saved"):
+        command_line("fit", *options, "--ckpt_path=last", "--rollout.total_steps=210")
+    assert counters(command_line)["updates"] == 50
+    assert checkpoint(command_line)["MultiTaskData"]["replay"]["oldest"] == [40] * 3
 
 
 @pytest.mark.slow
 def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command_line):
     options = [
-        "--data.capacity=300",
+        *SHORT,
+        "--data.capacity=150",
         "--checkpoint.keep_last=-1",
-        "--checkpoint.every=120",
-        "--evaluation.every=120",
-        "--replay.chunk_mebibytes=0.0025",
-        "--rollout.warmup_steps=120",
-        "--rollout.total_steps=600",
+        "--replay.chunk_mebibytes=0.00125",
+        "--rollout.total_steps=300",
     ]
     command_line("fit", *options)
     snapshots = ReplaySnapshots(command_line.folder() / "replay")
@@ -228,11 +227,11 @@ def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command
 
 @pytest.mark.slow
 def test_last_is_found_though_its_name_is_gone(command_line):
-    command_line.finished()
+    command_line.finished(*SHORT)
     (command_line.folder() / "checkpoints" / "last.ckpt").unlink()
-    with pytest.warns(UserWarning, match=r"GOING BACK .*step_000000000900\.ckpt"):
-        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=930")
-    assert counters(command_line)["env_steps"] == 930
+    with pytest.warns(UserWarning, match=r"GOING BACK .*step_000000000180\.ckpt"):
+        command_line("fit", *SHORT, "--ckpt_path=last", "--rollout.total_steps=210")
+    assert counters(command_line)["env_steps"] == 210
 
 
 @pytest.mark.slow
@@ -240,7 +239,7 @@ def test_last_is_found_though_its_name_is_gone(command_line):
 def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
     command_line, capsys, monkeypatch, kind
 ):
-    command_line.finished("--checkpoint.keep_last=-1")
+    command_line.finished(*SHORT, "--checkpoint.keep_last=-1")
     before = {
         path: path.read_bytes()
         for path in command_line.folder().rglob("*")
@@ -251,7 +250,7 @@ def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
         raise kind("no simulator on this host")
 
     monkeypatch.setattr("mtrl_lightning.envs.state.state.EnvState.set", broken)
-    options = ["--rollout.num_workers=0", "--rollout.max_restarts=2", "--rollout.total_steps=1200"]
+    options = [*SHORT, "--rollout.max_restarts=2", "--rollout.total_steps=240"]
     with pytest.raises((SystemExit, RuntimeError)):
         command_line("fit", *options, "--ckpt_path=last")
     assert {path: path.read_bytes() for path in before} == before
@@ -271,7 +270,7 @@ def test_an_environment_that_cannot_be_saved_trains_and_resumes_with_new_episode
 
 @pytest.mark.slow
 def test_validate_names_the_fault_when_environments_break_too_often(command_line, capsys):
-    command_line.finished()
+    command_line.finished(*SHORT)
     options = [
         "--data.benchmark=tests.helpers.altered_reach.FaultyReach",
         "--data.benchmark.init_args.fault=raise",
@@ -296,7 +295,12 @@ def test_a_full_disk_is_not_written_to_at_every_step(command_line, full_disk, mo
         pytest.warns(UserWarning, match="could not be written ahead of the next checkpoint"),
         suppress(SystemExit),
     ):
-        command_line("fit", "--replay.chunk_mebibytes=0.00083", "--checkpoint.every=900")
+        command_line(
+            "fit",
+            "--replay.chunk_mebibytes=0.00083",
+            "--rollout.warmup_steps=840",
+            "--checkpoint.every=900",
+        )
     assert len(saves) < 30
     assert not list((command_line.folder() / "replay").glob("*"))
 
@@ -310,7 +314,8 @@ def test_only_a_checkpoint_waits_for_the_disk(command_line, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
-    command_line("fit", "--replay.chunk_mebibytes=0.00083", "--checkpoint.every=300")
+    options = ["--rollout.warmup_steps=810", "--checkpoint.every=45"]  # after 813, 855, 900 steps
+    command_line("fit", "--replay.chunk_mebibytes=0.00083", *options)
     chunks = list((command_line.folder() / "replay").iterdir())
     assert len(chunks) > 25 and {path.suffix for path in chunks} == {".npy"}
     assert waiting.count(False) == len(chunks)

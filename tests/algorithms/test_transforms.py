@@ -18,6 +18,7 @@ from tests.helpers.algorithms import (
     make_spec,
     train,
 )
+from tests.helpers.command_line import SHORT
 from tests.helpers.sac import OBSERVATION_ED, TASK_E, act
 
 
@@ -88,8 +89,8 @@ def test_each_transform_receives_transitions_and_mean_rewards():
 @pytest.mark.slow
 def test_the_command_line_takes_a_list_of_transforms(command_line):
     shift = "[{class_path: tests.algorithms.test_transforms.Shift, init_args: {amount: 0.5}}]"
-    command_line("fit", "--rollout.total_steps=450", "--name=plain")
-    command_line("fit", "--rollout.total_steps=450", f"--model.init_args.transforms={shift}")
+    command_line("fit", *SHORT, "--name=plain")
+    command_line("fit", *SHORT, f"--model.init_args.transforms={shift}")
     assert command_line.rows()[-1] != command_line.rows("plain")[-1]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtrl_lightning.callbacks import MetricsCSV, read_metrics
+from tests.helpers.command_line import SHORT
 
 HEADER = b"a,env_steps,step\r\n"
 ROWS = [b"0.1,1,1\r\n", b"0.2,2,2\r\n", b"0.3,3,3\r\n"]
@@ -356,12 +357,12 @@ def metrics_warnings(caught):
 def test_a_run_that_continues_without_its_metrics_warns_and_trains_on(command_line):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        command_line.finished()
-        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=930")
+        command_line.finished(*SHORT)
+        command_line("fit", *SHORT, "--ckpt_path=last", "--rollout.total_steps=210")
         assert metrics_warnings(caught) == []
         path = command_line.folder() / "metrics.csv"
         path.unlink()
-        command_line("fit", "--ckpt_path=last", "--rollout.total_steps=960")
+        command_line("fit", *SHORT, "--ckpt_path=last", "--rollout.total_steps=240")
     (text,) = metrics_warnings(caught)
-    assert f"{path} is missing: it had" in text and "up to step 930" in text
-    assert {row["env_steps"] for row in command_line.rows()} == {"960"}
+    assert f"{path} is missing: it had" in text and "up to step 210" in text
+    assert {row["env_steps"] for row in command_line.rows()} == {"240"}

@@ -3,7 +3,15 @@ import yaml
 
 from mtrl_lightning.cli.config_files import parts_of
 from mtrl_lightning.errors import ConfigurationError
-from tests.helpers.command_line import CONFIGS, SMALL, config_args, fails, parser, resolve
+from tests.helpers.command_line import (
+    CONFIGS,
+    SHORT,
+    SMALL,
+    config_args,
+    fails,
+    parser,
+    resolve,
+)
 
 
 def write(folder, name, text):
@@ -86,7 +94,7 @@ def test_what_cannot_be_extended(tmp_path, text, message):
 def test_the_saved_configuration_is_complete_and_repeats_the_run(command_line, tmp_path):
     names = [name for name in config_args(*CONFIGS) if name != "-c"]
     path = write(tmp_path, "own.yaml", f"extends: {names}\nname: extended\n")
-    command_line("fit", "-c", path, *SMALL, configs=(), small=False)
+    command_line("fit", "-c", path, *SMALL, *SHORT, configs=(), small=False)
     saved = command_line.folder("extended") / "config.yaml"
     content = yaml.safe_load(saved.read_text())
     assert "extends" not in content and content["data"]["batch_size"] == 96
