@@ -17,6 +17,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.domains.python import PythonDomain
 from sphinx.util.docutils import SphinxDirective
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
@@ -190,8 +192,7 @@ def find_public_name(
     wanted = str(node.get("reftarget", "")).rpartition(".")[2]
     if node.get("refdomain") != "py" or not wanted:
         return None
-    found = [name for name in domain.objects if name.rpartition(".")[2] == wanted]
-    classes = [name for name in found if domain.objects[name].objtype in ("class", "exception")]
+    classes = _documented_classes(domain).get(wanted, [])
     if len(classes) == 1:
         return domain.resolve_xref(
             env, node["refdoc"], app.builder, "obj", classes[0], node, contents
@@ -199,6 +200,17 @@ def find_public_name(
     return contents if _exists(str(node["reftarget"])) else None
 
 
+@cache
+def _documented_classes(domain: PythonDomain) -> dict[str, list[str]]:
+    """Return the classes by their names without modules: references come after all pages."""
+    found: dict[str, list[str]] = {}
+    for path, documented in domain.objects.items():
+        if documented.objtype in ("class", "exception"):
+            found.setdefault(path.rpartition(".")[2], []).append(path)
+    return found
+
+
+@cache
 def _exists(path: str) -> bool:
     """Return whether the code has this name, as a class that no page documents."""
     module, _, name = path.rpartition(".")
