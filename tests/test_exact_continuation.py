@@ -22,13 +22,13 @@ SHORT = [
     # episodes are under way whenever a checkpoint is written
     "--data.benchmark.init_args.horizon=35",
     "--data.batch_size=90",
-    "--data.capacity=390",  # the rings wrap around
-    "--replay.chunk_mebibytes=0.0238",
-    "--evaluation.every=300",
+    "--data.capacity=195",  # the rings wrap around
+    "--replay.chunk_mebibytes=0.0119",
+    "--evaluation.every=150",
     "--evaluation.num_episodes=1",
-    "--rollout.warmup_steps=200",
-    "--metrics.every=100",
-    "--checkpoint.every=300",
+    "--rollout.warmup_steps=100",
+    "--metrics.every=50",
+    "--checkpoint.every=150",
     "--checkpoint.keep_last=-1",
 ]
 
@@ -39,12 +39,12 @@ def test_metaworld_continued_in_mid_episode_with_other_workers_is_the_same_run(c
     def fit(*options, run=command_line):
         return run("fit", *SHORT, tasks, *options, configs=METAWORLD)
 
-    fit("--name=whole", "--rollout.total_steps=600")
-    fit("--name=parts", "--rollout.total_steps=300", "--rollout.num_workers=2")
+    fit("--name=whole", "--rollout.total_steps=300")
+    fit("--name=parts", "--rollout.total_steps=150", "--rollout.num_workers=2")
     saved = checkpoint(command_line, "parts")
     running = saved["callbacks"]["rollout"]["collector"]["running"]
-    assert running["length"] == [100 % 35] * 3
-    more = ["--ckpt_path=last", "--rollout.total_steps=600"]
+    assert running["length"] == [50 % 35] * 3
+    more = ["--ckpt_path=last", "--rollout.total_steps=300"]
     process = fit("--name=parts", *more, run=command_line.process)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
@@ -55,32 +55,33 @@ def test_metaworld_continued_in_mid_episode_with_other_workers_is_the_same_run(c
 def test_a_continued_run_in_bf16_is_the_same_run(command_line):
     options = [
         "--data.batch_size=96",
-        "--data.capacity=480",
-        "--replay.chunk_mebibytes=0.0025",
+        "--data.capacity=240",
+        "--replay.chunk_mebibytes=0.00125",
         "--trainer.precision=bf16-mixed",
         "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
     ]
 
     run = partial(command_line, "fit", *SHORT, *options, configs=TOY)
-    assert_continues_exactly(command_line, run, 300, 600)
+    assert_continues_exactly(command_line, run, 150, 300)
 
 
 @pytest.mark.slow
 def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, monkeypatch):
     options = [
-        "--rollout.total_steps=750",
-        "--data.capacity=450",
-        "--replay.chunk_mebibytes=0.01383",
+        "--rollout.warmup_steps=60",
+        "--rollout.total_steps=360",
+        "--data.capacity=210",
+        "--replay.chunk_mebibytes=0.00645",
         "--metrics.every=60",
-        "--evaluation.every=600",
+        "--evaluation.every=300",
         "--checkpoint.every=100000",
     ]
     command_line("fit", *options, "--name=whole")
     options += ["--rollout.num_workers=1", "--name=parts"]
     # the worker steps during an update; both calls are between two rows of the metrics
     for owner, method, number, steps, more in (
-        (SAC, "training_step", signal.SIGTERM, 399, []),
-        (Collector, "send", signal.SIGINT, 498, ["--ckpt_path=last"]),
+        (SAC, "training_step", signal.SIGTERM, 159, []),
+        (Collector, "send", signal.SIGINT, 258, ["--ckpt_path=last"]),
     ):
         with monkeypatch.context() as patch:
             signal_in_call(patch, owner, method, 33, number)
