@@ -33,7 +33,7 @@ class MeanMetrics:
         self._counts: dict[str, Tensor] = {}
         """In single precision, exact up to 2^24 values; 0 for metrics without a value."""
         self._ones = {torch.device("cpu"): torch.tensor(1.0)}
-        """What is added to counts, by device."""
+        """The number 1 on each device, by which counts grow."""
         self._pending: dict[str, Tensor] | None = None
         """Values of the update under way; None outside one."""
 

@@ -25,7 +25,7 @@ from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.language import DESCRIPTIONS, Language, TaskTable, find_name, read_json
-from mtrl_lightning.networks.network import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis, task_values
 from mtrl_lightning.spec import EnvSpec
 
 WORDS = (
@@ -85,7 +85,7 @@ class OwnExpert(Assignment):
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to one-hot weights ``[B, K]``."""
-        return self.weight_TK[task_B]
+        return task_values(self.weight_TK, task_B)
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
         """Return the trained tasks; their mean weights replace the others'."""
@@ -109,7 +109,7 @@ class Average(Assignment):
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to weights ``[B, K]`` of ``1 / K``."""
-        return self.weight_TK[task_B]
+        return task_values(self.weight_TK, task_B)
 
 
 class Clusters(Assignment):

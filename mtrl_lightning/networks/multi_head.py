@@ -16,7 +16,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.hidden import HiddenLayers, residual_layers
-from mtrl_lightning.networks.network import Network, TaskAxis, uniform_
+from mtrl_lightning.networks.network import Network, TaskAxis, group_values, uniform_
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -119,7 +119,7 @@ class LinearHeads(nn.Linear):
     def forward(self, h_BH: Tensor, task_B: Tensor) -> Tensor:  # type: ignore[override]
         """Map features ``[B, H]`` and tasks ``[B]`` to ``[B, out_dim]``."""
         if h_BH.ndim == 3:
-            return self._forward_by_task(h_BH, task_B[:, 0])
+            return self._forward_by_task(h_BH, task_B)
         # compute all heads in one product, then select the task's own. This is cheaper than
         # gathering one weight matrix per row, and than an index, whose gradient a GPU has to sort
         y_BTO = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
@@ -141,13 +141,10 @@ class LinearHeads(nn.Linear):
         self.weight.mul_(scale_TO[:, None])
         self.bias.mul_(scale_TO).add_(shift_T.repeat_interleave(self.out_dim))
 
-    def _forward_by_task(self, h_RnH: Tensor, tasks_R: Tensor) -> Tensor:
+    def _forward_by_task(self, h_RnH: Tensor, task_Rn: Tensor) -> Tensor:
         """Map each task's features ``[R, n, H]`` to ``[R, n, out_dim]``."""
-        weight_ROH = self.weight.view(self.num_tasks, self.out_dim, -1)
-        bias_R1O = self.bias.view(self.num_tasks, 1, self.out_dim)
-        if len(tasks_R) < self.num_tasks:
-            weight_ROH = weight_ROH[tasks_R]
-            bias_R1O = bias_R1O[tasks_R]
+        weight_ROH = group_values(self.weight.view(self.num_tasks, self.out_dim, -1), task_Rn)
+        bias_R1O = group_values(self.bias.view(self.num_tasks, 1, self.out_dim), task_Rn)
         if self.out_dim == 1 and h_RnH.device.type == "cpu":  # faster there, with more launches
             return ((h_RnH * weight_ROH).sum(-1, keepdim=True) + bias_R1O).to(h_RnH.dtype)
         return torch.baddbmm(bias_R1O, h_RnH, weight_ROH.transpose(1, 2))

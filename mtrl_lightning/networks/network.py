@@ -132,11 +132,17 @@ class Network(TaskModule):
         return False
 
 
-def task_values(value_T: Tensor, task_B: Tensor) -> Tensor:
-    """Return the value of each row's task.
+def group_values(value_T: Tensor, task_Rn: Tensor) -> Tensor:
+    """Return the value ``[R, ...]`` of each group's task, of values ``[T, ...]``.
 
-    Rows in groups have one task in each; groups of all tasks have them in their order. So a
-    learning batch repeats the values and needs no index, whose gradient a GPU would have to sort.
+    Groups of all tasks have them in their order. They need no index, whose gradient a GPU would
+    have to sort.
+    """
+    return value_T if len(task_Rn) == len(value_T) else value_T[task_Rn[:, 0]]
+
+
+def task_values(value_T: Tensor, task_B: Tensor) -> Tensor:
+    """Return the value of each row's task; rows in groups have one task in each.
 
     Args:
         value_T: values ``[T, ...]``.
@@ -147,7 +153,7 @@ def task_values(value_T: Tensor, task_B: Tensor) -> Tensor:
     """
     if task_B.ndim == 1:
         return value_T[task_B]
-    value_R = value_T if len(task_B) == len(value_T) else value_T[task_B[:, 0]]
+    value_R = group_values(value_T, task_B)
     return value_R[:, None].expand(*task_B.shape, *value_T.shape[1:])
 
 
