@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from benchmarks.measuring import machine, say, synchronize, timed
 from benchmarks.updates import OBSERVATION, Work, direct_update, make_batches, make_sac
-from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.learning import graph
+from mtrl_lightning.learning.acting_graphs import ActingGraphs
 from mtrl_lightning.replay.static_batches import StaticBatches
 from mtrl_lightning.types import OwedUpdates
 
@@ -76,12 +75,16 @@ def milliseconds(call: Callable[[], None], times: int) -> float:
     return timed(call, times)() * 1e3
 
 
+def capture_on(device: torch.device) -> graph.Capture:
+    """Return what records graphs, or refuses to where there is no GPU."""
+    return graph.CudaCapture(device) if device.type == "cuda" else NoGraph()
+
+
 def by_graphs(work: Work, updates_at_once: int) -> tuple[Callable[[], None], graph.UpdateGraphs]:
     """Return a call that makes so many updates by graphs of as many, and the graphs."""
     device = torch.device(work.device)
     sac = make_sac(work)
-    capture = graph.CudaCapture(device) if device.type == "cuda" else NoGraph()
-    graphs = sac.graphs = graph.UpdateGraphs(sac, capture)
+    graphs = sac.graphs = graph.UpdateGraphs(sac, capture_on(device))
     batches = make_batches(work)
     given = itertools.cycle(batches)
     owed: Any = OwedUpdates(StaticBatches(lambda: next(given), device), updates_at_once)
@@ -113,41 +116,12 @@ def print_updates(work: Work, widths: Sequence[int], times: int) -> None:
             print(f"width {width}, graphs of {at_once} ({kept}): {spent:.3f} ms", flush=True)
 
 
-def acting_by_graph(sac: SAC, work: Work, observation_ED: npt.NDArray) -> Callable[[], Any]:
-    """Return a call that copies observations to the device, samples actions by a graph, and reads.
-
-    Raises:
-        RuntimeError: if nothing can be recorded.
-    """
-    device = torch.device(work.device)
-    given_ED = torch.from_numpy(observation_ED).float()
-    given_ED = given_ED.pin_memory() if device.type == "cuda" else given_ED
-    observation_Rn = given_ED.to(device).unflatten(0, (work.tasks, -1))
-    task_Rn = torch.arange(work.tasks, device=device)[:, None].expand(observation_Rn.shape[:2])
-    generator = torch.Generator(device)
-    action = torch.empty(*task_Rn.shape, sac.action_dim, device=device)
-
-    @torch.no_grad()
-    def choose() -> None:
-        noise = torch.randn(action.shape, generator=generator, device=device)
-        action.copy_(sac.explore(sac.policy(observation_Rn, task_Rn), noise)[0])
-
-    capture = graph.CudaCapture(device) if device.type == "cuda" else NoGraph()
-    for _ in range(graph.WARM_UPS):
-        capture.run(choose)
-    replay = capture.record(choose, [generator])
-
-    def act() -> Any:
-        observation_Rn.copy_(given_ED.view_as(observation_Rn), non_blocking=True)
-        replay()
-        return action.flatten(0, 1).cpu().numpy()
-
-    return act
-
-
 def print_acting(work: Work, times: int) -> None:
     """Print the milliseconds of a vector step's actions in each way, by number of environments."""
-    sac = make_sac(work)
+    sac, by_graph = make_sac(work), make_sac(work)
+    parts = torch.nn.ModuleDict(by_graph.acting_modules())
+    device = torch.device(work.device)
+    graphs = by_graph.acting_graphs = ActingGraphs(parts, capture_on(device), device)
     on_host = make_sac(Work(**{**vars(work), "device": "cpu"}))
 
     def copy_weights() -> None:
@@ -160,13 +134,11 @@ def print_acting(work: Work, times: int) -> None:
             "on the device": partial(sac.act, observation_ED, task_E, "explore"),
             "on the host": partial(on_host.act, observation_ED, task_E, "explore"),
             "copy of the weights to the host": copy_weights,
+            "by a graph": partial(by_graph.act, observation_ED, task_E, "explore"),
         }
-        try:
-            ways["by a graph"] = acting_by_graph(sac, work, observation_ED)
-        except RuntimeError as error:
-            print(f"no graph: {error}", flush=True)
         for name, call in ways.items():
             print(f"{len(task_E)} environments, {name}: {milliseconds(call, times):.3f} ms")
+        print(f"graphs: {graphs.num_graphs} kept {graphs.reason}", flush=True)
 
 
 def print_memory(work: Work, times: int) -> None:

@@ -16,8 +16,9 @@ from mtrl_lightning import SAC, load_policy, train
 from mtrl_lightning.algorithms import Categorical
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.gradients import cagrad, pcgrad
+from mtrl_lightning.learning.acting_graphs import ActingGraphs
 from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH
+from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH, CudaCapture
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay.device import DeviceReplay
 from mtrl_lightning.replay.static_batches import StaticBatches
@@ -25,11 +26,11 @@ from mtrl_lightning.resources import CPU
 from mtrl_lightning.types import OwedUpdates
 from tests import test_on_policy as on_policy
 from tests.helpers import replay as replays
-from tests.helpers.algorithms import attach, make_batch, make_sac
+from tests.helpers.algorithms import attach, make_batch, make_ppo, make_sac
 from tests.helpers.command_line import config_args
 from tests.helpers.matrix import CROSSED, GRADIENTS, batches, build, in_precision
 from tests.helpers.networks import Convolutions
-from tests.helpers.runs import assert_same_end
+from tests.helpers.runs import assert_same, assert_same_end
 
 pytestmark = [
     pytest.mark.cuda,
@@ -243,6 +244,32 @@ def test_graphs_are_recorded_again_when_none_is_left():
     assert sac.graphs.num_graphs == 0
     sac.training_step(OwedUpdates(StaticBatches(lambda: given[0], torch.device("cuda")), 10), 0)
     assert sac.graphs.num_graphs > 0 and sac.graphs.reason == ""
+
+
+@pytest.mark.parametrize("make", [make_sac, make_ppo])
+def test_actions_chosen_by_graphs_equal_those_without(make):
+    """Exploring and exploiting in turn, with new weights in between."""
+    plain, graphed = make().to("cuda"), make().to("cuda")
+    device = torch.device("cuda")
+    parts = torch.nn.ModuleDict(graphed.acting_modules())
+    graphed.acting_graphs = ActingGraphs(parts, CudaCapture(device), device)
+    task_E = np.repeat(np.arange(3), 2)
+    generator = np.random.default_rng(0)
+    for step in range(12):
+        observation_ED = generator.normal(size=(6, 4))
+        for mode in ("explore", "exploit"):
+            chosen = [policy.act(observation_ED, task_E, mode) for policy in (graphed, plain)]
+            assert_same(*chosen)
+        if step == 6:
+            for policy in (graphed, plain):
+                with torch.no_grad():
+                    for weight in policy.actor.parameters():
+                        weight.mul_(1.1)
+    assert graphed.acting_graphs.num_graphs == 2 and graphed.acting_graphs.reason == ""
+    states = [
+        policy.generators.get("act", policy.device).get_state() for policy in (plain, graphed)
+    ]
+    assert torch.equal(*states)
 
 
 def test_the_device_draws_only_what_was_added():

@@ -52,6 +52,7 @@ from mtrl_lightning.types import (
 if TYPE_CHECKING:
     from typing import Self
 
+    from mtrl_lightning.learning.acting_graphs import ActingGraphs
     from mtrl_lightning.learning.graph import UpdateGraphs
 
 
@@ -68,8 +69,9 @@ class Algorithm(LightningModule):
         spec: the tasks.
         seed: seed of the initial weights and of all random numbers.
         compile: ``default`` compiles the losses with ``torch.compile``; the first updates wait for
-            the compiler. ``graph`` records whole updates as CUDA graphs and launches these, on a
-            GPU only; what cannot be recorded is computed without, and a line says why.
+            the compiler. ``graph`` records whole updates, and the choice of actions, as CUDA graphs
+            and launches these, on a GPU only; what cannot be recorded is computed without, and a
+            line says why.
         on_nonfinite: reaction to a gradient that is not finite, which never reaches a weight:
             ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
             it in ``fault/skipped_updates``. On a GPU, fused optimizers skip without waiting.
@@ -152,6 +154,8 @@ class Algorithm(LightningModule):
         """Whether the last update has changed the encoder's statistics."""
         self.graphs: UpdateGraphs | None = None
         """Makes updates by CUDA graphs; None if every update gets its batch from Lightning."""
+        self.acting_graphs: ActingGraphs | None = None
+        """Chooses actions by CUDA graphs in a run that makes updates by them."""
         self._periods: set[int] = set()
         """Periods of the parts that are not in every update, once ``is_due`` was asked."""
         self._seed = seed
@@ -248,8 +252,7 @@ class Algorithm(LightningModule):
             for parameter in update.parameters:
                 if update.optimizer and id(parameter) in was_reset:
                     update.optimizer.state.pop(parameter, None)
-        if self.graphs is not None:
-            self.graphs.forget()
+        self._forget_graphs()
 
     def set_targets(self) -> None:
         """Set the target networks to their online networks; here there are none.
@@ -297,9 +300,30 @@ class Algorithm(LightningModule):
             return zero_padding(2 * uniform_EA - 1, self.action_mask(task)).cpu().numpy()
         if np.issubdtype(observation_ED.dtype, np.floating):
             observation_ED = observation_ED.astype(np.float32)
-        task_B = self._tasks_on_device(task_E)
+        given = [torch.as_tensor(observation_ED)]
+        if noise_EA is not None and mode == "explore":
+            given.append(torch.as_tensor(noise_EA))
+        choose = partial(self._choose, task_E, self._tasks_on_device(task_E), mode)
+        graphs = self._graphs_for(task_E)
+        if graphs is None:
+            chosen, fields = choose(*[to_device(tensor, self.device) for tensor in given])
+        else:
+            kind = (mode, task_E.tobytes(), len(given))
+            chosen, fields = graphs.choose(kind, choose, given, [generator])
+        chosen_EA, *columns = to_host([chosen, *fields.values()])
+        return (chosen_EA, dict(zip(fields, columns, strict=True))) if fields else chosen_EA
+
+    def _choose(
+        self,
+        task_E: npt.NDArray[np.int64],
+        task_B: Tensor,
+        mode: Mode,
+        observation_ED: Tensor,
+        noise_EA: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return actions ``[E, A]`` and further fields, by operations of the device alone."""
         rows = task_B.shape
-        observation_BD = to_device(observation_ED, self.device).unflatten(0, rows)
+        observation_BD = observation_ED.unflatten(0, rows)
         observation_BD = self.transforms.observation(observation_BD, task_B)
         with self.untrained.replaced(task_E):
             policy = self.policy(observation_BD, task_B)
@@ -308,15 +332,23 @@ class Algorithm(LightningModule):
             action_BA = policy.mode()
         else:
             if noise_EA is None:
-                noise = torch.randn(shape, generator=generator, device=self.device)
-            else:
-                noise = to_device(noise_EA, self.device)
-            action_BA, fields = self.explore(policy, noise.unflatten(0, rows))
+                shape = (len(task_E), self.action_dim)
+                generator = self.generators.get("act", self.device)
+                noise_EA = torch.randn(shape, generator=generator, device=self.device)
+            action_BA, fields = self.explore(policy, noise_EA.unflatten(0, rows))
         chosen_BA = zero_padding(action_BA, self.action_mask(task_B))
-        chosen_EA, *columns = to_host(
-            [x_BA.flatten(0, len(rows) - 1) for x_BA in (chosen_BA, *fields.values())]
-        )
-        return (chosen_EA, dict(zip(fields, columns, strict=True))) if fields else chosen_EA
+        chosen_EA, *columns = [
+            x_BA.flatten(0, len(rows) - 1) for x_BA in (chosen_BA, *fields.values())
+        ]
+        return chosen_EA, dict(zip(fields, columns, strict=True))
+
+    def _graphs_for(self, task_E: npt.NDArray[np.int64]) -> ActingGraphs | None:
+        """Return the graphs that choose actions for these tasks; None if none do."""
+        graphs = self.acting_graphs
+        if graphs is None or self.device.type != graphs.device.type:  # training is over
+            return None
+        # the mean input replaces the rows of untrained tasks, whose number the host has to know
+        return None if self.untrained.is_untrained_T[task_E].any() else graphs
 
     def action_mask(self, task_B: Tensor) -> Tensor | None:
         """Return a mask, false for padding entries of the actions; None without padding.
@@ -456,7 +488,7 @@ class Algorithm(LightningModule):
         if self.graphs is not None:
             from mtrl_lightning.learning.capturable import make_capturable
 
-            self.graphs.forget()
+            self._forget_graphs()
             reasons = [make_capturable(update) for update in self.updates]
             if any(reasons):
                 self.graphs.give_up(next(filter(None, reasons)))
@@ -477,13 +509,22 @@ class Algorithm(LightningModule):
             self._compile, device, all(update.method.is_one_pass for update in self.updates)
         )
         self.graphs = None
+        self.acting_graphs = None
         if self._compile == "graph":
+            from mtrl_lightning.learning.acting_graphs import ActingGraphs
             from mtrl_lightning.learning.graph import CudaCapture, UpdateGraphs
 
             if distributed.world_size() == 1:
                 self.graphs = UpdateGraphs(self, CudaCapture(device))
+                parts = nn.ModuleDict(self._acting_parts())
+                self.acting_graphs = ActingGraphs(parts, CudaCapture(device), device)
             else:
                 rank_zero_warn("compile graph has no effect with several processes")
+
+    def _forget_graphs(self) -> None:
+        for graphs in (self.graphs, self.acting_graphs):
+            if graphs is not None:
+                graphs.forget()
 
     def training_step(self, batch: TransitionBatch | OwedUpdates, batch_idx: int) -> None:
         """Make one update and count it; with graphs, as many as are owed."""

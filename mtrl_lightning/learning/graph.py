@@ -2,6 +2,7 @@
 
 On a GPU an update takes as long as the host needs to launch its kernels. A CUDA graph launches all
 of them at once, on the same memory, with the numbers that the host gave them when it was recorded.
+``acting_graphs.py`` has those of a policy's choice of actions.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import traceback
 import weakref
+from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -54,7 +56,14 @@ class Capture(Protocol):
         """
 
 
-class Learner(Protocol):
+class HasModules(Protocol):
+    """An algorithm, as far as its buffers are looked at."""
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Return all modules by name."""
+
+
+class Learner(HasModules, Protocol):
     """An algorithm, as far as its updates are recorded."""
 
     counters: Counters
@@ -78,35 +87,32 @@ class Learner(Protocol):
     def drawn_from(self) -> Sequence[torch.Generator]:
         """Return the generators from which updates draw."""
 
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Return all modules by name."""
 
-
-class UpdateGraphs:
-    """Make updates by graphs, and one by one where they cannot be recorded.
-
-    Updates are of one kind if their batches have the same shapes and the same parts are due in
-    them, such as an actor that is updated at every second update. There is a graph for each kind,
-    and for each sequence of kinds that one graph makes. It is recorded when updates of each of its
-    kinds were made one by one ``WARM_UPS`` times, up to ``MOST_GRAPHS`` graphs.
+class Graphs(ABC):
+    """Graphs of one purpose by kind, and what is done where there is none.
 
     Args:
-        learner: whose updates are made.
+        modules: whose buffers the graphs use.
         capture: records them.
     """
 
-    def __init__(self, learner: Learner, capture: Capture) -> None:
-        self._learner = learner
+    instead: ClassVar[str]
+    """What is done without graphs; begins a sentence that ends with the reason."""
+    too_many: ClassVar[str]
+    """What is done beyond ``MOST_GRAPHS``, and why there may be so many."""
+
+    def __init__(self, modules: HasModules, capture: Capture) -> None:
+        self._modules = modules
         self._capture = capture
-        self._graphs: dict[Hashable, Replay] = {}
+        self._graphs: dict[Hashable, Any] = {}
         self._warm: Counter[Hashable] = Counter()
-        """Updates of each kind that were made one by one."""
+        """Calls of each kind that were made without a graph."""
         self._buffers: list[_Buffer] = []
         """The buffers that the graphs use."""
         self._has_warned_of_most = False
         """Whether the warning about ``MOST_GRAPHS`` was printed."""
         self.reason = ""
-        """Why updates are made one by one; empty if they are not."""
+        """Why there are no graphs; empty if there may be."""
 
     @property
     def num_graphs(self) -> int:
@@ -120,7 +126,7 @@ class UpdateGraphs:
         self._buffers = []
 
     def give_up(self, reason: str) -> None:
-        """Make all further updates one by one, and warn once, with the first reason.
+        """Use no graphs from here on, and warn once, with the first reason.
 
         Args:
             reason: completes the sentence "because ...".
@@ -129,7 +135,61 @@ class UpdateGraphs:
             return
         self.forget()
         self.reason = reason
-        rank_zero_warn(f"compile graph: updates are made one by one, because {reason}")
+        rank_zero_warn(f"compile graph: {self.instead}, because {reason}")
+
+    def _record(
+        self, function: Callable[[], None], generators: Sequence[torch.Generator]
+    ) -> Replay | None:
+        """Record a function's operations; give up and return None if they cannot be."""
+        self._buffers = _buffers_of(self._modules)
+        try:
+            return self._capture.record(function, generators)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            self.give_up(f"{_part_of(error)} cannot be recorded: {reason}")
+            return None
+
+    def _has_room(self) -> bool:
+        """Return whether there may be another graph; say once that there may not."""
+        if len(self._graphs) < MOST_GRAPHS:
+            return True
+        if not self._has_warned_of_most:
+            self._has_warned_of_most = True
+            rank_zero_warn(f"compile graph: {MOST_GRAPHS} graphs are kept, and {self.too_many}")
+        return False
+
+    def _check_buffers(self) -> None:
+        """Give up graphs if a buffer is another tensor than the one that they use."""
+        for buffer in self._buffers:
+            if buffer.owner.get(buffer.key) is not buffer.tensor:
+                self.give_up(
+                    f"the buffer {buffer.name} was replaced: change it in place, as by copy_"
+                )
+                return
+
+
+class UpdateGraphs(Graphs):
+    """Make updates by graphs, and one by one where they cannot be recorded.
+
+    Updates are of one kind if their batches have the same shapes and the same parts are due in
+    them, such as an actor that is updated at every second update. There is a graph for each kind,
+    and for each sequence of kinds that one graph makes. It is recorded when updates of each of its
+    kinds were made one by one ``WARM_UPS`` times, up to ``MOST_GRAPHS`` graphs.
+
+    Args:
+        learner: whose updates are made.
+        capture: records them.
+    """
+
+    instead = "updates are made one by one"
+    too_many = (
+        "updates of further kinds are made one by one: batches have many shapes, or parts are due"
+        " at many periods"
+    )
+
+    def __init__(self, learner: Learner, capture: Capture) -> None:
+        super().__init__(learner, capture)
+        self._learner = learner
 
     def make(self, source: BatchSource, num_updates: int) -> None:
         """Make updates, several by one graph where there are enough.
@@ -156,7 +216,7 @@ class UpdateGraphs:
         is_warm = all(self._warm[kind] >= WARM_UPS for kind in key)
         can_record = is_warm and learner.is_static and not self.reason
         if can_record and key not in self._graphs and self._has_room():
-            self._record(source, key)
+            self._record_updates(source, key)
         if key in self._graphs:
             self._graphs[key]()
             learner.after_updates(len(key))
@@ -167,19 +227,7 @@ class UpdateGraphs:
             self._warm[shape, learner.due_parts(learner.counters.updates)] += 1
             learner.after_updates(1)
 
-    def _has_room(self) -> bool:
-        """Return whether there may be another graph; say once that there may not."""
-        if len(self._graphs) < MOST_GRAPHS:
-            return True
-        if not self._has_warned_of_most:
-            self._has_warned_of_most = True
-            rank_zero_warn(
-                f"compile graph: {MOST_GRAPHS} graphs are kept, and updates of further kinds are"
-                " made one by one: batches have many shapes, or parts are due at many periods"
-            )
-        return False
-
-    def _record(self, source: BatchSource, key: tuple[Hashable, ...]) -> None:
+    def _record_updates(self, source: BatchSource, key: tuple[Hashable, ...]) -> None:
         counters = self._learner.counters
         first = counters.updates
 
@@ -188,29 +236,18 @@ class UpdateGraphs:
                 self._update(source, index)
                 counters.updates += 1  # parts that are due go by it
 
-        self._buffers = _buffers_of(self._learner)
         generators = [*self._learner.drawn_from(), *source.drawn_from()]
         try:
-            self._graphs[key] = self._capture.record(updates, generators)
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-            self.give_up(f"{_part_of(error)} cannot be recorded: {reason}")
+            replay = self._record(updates, generators)
         finally:
             counters.updates = first
+        if replay is not None:
+            self._graphs[key] = replay
 
     def _update(self, source: BatchSource, index: int) -> None:
         # autocast keeps the rounded weights until it ends, and these updates are within one
         torch.clear_autocast_cache()
         self._learner.recorded_update(source.take(index))
-
-    def _check_buffers(self) -> None:
-        """Give up graphs if a buffer is another tensor than the one that they use."""
-        for buffer in self._buffers:
-            if buffer.owner.get(buffer.key) is not buffer.tensor:
-                self.give_up(
-                    f"the buffer {buffer.name} was replaced: change it in place, as by copy_"
-                )
-                return
 
 
 class _Buffer(NamedTuple):
@@ -222,10 +259,10 @@ class _Buffer(NamedTuple):
     tensor: Tensor | None
 
 
-def _buffers_of(learner: Learner) -> list[_Buffer]:
+def _buffers_of(modules: HasModules) -> list[_Buffer]:
     return [
         _Buffer(f"{name}.{key}" if name else key, module._buffers, key, tensor)
-        for name, module in learner.named_modules()
+        for name, module in modules.named_modules()
         for key, tensor in module._buffers.items()
     ]
 

@@ -36,7 +36,8 @@ class Upload:
     """Copies arrays to a device, for which neither the host nor the device's work waits.
 
     To a GPU they go through pinned memory, a ring of slots: a slot is used again when its last copy
-    is over. Elsewhere a copy is made at once.
+    is over. They have a stream of their own, so that they pass updates under way; what is called
+    after a copy waits for it, on the device. Elsewhere a copy is made at once.
 
     Args:
         device: that the copies are on.
@@ -49,6 +50,7 @@ class Upload:
         self._copied: list[torch.cuda.Event] = []
         self._next = 0
         if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
             self._slots = [torch.empty(0, dtype=torch.uint8)] * num_slots
             self._copied = [torch.cuda.Event() for _ in range(num_slots)]
 
@@ -65,8 +67,14 @@ class Upload:
             self._slots[slot] = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         pinned = self._slots[slot][:num_bytes].view(tensor.dtype).view(tensor.shape)
         pinned.copy_(tensor)
-        copy = pinned.to(self._device, non_blocking=True)
-        self._copied[slot].record()
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            copy = pinned.to(self._device, non_blocking=True)
+            self._copied[slot].record()
+        current.wait_event(self._copied[slot])
+        # its memory is given back to the stream of the copies, whose next one is to wait for the
+        # work that reads it
+        copy.record_stream(current)
         return copy
 
 

@@ -21,6 +21,7 @@ from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.replay.device import DeviceReplay
 from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.static_batches import StaticBatches
+from mtrl_lightning.rollout import CorrelatedNoise
 from mtrl_lightning.run import data as run_data
 from mtrl_lightning.run.data import MultiTaskData
 from tests.helpers.algorithms import make_sac
@@ -36,6 +37,12 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(updating, "decides_on_device", lambda device: True)
     monkeypatch.setattr(graph, "CudaCapture", lambda device: CPURecorder())
     monkeypatch.setattr(algorithms, "check_compile", lambda *args: None)
+    monkeypatch.setattr(algorithms, "to_host", copied)
+
+
+def copied(tensors):
+    """Return copies: what is brought from a GPU is not the memory into which graphs write."""
+    return [tensor.numpy().copy() for tensor in tensors]
 
 
 def run(root, algorithm, total_steps=60, **options):
@@ -93,6 +100,26 @@ def test_ppo_makes_an_epoch_in_one_batch(tmp_path, owed):
     assert ppo.graphs.num_graphs == 2
     assert ppo.counters.updates == 2 * 3 * 5
     assert owed == [(StaticBatches, 5)] * 6
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model", "has_noise"),
+    [(SAC, {}, False), (SAC, {}, True), (PPO, {"num_steps": 20, "num_minibatches": 5}, False)],
+)
+def test_a_run_whose_actions_are_chosen_by_graphs_is_the_same(
+    tmp_path, monkeypatch, algorithm, model, has_noise
+):
+    def run_in(folder):
+        rollout = {"exploration": CorrelatedNoise(0.5)} if has_noise else {}
+        return run(tmp_path / folder, algorithm, 80, model=model, rollout=rollout)
+
+    graphed = run_in("graphed")
+    assert graphed.acting_graphs.num_graphs == 2  # to explore, and for evaluations
+    monkeypatch.setattr(algorithm, "_graphs_for", lambda *args: None)
+    plain = run_in("plain")
+    assert plain.acting_graphs.num_graphs == 0 and plain.graphs.num_graphs > 0
+    assert_same(graphed.state_dict(), plain.state_dict())
+    assert_same(graphed.generators.state_dict(), plain.generators.state_dict())
 
 
 def test_a_long_burst_is_made_in_parts(tmp_path, owed, monkeypatch):
