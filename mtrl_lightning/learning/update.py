@@ -182,8 +182,7 @@ class Update:
                 self._clip(gradients, self._max_grad_norm, norm)
 
             def losses_after() -> Tensor:
-                # autocast has kept the rounded weights of before the step
-                with torch.autocast(*precision, cache_enabled=False):
+                with torch.autocast(*precision):
                     new_loss_R, _ = losses()
                 return self._weighted(distributed.global_losses(new_loss_R), weight_R)
 
@@ -206,8 +205,7 @@ class Update:
         is_finite = math.isfinite(norm)
         if is_finite:
             optimizer.step()
-        # projections of weights, such as bounds and orthonormal bases
-        self._repair_networks(loss_R)
+        self._after_step(loss_R)
         if is_finite:
             # methods such as FAMO compare the losses before and after the step
             with torch.no_grad():
@@ -233,7 +231,7 @@ class Update:
         found_inf = (norm * 0).nan_to_num(1.0)
         optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         optimizer.step()
-        self._repair_networks(loss_R)
+        self._after_step(loss_R)
         with torch.no_grad():
             self.method.after_step(losses_after)
         if method_state:
@@ -262,15 +260,17 @@ class Update:
             loss_R = network.mask_losses(loss_R)
         return loss_R if weight_R is None else loss_R * weight_R
 
-    def _repair_networks(self, loss_R: Tensor) -> None:
-        """Let networks project their weights after a step, also where the step was left out."""
-        if not self._networks:
-            return
-        if self._task_R.device != loss_R.device:
-            self._task_R = self._task_R.to(loss_R.device)
-        draws = self._generators.get("repair", loss_R.device)
-        for network in self._networks:
-            network.after_step(loss_R, self._task_R, draws)
+    def _after_step(self, loss_R: Tensor) -> None:
+        """Do what new weights need, also where the step was left out."""
+        if self._networks:
+            if self._task_R.device != loss_R.device:
+                self._task_R = self._task_R.to(loss_R.device)
+            draws = self._generators.get("repair", loss_R.device)
+            # projections of weights, such as bounds and orthonormal bases
+            for network in self._networks:
+                network.after_step(loss_R, self._task_R, draws)
+        # it has the former weights, rounded
+        torch.clear_autocast_cache()
 
     def _log(self, loss_R: Tensor, norm: Tensor) -> None:
         statistics = {"loss": loss_R}

@@ -16,9 +16,11 @@ from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.guard import DivergenceGuard
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.learning.update import Update
+from mtrl_lightning.networks import MLPEncoder
 from mtrl_lightning.ranks import distributed
-from tests.helpers.algorithms import changed, copy_of, make_sac, train
+from tests.helpers.algorithms import changed, copy_of, make_distral, make_sac, make_td3, train
 from tests.helpers.gradients import METHODS
+from tests.helpers.runs import assert_same
 from tests.helpers.specs import spec_of
 
 
@@ -110,6 +112,23 @@ def test_the_losses_after_a_step_are_those_of_the_rounded_weights_after_it():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted, _ = losses()
     assert torch.equal(seen[1], wanted) and not torch.equal(seen[1], seen[0])
+
+
+def with_encoder():
+    return make_sac(encoder=partial(MLPEncoder, width=8))
+
+
+@pytest.mark.parametrize("make", [with_encoder, make_distral, make_td3])
+def test_later_losses_of_an_update_use_the_new_weights_in_bf16(make):
+    """Autocast keeps rounded weights: the encoder's, which the critic's step has changed."""
+
+    def weights(cache_enabled):
+        algorithm = make()
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache_enabled):
+            train(algorithm, 1)
+        return copy_of(algorithm)
+
+    assert_same(weights(cache_enabled=True), weights(cache_enabled=False))
 
 
 def test_gradients_are_computed_without_autocast():
