@@ -119,9 +119,7 @@ def print_updates(work: Work, widths: Sequence[int], times: int) -> None:
 def print_acting(work: Work, times: int) -> None:
     """Print the milliseconds of a vector step's actions in each way, by number of environments."""
     sac, by_graph = make_sac(work), make_sac(work)
-    parts = torch.nn.ModuleDict(by_graph.acting_modules())
-    device = torch.device(work.device)
-    graphs = by_graph.acting_graphs = ActingGraphs(parts, capture_on(device), device)
+    graphs = by_graph.acting_graphs = ActingGraphs(by_graph, capture_on(torch.device(work.device)))
     on_host = make_sac(Work(**{**vars(work), "device": "cpu"}))
 
     def copy_weights() -> None:
@@ -138,7 +136,7 @@ def print_acting(work: Work, times: int) -> None:
         }
         for name, call in ways.items():
             print(f"{len(task_E)} environments, {name}: {milliseconds(call, times):.3f} ms")
-        print(f"graphs: {graphs.num_graphs} kept {graphs.reason}", flush=True)
+    print(f"{graphs.num_graphs} graphs of acting", flush=True)
 
 
 def print_memory(work: Work, times: int) -> None:

@@ -26,7 +26,7 @@ from mtrl_lightning.resources import CPU
 from mtrl_lightning.types import OwedUpdates
 from tests import test_on_policy as on_policy
 from tests.helpers import replay as replays
-from tests.helpers.algorithms import attach, make_batch, make_ppo, make_sac
+from tests.helpers.algorithms import attach, make_batch, make_ppo, make_sac, make_td3
 from tests.helpers.command_line import config_args
 from tests.helpers.matrix import CROSSED, GRADIENTS, batches, build, in_precision
 from tests.helpers.networks import Convolutions
@@ -246,30 +246,45 @@ def test_graphs_are_recorded_again_when_none_is_left():
     assert sac.graphs.num_graphs > 0 and sac.graphs.reason == ""
 
 
-@pytest.mark.parametrize("make", [make_sac, make_ppo])
-def test_actions_chosen_by_graphs_equal_those_without(make):
-    """Exploring and exploiting in turn, with new weights in between."""
-    plain, graphed = make().to("cuda"), make().to("cuda")
-    device = torch.device("cuda")
-    parts = torch.nn.ModuleDict(graphed.acting_modules())
-    graphed.acting_graphs = ActingGraphs(parts, CudaCapture(device), device)
-    task_E = np.repeat(np.arange(3), 2)
+@pytest.mark.parametrize("critic", [None, Asking])
+def test_actions_by_graphs_equal_those_without(critic):
+    """In all modes in turn, between updates by graphs, also where recording these fails."""
+    options = {} if critic is None else {"critic": partial(critic, width=8, depth=1)}
+    plain, graphed = (make_sac(compile="graph", **options).to("cuda") for _ in range(2))
+    given = [move_data_to_device(make_batch(plain.spec), torch.device("cuda"))]
+    source = StaticBatches(lambda: given[0], torch.device("cuda"))
+    for sac in (plain, graphed):
+        sac.check_device(torch.device("cuda"))
+        attach(sac)
+    plain.acting_graphs = None
     generator = np.random.default_rng(0)
+    groups = [np.repeat(np.arange(3), 2), np.array([2, 0, 1, 0])]
     for step in range(12):
-        observation_ED = generator.normal(size=(6, 4))
-        for mode in ("explore", "exploit"):
-            chosen = [policy.act(observation_ED, task_E, mode) for policy in (graphed, plain)]
-            assert_same(*chosen)
-        if step == 6:
-            for policy in (graphed, plain):
-                with torch.no_grad():
-                    for weight in policy.actor.parameters():
-                        weight.mul_(1.1)
-    assert graphed.acting_graphs.num_graphs == 2 and graphed.acting_graphs.reason == ""
-    states = [
-        policy.generators.get("act", policy.device).get_state() for policy in (plain, graphed)
-    ]
-    assert torch.equal(*states)
+        for task_E in groups:
+            observation_ED = generator.normal(size=(len(task_E), 4))
+            noise_EA = generator.normal(size=(len(task_E), 2)).astype(np.float32)
+            for mode, noise in (("explore", None), ("explore", noise_EA), ("exploit", None)):
+                outputs = [s.act(observation_ED, task_E, mode, noise) for s in (graphed, plain)]
+                assert_same(*outputs)
+        for sac in (graphed, plain):
+            if step > 3:  # there are graphs of acting
+                sac.training_step(OwedUpdates(source, 2), step)
+    assert graphed.acting_graphs.num_graphs == 6 and graphed.acting_graphs.reason == ""
+    assert bool(graphed.graphs.reason) == (critic is not None)
+    for name in ("act", "learn"):
+        states = [s.generators.get(name, s.device).get_state() for s in (plain, graphed)]
+        assert torch.equal(*states)
+
+
+@pytest.mark.parametrize("make", [make_ppo, make_td3])
+def test_other_algorithms_act_alike_by_graphs(make):
+    plain, graphed = make().to("cuda"), make().to("cuda")
+    graphed.acting_graphs = ActingGraphs(graphed, CudaCapture(torch.device("cuda")))
+    task_E = np.repeat(np.arange(3), 2)
+    for seed in range(5):
+        observation_ED = np.random.default_rng(seed).normal(size=(6, 4))
+        assert_same(*[policy.act(observation_ED, task_E, "explore") for policy in (graphed, plain)])
+    assert graphed.acting_graphs.num_graphs == 1
 
 
 def test_the_device_draws_only_what_was_added():

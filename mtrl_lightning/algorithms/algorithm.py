@@ -69,9 +69,8 @@ class Algorithm(LightningModule):
         spec: the tasks.
         seed: seed of the initial weights and of all random numbers.
         compile: ``default`` compiles the losses with ``torch.compile``; the first updates wait for
-            the compiler. ``graph`` records whole updates, and the choice of actions, as CUDA graphs
-            and launches these, on a GPU only; what cannot be recorded is computed without, and a
-            line says why.
+            the compiler. ``graph`` records whole updates, and acting, as CUDA graphs and launches
+            these, on a GPU only; what cannot be recorded is computed without, and a line says why.
         on_nonfinite: reaction to a gradient that is not finite, which never reaches a weight:
             ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
             it in ``fault/skipped_updates``. On a GPU, fused optimizers skip without waiting.
@@ -155,7 +154,7 @@ class Algorithm(LightningModule):
         self.graphs: UpdateGraphs | None = None
         """Makes updates by CUDA graphs; None if every update gets its batch from Lightning."""
         self.acting_graphs: ActingGraphs | None = None
-        """Chooses actions by CUDA graphs in a run that makes updates by them."""
+        """Computes actions by CUDA graphs while a run makes updates by them."""
         self._periods: set[int] = set()
         """Periods of the parts that are not in every update, once ``is_due`` was asked."""
         self._seed = seed
@@ -264,13 +263,20 @@ class Algorithm(LightningModule):
     # acting
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ActionDistribution:
-        """Return the distribution over actions."""
+        """Return the distribution over actions.
+
+        With ``compile: graph`` its operations are replayed without Python: what changes from one
+        call to the next has to be in parameters or buffers that are changed in place.
+        """
         raise NotImplementedError
 
     def explore(
         self, policy: ActionDistribution, noise_BA: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return actions ``[B, A]`` for standard normal noise, and the ``policy_fields``."""
+        """Return actions ``[B, A]`` for standard normal noise, and the ``policy_fields``.
+
+        Replayed like ``policy``.
+        """
         return policy.sample(noise_BA)[0], {}
 
     @torch.no_grad()
@@ -300,20 +306,20 @@ class Algorithm(LightningModule):
             return zero_padding(2 * uniform_EA - 1, self.action_mask(task)).cpu().numpy()
         if np.issubdtype(observation_ED.dtype, np.floating):
             observation_ED = observation_ED.astype(np.float32)
-        given = [torch.as_tensor(observation_ED)]
+        inputs = [torch.as_tensor(observation_ED)]
         if noise_EA is not None and mode == "explore":
-            given.append(torch.as_tensor(noise_EA))
-        choose = partial(self._choose, task_E, self._tasks_on_device(task_E), mode)
+            inputs.append(torch.as_tensor(noise_EA))
+        compute = partial(self._compute_actions, task_E, self._tasks_on_device(task_E), mode)
         graphs = self._graphs_for(task_E)
         if graphs is None:
-            chosen, fields = choose(*[to_device(tensor, self.device) for tensor in given])
+            tensors = compute(*[to_device(tensor, self.device) for tensor in inputs])
         else:
-            kind = (mode, task_E.tobytes(), len(given))
-            chosen, fields = graphs.choose(kind, choose, given, [generator])
-        chosen_EA, *columns = to_host([chosen, *fields.values()])
-        return (chosen_EA, dict(zip(fields, columns, strict=True))) if fields else chosen_EA
+            tensors = graphs.compute(mode, task_E, compute, inputs, [generator])
+        actions, fields = tensors
+        action_EA, *columns = to_host([actions, *fields.values()])
+        return (action_EA, dict(zip(fields, columns, strict=True))) if fields else action_EA
 
-    def _choose(
+    def _compute_actions(
         self,
         task_E: npt.NDArray[np.int64],
         task_B: Tensor,
@@ -321,7 +327,7 @@ class Algorithm(LightningModule):
         observation_ED: Tensor,
         noise_EA: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return actions ``[E, A]`` and further fields, by operations of the device alone."""
+        """Return actions ``[E, A]`` and the ``policy_fields``, which stay on the device."""
         rows = task_B.shape
         observation_BD = observation_ED.unflatten(0, rows)
         observation_BD = self.transforms.observation(observation_BD, task_B)
@@ -336,19 +342,22 @@ class Algorithm(LightningModule):
                 generator = self.generators.get("act", self.device)
                 noise_EA = torch.randn(shape, generator=generator, device=self.device)
             action_BA, fields = self.explore(policy, noise_EA.unflatten(0, rows))
-        chosen_BA = zero_padding(action_BA, self.action_mask(task_B))
-        chosen_EA, *columns = [
-            x_BA.flatten(0, len(rows) - 1) for x_BA in (chosen_BA, *fields.values())
+        action_BA = zero_padding(action_BA, self.action_mask(task_B))
+        action_EA, *columns = [
+            x_BA.flatten(0, len(rows) - 1) for x_BA in (action_BA, *fields.values())
         ]
-        return chosen_EA, dict(zip(fields, columns, strict=True))
+        return action_EA, dict(zip(fields, columns, strict=True))
 
     def _graphs_for(self, task_E: npt.NDArray[np.int64]) -> ActingGraphs | None:
-        """Return the graphs that choose actions for these tasks; None if none do."""
-        graphs = self.acting_graphs
-        if graphs is None or self.device.type != graphs.device.type:  # training is over
-            return None
-        # the mean input replaces the rows of untrained tasks, whose number the host has to know
-        return None if self.untrained.is_untrained_T[task_E].any() else graphs
+        """Return the graphs if they may compute the actions for these tasks now, else None."""
+        # the mean input replaces rows whose number the host has to know; tensors of inference mode
+        # and autocast's rounded weights are not there in a later replay
+        is_refused = (
+            self.untrained.replaces(task_E)
+            or torch.is_inference_mode_enabled()
+            or torch.is_autocast_enabled(self.device.type)
+        )
+        return None if is_refused else self.acting_graphs
 
     def action_mask(self, task_B: Tensor) -> Tensor | None:
         """Return a mask, false for padding entries of the actions; None without padding.
@@ -516,10 +525,14 @@ class Algorithm(LightningModule):
 
             if distributed.world_size() == 1:
                 self.graphs = UpdateGraphs(self, CudaCapture(device))
-                parts = nn.ModuleDict(self._acting_parts())
-                self.acting_graphs = ActingGraphs(parts, CudaCapture(device), device)
+                self.acting_graphs = ActingGraphs(self, CudaCapture(device))
             else:
                 rank_zero_warn("compile graph has no effect with several processes")
+
+    def teardown(self, stage: str) -> None:
+        """Drop all graphs, whose tensors are moved after this."""
+        self.graphs = None
+        self.acting_graphs = None
 
     def _forget_graphs(self) -> None:
         for graphs in (self.graphs, self.acting_graphs):
@@ -588,7 +601,8 @@ class Algorithm(LightningModule):
 
     def drawn_from(self) -> list[torch.Generator]:
         """Return the generators of the updates' random numbers."""
-        return self.generators.all()
+        # a recording that fails replaces their states, which would part acting from its graphs
+        return self.generators.all_but("act")
 
     def noise_like(self, action_RnA: Tensor) -> Tensor:
         """Sample standard normal noise of the actions' shape for a loss."""

@@ -1,94 +1,142 @@
-"""Actions as graphs: a policy's choice is recorded once, and then replayed without Python."""
+"""Acting by graphs: a policy's operations are recorded once, and then replayed without Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from mtrl_lightning.learning.graph import WARM_UPS, Capture, Graphs, HasModules, Replay
+from mtrl_lightning.learning.graph import (
+    WARM_UPS,
+    CannotRecordError,
+    Capture,
+    Graphs,
+    HasModules,
+    Replay,
+)
+from mtrl_lightning.types import Mode
 
-Chosen = tuple[Tensor, dict[str, Tensor]]
+Actions = tuple[Tensor, dict[str, Tensor]]
 """Actions ``[E, A]``, and the further fields of the transitions by name."""
 
 
+class ActingKind(NamedTuple):
+    """Calls of the same kind make the same operations, on tensors of the same shapes."""
+
+    mode: Mode
+    tasks: bytes
+    """The environments' tasks, as the memory of their array."""
+    num_inputs: int
+    """1 if the noise is drawn, 2 if it is an input."""
+    is_training: bool
+    """The mode of PyTorch's modules, on which dropout depends."""
+
+
+class Acting(HasModules, Protocol):
+    """An algorithm, as far as its acting is recorded."""
+
+    training: bool
+
+    @property
+    def device(self) -> torch.device:
+        """The device of its networks."""
+
+
 class _Graph(NamedTuple):
-    """The graph of a choice of actions."""
+    """A recorded computation of actions."""
 
-    given: list[Tensor]
-    """Tensors on the device that the graph reads, and that are given anew."""
-    function: Callable[..., Chosen]
-    """What was recorded: it holds further tensors that the graph reads, such as the tasks."""
+    inputs: list[Tensor]
+    """Tensors on the device, overwritten before each replay."""
+    function: Callable[..., Actions]
+    """The recorded function, which keeps further tensors that the graph reads, as the tasks."""
     replay: Replay
-    chosen: Chosen
-    """Tensors that the graph writes."""
+    actions: Actions
+    """The tensors that each replay writes."""
 
 
-class ActingGraphs(Graphs):
-    """Choose actions by graphs, and without where the choice cannot be recorded.
+class ActingGraphs(Graphs[_Graph]):
+    """Compute actions by graphs, and without where the computation cannot be recorded.
 
-    There is a graph for each kind of choice: a mode, and environments with their tasks. It is
-    recorded after ``WARM_UPS`` choices of its kind, up to ``MOST_GRAPHS`` graphs.
+    There is a graph for each ``ActingKind``. It is recorded after ``WARM_UPS`` calls of the kind,
+    up to ``MOST_GRAPHS`` graphs.
 
     Args:
-        modules: the policy's.
-        capture: records the choices.
-        device: that the policy is on while there are graphs; elsewhere they are not used.
+        algorithm: that acts.
+        capture: records its operations.
     """
 
-    instead = "actions are chosen without a graph"
-    too_many = "for further groups of environments actions are chosen without a graph"
+    instead = "actions are computed without graphs"
+    too_many = (
+        "actions of further kinds are computed without: policies act in many groups of environments"
+    )
 
-    def __init__(self, modules: HasModules, capture: Capture, device: torch.device) -> None:
-        super().__init__(modules, capture)
-        self.device = device
+    def __init__(self, algorithm: Acting, capture: Capture) -> None:
+        super().__init__(algorithm, capture)
+        self._algorithm = algorithm
+        self._refused: set[ActingKind] = set()
+        """Kinds that cannot be recorded."""
 
-    def choose(
+    def compute(
         self,
-        kind: Hashable,
-        function: Callable[..., Chosen],
-        given: Sequence[Tensor],
+        mode: Mode,
+        task_E: npt.NDArray[np.int64],
+        function: Callable[..., Actions],
+        inputs: Sequence[Tensor],
         generators: Sequence[torch.Generator],
-    ) -> Chosen:
-        """Return what a function chooses.
+    ) -> Actions:
+        """Return the actions that a function computes.
 
         Args:
-            kind: choices of the same kind make the same operations, on tensors of the same shapes.
-            function: chooses, from ``given`` on the device.
-            given: the observations, and the noise if it is not drawn: on the host.
+            mode: of acting.
+            task_E: the environments' tasks.
+            function: computes actions from ``inputs`` on the device.
+            inputs: the observations, and the noise if it is one: on the host.
             generators: from which the function may draw.
 
         Returns:
-            The function's tensors; those of a graph are written again by its next choice.
+            The function's tensors; those of a graph are overwritten by its next replay.
         """
+        kind = ActingKind(mode, task_E.tobytes(), len(inputs), self._algorithm.training)
         self._check_buffers()
-        is_warm = self._warm[kind] >= WARM_UPS
-        if is_warm and kind not in self._graphs and not self.reason and self._has_room():
-            self._record_choice(kind, function, given, generators)
-        if kind in self._graphs:
-            graph: _Graph = self._graphs[kind]
-            for tensor, values in zip(graph.given, given, strict=True):
-                tensor.copy_(values, non_blocking=True)
+        if self._may_record(kind):
+            self._record_kind(kind, function, inputs, generators)
+        graph = self._graphs.get(kind)
+        if graph is not None:
+            for static, values in zip(graph.inputs, inputs, strict=True):
+                static.copy_(values, non_blocking=True)
             graph.replay()
-            return graph.chosen
-        if not is_warm:
+            return graph.actions
+        if self._warm[kind] < WARM_UPS:
             self._warm[kind] += 1
-        on_device = [tensor.to(self.device) for tensor in given]
-        chosen: list[Chosen] = []
-        self._capture.run(lambda: chosen.append(function(*on_device)))
-        return chosen[0]
+        on_device = [tensor.to(self._algorithm.device) for tensor in inputs]
+        actions: list[Actions] = []
+        self._capture.run(lambda: actions.append(function(*on_device)))
+        return actions[0]
 
-    def _record_choice(
+    def _may_record(self, kind: ActingKind) -> bool:
+        is_wanted = kind not in self._graphs and kind not in self._refused and not self.reason
+        return is_wanted and self._warm[kind] >= WARM_UPS and self._has_room()
+
+    def _record_kind(
         self,
-        kind: Hashable,
-        function: Callable[..., Chosen],
-        given: Sequence[Tensor],
+        kind: ActingKind,
+        function: Callable[..., Actions],
+        inputs: Sequence[Tensor],
         generators: Sequence[torch.Generator],
     ) -> None:
-        on_device = [tensor.to(self.device, copy=True) for tensor in given]
-        chosen: list[Chosen] = []
-        replay = self._record(lambda: chosen.append(function(*on_device)), generators)
-        if replay is not None:
-            self._graphs[kind] = _Graph(on_device, function, replay, chosen[0])
+        static = [tensor.to(self._algorithm.device, copy=True) for tensor in inputs]
+        actions: list[Actions] = []
+        try:
+            replay = self._record(lambda: actions.append(function(*static)), generators)
+        except CannotRecordError as error:
+            if not self._refused:
+                rank_zero_warn(f"compile graph: actions are computed without graphs where {error}")
+            self._refused.add(kind)
+            self.forget()  # after a failure the generators have other states than those of graphs
+        else:
+            self._graphs[kind] = _Graph(static, function, replay, actions[0])

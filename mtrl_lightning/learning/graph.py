@@ -2,7 +2,7 @@
 
 On a GPU an update takes as long as the host needs to launch its kernels. A CUDA graph launches all
 of them at once, on the same memory, with the numbers that the host gave them when it was recorded.
-``acting_graphs.py`` has those of a policy's choice of actions.
+``acting_graphs.py`` has those of acting.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import traceback
 import weakref
-from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -36,6 +35,12 @@ MOST_GRAPHS = 32
 
 Replay = Callable[[], None]
 """Runs the recorded operations again."""
+G = TypeVar("G")
+"""What is kept of a graph."""
+
+
+class CannotRecordError(Exception):
+    """Operations cannot be recorded; the message completes the sentence "because ..."."""
 
 
 class Capture(Protocol):
@@ -57,7 +62,7 @@ class Capture(Protocol):
 
 
 class HasModules(Protocol):
-    """An algorithm, as far as its buffers are looked at."""
+    """An algorithm, as far as graphs check its buffers."""
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Return all modules by name."""
@@ -88,11 +93,11 @@ class Learner(HasModules, Protocol):
         """Return the generators from which updates draw."""
 
 
-class Graphs(ABC):
-    """Graphs of one purpose by kind, and what is done where there is none.
+class Graphs(Generic[G]):
+    """Graphs of one purpose by kind, and the reason if there are none.
 
     Args:
-        modules: whose buffers the graphs use.
+        algorithm: whose buffers the graphs use.
         capture: records them.
     """
 
@@ -101,10 +106,10 @@ class Graphs(ABC):
     too_many: ClassVar[str]
     """What is done beyond ``MOST_GRAPHS``, and why there may be so many."""
 
-    def __init__(self, modules: HasModules, capture: Capture) -> None:
-        self._modules = modules
+    def __init__(self, algorithm: HasModules, capture: Capture) -> None:
+        self._has_modules = algorithm
         self._capture = capture
-        self._graphs: dict[Hashable, Any] = {}
+        self._graphs: dict[Hashable, G] = {}
         self._warm: Counter[Hashable] = Counter()
         """Calls of each kind that were made without a graph."""
         self._buffers: list[_Buffer] = []
@@ -139,15 +144,18 @@ class Graphs(ABC):
 
     def _record(
         self, function: Callable[[], None], generators: Sequence[torch.Generator]
-    ) -> Replay | None:
-        """Record a function's operations; give up and return None if they cannot be."""
-        self._buffers = _buffers_of(self._modules)
+    ) -> Replay:
+        """Record a function's operations.
+
+        Raises:
+            CannotRecordError: if they cannot be.
+        """
+        self._buffers = _buffers_of(self._has_modules)
         try:
             return self._capture.record(function, generators)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            self.give_up(f"{_part_of(error)} cannot be recorded: {reason}")
-            return None
+            raise CannotRecordError(f"{_part_of(error)} cannot be recorded: {reason}") from error
 
     def _has_room(self) -> bool:
         """Return whether there may be another graph; say once that there may not."""
@@ -168,7 +176,7 @@ class Graphs(ABC):
                 return
 
 
-class UpdateGraphs(Graphs):
+class UpdateGraphs(Graphs[Replay]):
     """Make updates by graphs, and one by one where they cannot be recorded.
 
     Updates are of one kind if their batches have the same shapes and the same parts are due in
@@ -238,11 +246,11 @@ class UpdateGraphs(Graphs):
 
         generators = [*self._learner.drawn_from(), *source.drawn_from()]
         try:
-            replay = self._record(updates, generators)
+            self._graphs[key] = self._record(updates, generators)
+        except CannotRecordError as error:
+            self.give_up(str(error))
         finally:
             counters.updates = first
-        if replay is not None:
-            self._graphs[key] = replay
 
     def _update(self, source: BatchSource, index: int) -> None:
         # autocast keeps the rounded weights until it ends, and these updates are within one
@@ -259,18 +267,18 @@ class _Buffer(NamedTuple):
     tensor: Tensor | None
 
 
-def _buffers_of(modules: HasModules) -> list[_Buffer]:
+def _buffers_of(algorithm: HasModules) -> list[_Buffer]:
     return [
         _Buffer(f"{name}.{key}" if name else key, module._buffers, key, tensor)
-        for name, module in modules.named_modules()
+        for name, module in algorithm.named_modules()
         for key, tensor in module._buffers.items()
     ]
 
 
 def _part_of(error: BaseException) -> str:
-    """Name the part of an update in which an error was raised: the last function not PyTorch's."""
+    """Name the part in which an error was raised: the last function that is not PyTorch's."""
     pytorch = Path(torch.__file__).parent
-    found = "an update"
+    found = "a part"
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(pytorch) or path == Path(__file__) or "self" not in frame.f_locals:

@@ -205,7 +205,7 @@ class Update:
         is_finite = math.isfinite(norm)
         if is_finite:
             optimizer.step()
-        self._after_step(loss_R)
+        self._end_step(loss_R)
         if is_finite:
             # methods such as FAMO compare the losses before and after the step
             with torch.no_grad():
@@ -231,7 +231,7 @@ class Update:
         found_inf = (norm * 0).nan_to_num(1.0)
         optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         optimizer.step()
-        self._after_step(loss_R)
+        self._end_step(loss_R)
         with torch.no_grad():
             self.method.after_step(losses_after)
         if method_state:
@@ -260,8 +260,8 @@ class Update:
             loss_R = network.mask_losses(loss_R)
         return loss_R if weight_R is None else loss_R * weight_R
 
-    def _after_step(self, loss_R: Tensor) -> None:
-        """Do what new weights need, also where the step was left out."""
+    def _end_step(self, loss_R: Tensor) -> None:
+        """Repair the networks and drop rounded weights, also where the step was left out."""
         if self._networks:
             if self._task_R.device != loss_R.device:
                 self._task_R = self._task_R.to(loss_R.device)
@@ -269,7 +269,7 @@ class Update:
             # projections of weights, such as bounds and orthonormal bases
             for network in self._networks:
                 network.after_step(loss_R, self._task_R, draws)
-        # it has the former weights, rounded
+        # it holds the weights of before the step in bf16
         torch.clear_autocast_cache()
 
     def _log(self, loss_R: Tensor, norm: Tensor) -> None:

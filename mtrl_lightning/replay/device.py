@@ -36,8 +36,8 @@ class Upload:
     """Copies arrays to a device, for which neither the host nor the device's work waits.
 
     To a GPU they go through pinned memory, a ring of slots: a slot is used again when its last copy
-    is over. They have a stream of their own, so that they pass updates under way; what is called
-    after a copy waits for it, on the device. Elsewhere a copy is made at once.
+    is over. Copies use a separate stream and overtake queued updates; work queued after a copy
+    waits for it. Elsewhere a copy is made at once.
 
     Args:
         device: that the copies are on.
@@ -72,8 +72,7 @@ class Upload:
             copy = pinned.to(self._device, non_blocking=True)
             self._copied[slot].record()
         current.wait_event(self._copied[slot])
-        # its memory is given back to the stream of the copies, whose next one is to wait for the
-        # work that reads it
+        # the stream of the copies owns its memory, and must not reuse it before it was read
         copy.record_stream(current)
         return copy
 
@@ -131,7 +130,7 @@ class PackedStorage(RingStorage):
             column_Nw = np.asarray(columns[field.name]).reshape(len(row_N), end - start)
             values_NW[:, start:end] = column_Nw
             start = end
-        # after the batches that updates under way draw: both are on one stream
+        # index_copy_ comes after the batches that queued updates draw: they are on one stream
         self._row_NW.index_copy_(0, self._upload(row_N), self._upload(values_NW))
 
     def _views(self, row_NW: Tensor) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Actions that are chosen by graphs equal those that are chosen without, in every bit.
+"""Actions computed by graphs equal those computed without, in every bit.
 
 A recorder on the CPU stands for CUDA graphs (``tests/helpers/recorder.py``): it makes the recorded
 operations again, and no line of Python.
@@ -12,7 +12,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import NormalizeObservation
@@ -39,8 +38,7 @@ MIXED_E = np.array([2, 0, 1, 0])
 
 
 def with_graphs(algorithm):
-    parts = nn.ModuleDict({**algorithm.acting_modules(), "transforms": algorithm.transforms})
-    algorithm.acting_graphs = ActingGraphs(parts, CPURecorder(), torch.device("cpu"))
+    algorithm.acting_graphs = ActingGraphs(algorithm, CPURecorder())
     return algorithm
 
 
@@ -52,33 +50,33 @@ def observations(algorithm, seed, task_E=TASK_E):
     return generator.normal(size=(len(task_E), *space.shape))
 
 
-def choices(algorithm, num, mode="explore", task_E=TASK_E, noise=False, first=0):
-    """Return copies of the choices for different observations: a graph writes into its own."""
+def acted(algorithm, num, mode="explore", task_E=TASK_E, noise=False, first=0):
+    """Return copies of the actions for different observations: a graph overwrites its own."""
     found = []
     for seed in range(first, first + num):
-        given_ED = observations(algorithm, seed, task_E)
+        observation_ED = observations(algorithm, seed, task_E)
         more = {}
         if noise:
             shape = (len(task_E), algorithm.action_dim)
             more["noise_EA"] = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-        chosen = algorithm.act(given_ED, task_E, mode, **more)
-        action_EA, fields = chosen if isinstance(chosen, tuple) else (chosen, {})
+        output = algorithm.act(observation_ED, task_E, mode, **more)
+        action_EA, fields = output if isinstance(output, tuple) else (output, {})
         found.append((action_EA.copy(), {name: x_E.copy() for name, x_E in fields.items()}))
     return found
 
 
-def every_choice(algorithm):
-    """Return choices in all modes in turn, with new weights in between, and the generators."""
-    found = [choices(algorithm, 5), choices(algorithm, 4, "exploit")]
+def acted_in_all_modes(algorithm):
+    """Return actions in all modes in turn, with new weights in between, and the generators."""
+    found = [acted(algorithm, 5), acted(algorithm, 4, "exploit")]
     if algorithm.collection is None:
         train(algorithm, 2)
     found += [
-        choices(algorithm, 3, first=5),
-        choices(algorithm, 2, "random"),
-        choices(algorithm, 4, "exploit", first=4),
-        choices(algorithm, 4, noise=True),
-        choices(algorithm, 4, task_E=MIXED_E),
-        choices(algorithm, 2, first=8),
+        acted(algorithm, 3, first=5),
+        acted(algorithm, 2, "random"),
+        acted(algorithm, 4, "exploit", first=4),
+        acted(algorithm, 4, noise=True),
+        acted(algorithm, 4, task_E=MIXED_E),
+        acted(algorithm, 2, first=8),
     ]
     return found, algorithm.generators.state_dict()
 
@@ -109,41 +107,46 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_all_choices_equal_those_without_graphs(name):
+def test_all_actions_equal_those_without_graphs(name):
     plain = MAKERS[name]()
     graphed = with_graphs(MAKERS[name]())
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        assert_same(every_choice(graphed), every_choice(plain))
+        assert_same(acted_in_all_modes(graphed), acted_in_all_modes(plain))
     # exploring and exploiting, with noise that is given, and for other tasks
     assert graphed.acting_graphs.num_graphs == 4
     assert graphed.acting_graphs.reason == ""
 
 
-def test_a_graph_is_recorded_after_two_choices_of_its_kind():
+def test_a_graph_is_recorded_after_two_calls_of_its_kind():
     sac = with_graphs(make_sac())
-    choices(sac, WARM_UPS)
+    acted(sac, WARM_UPS)
     assert sac.acting_graphs.num_graphs == 0
-    choices(sac, 1)
+    acted(sac, 1)
     assert sac.acting_graphs.num_graphs == 1
-    choices(sac, WARM_UPS, "exploit")
+    acted(sac, WARM_UPS, "exploit")
     assert sac.acting_graphs.num_graphs == 1
 
 
-def test_what_is_chosen_by_a_graph_is_new_each_time():
-    """The policy is asked by the graph: no choice is a former one."""
+def test_a_graph_answers_each_observation_with_another_action():
     sac = with_graphs(make_sac())
-    actions = [action_EA for action_EA, _ in choices(sac, 6, "exploit")]
+    actions = [action_EA for action_EA, _ in acted(sac, 6, "exploit")]
     assert len({action_EA.tobytes() for action_EA in actions}) == 6
 
 
-def test_untrained_tasks_are_left_out():
+@pytest.mark.parametrize(("untrained_tasks", "num_graphs"), [("mean", 1), ("own", 2)])
+def test_untrained_tasks_that_get_the_mean_have_no_graph(untrained_tasks, num_graphs):
+    """The number of rows to replace is not known on the device."""
     spec = make_spec(train_tasks=[0, 1])
-    plain, graphed = make_sac(spec), with_graphs(make_sac(spec))
-    for task_E, num_graphs in ((TASK_E, 0), (np.array([0, 0, 1, 1]), 1)):
-        found = choices(graphed, 4, "exploit", task_E)
-        assert_same(found, choices(plain, 4, "exploit", task_E))
-        assert graphed.acting_graphs.num_graphs == num_graphs
+    make = partial(
+        make_sac, spec, actor=partial(networks.MultiHead, width=8), untrained_tasks=untrained_tasks
+    )
+    plain, graphed = make(), with_graphs(make())
+    for task_E in (TASK_E, np.array([0, 0, 1, 1])):
+        wanted = acted(plain, 4, "exploit", task_E)
+        assert_same(acted(graphed, 4, "exploit", task_E), wanted)
+    assert graphed.acting_graphs.num_graphs == num_graphs
+    assert graphed.acting_graphs.reason == ""
 
 
 class Branching(networks.MLP):
@@ -167,26 +170,79 @@ class Counting(networks.MLP):
 def test_the_comparison_shows_a_state_in_python_that_no_replay_moves():
     make = partial(make_sac, actor=partial(Counting, width=8))
     with pytest.raises(AssertionError):
-        assert_same(choices(with_graphs(make()), 6), choices(make(), 6))
+        assert_same(acted(with_graphs(make()), 6), acted(make(), 6))
 
 
-def test_a_policy_that_reads_a_number_is_named_once_and_chooses_without_a_graph():
+def test_a_policy_that_reads_a_number_is_named_once_and_acts_without_graphs():
     make = partial(make_sac, actor=partial(Branching, width=8))
-    wanted = choices(make(), 8)
-    sac = with_graphs(make())
-    before = "actions are chosen without a graph, because Branching.forward"
+    plain, graphed = make(), with_graphs(make())
+    before = "actions are computed without graphs where Branching.forward"
     with pytest.warns(UserWarning, match=rf"{before} \(test_acting_graphs.py") as warned:
-        found = choices(sac, 8)
+        found = [acted(graphed, 8, mode) for mode in ("explore", "exploit")]
     assert len(warned) == 1
-    assert_same(found, wanted)
+    assert_same(found, [acted(plain, 8, mode) for mode in ("explore", "exploit")])
+    assert graphed.acting_graphs.num_graphs == 0
+
+
+class BranchingForOneTask(networks.MLP):
+    """Reads a number where all rows are of one task."""
+
+    def forward(self, x_BD, task_B):
+        y_BO = super().forward(x_BD, task_B)
+        return -y_BO if len(task_B) == 1 and float(x_BD.detach().sum()) > 1e9 else y_BO
+
+
+def test_a_kind_that_cannot_be_recorded_leaves_graphs_to_the_others():
+    """The failure replaces states of generators on a GPU, so the others are recorded again."""
+
+    def in_turn(sac):
+        found = []
+        for _ in range(3):
+            found += acted(sac, 4) + acted(sac, 4, "exploit", np.array([1, 1]))
+        return found
+
+    make = partial(make_sac, actor=partial(BranchingForOneTask, width=8))
+    graphed = with_graphs(make())
+    with pytest.warns(UserWarning, match=r"BranchingForOneTask\.forward") as warned:
+        found = in_turn(graphed)
+    assert len(warned) == 1
+    assert_same(found, in_turn(make()))
+    assert graphed.acting_graphs.num_graphs == 1
+    assert len(graphed.acting_graphs._capture.recordings) == 2
+
+
+@pytest.mark.parametrize(
+    "context", [torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16)]
+)
+def test_calls_within_inference_mode_or_autocast_have_no_graph(context):
+    sac = with_graphs(make_sac())
+    with context():
+        acted(sac, 4)
     assert sac.acting_graphs.num_graphs == 0
+    acted(sac, 4)
+    assert sac.acting_graphs.num_graphs == 1
+
+
+def test_dropout_is_as_the_modules_mode_says():
+    class Dropping(networks.MLP):
+        def forward(self, x_BD, task_B):
+            y_BO = super().forward(x_BD, task_B)
+            return y_BO * (1.0 if not self.training else 0.5)
+
+    sac = with_graphs(make_sac(actor=partial(Dropping, width=8)))
+    plain = make_sac(actor=partial(Dropping, width=8))
+    for training in (True, False, True):
+        for algorithm in (sac, plain):
+            algorithm.train(training)
+        assert_same(acted(sac, 4, "exploit"), acted(plain, 4, "exploit"))
+    assert sac.acting_graphs.num_graphs == 2
 
 
 def test_a_buffer_that_is_replaced_ends_the_graphs():
     def replaced(sac):
-        found = choices(sac, 4)
+        found = acted(sac, 4)
         sac.encoder.mean_D = torch.ones_like(sac.encoder.mean_D)
-        return found + choices(sac, 4, first=4)
+        return found + acted(sac, 4, first=4)
 
     make = partial(make_sac, encoder=networks.Standardize)
     wanted = replaced(make())
@@ -199,19 +255,21 @@ def test_more_groups_of_environments_than_graphs_are_said_once(monkeypatch):
     monkeypatch.setattr(graph, "MOST_GRAPHS", 1)
     plain, graphed = make_sac(), with_graphs(make_sac())
     groups = [np.array([0, 1, 2]), np.array([1, 2]), np.array([2])]
-    with pytest.warns(UserWarning, match="1 graphs are kept, and for further groups") as warned:
-        found = [choices(graphed, 4, task_E=task_E) for task_E in groups]
+    with pytest.warns(
+        UserWarning, match="1 graphs are kept, and actions of further kinds"
+    ) as warned:
+        found = [acted(graphed, 4, task_E=task_E) for task_E in groups]
     assert len(warned) == 1
-    assert_same(found, [choices(plain, 4, task_E=task_E) for task_E in groups])
+    assert_same(found, [acted(plain, 4, task_E=task_E) for task_E in groups])
     assert graphed.acting_graphs.num_graphs == 1
 
 
 def test_graphs_are_recorded_again_after_a_reset_and_with_new_optimizers():
     def both(sac):
         attach(sac)
-        found = choices(sac, 4)
+        found = acted(sac, 4)
         sac.reset_networks()
-        return found + choices(sac, 4)
+        return found + acted(sac, 4)
 
     sac = make_sac()
     wanted = both(sac)
@@ -221,17 +279,22 @@ def test_graphs_are_recorded_again_after_a_reset_and_with_new_optimizers():
     graphed.reset_networks()
     assert graphed.acting_graphs.num_graphs == 0
     graphed.graphs = graph.UpdateGraphs(graphed, CPURecorder())
-    choices(graphed, 4)
+    acted(graphed, 4)
     attach(graphed)
     assert graphed.acting_graphs.num_graphs == 0
 
 
-def test_a_policy_that_was_moved_elsewhere_chooses_there():
+def test_updates_do_not_draw_from_the_generator_of_acting():
+    """Where a recording of updates fails, its generators get other states than those of graphs."""
+    sac = make_sac()
+    acted(sac, 1)
+    train(sac, 1)
+    acting = sac.generators.get("act", torch.device("cpu"))
+    assert sac.drawn_from() and all(generator is not acting for generator in sac.drawn_from())
+
+
+def test_no_graph_is_left_after_a_fit():
     sac = with_graphs(make_sac())
-    choices(sac, 4)
-    sac.acting_graphs.device = torch.device("cuda")  # that of the graphs
-    sac.actor.requires_grad_(False)
-    for weight in sac.actor.parameters():
-        weight.set_(torch.zeros_like(weight))
-    ((action_EA, _),) = choices(sac, 1, "exploit")
-    assert (action_EA == 0).all()
+    sac.graphs = graph.UpdateGraphs(sac, CPURecorder())
+    sac.teardown("fit")
+    assert sac.graphs is None and sac.acting_graphs is None
