@@ -33,6 +33,7 @@ from mtrl_lightning.envs.fast.metaworld_fast import (
     steps_like_upstream,
 )
 from mtrl_lightning.envs.fast.metaworld_models import OF_PICTURES, _compiled, new_model
+from mtrl_lightning.envs.fast.metaworld_rewards import DENSE
 from mtrl_lightning.envs.render.renderer import SimulationRenderer
 from mtrl_lightning.envs.state.simulator import arrays_of
 from mtrl_lightning.envs.state.state import EnvState
@@ -44,6 +45,8 @@ ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
 HORIZON = {"v1": 250, "v2": 500}
 UNSOLVED = {("hand-insert-v3", "v1"), ("peg-insert-side-v3", "v1"), ("stick-push-v3", "v1")}
 """Where the scripted policy does not succeed with the first goal."""
+WHOLE_REWARDS = [name for name in ALL if metaworld.ALL_V3_ENVIRONMENTS[name].__name__ in DENSE]
+"""Tasks whose reward is ours."""
 ENOUGH = 15
 """Steps with success, after which little new happens in an episode."""
 
@@ -680,6 +683,32 @@ def test_scipys_quaternions_are_used_where_it_rounds_otherwise(monkeypatch):
     )
     found = arithmetic.replacements.__wrapped__()["Rotation"]
     assert found is scipy.spatial.transform.Rotation
+
+
+def test_it_is_off_where_a_zero_changes_a_sum_of_products(fresh_check, monkeypatch):
+    assert arithmetic.zeros_add_nothing()
+    exact = arithmetic.length
+    monkeypatch.setattr(
+        arithmetic, "length", lambda *parts: exact(*parts) + (1e-16 if 0.0 in parts else 0.0)
+    )
+    assert not arithmetic.zeros_add_nothing()
+    assert not steps_like_upstream()
+
+
+@pytest.mark.parametrize("name", slow_unless(["peg-insert-side-v3"], WHOLE_REWARDS), scope="module")
+def test_a_reward_of_an_observation_in_single_precision_is_metaworlds(name):
+    ours, theirs = pair(name)
+    observation = ours.reset(seed=0)[0]
+    theirs.reset(seed=0)
+    act = scripted(name, 500, np.random.default_rng(0))
+    for step in range(60):
+        action = act(observation, step)
+        observation = ours.step(action)[0]
+        theirs.step(action)
+        for dtype in (np.float32, np.float64):
+            told = observation.astype(dtype), action
+            found, wanted = (env.unwrapped.evaluate_state(*told) for env in (ours, theirs))
+            assert same(found, wanted)
 
 
 @pytest.mark.slow

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.fast.arithmetic import length, long_tail, norm, replacements
+from mtrl_lightning.envs.fast.arithmetic import length, replacements, zeros_add_nothing
 from mtrl_lightning.envs.fast.metaworld_models import new_model
+from mtrl_lightning.envs.fast.metaworld_rewards import DENSE, OWN_CAGING, caging_reward, dense_or
 from mtrl_lightning.envs.render.renderer import check_drawable
 from mtrl_lightning.errors import import_optional
 
+Vector = tuple[float, float, float]
 Upstream: Any = object
 """MetaWorld's class of a task: the base class of ours after ``fast_class`` combines both."""
 
@@ -50,10 +52,17 @@ EVALUATING = (
     "_stick_is_inserted",
 )
 """Methods of a task that read the simulation and do not change it."""
-DOWN = np.array([1.0, 0.0, 1.0, 0.0])
+DOWN = (1.0, 0.0, 1.0, 0.0)
 """The hand's orientation."""
 SINGLE = np.dtype(np.float32)
 THREE_SINGLES = struct.Struct("3f")
+TWO_DOUBLES = struct.Struct("2d")
+THREE_DOUBLES = struct.Struct("3d")
+FOUR_DOUBLES = struct.Struct("4d")
+NINE_DOUBLES = struct.Struct("9d")
+FRAME = struct.Struct("18d")
+"""Of an observation: hand (3), gripper (1), and objects' positions and orientations (14)."""
+NO_SECOND_OBJECT = (0.0,) * 7
 
 FIRST_RESET_MATTERS = ("SawyerPushEnvV3", "SawyerPushBackEnvV3")
 """Tasks whose second reset of the model depends on the simulation of the first."""
@@ -66,6 +75,8 @@ def steps_like_upstream() -> bool:
     Python's bytecode and NumPy's arithmetic, on which this file depends, differ between versions
     and machines.
     """
+    if not zeros_add_nothing():
+        return False
     kind = import_optional("metaworld", "metaworld").ALL_V3_ENVIRONMENTS[CHECK_TASK]
     upstream = kind()
     try:
@@ -118,11 +129,15 @@ class _SimulationViews:
         self.pads = data.body("leftpad").xpos, data.body("rightpad").xpos
         self.pad_geoms = data.geom("leftpad_geom").id, data.geom("rightpad_geom").id
         self._reach = cache(self._reach_of)
+        self._vectors: Any = np.empty((3, 3))
+        self._rows = tuple(self._vectors)
         self.mocap_pos = data.mocap_pos[0]
         self.mocap_quat = data.mocap_quat[0]
         self.ctrl = data.ctrl
-        self.center = None
-        """The middle between the fingers, while a step is evaluated."""
+        self.is_evaluated = False
+        """Whether a step is evaluated, in which nothing moves."""
+        self.center: npt.NDArray | None = None
+        """The middle between the fingers, after its first use in an evaluation."""
         self.fixed_length = lru_cache(maxsize=8)(length)
         """Of vectors that stay the same from one reset to the next."""
         self.hamacher_product = replacements()["reward_utils"].hamacher_product
@@ -132,6 +147,23 @@ class _SimulationViews:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
+
+    def lengths(self, a: Vector, b: Vector, c: Vector = (0.0, 0.0, 0.0)) -> Vector:
+        """Return the lengths of three vectors."""
+        NINE_DOUBLES.pack_into(self._vectors, 0, *a, *b, *c)
+        first, second, third = self._rows
+        return (
+            math.sqrt(first.dot(first)),
+            math.sqrt(second.dot(second)),
+            math.sqrt(third.dot(third)),
+        )
+
+    def middle(self) -> Vector:
+        """Return the middle between the fingers."""
+        right, left = self.fingers
+        x, y, z = right.tolist()
+        left_x, left_y, left_z = left.tolist()
+        return (x + left_x) / 2.0, (y + left_y) / 2.0, (z + left_z) / 2.0
 
     def is_near_pad(self, geom_id: int) -> bool:
         """Return whether a geom and the left pad can be in contact: their spheres overlap."""
@@ -183,8 +215,8 @@ class _FastSawyer(Upstream):
         model = self.model
         data = self.data
         mujoco = views.mujoco
-        views.ctrl[0] = action[-1]
-        views.ctrl[1] = -action[-1]
+        closing = action[-1]
+        TWO_DOUBLES.pack_into(views.ctrl, 0, closing, -closing)
         mujoco.mj_step(model, data, self.frame_skip)
         mujoco.mj_rnePostConstraint(model, data)
         self.curr_path_length += 1
@@ -194,10 +226,11 @@ class _FastSawyer(Upstream):
         np.maximum(observation, space.low, out=observation)
         np.minimum(observation, space.high, out=observation)
         self._last_stable_obs = observation
-        views.center = self.tcp_center
+        views.is_evaluated = True
         try:
             reward, info = self.evaluate_state(observation, action)
         finally:
+            views.is_evaluated = False
             views.center = None
         return (
             observation.copy(),
@@ -212,18 +245,28 @@ class _FastSawyer(Upstream):
             return super().set_xyz_action(action)
         views = self._metaworld_views
         scale = views.single(self.action_scale)
-        position = views.mocap_pos
-        moves = [
-            scale * (-1.0 if part < -1 else 1.0 if part > 1 else part) for part in action.tolist()
-        ]
+        x, y, z = action.tolist()
         # rounded to single precision, in which NumPy multiplies them
-        moved = THREE_SINGLES.unpack(THREE_SINGLES.pack(*moves))
-        lows = self.mocap_low.tolist()
-        highs = self.mocap_high.tolist()
-        for i, part in enumerate(position.tolist()):
-            part += moved[i]
-            position[i] = lows[i] if part < lows[i] else highs[i] if part > highs[i] else part
-        views.mocap_quat[:] = DOWN
+        moves = THREE_SINGLES.pack(
+            scale * (-1.0 if x < -1 else 1.0 if x > 1 else x),
+            scale * (-1.0 if y < -1 else 1.0 if y > 1 else y),
+            scale * (-1.0 if z < -1 else 1.0 if z > 1 else z),
+        )
+        move_x, move_y, move_z = THREE_SINGLES.unpack(moves)
+        low_x, low_y, low_z = self.mocap_low.tolist()
+        high_x, high_y, high_z = self.mocap_high.tolist()
+        x, y, z = views.mocap_pos.tolist()
+        x += move_x
+        y += move_y
+        z += move_z
+        THREE_DOUBLES.pack_into(
+            views.mocap_pos,
+            0,
+            low_x if x < low_x else high_x if x > high_x else x,
+            low_y if y < low_y else high_y if y > high_y else y,
+            low_z if z < low_z else high_z if z > high_z else z,
+        )
+        FOUR_DOUBLES.pack_into(views.mocap_quat, 0, *DOWN)
 
     def reset(
         self, seed: int | None = None, options: dict | None = None
@@ -284,39 +327,41 @@ class _FastSawyer(Upstream):
         views = self._metaworld_views
         if views.center is not None:
             return views.center
-        right, left = views.fingers
-        return (right + left) / 2.0
+        center = np.array(views.middle())
+        if views.is_evaluated:
+            views.center = center
+        return center
 
     def _get_obs(self) -> npt.NDArray[np.float64]:
-        goal = self._get_pos_goal()
+        goal = self._target_pos
+        assert isinstance(goal, np.ndarray) and goal.ndim == 1
         if self._partially_observable:
             goal = np.zeros_like(goal)
         current = self._get_curr_obs_combined_no_goal()
-        observation = np.concatenate((current, self._prev_obs, goal))
+        observation = np.empty(39)
+        observation[:18] = current
+        observation[18:36] = self._prev_obs
+        observation[36:] = goal
         self._prev_obs = current
         return observation
 
     def _get_curr_obs_combined_no_goal(self) -> npt.NDArray[np.float64]:
-        position = self._get_pos_objects()
-        turn = self._get_quat_objects()
-        many = len(position) == 6
-        if len(turn) != (8 if many else 4) or not (many or len(position) == 3):
+        position = self._get_pos_objects().tolist()
+        turn = self._get_quat_objects().tolist()
+        if len(position) == 3 and len(turn) == 4:
+            objects = (*position, *turn, *NO_SECOND_OBJECT)
+        elif len(position) == 6 and len(turn) == 8:
+            objects = (*position[:3], *turn[:4], *position[3:], *turn[4:])
+        else:
             return super()._get_curr_obs_combined_no_goal()
         views = self._metaworld_views
         right, left = views.claws
-        apart = norm(right - left) / 0.1
-        observation = np.zeros(18)
-        observation[:3] = views.hand
-        observation[3] = apart if 0.0 < apart < 1.0 else np.clip(apart, 0.0, 1.0)
-        if many:
-            observation[4:7] = position[:3]
-            observation[7:11] = turn[:4]
-            observation[11:14] = position[3:]
-            observation[14:] = turn[4:]
-        else:
-            observation[4:7] = position
-            observation[7:11] = turn
-        return observation
+        between = right - left
+        apart = math.sqrt(between.dot(between)) / 0.1
+        frame: Any = np.empty(18)
+        x, y, z = views.hand.tolist()
+        FRAME.pack_into(frame, 0, x, y, z, 1.0 if apart > 1.0 else apart, *objects)
+        return frame
 
     def _get_id_main_object(self) -> int:
         return self._metaworld_views.geom("objGeom").id
@@ -342,113 +387,7 @@ class _FastSawyer(Upstream):
         of_left, of_right = [sum([force[address[i]] for i in one]) for one in (left, right)]
         return of_left > 0 and of_right > 0
 
-    def _gripper_caging_reward(
-        self,
-        action: Any,
-        obj_pos: npt.NDArray[Any],
-        obj_radius: float,
-        pad_success_thresh: float,
-        object_reach_radius: float,
-        xz_thresh: float,
-        desired_gripper_effort: float = 1.0,
-        high_density: bool = False,
-        medium_density: bool = False,
-    ) -> Any:
-        start = self.obj_init_pos
-        assert start is not None, "`obj_init_pos` must be initialized before calling this function."
-        if high_density and medium_density:
-            raise ValueError("Can only be either high_density or medium_density")
-        views = self._metaworld_views
-        y = obj_pos.item(1)
-        start_y = start.item(1)
-        sides = []
-        for pad in views.pads:
-            pad_y = pad.item(1)
-            margin = abs(abs(pad_y - start_y) - pad_success_thresh)
-            sides.append(long_tail(abs(pad_y - y), obj_radius, pad_success_thresh, margin))
-        product = views.hamacher_product
-        caging = product(product(*sides), self._caging_xz(obj_pos, xz_thresh))
-        closed = 0.0
-        if caging > 0.97:
-            closed = min(max(0, action[-1]), desired_gripper_effort) / desired_gripper_effort
-        reward = product(caging, closed)
-        if high_density:
-            reward = (reward + caging) / 2
-        if medium_density:
-            x, y, z = (start - self.init_tcp).tolist()
-            margin = abs(views.fixed_length(x, y, z) - object_reach_radius)
-            distance = float(norm(obj_pos - self.tcp_center))
-            reward = (reward + long_tail(distance, 0, object_reach_radius, margin)) / 2
-        return reward
-
-    def _caging_xz(self, obj_pos: npt.NDArray[Any], xz_thresh: float) -> float:
-        """Return how near the hand is to an object in the plane of x and z, between 0 and 1."""
-        views = self._metaworld_views
-        start_x, _, start_z = self.obj_init_pos.tolist()
-        init_x, _, init_z = self.init_tcp.tolist()
-        margin = views.fixed_length(start_x - init_x, start_z - init_z) - xz_thresh
-        x, _, z = obj_pos.tolist()
-        tcp_x, _, tcp_z = self.tcp_center.tolist()
-        return long_tail(length(tcp_x - x, tcp_z - z), 0, xz_thresh, margin)
-
-
-def _caging_by_signed_distances(
-    grip_margin: float | None, xz_thresh: float, fixed_radius: float | None = None
-) -> Any:
-    """Return the ``_gripper_caging_reward`` of tasks that have one of their own.
-
-    Args:
-        grip_margin: how near the pads grip, beyond the object's radius; None where a closing
-            gripper is rewarded.
-        xz_thresh: of the distance in the plane of x and z.
-        fixed_radius: of the object, in place of the argument.
-    """
-    success_margin = 0.05
-
-    def _gripper_caging_reward(
-        self: Any,
-        action: Any,
-        obj_pos: npt.NDArray[Any],
-        obj_radius: float = 0,
-        *_: Any,
-        **__: Any,
-    ) -> Any:
-        radius = obj_radius if fixed_radius is None else fixed_radius
-        views = self._metaworld_views
-        left_pad, right_pad = views.pads
-        y = obj_pos.item(1)
-        right = y - right_pad.item(1)
-        left = left_pad.item(1) - y
-        right_margin = abs(abs(y - self.init_right_pad.item(1)) - success_margin)
-        left_margin = abs(abs(y - self.init_left_pad.item(1)) - success_margin)
-        product = views.hamacher_product
-        caging_y = product(
-            long_tail(right, radius, success_margin, right_margin),
-            long_tail(left, radius, success_margin, left_margin),
-        )
-        caging = product(caging_y, self._caging_xz(obj_pos, xz_thresh))
-        if grip_margin is None:
-            closed = min(max(0, action[-1]), 1) if caging > 0.97 else 0.0
-            return (product(caging, closed) + caging) / 2
-        gripping = 0.0
-        if caging > 0.95:
-            gripping = product(
-                long_tail(right, radius, radius + grip_margin, right_margin),
-                long_tail(left, radius, radius + grip_margin, left_margin),
-            )
-        return (caging + gripping) / 2
-
-    return _gripper_caging_reward
-
-
-OWN_CAGING = {
-    "SawyerPickPlaceEnvV3": _caging_by_signed_distances(None, 0.005, 0.015),
-    "SawyerPushBackEnvV3": _caging_by_signed_distances(0.003, 0.01),
-    "SawyerSoccerEnvV3": _caging_by_signed_distances(0.01, 0.005),
-    "SawyerSweepEnvV3": _caging_by_signed_distances(0.01, 0.005),
-    "SawyerSweepIntoGoalEnvV3": _caging_by_signed_distances(0.005, 0.01),
-}
-"""By the name of MetaWorld's class."""
+    _gripper_caging_reward = caging_reward
 
 
 @cache
@@ -478,6 +417,8 @@ def fast_class(task_class: type, is_drawable: bool = False) -> type:
                 members[name] = OWN_CAGING[kind.__name__]
             elif name in EVALUATING:
                 members[RENAMED.get(name, name)] = _reading(value, scopes[kind])
+                if name == "evaluate_state" and kind.__name__ in DENSE:
+                    members[name] = dense_or(DENSE[kind.__name__], members[name])
             elif name in vars(_FastSawyer) and not name.startswith("__"):
                 members[name] = value
     made = type(task_class.__name__, (_FastSawyer, task_class), members)
