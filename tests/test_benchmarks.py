@@ -21,6 +21,7 @@ from benchmarks import (
     replay,
     scaling,
     stepping,
+    task_code,
     updates,
     whole_runs,
 )
@@ -456,6 +457,24 @@ def test_the_memory_of_environments_is_measured(capsys):
     assert row["variant"] == "ours" and row["environments"] == 2
     assert row["built per s of processor"] == pytest.approx(2 / row["s of processor"])
     assert abs(row["MiB per environment"]) < 200
+
+
+@pytest.mark.slow
+def test_the_code_of_a_step_is_timed_without_physics(capsys):
+    options = ["--tasks=reach", "--moments=2", "--steps=5", "--rounds=2"]
+    (table,) = measured(task_code, *options, capsys=capsys)
+    (row,) = table["rows"]
+    assert row["task"] == "reach"
+    assert 1 < row["ours, us"]["median"] < row["MetaWorld's own, us"]["median"]
+    assert row["times as fast"]["median"] > 1
+    (env, action), (later, _) = task_code.paused("reach", True, 2)
+    before = env.unwrapped.data.time
+    assert before < later.unwrapped.data.time
+    with task_code.without_physics():
+        env.step(action)
+    assert env.unwrapped.data.time == before
+    env.step(action)
+    assert env.unwrapped.data.time > before
 
 
 def test_the_peak_of_a_run_is_measured_until_it_ends(capsys):
