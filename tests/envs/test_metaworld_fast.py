@@ -676,7 +676,7 @@ def test_quaternions_are_scipys():
 
 
 def test_scipys_quaternions_are_used_where_it_rounds_otherwise(monkeypatch):
-    assert arithmetic.replacements()["Rotation"] is arithmetic.Rotation
+    assert arithmetic.replacements()["Rotation"].from_matrix is arithmetic.Rotation
     quaternion = arithmetic.quaternion
     monkeypatch.setattr(
         arithmetic, "quaternion", lambda matrix: np.nextafter(quaternion(matrix), 1)

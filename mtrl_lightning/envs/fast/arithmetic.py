@@ -230,7 +230,7 @@ def quaternion(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 class Rotation:
-    """SciPy's, for ``Rotation.from_matrix(matrix).as_quat()``.
+    """What SciPy's ``Rotation.from_matrix(matrix)`` returns, for ``as_quat()`` alone.
 
     Args:
         matrix: a rotation (3, 3).
@@ -240,11 +240,6 @@ class Rotation:
 
     def __init__(self, matrix: npt.NDArray[np.float64]) -> None:
         self._matrix = matrix
-
-    @classmethod
-    def from_matrix(cls, matrix: npt.NDArray[np.float64]) -> Rotation:
-        """Take a rotation."""
-        return cls(matrix)
 
     def as_quat(self) -> npt.NDArray[np.float64]:
         """Return its quaternion."""
@@ -265,7 +260,7 @@ def replacements() -> dict[str, Any]:
         "np": numpy,
         "reward_utils": SimpleNamespace(**{**vars(_metaworlds_rewards()), **ours}),
         "tolerance": tolerance,
-        "Rotation": Rotation if _rounds_like_scipy() else Slow,
+        "Rotation": SimpleNamespace(from_matrix=Rotation) if _rounds_like_scipy() else Slow,
     }
 
 

@@ -121,6 +121,7 @@ class _SimulationViews:
         self._data = data
         self.body = cache(lambda name: _CachedViews(data.body(name)))
         self.site = cache(lambda name: _CachedViews(data.site(name)))
+        self.sites = cache(lambda names: tuple(data.site(name).xpos for name in names))
         self.geom = cache(lambda name: _CachedViews(data.geom(name)))
         self.joint = cache(lambda name: _CachedViews(data.joint(name)))
         self.hand = data.body("hand").xpos

@@ -23,6 +23,13 @@ from mtrl_lightning.envs.fast.arithmetic import (
 
 CLOSED_FROM = 0.97
 """The least caging from which a closing gripper is rewarded."""
+PEG_SITES = (
+    "pegHead",
+    "bottom_right_corner_collision_box_1",
+    "top_left_corner_collision_box_1",
+    "bottom_right_corner_collision_box_2",
+    "top_left_corner_collision_box_2",
+)
 
 
 # ---- Caging: how well the fingers are around an object ----
@@ -333,7 +340,7 @@ def peg_insert_side(
     """Insert a peg into the side of a box."""
     views = env._metaworld_views
     opened, x, y, z = obs[3:7].tolist()
-    head = views.site("pegHead").xpos
+    head, from_1, to_1, from_2, to_2 = views.sites(PEG_SITES)
     head_x, head_y, head_z = head.tolist()
     target_x, target_y, target_z = env._target_pos.tolist()
     init_x, init_y, init_z = env.peg_head_pos_init.tolist()
@@ -347,16 +354,7 @@ def peg_insert_side(
         init_x - target_x, (init_y - target_y) * 2.0, (init_z - target_z) * 2.0
     )
     collisions = views.hamacher_product(
-        rect_prism_tolerance(
-            head,
-            views.site("bottom_right_corner_collision_box_2").xpos,
-            views.site("top_left_corner_collision_box_2").xpos,
-        ),
-        rect_prism_tolerance(
-            head,
-            views.site("bottom_right_corner_collision_box_1").xpos,
-            views.site("top_left_corner_collision_box_1").xpos,
-        ),
+        rect_prism_tolerance(head, from_2, to_2), rect_prism_tolerance(head, from_1, to_1)
     )
     in_place = views.hamacher_product(
         long_tail(obj_to_target, 0, env.TARGET_RADIUS, margin), collisions
