@@ -33,7 +33,7 @@ from mtrl_lightning.envs.fast.metaworld_fast import (
     steps_like_upstream,
 )
 from mtrl_lightning.envs.fast.metaworld_models import OF_PICTURES, _compiled, new_model
-from mtrl_lightning.envs.fast.metaworld_rewards import DENSE
+from mtrl_lightning.envs.fast.metaworld_rewards import DENSE, with_closing
 from mtrl_lightning.envs.render.renderer import SimulationRenderer
 from mtrl_lightning.envs.state.simulator import arrays_of
 from mtrl_lightning.envs.state.state import EnvState
@@ -693,6 +693,18 @@ def test_it_is_off_where_a_zero_changes_a_sum_of_products(fresh_check, monkeypat
     )
     assert not arithmetic.zeros_add_nothing()
     assert not steps_like_upstream()
+
+
+@pytest.mark.parametrize("closing", [-1.0, 0.3, 2.0])
+def test_a_closing_gripper_is_rewarded_as_metaworld_does(closing):
+    product = reward_utils.hamacher_product
+    env = types.SimpleNamespace(_metaworld_views=types.SimpleNamespace(hamacher_product=product))
+    for caged in (0, 0.0, 0.3, 0.97, 0.98, 1.0):
+        for action in (np.array([closing], np.float32), np.array([closing])):
+            closed = min(max(0, action[-1]), 0.7) / 0.7 if caged > 0.97 else 0.0
+            wanted = product(caged, closed)
+            assert same(with_closing(env, action, caged, 0.7, mean=False), wanted)
+            assert same(with_closing(env, action, caged, 0.7), (wanted + caged) / 2)
 
 
 @pytest.mark.parametrize("name", slow_unless(["peg-insert-side-v3"], WHOLE_REWARDS), scope="module")

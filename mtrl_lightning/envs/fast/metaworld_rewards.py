@@ -40,7 +40,7 @@ def caging_xz(env: Any, distance: float, xz_thresh: float) -> float:
 
     Args:
         env: the environment.
-        distance: distance of the hand from the object in the plane of x and z.
+        distance: of the hand from the object in this plane.
         xz_thresh: up to which distance it is 1.
     """
     start_x, _, start_z = env.obj_init_pos.tolist()
@@ -63,7 +63,7 @@ def caging(
     Args:
         env: the environment.
         y: of the object.
-        xz_distance: distance of the hand from the object in the plane of x and z.
+        xz_distance: of the hand from the object, in the plane of x and z.
         obj_radius: see MetaWorld's ``_gripper_caging_reward``, as the two others.
         pad_success_thresh: of the distance of a pad from the object in y.
         xz_thresh: of ``xz_distance``.
@@ -95,11 +95,11 @@ def with_closing(
         effort: the closing that is enough.
         mean: whether to return the mean of the product and of ``caged``.
     """
-    if caged > CLOSED_FROM:
-        closed = min(max(0, action[-1]), effort) / effort
-        product = env._metaworld_views.hamacher_product(caged, closed)
-        return (product + caged) / 2 if mean else product
-    return caged / 2 if mean else 0.0
+    if mean and caged <= CLOSED_FROM:
+        return caged / 2  # the product is 0
+    closed = min(max(0, action[-1]), effort) / effort if caged > CLOSED_FROM else 0.0
+    product = env._metaworld_views.hamacher_product(caged, closed)
+    return (product + caged) / 2 if mean else product
 
 
 def with_reaching(env: Any, reward: Any, tcp_to_obj: float, reach_radius: float) -> Any:
