@@ -28,7 +28,7 @@ def check_family(text):
     assert f"Evaluated without training: {evaluated}" in text
     scores = dict(re.findall(r"'(eval_\w+)': ([\d.]+)", text))
     assert scores.keys() == {"eval_base", "eval_interpolation", "eval_extrapolation"}
-    # a random policy scores less than 0.1, and this one 0.45 to 0.55
+    # a random policy scores less than 0.1, and this one 0.45 to 0.7
     assert float(scores["eval_base"]) > 0.25 and float(scores["eval_interpolation"]) > 0.25
 
 
