@@ -1,3 +1,9 @@
+"""What all tests share.
+
+PyTorch and the package are imported in fixtures: pytest-xdist's main process runs no test, and
+starts the others once it has read this file.
+"""
+
 import contextlib
 import csv
 import io
@@ -8,17 +14,25 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
-import torch
-
-from mtrl_lightning.envs.fast import metaworld_models
-from tests.helpers.command_line import CommandLine, leave_out_curves
 
 # small networks gain nothing from threads, and lose much where other processes use the cores
-torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
-# A program keeps the last model of MetaWorld, since it makes a task's environments in a row. Tests
-# make those of all tasks often: to compile a model takes 0.3 s, and to keep it 1 MiB.
-metaworld_models._compiled = lru_cache(maxsize=60)(metaworld_models._compiled.__wrapped__)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_process():
+    """Use one thread, and keep the models of all of MetaWorld's tasks.
+
+    A program keeps the last model, since it makes a task's environments in a row. Tests make those
+    of all tasks often: to compile a model takes 0.3 s, and to keep it 1 MiB.
+    """
+    import torch
+
+    from mtrl_lightning.envs.fast import metaworld_models
+
+    torch.set_num_threads(1)
+    compiled = metaworld_models._compiled.__wrapped__
+    metaworld_models._compiled = lru_cache(maxsize=60)(compiled)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -44,6 +58,8 @@ def no_curves(request, monkeypatch):
 
     Tests that are marked ``curves`` have it.
     """
+    from tests.helpers.command_line import leave_out_curves
+
     if request.node.get_closest_marker("curves") is None:
         leave_out_curves(monkeypatch)
 
@@ -51,6 +67,7 @@ def no_curves(request, monkeypatch):
 @pytest.fixture(scope="session")
 def finished_runs(tmp_path_factory):
     """Train runs of the toy benchmark, each once; return their folder and what they print."""
+    from tests.helpers.command_line import CommandLine, leave_out_curves
 
     @cache
     def train_once(name, *options):
@@ -68,6 +85,8 @@ def finished_runs(tmp_path_factory):
 
 @pytest.fixture
 def command_line(tmp_path, monkeypatch, finished_runs):
+    from tests.helpers.command_line import CommandLine
+
     made = CommandLine(tmp_path, monkeypatch, finished_runs)
     yield made
     for process in made.processes:
