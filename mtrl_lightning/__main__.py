@@ -6,6 +6,7 @@ Only what trains or acts imports PyTorch: help, ``list``, ``clear`` and a misspe
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -45,7 +46,7 @@ def _run(args: Sequence[str] | None) -> None:
     given = list(sys.argv[1:] if args is None else args)
     command = given[0] if given else "--help"
     if command in RUN_COMMANDS:
-        with _ending_at_once():
+        with _ending_at_once(), _without_garbage_collection():
             from mtrl_lightning.cli.lightning_cli import main as train_or_validate
         train_or_validate(given)
         return
@@ -81,6 +82,23 @@ def _ending_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Import libraries without a search for garbage, which takes a sixth of that time.
+
+    Later searches leave out the 700,000 objects of the libraries, which stay until the end.
+    """
+    if not gc.isenabled() or "lightning" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def find_modules_in_working_directory() -> None:

@@ -6,6 +6,7 @@ starts the others once it has read this file.
 
 import contextlib
 import csv
+import gc
 import io
 import os
 import sys
@@ -33,6 +34,17 @@ def small_process():
     torch.set_num_threads(1)
     compiled = metaworld_models._compiled.__wrapped__
     metaworld_models._compiled = lru_cache(maxsize=60)(compiled)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Search for no garbage while tests are collected: what they import stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):

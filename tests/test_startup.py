@@ -44,7 +44,7 @@ QUICK = [
 OF_LIGHTNING = {"matplotlib", "scipy", "torchmetrics"}
 """What ``import lightning.pytorch`` brings along; the program itself could do without."""
 RUN = """
-import contextlib, io, json, sys
+import contextlib, gc, io, json, sys
 from mtrl_lightning.__main__ import main
 for args in json.loads(sys.argv[1]):
     printed = io.StringIO()
@@ -53,11 +53,15 @@ for args in json.loads(sys.argv[1]):
             main(args)
     packages = {name.partition(".")[0] for name in sys.modules}
     print(json.dumps([printed.getvalue(), sorted(packages)]))
+    assert gc.isenabled() and ("torch" in packages) == (gc.get_freeze_count() > 100_000)
 """
 
 
 def imported(*commands):
-    """Run commands one after another in a process; return what each printed and is imported."""
+    """Run commands one after another in a process; return what each printed and is imported.
+
+    Garbage is searched for as usual after each, but not in the libraries that it has imported.
+    """
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(commands)],
         capture_output=True,
