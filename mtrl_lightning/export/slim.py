@@ -39,6 +39,7 @@ OF_MACHINE = (
     ("root",),
     ("ckpt_path",),
     ("init_from",),
+    ("trainer", "default_root_dir"),
     ("data", "demonstrations"),
     ("rollout", "num_workers"),
     ("rollout", "learner_threads"),

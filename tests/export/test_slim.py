@@ -114,6 +114,7 @@ def test_a_card_has_the_runs_own_evaluation_alone(run_folder, tmp_path):
 def test_paths_of_the_machine_are_in_the_command_and_not_in_the_configuration(run_folder, tmp_path):
     config = read_config(run_folder / "config.yaml")
     config["init_from"] = str(tmp_path / "other")
+    config["trainer"]["default_root_dir"] = str(tmp_path / "runs")
     config["data"]["demonstrations"] = str(tmp_path / "experts")
     (run_folder / "config.yaml").write_text(yaml.safe_dump(config))
     main(["export", str(run_folder), "--slim", f"--folder={tmp_path / 'slim'}"])
