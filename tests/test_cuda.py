@@ -29,7 +29,7 @@ from tests.helpers import replay as replays
 from tests.helpers.algorithms import attach, make_batch, make_ppo, make_sac, make_td3
 from tests.helpers.command_line import config_args
 from tests.helpers.matrix import CROSSED, GRADIENTS, batches, build, in_precision
-from tests.helpers.networks import Convolutions
+from tests.helpers.networks import Branching, Convolutions
 from tests.helpers.runs import assert_same, assert_same_end
 
 pytestmark = [
@@ -197,23 +197,15 @@ def test_updates_by_graphs_equal_those_without(command_line, monkeypatch, networ
     assert graphed.drain_metrics() == pytest.approx(plain.drain_metrics(), rel=1e-2, abs=1e-3)
 
 
-class Asking(MLP):
-    """Reads a number."""
-
-    def forward(self, x_BD, task_B):
-        y_BO = super().forward(x_BD, task_B)
-        return y_BO if float(x_BD.detach().sum()) > -1e9 else -y_BO
-
-
 def test_a_part_that_reads_a_number_ends_the_graphs_and_nothing_else():
     """The generators, which were being recorded, draw as before."""
-    make = partial(make_sac, actor=partial(Asking, width=8, depth=1))
+    make = partial(make_sac, actor=partial(Branching, width=8, depth=1))
     plain, graphed = make().to("cuda"), make().to("cuda")
     given = [move_data_to_device(make_batch(plain.spec), torch.device("cuda"))]
     attach(plain)
     for i in range(8):
         plain.training_step(given[0], i)
-    with pytest.warns(UserWarning, match=r"because Asking\.forward \(test_cuda\.py"):
+    with pytest.warns(UserWarning, match=r"because Branching\.forward \(networks\.py"):
         with_graphs(graphed, given, 8)
     assert_alike(plain, graphed)
     torch.randn(3, device="cuda")
@@ -246,7 +238,7 @@ def test_graphs_are_recorded_again_when_none_is_left():
     assert sac.graphs.num_graphs > 0 and sac.graphs.reason == ""
 
 
-@pytest.mark.parametrize("critic", [None, Asking])
+@pytest.mark.parametrize("critic", [None, Branching])
 def test_actions_by_graphs_equal_those_without(critic):
     """In all modes in turn, between updates by graphs, also where recording these fails."""
     options = {} if critic is None else {"critic": partial(critic, width=8, depth=1)}

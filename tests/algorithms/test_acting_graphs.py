@@ -29,7 +29,7 @@ from tests.helpers.algorithms import (
     pixel_spec,
     train,
 )
-from tests.helpers.networks import Convolutions
+from tests.helpers.networks import Branching, Convolutions, Counting
 from tests.helpers.recorder import CPURecorder
 from tests.helpers.runs import assert_same
 
@@ -149,24 +149,6 @@ def test_untrained_tasks_that_get_the_mean_have_no_graph(untrained_tasks, num_gr
     assert graphed.acting_graphs.reason == ""
 
 
-class Branching(networks.MLP):
-    """Reads a number."""
-
-    def forward(self, x_BD, task_B):
-        y_BO = super().forward(x_BD, task_B)
-        return y_BO if float(x_BD.detach().sum()) > -1e9 else -y_BO
-
-
-class Counting(networks.MLP):
-    """Has a state in Python, which no graph knows of."""
-
-    calls = 0
-
-    def forward(self, x_BD, task_B):
-        self.calls += 1
-        return super().forward(x_BD, task_B) * (1 + 0.01 * self.calls)
-
-
 def test_the_comparison_shows_a_state_in_python_that_no_replay_moves():
     make = partial(make_sac, actor=partial(Counting, width=8))
     with pytest.raises(AssertionError):
@@ -177,7 +159,7 @@ def test_a_policy_that_reads_a_number_is_named_once_and_acts_without_graphs():
     make = partial(make_sac, actor=partial(Branching, width=8))
     plain, graphed = make(), with_graphs(make())
     before = "actions are computed without graphs where Branching.forward"
-    with pytest.warns(UserWarning, match=rf"{before} \(test_acting_graphs.py") as warned:
+    with pytest.warns(UserWarning, match=rf"{before} \(networks.py") as warned:
         found = [acted(graphed, 8, mode) for mode in ("explore", "exploit")]
     assert len(warned) == 1
     assert_same(found, [acted(plain, 8, mode) for mode in ("explore", "exploit")])

@@ -53,6 +53,7 @@ from tests.helpers.algorithms import (
     make_sac,
     make_td3,
 )
+from tests.helpers.networks import Branching, Counting
 from tests.helpers.recorder import CPURecorder
 from tests.helpers.runs import assert_same
 
@@ -260,24 +261,6 @@ def test_ppo(at_once, monkeypatch):
     assert_equal_updates(make, 15, at_once, 1 if at_once == ONE_BY_ONE else 2)
 
 
-class Branching(networks.MLP):
-    """Reads a number."""
-
-    def forward(self, x_BD, task_B):
-        y_BO = super().forward(x_BD, task_B)
-        return y_BO if float(x_BD.detach().sum()) > -1e9 else -y_BO
-
-
-class Counting(networks.MLP):
-    """Has a state in Python, which no graph knows of."""
-
-    calls = 0
-
-    def forward(self, x_BD, task_B):
-        self.calls += 1
-        return super().forward(x_BD, task_B) * (1 + 0.01 * self.calls)
-
-
 class Replacing(RewardScale):
     """Replaces a buffer."""
 
@@ -295,7 +278,7 @@ class Replacing(RewardScale):
 def test_a_part_that_reads_a_number_is_named_and_made_one_by_one():
     make = partial(make_sac, actor=partial(Branching, width=8))
     wanted = made_one_by_one(make, 5)
-    with pytest.warns(UserWarning, match=r"one by one, because Branching.forward \(test_graphs.py"):
+    with pytest.warns(UserWarning, match=r"one by one, because Branching.forward \(networks.py"):
         found, recorder = made_by_graphs(make, 5, ONE_BY_ONE)
     assert recorder.recordings == [] and found.graphs.num_graphs == 0
     assert_same(end_of(found), end_of(wanted))
