@@ -23,6 +23,7 @@ import reprlib
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,7 +40,6 @@ import torch
 from lightning.pytorch import Callback
 
 from mtrl_lightning.callbacks import report
-from tests.helpers.ranks.launch import free_port
 
 SECONDS = 10
 """Seconds of a processor after which a continued run counts as one that hangs."""
@@ -701,7 +701,11 @@ def prepare(name: str, folder: Path) -> Path:
     if name == "ppo":
         arguments[-1] = "--rollout.total_steps=100000"
     arguments = ["fit", *arguments, "--seed_everything=1"]
-    code = _train(arguments, num_ranks=2 if name == "ranks" else 1)
+    if name == "ranks":  # they are started with this program's command line
+        command = [sys.executable, "-m", "mtrl_lightning", *arguments]
+        code = subprocess.run(command).returncode
+    else:
+        code = _train(arguments)
     if code != (143 if name == "ppo" else 0):
         raise RuntimeError(f"{name} ended with {code}")
     run = folder / name / "version_0"
@@ -709,23 +713,18 @@ def prepare(name: str, folder: Path) -> Path:
     for path in (run / "checkpoints").glob("*.ckpt"):
         if path.name == "best.ckpt" or not path.samefile(last):
             path.unlink()
+    for name_of_page in ("report.html", "curves.png"):
+        (run / name_of_page).unlink(missing_ok=True)
     return run
 
 
-def _train(arguments: Sequence[str], num_ranks: int) -> int:
-    """Run the program in forked processes, one per rank; return the largest exit code."""
-    port = str(free_port())
-    children = []
-    for rank in range(num_ranks):
-        child = os.fork()
-        if child == 0:
-            if num_ranks > 1:  # as Lightning starts them
-                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0"}
-                os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
-            _leave_out_pages()
-            os._exit(exit_code_of(arguments))
-        children.append(child)
-    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+def _train(arguments: Sequence[str]) -> int:
+    """Run the program in a forked process; return its exit code."""
+    child = os.fork()
+    if child == 0:
+        _leave_out_pages()
+        os._exit(exit_code_of(arguments))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _leave_out_pages() -> None:
