@@ -103,7 +103,8 @@ def peak_of(arguments: Sequence[str]) -> dict[str, Any]:
             if peak > 1.1 * shown:
                 say(f"{peak:,.0f} MiB")
                 shown = peak
-            time.sleep(INTERVAL)
+            # more often at the start: a short run would have ended before its second look
+            time.sleep(min(INTERVAL, 0.1 * (time.perf_counter() - start)))
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
     seconds = time.perf_counter() - start
