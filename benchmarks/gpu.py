@@ -84,7 +84,8 @@ def by_graphs(work: Work, updates_at_once: int) -> tuple[Callable[[], None], gra
     """Return a call that makes so many updates by graphs of as many, and the graphs."""
     device = torch.device(work.device)
     sac = make_sac(work)
-    graphs = sac.graphs = graph.UpdateGraphs(sac, capture_on(device))
+    graphs = graph.UpdateGraphs(sac, capture_on(device))
+    sac.graphs = graphs
     batches = make_batches(work)
     given = itertools.cycle(batches)
     owed: Any = OwedUpdates(StaticBatches(lambda: next(given), device), updates_at_once)
@@ -118,8 +119,10 @@ def print_updates(work: Work, widths: Sequence[int], times: int) -> None:
 
 def print_acting(work: Work, times: int) -> None:
     """Print the milliseconds of a vector step's actions in each way, by number of environments."""
-    sac, by_graph = make_sac(work), make_sac(work)
-    graphs = by_graph.acting_graphs = ActingGraphs(by_graph, capture_on(torch.device(work.device)))
+    sac = make_sac(work)
+    by_graph = make_sac(work)
+    graphs = ActingGraphs(by_graph, capture_on(torch.device(work.device)))
+    by_graph.acting_graphs = graphs
     on_host = make_sac(Work(**{**vars(work), "device": "cpu"}))
 
     def copy_weights() -> None:

@@ -24,7 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 def small_process():
     """Use one thread, and keep the models of all of MetaWorld's tasks.
 
-    A program keeps the last model, since it makes a task's environments in a row. Tests make those
+    A program keeps the last two, since it makes a task's environments in a row. Tests make those
     of all tasks often: to compile a model takes 0.3 s, and to keep it 1 MiB.
     """
     import torch

@@ -59,7 +59,7 @@ class _Graph(NamedTuple):
     """The tensors that each replay writes."""
 
 
-class ActingGraphs(Graphs[_Graph]):
+class ActingGraphs(Graphs[Acting, _Graph]):
     """Compute actions by graphs, and without where the computation cannot be recorded.
 
     There is a graph for each ``ActingKind``. It is recorded after ``WARM_UPS`` calls of the kind,
@@ -77,7 +77,6 @@ class ActingGraphs(Graphs[_Graph]):
 
     def __init__(self, algorithm: Acting, capture: Capture) -> None:
         super().__init__(algorithm, capture)
-        self._algorithm = algorithm
         self._refused: set[ActingKind] = set()
         """Kinds that cannot be recorded."""
 

@@ -35,8 +35,10 @@ MOST_GRAPHS = 32
 
 Replay = Callable[[], None]
 """Runs the recorded operations again."""
+A = TypeVar("A", bound="HasModules")
+"""The algorithm whose operations are recorded."""
 G = TypeVar("G")
-"""What is kept of a graph."""
+"""A recorded graph."""
 
 
 class CannotRecordError(Exception):
@@ -93,7 +95,7 @@ class Learner(HasModules, Protocol):
         """Return the generators from which updates draw."""
 
 
-class Graphs(Generic[G]):
+class Graphs(Generic[A, G]):
     """Graphs of one purpose by kind, and the reason if there are none.
 
     Args:
@@ -102,12 +104,12 @@ class Graphs(Generic[G]):
     """
 
     instead: ClassVar[str]
-    """What is done without graphs; begins a sentence that ends with the reason."""
+    """Start of the warning that there are no graphs; the reason follows."""
     too_many: ClassVar[str]
-    """What is done beyond ``MOST_GRAPHS``, and why there may be so many."""
+    """End of the warning that there are ``MOST_GRAPHS``."""
 
-    def __init__(self, algorithm: HasModules, capture: Capture) -> None:
-        self._has_modules = algorithm
+    def __init__(self, algorithm: A, capture: Capture) -> None:
+        self._algorithm = algorithm
         self._capture = capture
         self._graphs: dict[Hashable, G] = {}
         self._warm: Counter[Hashable] = Counter()
@@ -150,7 +152,7 @@ class Graphs(Generic[G]):
         Raises:
             CannotRecordError: if they cannot be.
         """
-        self._buffers = _buffers_of(self._has_modules)
+        self._buffers = _buffers_of(self._algorithm)
         try:
             return self._capture.record(function, generators)
         except RuntimeError as error:
@@ -176,7 +178,7 @@ class Graphs(Generic[G]):
                 return
 
 
-class UpdateGraphs(Graphs[Replay]):
+class UpdateGraphs(Graphs[Learner, Replay]):
     """Make updates by graphs, and one by one where they cannot be recorded.
 
     Updates are of one kind if their batches have the same shapes and the same parts are due in
@@ -185,7 +187,7 @@ class UpdateGraphs(Graphs[Replay]):
     kinds were made one by one ``WARM_UPS`` times, up to ``MOST_GRAPHS`` graphs.
 
     Args:
-        learner: whose updates are made.
+        algorithm: whose updates are made.
         capture: records them.
     """
 
@@ -195,10 +197,6 @@ class UpdateGraphs(Graphs[Replay]):
         " at many periods"
     )
 
-    def __init__(self, learner: Learner, capture: Capture) -> None:
-        super().__init__(learner, capture)
-        self._learner = learner
-
     def make(self, source: BatchSource, num_updates: int) -> None:
         """Make updates, several by one graph where there are enough.
 
@@ -206,7 +204,7 @@ class UpdateGraphs(Graphs[Replay]):
             source: of their batches.
             num_updates: to make.
         """
-        learner = self._learner
+        learner = self._algorithm
         while num_updates > 0:
             is_whole = num_updates >= UPDATES_PER_GRAPH and learner.is_static
             num = UPDATES_PER_GRAPH if is_whole else 1
@@ -217,7 +215,7 @@ class UpdateGraphs(Graphs[Replay]):
 
     def _make(self, source: BatchSource, shapes: Sequence[Hashable]) -> None:
         """Make the updates whose batches are ready."""
-        learner = self._learner
+        learner = self._algorithm
         first = learner.counters.updates
         key = tuple((shape, learner.due_parts(first + i)) for i, shape in enumerate(shapes))
         self._check_buffers()
@@ -236,7 +234,7 @@ class UpdateGraphs(Graphs[Replay]):
             learner.after_updates(1)
 
     def _record_updates(self, source: BatchSource, key: tuple[Hashable, ...]) -> None:
-        counters = self._learner.counters
+        counters = self._algorithm.counters
         first = counters.updates
 
         def updates() -> None:
@@ -244,7 +242,7 @@ class UpdateGraphs(Graphs[Replay]):
                 self._update(source, index)
                 counters.updates += 1  # parts that are due go by it
 
-        generators = [*self._learner.drawn_from(), *source.drawn_from()]
+        generators = [*self._algorithm.drawn_from(), *source.drawn_from()]
         try:
             self._graphs[key] = self._record(updates, generators)
         except CannotRecordError as error:
@@ -255,7 +253,7 @@ class UpdateGraphs(Graphs[Replay]):
     def _update(self, source: BatchSource, index: int) -> None:
         # autocast keeps the rounded weights until it ends, and these updates are within one
         torch.clear_autocast_cache()
-        self._learner.recorded_update(source.take(index))
+        self._algorithm.recorded_update(source.take(index))
 
 
 class _Buffer(NamedTuple):

@@ -141,7 +141,8 @@ def test_untrained_tasks_that_get_the_mean_have_no_graph(untrained_tasks, num_gr
     make = partial(
         make_sac, spec, actor=partial(networks.MultiHead, width=8), untrained_tasks=untrained_tasks
     )
-    plain, graphed = make(), with_graphs(make())
+    plain = make()
+    graphed = with_graphs(make())
     for task_E in (TASK_E, np.array([0, 0, 1, 1])):
         wanted = acted(plain, 4, "exploit", task_E)
         assert_same(acted(graphed, 4, "exploit", task_E), wanted)
@@ -157,7 +158,8 @@ def test_the_comparison_shows_a_state_in_python_that_no_replay_moves():
 
 def test_a_policy_that_reads_a_number_is_named_once_and_acts_without_graphs():
     make = partial(make_sac, actor=partial(Branching, width=8))
-    plain, graphed = make(), with_graphs(make())
+    plain = make()
+    graphed = with_graphs(make())
     before = "actions are computed without graphs where Branching.forward"
     with pytest.warns(UserWarning, match=rf"{before} \(networks.py") as warned:
         found = [acted(graphed, 8, mode) for mode in ("explore", "exploit")]
@@ -235,7 +237,8 @@ def test_a_buffer_that_is_replaced_ends_the_graphs():
 
 def test_more_groups_of_environments_than_graphs_are_said_once(monkeypatch):
     monkeypatch.setattr(graph, "MOST_GRAPHS", 1)
-    plain, graphed = make_sac(), with_graphs(make_sac())
+    plain = make_sac()
+    graphed = with_graphs(make_sac())
     groups = [np.array([0, 1, 2]), np.array([1, 2]), np.array([2])]
     with pytest.warns(
         UserWarning, match="1 graphs are kept, and actions of further kinds"
