@@ -52,9 +52,39 @@ ON_POLICY = [
     "--metrics.every=60",
     "--checkpoint.every=100",
 ]
-NETWORKS = ("film", "mlp", "mlp_residual", "moore", "multi_head", "paco", "separate")
-GRADIENTS = ("aligned_mtl", "cagrad", "fairgrad", "famo", "gradnorm", "nash_mtl", "pcgrad")
-ENCODERS = ("care", "mixture", "mlp_context", "standardize", "task_embedding")
+NETWORKS = (
+    "film",
+    "film_scalar",
+    "mlp",
+    "mlp_residual",
+    "moore",
+    "multi_head",
+    "multi_head_mtrl",
+    "paco",
+    "separate",
+    "soft_modularization",
+)
+GRADIENTS = (
+    "aligned_mtl",
+    "cagrad",
+    "cagrad_fast",
+    "fairgrad",
+    "famo",
+    "gradnorm",
+    "nash_mtl",
+    "pcgrad",
+)
+ENCODERS = (
+    "care",
+    "mixture",
+    "mlp_context",
+    "shared_task_embedding",
+    "standardize",
+    "task_embedding",
+    "task_encoder",
+)
+ASSIGNMENTS = ("Average", "Gate")
+"""Of a mixture of encoders, beside its configuration's."""
 
 
 def configs(
@@ -77,6 +107,7 @@ def runs() -> Iterator[tuple[str, list[str]]]:
     more = ["--rollout.updates_per_step=1.5", "--resets.every=200", "--evaluation.at_start=true"]
     yield "sac ratio", [*configs(), *OFF_POLICY, *NARROW, *more, "--checkpoint.at_start=true"]
     yield "sac ranks", [*configs(), *OFF_POLICY, *NARROW, "--trainer.devices=2", *TWO_COPIES]
+    yield "td3", [*configs("mttd3"), *OFF_POLICY, *NARROW]
     yield "ppo", [*configs("mtppo"), *ON_POLICY, *NARROW]
     yield "ppo workers", [*configs("mtppo"), *ON_POLICY, *NARROW, "--rollout.num_workers=2"]
     yield "ppo ranks", [*configs("mtppo"), *ON_POLICY, *NARROW, "--trainer.devices=2", *TWO_COPIES]
@@ -98,6 +129,9 @@ def runs() -> Iterator[tuple[str, list[str]]]:
         yield f"ppo {gradient}", [*configs("mtppo", gradient=gradient), *ON_POLICY, *NARROW]
     for encoder in ENCODERS:
         yield f"encoder {encoder}", [*configs(encoder=encoder), *OFF_POLICY, *NARROW]
+    for assignment in ASSIGNMENTS:
+        option = f"--model.init_args.encoder.init_args.assignment={assignment}"
+        yield f"mixture {assignment}", [*configs(encoder="mixture"), *OFF_POLICY, *NARROW, option]
 
 
 TWO_COPIES = ["--rollout.envs_per_task=2"]
