@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, TypeAlias
 import psutil
 from torch import Tensor
 
-from benchmarks.measuring import COMMAND, environment, parse, parser_of, positive, program, say
+from benchmarks.measuring import COMMAND, Program, environment, positive, say
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.checkpoints.parts import manifests_of
 from mtrl_lightning.envs import MetaWorld
@@ -717,21 +717,16 @@ RANK_FAULTS: Faults = {
 """Those of a run of several processes."""
 
 
-def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
-    parser = parser_of("faults", __doc__, rounds=None)
-    add = parser.add_argument
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the benchmark's own options."""
     text = (
-        f"rows of the table, with the number of faults (default all: {', '.join(FAULTS)}; of"
-        f" several processes {', '.join(RANK_FAULTS)})"
+        f"rows of the table, with the number of faults; without one all: {', '.join(FAULTS)}; of"
+        f" several processes {', '.join(RANK_FAULTS)}"
     )
     add("--rows", nargs="+", default=[], metavar="ROW[=NUMBER]", help=text)
-    add("--ranks", type=positive, default=1, help="processes of a run (default %(default)s)")
-    text = "of a run (default %(default)s)"
-    add("--total_steps", type=positive, default=5_000, help=text)
-    text = "of the runs and of all faults (default %(default)s)"
-    add("--seed", type=int, default=1, help=text)
-    return parse(parser, args, rows_of)
+    add("--ranks", type=positive, default=1, help="processes of a run")
+    add("--total_steps", type=positive, default=5_000, help="of a run")
+    add("--seed", type=int, default=1, help="of the runs and of all faults")
 
 
 def rows_of(options: argparse.Namespace) -> list[Row]:
@@ -782,7 +777,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"ok": is_ok, "tables": [{"title": title, "rows": [row.shown() for row in rows]}]}
 
 
-main = program("faults", options_of, measure)
+program = Program("faults", __doc__, add_options, measure, rows_of, rounds=None)
+options_of = program.options_of
+main = program.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,13 +16,13 @@ CPU, where no graph is recorded: it shows that the commands work.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,10 +31,18 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import machine, say, synchronize, timed
-from benchmarks.updates import OBSERVATION, Work, direct_update, make_batches, make_sac
+from benchmarks.updates import (
+    OBSERVATION,
+    Work,
+    direct_of,
+    direct_update,
+    make_batches,
+    make_sac,
+)
 from mtrl_lightning.learning import graph
 from mtrl_lightning.learning.acting_graphs import ActingGraphs
 from mtrl_lightning.replay.static_batches import StaticBatches
+from mtrl_lightning.reports.metrics_file import Curve, read_metrics
 from mtrl_lightning.types import OwedUpdates
 
 MINUTES = 28.0
@@ -101,12 +109,9 @@ def by_graphs(work: Work, updates_at_once: int) -> tuple[Callable[[], None], gra
 def print_updates(work: Work, widths: Sequence[int], times: int) -> None:
     """Print the milliseconds per update of each way, by width."""
     for width in widths:
-        sized = Work(**{**vars(work), "width": width})
+        sized = replace(work, width=width)
         for how in ("none", "default"):
-            plain = Work(**{**vars(sized), "compile": how})
-            update = direct_update(plain, make_sac(plain))
-            batch = make_batches(plain)[0]
-            spent = milliseconds(partial(update, batch), times)
+            spent = milliseconds(direct_of(replace(sized, compile=how)), times)
             print(f"width {width}, compile {how}: {spent:.3f} ms", flush=True)
         for at_once in (1, 4, 8):
             make, graphs = by_graphs(sized, at_once)
@@ -123,7 +128,7 @@ def print_acting(work: Work, times: int) -> None:
     by_graph = make_sac(work)
     graphs = ActingGraphs(by_graph, capture_on(torch.device(work.device)))
     by_graph.acting_graphs = graphs
-    on_host = make_sac(Work(**{**vars(work), "device": "cpu"}))
+    on_host = make_sac(replace(work, device="cpu"))
 
     def copy_weights() -> None:
         on_host.set_weights(sac.get_weights(), 1)
@@ -168,27 +173,25 @@ def run_here(name: str, is_dry: bool) -> None:
 # ---- the report ----
 
 
-def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
-    """Return the metrics of the newest run of a name."""
-    files = sorted((folder / "runs" / name).glob("version_*/metrics.csv"))
-    return list(csv.DictReader(files[-1].open())) if files else []
+def metric_of(folder: Path, name: str, metric: str) -> Curve:
+    """Return env steps and values of a metric of the newest run of a name."""
+    runs = sorted((folder / "runs" / name).glob("version_*"))
+    return read_metrics(runs[-1]).get(metric, ([], [])) if runs else ([], [])
 
 
 def pace_of(folder: Path, name: str) -> str:
     """Return a run's environment steps per second, and the minutes of 20 million steps."""
-    column = "time/env_steps_per_second"
-    rates = [float(row[column]) for row in rows_of(folder, name) if row.get(column)]
+    _, rates = metric_of(folder, name, "time/env_steps_per_second")
     if not rates:
         return "no row of metrics"
-    last = rates[len(rates) // 2 :]  # the first rows are of the warm-up
-    rate = sum(last) / len(last)
+    rate = np.mean(rates[len(rates) // 2 :])  # the first rows are of the warm-up
     return f"{rate:,.0f} env steps/s: {GOAL_STEPS / rate / 60:,.0f} min for {GOAL_STEPS:,}"
 
 
 def success_of(folder: Path, name: str) -> str:
     """Return a run's success by environment steps."""
-    found = [row for row in rows_of(folder, name) if row.get("eval/success")]
-    return ", ".join(f"{row['env_steps']}: {float(row['eval/success']):.2f}" for row in found)
+    evaluated = zip(*metric_of(folder, name, "eval/success"), strict=True)
+    return ", ".join(f"{env_steps}: {success:.2f}" for env_steps, success in evaluated)
 
 
 def parts_of(folder: Path, is_dry: bool) -> list[Part]:

@@ -20,6 +20,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,7 +58,7 @@ WINDOW_TIMEOUT = 3_600.0
 """Seconds to wait for a window, or for the end of start-up and warm-up: machines may be slow."""
 
 
-# ---- options ----
+# ---- the command line ----
 
 
 def positive(text: str) -> int:
@@ -67,85 +68,103 @@ def positive(text: str) -> int:
     return value
 
 
-def option_and_value(text: str) -> str:
-    """Return an option of the command line with its value, as ``--also`` takes it."""
-    if "=" not in text:
-        raise argparse.ArgumentTypeError(f"{text}: takes OPTION=VALUE, as rollout.num_workers=0")
-    return text
+class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a description as it is written, and the default of each option."""
 
 
-def parser_of(
-    name: str,
-    description: str | None,
-    *,
-    rounds: int | None = 5,
-    device: bool = False,
-    precisions: bool = False,
-    threads: bool = False,
-) -> argparse.ArgumentParser:
-    """Return a parser with the options that benchmarks have in common.
+class Program:
+    """A benchmark's command line, which measures and prints the result or writes it to a file.
 
     Args:
         name: of the benchmark's module.
         description: for ``--help``.
+        add_options: adds the benchmark's own options by the ``add_argument`` that it gets.
+        measure: returns the content of the JSON: ``tables``, and more that is not printed. It may
+            add to the options' ``notes``. The exit code is 1 if the content's ``ok`` is false.
+        check: completes the options. Its ``ConfigurationError`` ends the program as a wrong option
+            does.
         rounds: default of ``--rounds``; None for a program without it.
         device: whether it has ``--device``.
         precisions: whether it has ``--precisions``, for which it needs a device.
         threads: whether it has ``--threads``.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add(
-        "--json",
-        nargs="?",
-        const="-",
-        metavar="FILE",
-        help="print the result as JSON, or write it to a file and print tables",
-    )
-    if rounds is not None:
-        text = "each measures every variant once, in turn (default %(default)s)"
-        add("--rounds", type=positive, default=rounds, help=text)
-    if device:
-        import torch
 
-        found = "cuda" if torch.cuda.is_available() else "cpu"
-        add("--device", choices=["cpu", "cuda"], default=found, help="(default %(default)s)")
-    if precisions:
-        text = "each a variant of ours (default both, without bf16-mixed where it is slower)"
-        add("--precisions", nargs="+", choices=["32-true", "bf16-mixed"], help=text)
-    if threads:
-        text = "of PyTorch (default its own choice, one per core)"
-        add("--threads", type=positive, help=text)
-    return parser
+    def __init__(
+        self,
+        name: str,
+        description: str | None,
+        add_options: Callable[[Callable[..., Any]], None],
+        measure: Callable[[argparse.Namespace], Mapping[str, Any]],
+        check: Callable[[argparse.Namespace], object] = lambda options: None,
+        *,
+        rounds: int | None = 5,
+        device: bool = False,
+        precisions: bool = False,
+        threads: bool = False,
+    ) -> None:
+        self._name = name
+        self._measure = measure
+        self._check = check
+        self._parser = argparse.ArgumentParser(
+            prog=f"python -m benchmarks.{name}", description=description, formatter_class=_Help
+        )
+        add = self._parser.add_argument
+        text = "print the result as JSON, or write it to a file and print tables"
+        add("--json", nargs="?", const="-", metavar="FILE", help=text)
+        if rounds is not None:
+            text = "each measures every variant, in turn"
+            add("--rounds", type=positive, default=rounds, help=text)
+        if device:
+            add("--device", choices=["cpu", "cuda"], help="None: a GPU if there is one")
+        if precisions:
+            text = "each a variant of ours; None: both, without bf16-mixed where it is slower"
+            add("--precisions", nargs="+", choices=["32-true", "bf16-mixed"], help=text)
+        if threads:
+            add("--threads", type=positive, help="of PyTorch; None: its own choice, one per core")
+        add_options(add)
 
+    def options_of(self, args: Sequence[str] | None = None) -> argparse.Namespace:
+        """Return the options of words, or of this process, with ``command`` and ``notes``."""
+        options = self._parser.parse_args(args)
+        words = sys.argv[1:] if args is None else args
+        options.command = shlex.join([*self._parser.prog.split(), *words])
+        options.notes = []
+        if "device" in options and options.device is None:
+            import torch
 
-def parse(
-    parser: argparse.ArgumentParser,
-    args: Sequence[str] | None,
-    check: Callable[[argparse.Namespace], object] = lambda options: None,
-) -> argparse.Namespace:
-    """Return the options, with ``command`` and ``notes`` added.
+            options.device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            self._check(options)
+        except ConfigurationError as error:
+            self._parser.error(str(error))
+        if "precisions" in options and options.precisions is None:
+            _choose_precisions(options)
+        return options
 
-    Args:
-        parser: of ``parser_of``.
-        args: the command line's words; None for those of this process.
-        check: raises ``ConfigurationError``, which ends the program as a wrong option does.
-    """
-    options = parser.parse_args(args)
-    words = sys.argv[1:] if args is None else args
-    options.command = shlex.join([*parser.prog.split(), *words])
-    options.notes = []
-    try:
-        check(options)
-    except ConfigurationError as error:
-        parser.error(str(error))
-    if "precisions" in options and options.precisions is None:
-        _choose_precisions(options)
-    return options
+    def main(self, args: Sequence[str] | None = None) -> int:
+        """Measure; return the exit code."""
+        # SIGTERM ends it as an error does, so that no process is left
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        options = self.options_of(args)
+        for note in options.notes:
+            say(note)
+        commit()  # before anything is measured, which may take hours
+        measured = self._measure(options)
+        own = ("json", "command", "notes")
+        settings = {key: value for key, value in vars(options).items() if key not in own}
+        content = {"benchmark": self._name, **provenance(options.command), **measured}
+        content |= {"settings": settings, "notes": options.notes}
+        as_json = functools.partial(json.dumps, content, default=str)
+        if options.json == "-":
+            print(as_json())
+        else:
+            if options.json is not None:
+                Path(options.json).write_text(as_json(indent=1) + "\n")
+            known = {name: value for name, value in content["machine"].items() if value}
+            print(", ".join(f"{name} {value}" for name, value in known.items()))
+            print(content["command"], content["commit"], sep="\n")
+            print(f"\n{text_of_tables(content)}")
+        return int(not content.get("ok", True))
 
 
 def _choose_precisions(options: argparse.Namespace) -> None:
@@ -305,10 +324,9 @@ class Variant:
     Args:
         name: in the table.
         command: to start; it has to use a ``Pacer``.
-        folder: for the file of its output.
     """
 
-    def __init__(self, name: str, command: list[str], folder: Path) -> None:
+    def __init__(self, name: str, command: list[str]) -> None:
         self.name = name
         self.command = command
         self.ready_seconds = 0.0
@@ -317,7 +335,6 @@ class Variant:
         """What it wrote when it was ready."""
         self.memory_mib = 0.0
         """Of all its processes, after the last window of ``take_turns``."""
-        self._log = folder / f"{name.replace(' ', '_').replace(',', '')}.log"
         self._windows: list[dict[str, Any]] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._results = -1
@@ -330,17 +347,17 @@ class Variant:
             RuntimeError: if it ends before that, with the end of its output.
         """
         self._results, written = os.pipe()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (close)
         start = time.monotonic()
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment(**{PIPE: str(written)}),
-                pass_fds=[written],
-                start_new_session=True,
-            )
+        self._process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            env=environment(**{PIPE: str(written)}),
+            pass_fds=[written],
+            start_new_session=True,
+        )
         os.close(written)
         self.about = self._answer()
         self.ready_seconds = time.monotonic() - start
@@ -374,7 +391,8 @@ class Variant:
                 break
         line, _, self._rest = self._rest.partition(b"\n")
         if not line:
-            printed = self._log.read_text()[-3000:]
+            self._log.seek(0)
+            printed = self._log.read().decode(errors="replace")[-3000:]
             raise RuntimeError(f"{self.name} gave no answer; it printed:\n{printed}")
         return json.loads(line)
 
@@ -398,6 +416,7 @@ class Variant:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             os.close(self._results)
+            self._log.close()
             if self._process.stdin is not None:
                 self._process.stdin.close()
 
@@ -464,50 +483,6 @@ def proportional_set_size(pid: int | None = None) -> float:
 
 
 # ---- the result ----
-
-
-def program(
-    name: str,
-    options_of: Callable[[Sequence[str] | None], argparse.Namespace],
-    measure: Callable[[argparse.Namespace], Mapping[str, Any]],
-    text_of: Callable[[Mapping[str, Any]], str] | None = None,
-) -> Callable[..., int]:
-    """Return a benchmark's ``main``, which measures, prints, and returns the exit code.
-
-    The code is 1 if the content has an ``ok`` that is false.
-
-    Args:
-        name: of the benchmark.
-        options_of: returns the options of the command line.
-        measure: returns the content of the JSON, mostly ``tables``.
-        text_of: returns the content as text; None for its tables.
-    """
-
-    def main(args: Sequence[str] | None = None) -> int:
-        # SIGTERM ends it as an error does, so that no process is left
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        options = options_of(args)
-        for note in options.notes:
-            say(note)
-        commit()  # before anything is measured, which may take hours
-        measured = measure(options)  # may add to the notes
-        own = ("json", "command", "notes")
-        settings = {key: value for key, value in vars(options).items() if key not in own}
-        content = {"benchmark": name, **provenance(options.command), **measured}
-        content |= {"settings": settings, "notes": options.notes}
-        as_json = functools.partial(json.dumps, content, default=str)
-        if options.json == "-":
-            print(as_json())
-        else:
-            if options.json is not None:
-                Path(options.json).write_text(as_json(indent=1) + "\n")
-            known = {name: value for name, value in content["machine"].items() if value}
-            print(", ".join(f"{name} {value}" for name, value in known.items()))
-            print(content["command"], content["commit"], sep="\n")
-            print(f"\n{(text_of or text_of_tables)(content)}")
-        return int(not content.get("ok", True))
-
-    return main
 
 
 def provenance(command: str) -> dict[str, Any]:

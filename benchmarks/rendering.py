@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,12 +21,10 @@ import numpy.typing as npt
 
 from benchmarks.measuring import (
     Pacer,
+    Program,
     Variant,
     call_of,
-    parse,
-    parser_of,
     positive,
-    program,
     rows_of,
     say,
     take_turns,
@@ -39,16 +35,13 @@ KINDS = ("dm_control", "papers", "ours")
 TASKS = ("cartpole-swingup", "cheetah-run", "walker-walk")
 
 
-def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
-    parser = parser_of("rendering", __doc__)
-    add = parser.add_argument
-    add("--tasks", nargs="+", default=list(TASKS), help="each a table (default %(default)s)")
-    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="(default all)")
-    add("--size", type=positive, default=84, help="of an image's side (default %(default)s)")
-    add("--frames", type=positive, default=50, help="of a window (default %(default)s)")
-    add("--settle", type=int, default=5, help="before the first window (default %(default)s)")
-    return parse(parser, args, _check)
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the benchmark's own options."""
+    add("--tasks", nargs="+", default=list(TASKS), help="each a table")
+    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="what takes turns")
+    add("--size", type=positive, default=84, help="pixels of an image's side")
+    add("--frames", type=positive, default=50, help="of a window")
+    add("--settle", type=int, default=5, help="frames before the first window")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -104,7 +97,7 @@ def of_pixels(task: str, size: int, like_papers: bool) -> tuple[Any, Callable[[]
 # ---- the comparison ----
 
 
-def compare(task: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def compare(task: str, options: argparse.Namespace) -> dict[str, Any]:
     """Let the variants take turns; return a table."""
     say(task)
     shared = {
@@ -115,7 +108,7 @@ def compare(task: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         "settle": options.settle,
     }
     variants = [
-        Variant(kind, call_of(render_in_windows, {"kind": kind, **shared}), folder)
+        Variant(kind, call_of(render_in_windows, {"kind": kind, **shared}))
         for kind in options.variants
     ]
     seconds = take_turns(variants, options.rounds, options.frames)
@@ -133,11 +126,12 @@ def compare(task: str, options: argparse.Namespace, folder: Path) -> dict[str, A
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the tables."""
-    with tempfile.TemporaryDirectory(prefix="rendering-") as folder:
-        return {"tables": [compare(task, options, Path(folder)) for task in options.tasks]}
+    return {"tables": [compare(task, options) for task in options.tasks]}
 
 
-main = program("rendering", options_of, measure)
+program = Program("rendering", __doc__, add_options, measure, _check)
+options_of = program.options_of
+main = program.main
 
 if __name__ == "__main__":
     sys.exit(main())

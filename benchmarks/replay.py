@@ -16,7 +16,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,10 +30,8 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from benchmarks.measuring import (
     SB3,
-    parse,
-    parser_of,
+    Program,
     positive,
-    program,
     ratios,
     rows_of,
     say,
@@ -59,22 +57,18 @@ CHECKPOINTS = 10
 """Checkpoints in a measurement of saving."""
 
 
-def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
-    parser = parser_of("replay", __doc__, device=True, precisions=True, threads=True)
-    add = parser.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=["sampling"], help="(default %(default)s)")
-    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="(default all)")
-    text = "numbers of tasks of sampling, each a table (default %(default)s)"
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the benchmark's own options."""
+    text = "numbers of tasks of sampling, each a table"
+    add("--parts", nargs="+", choices=PARTS, default=["sampling"], help="what is measured")
+    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="what takes turns")
     add("--tasks", nargs="+", type=positive, default=[10, 50], help=text)
-    add("--rows", type=positive, default=128, help="per task of a batch (default %(default)s)")
-    text = "transitions (default 200000, of saving 1000000)"
-    add("--capacity", type=positive, help=text)
-    text = "in a round: samples, ten times as many additions (default %(default)s)"
+    add("--rows", type=positive, default=128, help="per task of a batch")
+    add("--capacity", type=positive, help="transitions; None: 200000, of saving 1000000")
+    text = "in a round: samples, ten times as many additions"
     add("--calls", type=positive, default=50, help=text)
-    text = "on the disk that is measured (default the system's temporary one)"
+    text = "on the disk that is measured; None: the system's temporary one"
     add("--folder", type=Path, help=text)
-    return parse(parser, args, _check)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -323,7 +317,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"tables": tables}
 
 
-main = program("replay", options_of, measure)
+program = Program(
+    "replay", __doc__, add_options, measure, _check, device=True, precisions=True, threads=True
+)
+options_of = program.options_of
+main = program.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import json
 import os
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -38,13 +37,11 @@ from torch import Tensor
 
 from benchmarks.measuring import (
     PIPE,
+    Program,
     Variant,
     alternate,
     call_of,
-    parse,
-    parser_of,
     positive,
-    program,
     ratios,
     rows_of,
     say,
@@ -53,7 +50,7 @@ from benchmarks.measuring import (
     synchronize,
     take_turns,
 )
-from benchmarks.updates import GRADIENTS, Work, direct_update, make_batches, make_sac
+from benchmarks.updates import GRADIENTS, Work, direct_of
 from benchmarks.whole_runs import paced_arguments, without_intervals
 from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
@@ -75,20 +72,17 @@ RUNS = {"experiment/mtmhsac": (1280, 1, 10), "quickstart": (192, 6, 80)}
 """Batch size and environments per task of a rank of a whole run, and vector steps of a window."""
 
 
-def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
-    parser = parser_of("scaling", __doc__, device=True)
-    add = parser.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default all)")
-    text = "numbers of ranks, the first of which must be 1 (default %(default)s)"
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the benchmark's own options."""
+    text = "numbers of ranks, the first of which must be 1"
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what is measured")
     add("--ranks", nargs="+", type=positive, default=[1, 2, 4], help=text)
-    add("--tasks", type=positive, default=10, help="of an update (default %(default)s)")
-    text = "per task of the batch; the numbers of ranks have to divide it (default %(default)s)"
+    add("--tasks", type=positive, default=10, help="of an update")
+    text = "per task of the batch; the numbers of ranks have to divide it"
     add("--rows", type=positive, default=128, help=text)
-    add("--width", type=positive, default=400, help="of the hidden layers (default %(default)s)")
-    add("--depth", type=positive, default=3, help="number of them (default %(default)s)")
-    add("--updates", type=positive, default=6, help="of a window (default %(default)s)")
-    return parse(parser, args, _check)
+    add("--width", type=positive, default=400, help="of the hidden layers")
+    add("--depth", type=positive, default=3, help="number of hidden layers")
+    add("--updates", type=positive, default=6, help="of a window")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -163,7 +157,7 @@ def serve_ranks(size: int, device: str, works: dict[str, dict[str, Any]]) -> Non
     Args:
         size: number of ranks.
         device: kind of device of each.
-        works: see ``Updater``.
+        works: what is updated by name: the options of ``Work``, and ``gradient``.
     """
     rank = start_ranks(size)
     keep_freed_memory()  # as a run does
@@ -171,12 +165,18 @@ def serve_ranks(size: int, device: str, works: dict[str, dict[str, Any]]) -> Non
         torch.cuda.set_device(rank)
     if size > 1:
         dist.init_process_group(backend_for(torch.device(device)))
-    updater = Updater(works)
+    log = ExchangeLog()
+    updates = {}
+    for name, options in works.items():
+        method = options.pop("gradient")
+        updates[name] = direct_of(Work(**options), method)
     target = int(os.environ[PIPE]) if rank == 0 else os.open(os.devnull, os.O_WRONLY)
     out = os.fdopen(target, "w", buffering=1)
     out.write("{}\n")
     while line := distributed.broadcast(sys.stdin.readline() if rank == 0 else ""):
-        out.write(json.dumps(updater.update(**json.loads(line))) + "\n")
+        request = json.loads(line)
+        measured = update_window(updates[request["work"]], request["times"], log)
+        out.write(json.dumps(measured) + "\n")
 
 
 class ExchangeLog:
@@ -245,46 +245,27 @@ def split_window(
     }
 
 
-class Updater:
-    """One rank that answers requests together with the others.
+def update_window(update: Callable[[], Any], times: int, log: ExchangeLog) -> dict[str, Any]:
+    """Make updates together with the other ranks; return the window's ``seconds``.
 
-    Args:
-        works: what is updated by name: the options of ``Work``, and ``gradient``.
+    Per update: ``shares``, the seconds of ``split_window``, ``bytes`` and ``messages``.
     """
-
-    def __init__(self, works: dict[str, dict[str, Any]]) -> None:
-        self._log = ExchangeLog()
-        self._updates = {}
-        for name, options in works.items():
-            method = GRADIENTS[options.pop("gradient")]
-            work = Work(**options)
-            sac = make_sac(work, actor_gradient=method, critic_gradient=method)
-            batches = itertools.cycle(make_batches(work))
-            update = direct_update(work, sac)
-            self._updates[name] = lambda update=update, batches=batches: update(next(batches))
-
-    def update(self, work: str, times: int) -> dict[str, Any]:
-        """Make updates; return the window's ``seconds``.
-
-        Per update: ``shares``, the seconds of ``split_window``, ``bytes`` and ``messages``.
-        """
-        distributed.total(0)
-        self._log.clear()
-        begin = time.perf_counter()
-        for _ in range(times):
-            self._updates[work]()
-        synchronize()
-        seconds = time.perf_counter() - begin
-        messages = self._log.messages
-        own = (seconds, self._log.times)
-        seconds_N, times_NX2 = map(list, zip(*distributed.gather(own), strict=True))
-        parts = split_window(seconds_N, times_NX2)  # type: ignore[arg-type]
-        return {
-            "seconds": seconds,
-            "shares": {key: value / times for key, value in parts.items()},
-            "bytes": sum(messages) / times,
-            "messages": len(messages) / times,
-        }
+    distributed.total(0)
+    log.clear()
+    begin = time.perf_counter()
+    for _ in range(times):
+        update()
+    synchronize()
+    seconds = time.perf_counter() - begin
+    messages = log.messages
+    seconds_N, times_NX2 = map(list, zip(*distributed.gather((seconds, log.times)), strict=True))
+    parts = split_window(seconds_N, times_NX2)  # type: ignore[arg-type]
+    return {
+        "seconds": seconds,
+        "shares": {key: value / times for key, value in parts.items()},
+        "bytes": sum(messages) / times,
+        "messages": len(messages) / times,
+    }
 
 
 # ---- updates and gradient methods ----
@@ -388,9 +369,9 @@ def runs_of(options: argparse.Namespace, folder: Path) -> dict[tuple[str, int], 
                 "rollout.warmup_steps": size * WARMUP,
                 **without_intervals(),
             }
-            arguments = paced_arguments([config], given, steps, SETTLE)
+            arguments = paced_arguments(config, given, steps, SETTLE)
             command = call_of(run_ranks, {"size": size, "arguments": arguments})
-            runs[config, size] = Variant(f"{Path(config).name}, {size} ranks", command, folder)
+            runs[config, size] = Variant(f"{Path(config).name}, {size} ranks", command)
     return runs
 
 
@@ -415,24 +396,22 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the tables."""
     tables = []
     parts = {"updates": updates_table, "methods": methods_table}
-    with tempfile.TemporaryDirectory(prefix="scaling-") as name:
-        folder = Path(name)
-        if {*parts} & {*options.parts}:
-            groups = {}
-            for size in options.ranks:
-                given = {"size": size, "device": options.device, "works": works_of(size, options)}
-                command = call_of(serve_ranks, given)
-                groups[size] = Variant(f"{size} ranks", command, folder)
-            with started(list(groups.values())):
-                for part, table_of in parts.items():
-                    if part in options.parts:
-                        tables.append(table_of(groups, options))
-        if "runs" in options.parts:
-            tables.append(runs_table(options, folder))
+    if {*parts} & {*options.parts}:
+        groups = {}
+        for size in options.ranks:
+            given = {"size": size, "device": options.device, "works": works_of(size, options)}
+            groups[size] = Variant(f"{size} ranks", call_of(serve_ranks, given))
+        with started(list(groups.values())):
+            tables += [parts[part](groups, options) for part in parts if part in options.parts]
+    if "runs" in options.parts:
+        with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
+            tables.append(runs_table(options, Path(folder)))
     return {"tables": tables}
 
 
-main = program("scaling", options_of, measure)
+program = Program("scaling", __doc__, add_options, measure, _check, device=True)
+options_of = program.options_of
+main = program.main
 
 if __name__ == "__main__":
     sys.exit(main())

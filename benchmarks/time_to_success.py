@@ -7,7 +7,7 @@
   sb3_quickstart  the same with the quickstart's hyper-parameters and environments
   sb3_updates     the same with as many updates per vector step as environments
   sb3_ppo         Stable-Baselines3's PPO with the sizes, rate and entropy of quickstart_ppo
-  plain           the plain PyTorch loop (plain_sac.py) with the quickstart's hyper-parameters
+  plain           the plain PyTorch loop with the quickstart's hyper-parameters
 
 One run at a time on the same cores (taskset chooses them): seed 1 of all variants, then seed 2.
 Between windows all run the same test episodes. A run has reached the threshold at the first of two
@@ -25,7 +25,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,30 +34,28 @@ import numpy as np
 import yaml
 
 from benchmarks import baselines
-from benchmarks.baselines import Job, PPOJob, SACJob
+from benchmarks.baselines import Hyperparameters, Job, PPOJob, SACJob
 from benchmarks.environments import names_of, tasks_option
 from benchmarks.measuring import (
     COMMAND,
     NEVER,
     REPOSITORY,
     SB3,
+    Program,
     Variant,
     call_of,
-    parse,
-    parser_of,
     positive,
-    program,
     provenance,
     say,
     started,
 )
-from benchmarks.plain_sac import Hyperparameters
 from benchmarks.whole_runs import paced_arguments
 from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError, import_optional
-from mtrl_lightning.formats import markdown
-from mtrl_lightning.reports.charts import format_steps, line_style
+from mtrl_lightning.reports.charts import MINUTES, Chart, Curve, save_png
 from mtrl_lightning.reports.comparison import reaches
+from mtrl_lightning.reports.record import ENV_STEPS
+from mtrl_lightning.reports.statistics import Estimate
 from mtrl_lightning.runs import replacing
 
 CONFIG = REPOSITORY / "configs/quickstart.yaml"
@@ -104,19 +102,15 @@ IN_A_ROW = 2
 MEASURES = {"env_steps": "env steps", "updates": "updates", "minutes": "minutes"}
 
 
-def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
-    parser = parser_of("time_to_success", __doc__, rounds=None, device=True, threads=True)
-    add = parser.add_argument
-    add("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    text = "a set of tasks; several sets by several of it (default two sets of three)"
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the benchmark's own options."""
+    names = list(VARIANTS)
+    add("--variants", nargs="+", choices=names, default=names, help="the rows of a table")
+    text = f"a set of tasks; several sets by several of it; None: {len(TASKS)} sets"
     add("--tasks", nargs="+", action="append", help=text)
-    add("--seeds", type=positive, default=2, help="runs of each variant (default %(default)s)")
-    text = "of training, after which a run ends (default %(default)s)"
-    add("--minutes", type=float, default=15.0, help=text)
-    text = "of the results (default %(default)s)"
-    add("--folder", type=Path, default=Path("runs/time_to_success"), help=text)
-    return parse(parser, args, _check)
+    add("--seeds", type=positive, default=2, help="runs of each variant")
+    add("--minutes", type=float, default=15.0, help="of training, after which a run ends")
+    add("--folder", type=Path, default=Path("runs/time_to_success"), help="of the results")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -200,11 +194,10 @@ def job_of(name: str, tasks: list[str], seed: int, options: argparse.Namespace) 
 
 
 def variant_of(name: str, job: Job, folder: Path) -> Variant:
-    """Return a variant, not started yet; ``folder`` is that of its output and of our run."""
+    """Return a variant, not started yet; ``folder`` is that of our run."""
     if name not in OURS:
         kind = KINDS.get(name, "sb3 sac")
-        command = call_of(baselines.train, {"kind": kind, "job": asdict(job)})
-        return Variant(name, command, folder)
+        return Variant(name, call_of(baselines.train, {"kind": kind, "job": asdict(job)}))
     given = {
         "root": folder,
         "seed_everything": job.seed,
@@ -220,8 +213,8 @@ def variant_of(name: str, job: Job, folder: Path) -> Variant:
     else:
         assert isinstance(job, SACJob)
         updates = job.steps
-    arguments = paced_arguments([OURS[name]], given, updates, job.settle, job.num_episodes)
-    return Variant(name, [sys.executable, *COMMAND, *arguments], folder)
+    arguments = paced_arguments(OURS[name], given, updates, job.settle, job.num_episodes)
+    return Variant(name, [sys.executable, *COMMAND, *arguments])
 
 
 def train(name: str, job: Job, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -320,6 +313,7 @@ def row_of(name: str, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str,
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Train what is not trained yet; write and return the sets of tasks with their runs."""
     sets = []
+    charts: list[Chart] = []
     for tasks in options.tasks:
         folder = options.folder / "_".join(tasks)
         folder.mkdir(parents=True, exist_ok=True)
@@ -329,62 +323,57 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 runs[name].append(train_or_read(name, tasks, seed, options, folder))
         rows = [row_of(name, seeds) for name, seeds in runs.items()]
         sets.append({"tasks": tasks, "rows": rows, "runs": runs})
-    figure = options.folder / "time_to_success.png"
-    plot(sets, figure)
-    return {"sets": sets, "figure": str(figure)}
-
-
-def plot(sets: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Plot success over env steps and minutes, a row for each set of tasks, a line per seed."""
-    from matplotlib.figure import Figure  # takes a second to import
-
-    figure = Figure(figsize=(13, 0.6 + 4 * len(sets)), layout="constrained")
-    all_axes = figure.subplots(len(sets), 2, squeeze=False, sharey=True)
-    for one, (by_steps, by_minutes) in zip(sets, all_axes, strict=True):
-        for axes, measure in ((by_steps, "env_steps"), (by_minutes, "minutes")):
-            for name, seeds in one["runs"].items():
-                style = line_style(list(VARIANTS).index(name))
-                for k, evaluations in enumerate(seeds):
-                    x = [evaluation[measure] for evaluation in evaluations]
-                    y = [mean_success(evaluation) for evaluation in evaluations]
-                    label = None if k else f"{VARIANTS[name]} ({len(seeds)} seeds)"
-                    axes.plot(x, y, **style, label=label)
-            axes.axhline(THRESHOLD, color="gray", linestyle=":", linewidth=1)
-            axes.grid(alpha=0.3)
-            axes.set_ylim(-0.03, 1.03)
-        title = ", ".join(one["tasks"])
-        by_steps.set(title=title, xlabel="environment steps, all tasks", ylabel="success, mean")
-        by_minutes.set(title=title, xlabel="minutes without test episodes")
-        format_steps(by_steps)
-    handles = all_axes[0][0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside upper left", ncols=2)
-    with replacing(path) as unfinished:
-        figure.savefig(unfinished, dpi=110)
-
-
-def text_of(content: Mapping[str, Any]) -> str:
-    """Return the tables."""
-    parts = [
+        charts += [
+            chart_of(", ".join(tasks), runs, "env_steps", ENV_STEPS),
+            chart_of(", ".join(tasks), runs, "minutes", MINUTES),
+        ]
+    options.notes.append(
         f"To a success of {THRESHOLD} in {IN_A_ROW} evaluations in a row, every {EVERY:,} env"
         f" steps (PPO 12,000), {NUM_EPISODES} test episodes per task: seed 1 / seed 2 / ... > is a"
-        f" lower bound: not reached in {content['settings']['minutes']:g} minutes."
+        f" lower bound: not reached in {options.minutes:g} minutes."
+    )
+    tables = [
+        {"title": ", ".join(one["tasks"]), "rows": [shown(row) for row in one["rows"]]}
+        for one in sets
     ]
-    for one in content["sets"]:
-        lines = [["", *MEASURES.values()]]
-        for row in one["rows"]:
-            cells = [
-                [
-                    f"{'' if reached else '> '}{value:,.{1 if measure == 'minutes' else 0}f}"
-                    for reached, value in zip(row["reached"], row[measure], strict=True)
-                ]
-                for measure in MEASURES
-            ]
-            lines.append([VARIANTS[row["variant"]], *map(" / ".join, cells)])
-        parts += [", ".join(one["tasks"]), markdown(lines)]
-    return "\n\n".join([*parts, content["figure"]])
+    figure = save_png(charts, options.folder / "time_to_success.png", columns=2)
+    return {"tables": tables, "sets": sets, "figure": str(figure)}
 
 
-main = program("time_to_success", options_of, measure, text_of)
+def chart_of(
+    title: str, runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], measure: str, label: str
+) -> Chart:
+    """Return a chart of the mean success over a measure, with a line per seed."""
+    curves = [
+        Curve(
+            f"{VARIANTS[name]} ({len(seeds)} seeds)",
+            [evaluation[measure] for evaluation in evaluations],
+            Estimate([mean_success(evaluation) for evaluation in evaluations], None, None),
+            list(VARIANTS).index(name),
+        )
+        for name, seeds in runs.items()
+        for evaluations in seeds
+    ]
+    return Chart(title, curves, is_bounded=True, xlabel=label)
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row of ``row_of`` as texts, with the seeds of a measure in one cell."""
+    texts = {"variant": VARIANTS[row["variant"]]}
+    for measure, name in MEASURES.items():
+        decimals = 1 if measure == "minutes" else 0
+        texts[name] = " / ".join(
+            f"{'' if reached else '> '}{value:,.{decimals}f}"
+            for reached, value in zip(row["reached"], row[measure], strict=True)
+        )
+    return texts
+
+
+program = Program(
+    "time_to_success", __doc__, add_options, measure, _check, rounds=None, device=True, threads=True
+)
+options_of = program.options_of
+main = program.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,6 +12,10 @@ Parts (``--parts``), all with batches that are there already:
 
 In the first part each variant is a process; in the others they share this one.
 
+--launches counts the kernels that an update launches on a GPU, without one: the update runs on
+PyTorch's meta device, with the operations of a GPU. Each operation that computes is one launch, or
+a few for a long list of tensors; views and allocations are none.
+
 Shapes: ``T`` tasks, ``B`` rows of all tasks, ``R`` trained tasks, ``n`` rows per task, ``D``
 observation, ``A`` action.
 """
@@ -21,29 +25,32 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.spaces import Box
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Trainer
+from torch.optim import Optimizer
+from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.launches import launches
+from benchmarks.baselines import Hyperparameters, PlainBatch, PlainSAC, make_sb3_sac
 from benchmarks.measuring import (
     SB3,
     Pacer,
+    Program,
     Variant,
     call_of,
-    parse,
-    parser_of,
     positive,
-    program,
     ratios,
     rows_of,
     say,
@@ -51,7 +58,7 @@ from benchmarks.measuring import (
     take_turns,
     turns,
 )
-from benchmarks.plain_sac import PlainBatch, PlainSAC, Sizes
+from benchmarks.whole_runs import PaceCallback
 from mtrl_lightning.algorithms import PPO, SAC, Algorithm, RandomShift
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, Reconstruction
 from mtrl_lightning.errors import import_optional
@@ -67,6 +74,7 @@ from mtrl_lightning.gradients import (
     PCGrad,
 )
 from mtrl_lightning.learning.compiling import check_compile
+from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.networks import (
     MLP,
     Embedding,
@@ -114,34 +122,39 @@ PIXEL_METHODS: dict[str, dict[str, Any]] = {
 """Options of ``SAC``, as in ``configs/algorithm``."""
 CONTEXT = partial(TaskEncoder, width=100, depth=1, out_dim=50, embedding=partial(Embedding, dim=50))
 """Of HiP-BMDP's encoder, as in ``configs/encoder/pixels_context.yaml``."""
-
-
 ENCODINGS = (("pixels", 84), ("pixels_small", 64), ("pixels_small", 48))
 """Encoders of ``configs/encoder``, and the pixels of an image's side."""
+META = torch.device("meta")
+FUSED_STEP = 3
+"""Launches of a fused Adam that may skip: it counts the step, makes it, and takes the count back
+where it was skipped."""
+VIEWS = """_reshape_alias _unsafe_view alias as_strided chunk detach diagonal expand lift_fresh
+permute select slice split split_with_sizes squeeze t transpose unbind unflatten unsqueeze view"""
+NO_LAUNCH = {*VIEWS.split(), "empty", "empty_like", "empty_strided", "new_empty"}
+"""Operations that give a tensor another shape, or memory."""
+LAUNCHED = {
+    "critic_target": "target",
+    "critic_update": "critic",
+    "actor_update": "actor",
+    "temperature_update": "temperature",
+    "distilled_update": "distilled policy",
+}
+"""Parts of an update, by the attribute that makes them."""
 
 
-def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
-    parser = parser_of("updates", __doc__, device=True, precisions=True, threads=True)
-    add = parser.add_argument
-    text = "count the kernels that updates of SAC and PPO launch on a GPU, and end; needs none"
-    add("--launches", action="store_true", help=text)
-    add("--parts", nargs="+", choices=PARTS, default=["update"], help="(default %(default)s)")
-    text = "of the part update (default all)"
-    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help=text)
-    text = "values of SAC's option, each a variant (default %(default)s)"
-    choices = ["none", "default"]
-    add("--compile", nargs="+", choices=choices, default=["none"], help=text)
-    text = "of update and gradients (default %(default)s)"
-    add("--tasks", nargs="+", type=positive, default=[10], help=text)
-    text = "per task of a batch (default %(default)s)"
-    add("--rows", nargs="+", type=positive, default=[128], help=text)
-    text = "of the hidden layers (default %(default)s)"
-    add("--width", nargs="+", type=positive, default=[400], help=text)
-    add("--depth", type=positive, default=3, help="number of them (default %(default)s)")
-    add("--updates", type=positive, default=20, help="of a window (default %(default)s)")
-    add("--settle", type=int, default=5, help="updates before the windows (default %(default)s)")
-    return parse(parser, args, _check)
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the benchmark's own options."""
+    add("--launches", action="store_true", help="count those of SAC and PPO, and end")
+    add("--parts", nargs="+", choices=PARTS, default=["update"], help="what is measured")
+    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="of the part update")
+    text = "values of SAC's option, each a variant"
+    add("--compile", nargs="+", choices=["none", "default"], default=["none"], help=text)
+    add("--tasks", nargs="+", type=positive, default=[10], help="of update and gradients")
+    add("--rows", nargs="+", type=positive, default=[128], help="per task of a batch")
+    add("--width", nargs="+", type=positive, default=[400], help="of the hidden layers")
+    add("--depth", type=positive, default=3, help="number of hidden layers")
+    add("--updates", type=positive, default=20, help="of a window")
+    add("--settle", type=int, default=5, help="updates before the windows")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -152,20 +165,6 @@ def _check(options: argparse.Namespace) -> None:
 
 
 # ---- the work of an update ----
-
-
-def spec_of(num_tasks: int, observations: Box, num_actions: int, **more: Any) -> EnvSpec:
-    """Return the spec of some tasks that are all trained."""
-    return EnvSpec(
-        task_names=tuple(f"task-{i}" for i in range(num_tasks)),
-        observation_space=observations,
-        action_space=Box(-1.0, 1.0, (num_actions,), np.float32),
-        horizon=500,
-        has_success=True,
-        train_tasks=tuple(range(num_tasks)),
-        protocol={},
-        **more,
-    )
 
 
 @dataclass
@@ -181,19 +180,33 @@ class Work:
     threads: int | None = None
     """PyTorch's; None for its own choice."""
     precision: str = "32-true"
-    """One of ``measuring.PRECISIONS``."""
+    """``32-true`` or ``bf16-mixed``."""
     compile: str = "none"
     """Option of ``SAC``."""
     steps: int = 1
     """Updates of a window."""
     settle: int = 0
     """Updates before the first window."""
+    image_size: int | None = None
+    """Pixels of an image's side, of which three frames are observed; None for vectors."""
 
     @property
     def spec(self) -> EnvSpec:
-        """Tasks with MetaWorld's spaces."""
-        space = Box(-np.inf, np.inf, (OBSERVATION,), np.float64)
-        return spec_of(self.tasks, space, ACTION)
+        """Tasks that are all trained, with MetaWorld's spaces, or with images and six actions."""
+        size = self.image_size
+        observations: Box = Box(-np.inf, np.inf, (OBSERVATION,), np.float64)
+        if size is not None:
+            observations = Box(0, 255, (3, 3, size, size), np.uint8)
+        return EnvSpec(
+            task_names=tuple(f"task-{i}" for i in range(self.tasks)),
+            observation_space=observations,
+            action_space=Box(-1.0, 1.0, (ACTION if size is None else 6,), np.float32),
+            horizon=500,
+            has_success=True,
+            train_tasks=tuple(range(self.tasks)),
+            protocol={},
+            frame_stack=0 if size is None else 3,
+        )
 
     @property
     def autocast(self) -> torch.autocast:
@@ -231,31 +244,34 @@ def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
     return sac.to(work.device)
 
 
-def make_batches(work: Work) -> list[TransitionBatch]:
-    """Return batches of standard normal numbers."""
+def make_batches(work: Work, number: int = BATCHES) -> list[TransitionBatch]:
+    """Return batches of standard normal numbers, or of images of random bytes."""
     generator = torch.Generator().manual_seed(0)
     B = work.batch_size
+    observations = work.spec.observation_space.shape
+    (A,) = work.spec.action_space.shape
     task_R = torch.arange(work.tasks)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
+    def observation() -> torch.Tensor:
+        if work.image_size is None:
+            return normal(B, *observations)
+        return torch.randint(0, 256, (B, *observations), generator=generator, dtype=torch.uint8)
+
     batches = []
-    for _ in range(BATCHES):
+    for _ in range(number):
         columns = {
-            "observation": normal(B, OBSERVATION),
-            "action": normal(B, ACTION).tanh(),
+            "observation": observation(),
+            "action": normal(B, A).tanh(),
             "reward": normal(B),
-            "next_observation": normal(B, OBSERVATION),
+            "next_observation": observation(),
             "terminated": normal(B) > 3,
         }
-        batches.append(on_device(batch_of(columns, task_R), work.device))
+        batch = batch_of(columns, task_R)
+        batches.append(move_data_to_device(batch, torch.device(work.device)))
     return batches
-
-
-def on_device(batch: TransitionBatch, device: str) -> TransitionBatch:
-    """Return a batch of the typed columns on a device."""
-    return TransitionBatch(*(column.to(device) for column in batch[:-1]))  # type: ignore[arg-type]
 
 
 def with_one_hot(batch: TransitionBatch, num_tasks: int) -> PlainBatch:
@@ -298,32 +314,24 @@ def direct_of(work: Work, gradient: str = "mean") -> Callable[[], Any]:
 
 def plain_of(work: Work) -> Callable[[], Any]:
     """Return the plain loop's update."""
-    sizes = Sizes(OBSERVATION, ACTION, work.tasks, work.batch_size, work.width, work.depth)
-    agent = PlainSAC(sizes, work.device, bf16=work.precision == "bf16-mixed")
+    sizes = (OBSERVATION, ACTION, work.tasks, work.width, work.depth)
+    agent = PlainSAC(*sizes, work.device, bf16=work.precision == "bf16-mixed")
     return over([with_one_hot(batch, work.tasks) for batch in make_batches(work)], agent.update)
 
 
 def sb3_of(work: Work) -> Callable[[], Any]:
     """Return the update of Stable-Baselines3's SAC, which samples its batch each time."""
-    sb3 = import_optional(*SB3)
-    network = {
-        "net_arch": [work.width] * work.depth,
-        "n_critics": 2,
-        "optimizer_kwargs": {"eps": 1e-5},
-    }
-    model = sb3.SAC(
-        "MlpPolicy",
+    model = make_sb3_sac(
         _Spaces(work.tasks),
-        learning_rate=3e-4,
+        work.width,
+        work.depth,
+        Hyperparameters(),
         buffer_size=20_000,
         batch_size=work.batch_size,
-        tau=0.005,
-        gamma=0.99,
         device=work.device,
         seed=1,
-        policy_kwargs=network,
     )
-    model.set_logger(sb3.common.logger.configure(None, []))
+    model.set_logger(import_optional(*SB3).common.logger.configure(None, []))
     buffer = model.replay_buffer
     generator = np.random.default_rng(0)
     for array in (buffer.observations, buffer.next_observations, buffer.actions, buffer.rewards):
@@ -370,8 +378,6 @@ def update_in_windows(kind: str, work: dict[str, Any]) -> None:
 
 def train(work: Work) -> None:
     """Let Lightning's trainer make the updates, without any of our callbacks."""
-    from benchmarks.whole_runs import PaceCallback
-
     trainer = Trainer(
         accelerator="gpu" if work.device == "cuda" else "cpu",
         devices=1,
@@ -389,40 +395,12 @@ def train(work: Work) -> None:
 # ---- images ----
 
 
-def pixel_spec(num_tasks: int, size: int) -> EnvSpec:
-    """Return tasks with stacks of 3 frames, as ``Pixels`` has them, and six actions."""
-    return spec_of(num_tasks, Box(0, 255, (3, 3, size, size), np.uint8), 6, frame_stack=3)
-
-
-def pixel_batch(work: Work, size: int) -> TransitionBatch:
-    """Return a batch of random images on the device, and random actions and rewards."""
-    generator = torch.Generator().manual_seed(0)
-    spec = pixel_spec(work.tasks, size)
-    B = work.batch_size
-    shape = (B, *spec.observation_space.shape)
-
-    def images() -> torch.Tensor:
-        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-
-    columns = {
-        "observation": images(),
-        "action": torch.rand(B, *spec.action_space.shape, generator=generator) * 2 - 1,
-        "reward": torch.randn(B, generator=generator),
-        "next_observation": images(),
-        "terminated": torch.zeros(B, dtype=torch.bool),
-    }
-    return on_device(batch_of(columns, torch.arange(work.tasks)), work.device)
-
-
-def pixel_sac(
-    work: Work, encoder: str, size: int, channels_last: bool = False, method: str = "sac"
-) -> SAC:
+def pixel_sac(work: Work, encoder: str, channels_last: bool = False, method: str = "sac") -> SAC:
     """Return SAC with an encoder of images.
 
     Args:
-        work: width, depth, device and ``compile`` of the algorithm.
+        work: sizes, with an ``image_size``.
         encoder: a name in ``STRIDES``.
-        size: pixels of an image's side.
         channels_last: whether a pixel's channels lie together in memory.
         method: a name in ``PIXEL_METHODS``.
     """
@@ -435,7 +413,7 @@ def pixel_sac(
     network = partial(MLP, width=work.width, depth=work.depth)
     how: Any = work.compile
     sac = SAC(
-        pixel_spec(work.tasks, size),
+        work.spec,
         encoder=make_encoder,
         actor=network,
         critic=network,
@@ -451,7 +429,7 @@ def pixel_sac(
 # ---- parts whose variants are processes ----
 
 
-def variants_of(work: Work, options: argparse.Namespace, folder: Path) -> list[Variant]:
+def variants_of(work: Work, options: argparse.Namespace) -> list[Variant]:
     """Return the variants of a table, not started yet.
 
     Stable-Baselines3 has no options for precision and compilation.
@@ -463,18 +441,18 @@ def variants_of(work: Work, options: argparse.Namespace, folder: Path) -> list[V
                 name = f"{kind} {precision}{'' if how == 'none' else f', compile {how}'}"
                 given = asdict(replace(work, precision=precision, compile=how))
                 command = call_of(update_in_windows, {"kind": kind, "work": given})
-                variants.append(Variant(name, command, folder))
+                variants.append(Variant(name, command))
     return variants
 
 
-def update_table(work: Work, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def update_table(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     """Let the variants take turns; return a table."""
     title = (
         f"{work.tasks} tasks, batch {work.batch_size}, {work.depth} x {work.width}, on"
         f" {work.device}"
     )
     say(title)
-    variants = variants_of(work, options, folder)
+    variants = variants_of(work, options)
     seconds = take_turns(variants, options.rounds, work.steps)
     first = options.precisions[0]
     references = ["sb3 32-true", f"plain {first}", f"direct {first}"]
@@ -514,9 +492,9 @@ def pixel_tables(encoder: str, size: int, options: argparse.Namespace) -> list[d
     """Let encoders and methods that train one take turns; return the tables of the parts."""
 
     def update_of(precision: str, channels_last: bool, method: str) -> Callable[[], Any]:
-        work = Work(**PIXEL_WORK, device=options.device, precision=precision)
-        update = direct_update(work, pixel_sac(work, encoder, size, channels_last, method))
-        return partial(update, pixel_batch(work, size))
+        work = Work(**PIXEL_WORK, image_size=size, device=options.device, precision=precision)
+        update = direct_update(work, pixel_sac(work, encoder, channels_last, method))
+        return partial(update, *make_batches(work, 1))
 
     times = max(2, options.updates // 5 // 2 * 2)  # even: every second includes the actor
     tables = []
@@ -537,12 +515,108 @@ def pixel_tables(encoder: str, size: int, options: argparse.Namespace) -> list[d
     return tables
 
 
+# ---- launches of an update ----
+
+
+@contextmanager
+def meta_as_gpu() -> Iterator[None]:
+    """Let ``meta`` stand for a GPU: it has neither generators nor autocast of its own."""
+
+    def get(self: Generators, name: str, device: torch.device) -> torch.Generator | None:
+        return torch.Generator() if device != META else None
+
+    with (
+        mock.patch.object(Generators, "get", get),
+        mock.patch.object(torch, "get_autocast_dtype", lambda kind: torch.bfloat16),
+        mock.patch.object(torch, "is_autocast_enabled", lambda kind: False),
+        mock.patch.object(torch, "autocast", lambda *args, **options: nullcontext()),
+        # the way to the device would replace the parameters, which optimizers and others know
+        mock.patch.object(torch.__future__, "_swap_module_params_on_conversion", True),
+        # lists of gradients are one operation, as on a GPU
+        mock.patch.object(
+            _foreach_utils, "_get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
+        ),
+    ):
+        yield
+
+
+def launches(algorithm: Algorithm, batch: TransitionBatch) -> dict[str, int]:
+    """Return the launches of an update with all parts due, by part.
+
+    Args:
+        algorithm: is moved to the ``meta`` device, and of no further use.
+        batch: to learn from.
+    """
+    with meta_as_gpu():
+        algorithm.to(META)
+        on_meta: TransitionBatch = move_data_to_device(batch, META)
+        count = _Launches()
+        for update in algorithm.updates:
+            update.optimizer = _FusedOptimizer(update.parameters, count)
+        for name, part in LAUNCHED.items():
+            _label(algorithm, f"_{name}" if name == "critic_target" else name, part, count)
+        _label(getattr(algorithm, "targets", None), "step", "targets", count)
+        _label(algorithm.mean_metrics, "_add", "guard and metrics", count)
+        _label(algorithm.guard, "end_update", "guard and metrics", count)
+        algorithm.recorded_update(on_meta)  # metrics and guard take their memory
+        count.numbers.clear()
+        with count:
+            algorithm.recorded_update(on_meta)
+    return dict(count.numbers)
+
+
+class _Launches(TorchDispatchMode):
+    """Count operations that compute, by the part that is under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: Counter[str] = Counter()
+        self.parts = ["the rest"]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func._schema.name.split("::")[1]
+        if func.namespace == "aten" and name not in NO_LAUNCH:
+            self.numbers[self.parts[-1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _FusedOptimizer(Optimizer):
+    """Replaces fused Adam, which has no kernel for ``meta``."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, parameters: Sequence[torch.Tensor], count: _Launches) -> None:
+        super().__init__(parameters, {})
+        self._count = count
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self._count.numbers["optimizers"] += FUSED_STEP
+
+
+def _label(owner: Any, name: str, part: str, count: _Launches) -> None:
+    """Count what an attribute of an object does as a part, if there is such an attribute."""
+    function: Callable[..., Any] | None = getattr(owner, name, None)
+    if function is None:
+        return
+
+    def labelled(*args: Any) -> Any:
+        count.parts.append(part)
+        try:
+            return function(*args)
+        finally:
+            count.parts.pop()
+
+    setattr(owner, name, labelled)
+
+
 def launches_table(work: Work) -> dict[str, Any]:
     """Count the launches of SAC as in ``mtmhsac.yaml`` and of PPO as in ``mt10_mtppo.yaml``."""
     small = replace(work, batch_size=2 * work.tasks, device="cpu", compile="none")
     network = partial(MLP, width=work.width, depth=work.depth)
     ppo = PPO(small.spec, actor=network, critic=network, max_kl=None)
-    batch = make_batches(small)[0]
+    (batch,) = make_batches(small, 1)
     numbers = {name: batch.reward_Rn for name in ("log_prob", "advantage", "value", "target")}
     minibatch = batch._replace(extra={**numbers, "unclipped_action": batch.action_RnA})
     rows = []
@@ -554,14 +628,16 @@ def launches_table(work: Work) -> dict[str, Any]:
     return {"title": title, "rows": rows}
 
 
+# ---- the result ----
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the tables."""
     if options.launches:
         return {"tables": [launches_table(work) for work in works_of(options)]}
     tables = []
     if "update" in options.parts:
-        with tempfile.TemporaryDirectory(prefix="updates-") as folder:
-            tables += [update_table(work, options, Path(folder)) for work in works_of(options)]
+        tables += [update_table(work, options) for work in works_of(options)]
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     keep_freed_memory()  # as a run does
@@ -573,7 +649,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return {"tables": tables}
 
 
-main = program("updates", options_of, measure)
+program = Program(
+    "updates", __doc__, add_options, measure, _check, device=True, precisions=True, threads=True
+)
+options_of = program.options_of
+main = program.main
 
 if __name__ == "__main__":
     sys.exit(main())

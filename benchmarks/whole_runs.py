@@ -12,36 +12,43 @@ logging are not in the windows.
 
 Each variant is a process. The baselines' environments are stepped in their process (sync) or in
 processes of their own (async). --threads is for the baselines alone.
+
+  --memory_of fit -c FILE ...   measures instead the peak of a run's memory, of all its processes:
+                    the proportional set size (pages that processes share are counted once), every
+                    half second until the run ends
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks import baselines
-from benchmarks.baselines import Examiner, Job, PPOJob, SACJob
+from benchmarks.baselines import Job, PPOJob, SACJob, examination
 from benchmarks.environments import names_of, tasks_option
 from benchmarks.measuring import (
     COMMAND,
     NEVER,
     SB3,
     Pacer,
+    Program,
     Variant,
     call_of,
-    option_and_value,
-    parse,
-    parser_of,
-    program,
+    environment,
+    proportional_set_size,
     rows_of,
+    say,
     spread,
     take_turns,
 )
@@ -52,6 +59,10 @@ CONFIGS = {"sac": "experiment/mtmhsac", "ppo": "experiment/mt10_cpu"}
 NOT_SIZES = {"seed", "updates", "num_episodes"}
 """Fields of a job that differ from ours, which has those of its configuration."""
 JOBS: dict[str, type[Job]] = {"sac": SACJob, "ppo": PPOJob}
+INTERVAL = 0.5
+"""Seconds between two measurements of a run's memory."""
+STANDARD_ERROR = 2
+"""Where a run prints, since standard output is the result's."""
 
 
 class PaceCallback(Callback):
@@ -85,19 +96,21 @@ class PaceCallback(Callback):
 
     def _make_pacer(self, trainer: Trainer, algorithm: Algorithm) -> Pacer:
         counters = algorithm.counters
-        more: dict[str, Any] = {}
+        examine: Callable[[], dict[str, Any]] = dict
         if self._num_episodes:
             benchmark = trainer.datamodule.session.benchmark  # type: ignore[attr-defined]
-            examiner = Examiner(benchmark, self._num_episodes)
-            more["examine"] = lambda: examiner.examine(
-                algorithm, counters.env_steps, counters.updates
+            examine = examination(
+                benchmark,
+                self._num_episodes,
+                algorithm,
+                lambda: (counters.env_steps, counters.updates),
             )
         about = {"environments": counters.env_steps / max(1, counters.vector_steps)}
-        return Pacer(self._steps, self._settle, algorithm.stopwatch.drain, about, **more)
+        return Pacer(self._steps, self._settle, algorithm.stopwatch.drain, about, examine)
 
 
 def paced_arguments(
-    configs: Sequence[str | Path],
+    config: str | Path,
     options: Mapping[str, Any],
     steps: int,
     settle: int,
@@ -106,7 +119,7 @@ def paced_arguments(
     """Return the words of a user's command line whose updates are made in windows.
 
     Args:
-        configs: YAML files.
+        config: its YAML file, or its name.
         options: of the command line, without the dashes; besides them there is no progress bar and
             no end.
         steps: updates of a window.
@@ -116,11 +129,8 @@ def paced_arguments(
     pace = {"steps": steps, "settle": settle, "num_episodes": num_episodes}
     callback = {"class_path": "benchmarks.whole_runs.PaceCallback", "init_args": pace}
     shared = {"trainer.enable_progress_bar": "false", "rollout.total_steps": NEVER}
-    arguments = ["fit"]
-    for config in configs:
-        arguments += ["-c", str(config)]
-    arguments += [f"--{name}={value}" for name, value in {**shared, **options}.items()]
-    return [*arguments, f"--trainer.callbacks+={json.dumps(callback)}"]
+    words = [f"--{name}={value}" for name, value in {**shared, **options}.items()]
+    return ["fit", "-c", str(config), *words, f"--trainer.callbacks+={json.dumps(callback)}"]
 
 
 def without_intervals() -> dict[str, Any]:
@@ -131,56 +141,50 @@ def without_intervals() -> dict[str, Any]:
 # ---- options ----
 
 
-def options_of(args: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
-    parser = parser_of("whole_runs", __doc__, device=True, precisions=True, threads=True)
-    add = parser.add_argument
-    add("--algorithm", choices=list(JOBS), default="sac", help="(default %(default)s)")
-    add("--variants", nargs="+", choices=["ours", "sb3", "plain"], help="(default all)")
-    text = "MT10, MT25, MT50, or names (default %(default)s)"
-    add("--tasks", nargs="+", default=["MT10"], help=text)
-    add(
-        "--also",
-        nargs="+",
-        action="append",
-        default=[],
-        type=option_and_value,
-        metavar="OPTION=VALUE",
-        help="options of the command line with which ours is measured once more, such as"
-        " rollout.num_workers=0; give several",
-    )
-    vectors = ["sync", "async"]
-    text = "of the baselines' environments, each a variant (default both)"
-    add("--vectors", nargs="+", choices=vectors, default=vectors, help=text)
+def name_and_value(text: str) -> tuple[str, str]:
+    """Return the name and the value of an option of the command line."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text}: takes OPTION=VALUE, as rollout.num_workers=0")
+    return name, value
+
+
+def add_options(add: Callable[..., Any]) -> None:
+    """Add the benchmark's own options."""
+    pairs: dict[str, Any] = {"nargs": "+", "type": name_and_value, "default": []}
+    both = ["sync", "async"]
+    add("--algorithm", choices=list(JOBS), default="sac", help="of all variants")
+    add("--variants", nargs="+", choices=["ours", "sb3", "plain"], help="None: all")
+    add("--tasks", nargs="+", default=["MT10"], help="MT10, MT25, MT50, or names")
+    text = "options with which ours is measured once more, as rollout.num_workers=0; give several"
+    add("--also", action="append", metavar="OPTION=VALUE", help=text, **pairs)
+    text = "of the baselines' environments, each a variant"
+    add("--vectors", nargs="+", choices=both, default=both, help=text)
     text = "that the baselines step, MetaWorld's or our faster ones, each a variant"
     choices = ["metaworld", "ours"]
-    add(
-        "--baseline_environments",
-        nargs="+",
-        choices=choices,
-        default=["metaworld"],
-        help=f"{text} (default %(default)s)",
-    )
+    add("--baseline_environments", nargs="+", choices=choices, default=choices[:1], help=text)
     text = "other sizes of the work, fields of baselines.SACJob and PPOJob, such as width=32"
-    add("--sizes", nargs="+", default=[], type=option_and_value, metavar="NAME=VALUE", help=text)
-    return parse(parser, args, _check)
+    add("--sizes", metavar="NAME=VALUE", help=text, **pairs)
+    text = "arguments of mtrl-lightning, whose peak of memory is measured; the last option"
+    add("--memory_of", nargs=argparse.REMAINDER, metavar="ARGUMENT", help=text)
 
 
 def _check(options: argparse.Namespace) -> None:
     """Set what depends on the algorithm, and check it."""
-    sizes = {one.name for one in fields(JOBS[options.algorithm]) if one.type == "int"} - NOT_SIZES
-    chosen = dict(pair.split("=", 1) for pair in options.sizes)
-    for name, value in chosen.items():
-        if name not in sizes or not value.isdecimal():
+    if options.memory_of is not None:
+        options.precisions = []  # those of the run
+        return
+    known = {one.name for one in fields(JOBS[options.algorithm]) if one.type == "int"} - NOT_SIZES
+    for name, value in options.sizes:
+        if name not in known or not value.isdecimal():
             raise ConfigurationError(
-                f"--sizes {name}={value}: give one of {', '.join(sorted(sizes))}, and a number"
+                f"--sizes {name}={value}: give one of {', '.join(sorted(known))}, and a number"
             )
     theirs = [name.split()[0] for name in baselines.TRAINERS if options.algorithm in name]
-    known = ["ours", *theirs]
-    options.variants = options.variants or known
+    options.variants = options.variants or ["ours", *theirs]
     for name in options.variants:
-        if name not in known:
-            raise ConfigurationError(f"--variants {name}: give {', '.join(known)}")
+        if name not in ("ours", *theirs):
+            raise ConfigurationError(f"--variants {name}: give {', '.join(['ours', *theirs])}")
     if "sb3" in options.variants:
         import_optional(*SB3, "leave it out with --variants ours")
     names_of(options.tasks)
@@ -188,8 +192,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def job_of(options: argparse.Namespace) -> Job:
     """Return the work that all variants do."""
-    sizes = dict(pair.split("=", 1) for pair in options.sizes)
-    given: dict[str, Any] = {name: int(value) for name, value in sizes.items()}
+    given: dict[str, Any] = {name: int(value) for name, value in options.sizes}
     for name in ("tasks", "device", "threads"):
         given[name] = getattr(options, name)
     return JOBS[options.algorithm](**given)
@@ -201,10 +204,8 @@ def job_of(options: argparse.Namespace) -> Job:
 def differences_of_ours(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return the command line's options in which the variants of ours differ, by their names."""
     plain = [{"trainer.precision": precision} for precision in options.precisions]
-    more = [dict(pair.split("=", 1) for pair in also) for also in options.also]
-    chosen = [*plain, *(one | extra for extra in more for one in plain)]
     variants = {}
-    for one in chosen:
+    for one in [*plain, *(one | dict(extra) for extra in options.also for one in plain)]:
         words = [f"{name.rsplit('.', 1)[-1]} {value}" for name, value in one.items()]
         variants[f"ours {', '.join(words).removeprefix('precision ')}"] = one
     return variants
@@ -234,30 +235,30 @@ def command_of_ours(job: Job, config: str, chosen: Mapping[str, Any], folder: Pa
         for name in ("num_steps", "num_epochs", "num_minibatches"):
             options[f"model.init_args.{name}"] = getattr(job, name)
         steps, settle = job.updates, job.settle * job.updates
-    arguments = paced_arguments([config], options | dict(chosen), steps, settle)
+    arguments = paced_arguments(config, options | dict(chosen), steps, settle)
     return [sys.executable, *COMMAND, *arguments]
 
 
 def variants_of(options: argparse.Namespace, folder: Path) -> list[Variant]:
-    """Return the variants, not started yet."""
+    """Return the variants, not started yet; ``folder`` is that of our runs."""
     job = job_of(options)
     variants = []
     if "ours" in options.variants:
         for name, chosen in differences_of_ours(options).items():
             command = command_of_ours(job, CONFIGS[options.algorithm], chosen, folder)
-            variants.append(Variant(name, command, folder))
-    for kind in (name for name in options.variants if name != "ours"):
-        for environments in options.baseline_environments:
-            suffix = ", our environments" if environments == "ours" else ""
-            for vector in options.vectors:
-                given = asdict(job) | {"vector": vector, "environments": environments}
-                trainer = f"{kind} {options.algorithm}"
-                command = call_of(baselines.train, {"kind": trainer, "job": given})
-                variants.append(Variant(f"{kind} {vector}{suffix}", command, folder))
+            variants.append(Variant(name, command))
+    kinds = [name for name in options.variants if name != "ours"]
+    for kind, environments, vector in product(
+        kinds, options.baseline_environments, options.vectors
+    ):
+        given = asdict(job) | {"vector": vector, "environments": environments}
+        command = call_of(baselines.train, {"kind": f"{kind} {options.algorithm}", "job": given})
+        suffix = ", our environments" if environments == "ours" else ""
+        variants.append(Variant(f"{kind} {vector}{suffix}", command))
     return variants
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def speed_table(options: argparse.Namespace) -> dict[str, Any]:
     """Start all, let them take turns, and return the table."""
     job = job_of(options)
     with tempfile.TemporaryDirectory(prefix="whole_runs-") as folder:
@@ -281,10 +282,44 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         window = f"s per iteration of {job.env_steps:,} env steps and {job.updates} updates"
     title = f"{options.algorithm}, {' '.join(options.tasks)}, {job.depth} x {job.width}"
     title = f"{title}, on {options.device}; {window}"
-    return {"tables": [{"title": title, "rows": rows}]}
+    return {"title": title, "rows": rows}
 
 
-main = program("whole_runs", options_of, measure)
+def memory_table(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the table with the largest memory of all processes of a run together.
+
+    Raises:
+        subprocess.CalledProcessError: if the run fails.
+    """
+    command = [sys.executable, *COMMAND, *arguments]
+    peak = shown = 0.0
+    start = time.perf_counter()
+    with subprocess.Popen(command, stdout=STANDARD_ERROR, env=environment()) as process:
+        while process.poll() is None:
+            peak = max(peak, proportional_set_size(process.pid))
+            if peak > 1.1 * shown:
+                say(f"{peak:,.0f} MiB")
+                shown = peak
+            # more often at the start: a short run would have ended before its second look
+            time.sleep(min(INTERVAL, 0.1 * (time.perf_counter() - start)))
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    seconds = time.perf_counter() - start
+    row = {"run": " ".join(arguments), "peak MiB": peak, "s": seconds}
+    return {"title": "memory of a run", "rows": [row]}
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the table."""
+    is_memory = options.memory_of is not None
+    return {"tables": [memory_table(options.memory_of) if is_memory else speed_table(options)]}
+
+
+program = Program(
+    "whole_runs", __doc__, add_options, measure, _check, device=True, precisions=True, threads=True
+)
+options_of = program.options_of
+main = program.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,18 +14,8 @@ import pytest
 import torch
 import yaml
 
-from benchmarks import (
-    measuring,
-    memory,
-    rendering,
-    replay,
-    scaling,
-    stepping,
-    task_code,
-    updates,
-    whole_runs,
-)
-from benchmarks.baselines import PPOJob, SACJob
+from benchmarks import measuring, rendering, replay, scaling, stepping, updates, whole_runs
+from benchmarks.baselines import PlainReplay, PlainSAC, PPOJob, SACJob
 from benchmarks.environments import (
     envpool_id,
     metaworld_vector,
@@ -34,7 +24,6 @@ from benchmarks.environments import (
     suite_vector,
 )
 from benchmarks.measuring import Pacer, Variant, started
-from benchmarks.plain_sac import PlainReplay, PlainSAC, Sizes
 from benchmarks.updates import (
     ACTION,
     OBSERVATION,
@@ -130,6 +119,7 @@ def test_stepping_runs_variants(capsys, in_this_process):
         found = row["env steps/s"]
         assert [found["min"], found["max"]] == pytest.approx([rates[0], rates[1]])
         assert row["s to build"] > 0 and row["ms per reset"] > 0
+        assert row["built per s of processor"] == pytest.approx(1 / row["s of processor to build"])
         assert row["MiB"] > 0
 
 
@@ -397,6 +387,7 @@ def test_a_missing_baseline_is_an_error_with_a_hint(program, without, monkeypatc
         (scaling, ["--rows=6"], "--rows 6 cannot be shared out among 4 ranks"),
         (scaling, ["--device=cuda", "--ranks", "1", "64"], "--ranks 64 needs as many GPUs"),
         (stepping, ["--tasks=51"], "numbers from 1 to 50"),
+        (stepping, ["--envs_per_task=2"], "--envs_per_task is for --variants ours original"),
         (
             stepping,
             ["--variants=envpool", "--benchmark=dm_control"],
@@ -423,12 +414,14 @@ def test_the_commit_is_that_of_the_clone():
 
 def test_a_result_is_written_to_a_file_beside_the_tables(tmp_path, capsys):
     path = tmp_path / "result.json"
-    main = measuring.program(
+    program = measuring.Program(
         "updates",
-        updates.options_of,
+        None,
+        updates.add_options,
         lambda options: {"tables": [{"title": "t", "rows": [{"variant": "a", "ms": 1.5}]}]},
+        precisions=True,
     )
-    assert main(["--precisions=32-true", "--variants=plain", f"--json={path}"]) == 0
+    assert program.main(["--precisions=32-true", "--variants=plain", f"--json={path}"]) == 0
     content = json.loads(path.read_text())
     assert content["tables"][0]["rows"] == [{"variant": "a", "ms": 1.5}]
     command = f"python -m benchmarks.updates --precisions=32-true --variants=plain --json={path}"
@@ -451,26 +444,28 @@ def test_the_memory_of_a_process_is_found():
 
 @pytest.mark.slow
 def test_the_memory_of_environments_is_measured(capsys):
-    options = ["--tasks=reach", "--copies=2", "--variants", "ours"]
-    (table,) = measured(memory, *options, capsys=capsys)
+    options = ["--tasks=1", "--envs_per_task=2", "--variants=ours", "--workers=0"]
+    short = ["--env_steps=2", "--settle=0", "--rounds=1"]
+    (table,) = measured(stepping, *options, *short, capsys=capsys)
     (row,) = table["rows"]
-    assert row["variant"] == "ours" and row["environments"] == 2
-    assert row["built per s of processor"] == pytest.approx(2 / row["s of processor"])
+    assert row["variant"] == "ours, 0 workers" and "1 tasks, 2 environments" in table["title"]
+    assert row["built per s of processor"] == pytest.approx(2 / row["s of processor to build"])
     assert abs(row["MiB per environment"]) < 200
 
 
 @pytest.mark.slow
-def test_the_code_of_a_step_is_timed_without_physics(capsys):
-    options = ["--tasks=reach", "--moments=2", "--steps=5", "--rounds=2"]
-    (table,) = measured(task_code, *options, capsys=capsys)
+def test_the_code_of_a_step_is_timed_without_physics(capsys, monkeypatch):
+    monkeypatch.setattr(stepping, "MOMENTS", 2)
+    monkeypatch.setattr(stepping, "CODE_STEPS", 5)
+    (table,) = measured(stepping, "--code", "reach", "--rounds=2", capsys=capsys)
     (row,) = table["rows"]
     assert row["task"] == "reach"
-    assert 1 < row["ours, us"]["median"] < row["MetaWorld's own, us"]["median"]
+    assert 1 < row["ours, us"]["median"] < row["original, us"]["median"]
     assert row["times as fast"]["median"] > 1
-    (env, action), (later, _) = task_code.paused("reach", True, 2)
+    (env, action), (later, _) = stepping.paused("reach", True)
     before = env.unwrapped.data.time
     assert before < later.unwrapped.data.time
-    with task_code.without_physics():
+    with stepping.without_physics():
         env.step(action)
     assert env.unwrapped.data.time == before
     env.step(action)
@@ -478,12 +473,12 @@ def test_the_code_of_a_step_is_timed_without_physics(capsys):
 
 
 def test_the_peak_of_a_run_is_measured_until_it_ends(capsys):
-    assert memory.main(["--json", "-", "--run", "--version"]) == 0
+    assert whole_runs.main(["--json", "-", "--memory_of", "--version"]) == 0
     content = json.loads(capsys.readouterr().out)
     (row,) = content["tables"][0]["rows"]
     assert row["run"] == "--version" and 1 < row["peak MiB"] < 2_000
     with pytest.raises(subprocess.CalledProcessError):
-        memory.main(["--run", "list", "no_such_group_or_word"])
+        whole_runs.main(["--memory_of", "list", "no_such_group_or_word"])
 
 
 def test_a_pacer_runs_a_window_for_each_line(monkeypatch):
@@ -501,23 +496,23 @@ def test_a_pacer_runs_a_window_for_each_line(monkeypatch):
     os.close(read)
 
 
-def test_a_variant_that_fails_reports_its_output(tmp_path):
+def test_a_variant_that_fails_reports_its_output():
     code = "print(1 + 1); 1 / 0"
-    broken = Variant("one that breaks", [sys.executable, "-c", code], tmp_path)
+    broken = Variant("one that breaks", [sys.executable, "-c", code])
     message = r"one that breaks gave no answer(.|\n)*ZeroDivisionError"
     with pytest.raises(RuntimeError, match=message), started([broken]):
         pass
     once = f"import os, sys; os.write(int(os.environ['{measuring.PIPE}']), b'{{}}\\n');"
     once += " sys.stdin.readline(); print('the end', flush=True)"
-    ends = Variant("ends", [sys.executable, "-c", once], tmp_path)
+    ends = Variant("ends", [sys.executable, "-c", once])
     with started([ends]), pytest.raises(RuntimeError, match=r"ends gave no answer(.|\n)*the end"):
         ends.window()
 
 
-def test_no_variant_is_left_and_none_comes_twice(tmp_path):
+def test_no_variant_is_left_and_none_comes_twice():
     waits = f"import os, time; os.write(int(os.environ['{measuring.PIPE}']), b'{{}}\\n')"
     command = [sys.executable, "-c", f"{waits}; time.sleep(600)"]
-    variant = Variant("waits", command, tmp_path)
+    variant = Variant("waits", command)
     with started([variant]):
         assert variant._process.poll() is None
         assert measuring.proportional_set_size(variant.pid) > 1
@@ -671,10 +666,10 @@ def options_in(config):
 
 
 def test_the_measured_encoders_and_methods_are_those_of_the_configs():
-    work = replace(WORK, tasks=4)
+    work = replace(WORK, tasks=4, image_size=24)
     for name, strides in STRIDES.items():
         expected = options_in(f"encoder/{name}")["encoder"]["init_args"]
-        sac = pixel_sac(work, name, 24)
+        sac = pixel_sac(work, name)
         assert list(strides) == expected["strides"]
         assert sac.encoder.latent_dim == expected["out_dim"]
         assert sac.encoder.convolutions[0].out_channels == expected["channels"]
@@ -683,7 +678,7 @@ def test_the_measured_encoders_and_methods_are_those_of_the_configs():
     assert sac.target_every == schedule["target_every"]
     for method in PIXEL_METHODS:
         expected = options_in(f"algorithm/{'mtsac' if method == 'sac' else method}")
-        sac = pixel_sac(work, "pixels_small", 24, method=method)
+        sac = pixel_sac(work, "pixels_small", method=method)
         for kind in ("auxiliaries", "transforms"):
             names = [part["class_path"].rpartition(".")[2] for part in expected.get(kind) or []]
             found = [type(part).__name__ for part in getattr(sac, kind)]
@@ -731,8 +726,7 @@ def pairs_of(plain, sac):
 
 def test_the_plain_loop_learns_what_sac_does():
     sac = make_sac(WORK)
-    sizes = Sizes(OBSERVATION, ACTION, WORK.tasks, WORK.batch_size, WORK.width, WORK.depth)
-    plain = PlainSAC(sizes)
+    plain = PlainSAC(OBSERVATION, ACTION, WORK.tasks, WORK.width, WORK.depth)
     with torch.no_grad():
         for a, b in pairs_of(plain, sac):
             a.copy_(b)

@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from benchmarks import baselines, time_to_success
-from benchmarks.baselines import PPOJob, SACJob
+from benchmarks.baselines import Hyperparameters, PPOJob, SACJob
 from benchmarks.measuring import COMMAND, call_of
-from benchmarks.plain_sac import Hyperparameters
 from benchmarks.whole_runs import paced_arguments
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.benchmarks import lines_of
@@ -140,7 +139,7 @@ def test_runs_take_turns_are_written_and_are_not_made_again(tmp_path, capsys, mo
     calls.clear()
     (tmp_path / "reach_push" / "sb3_2.json").unlink()
     time_to_success.main(base[:-1])
-    assert "| 100 / 100 | 10 / 10 | 1.5 / 1.5 |" in " ".join(capsys.readouterr().out.split())
+    assert "100 / 100 10 / 10 1.5 / 1.5" in " ".join(capsys.readouterr().out.split())
     assert calls == ["sb3", "sb3 ended"]
     with pytest.raises(ConfigurationError, match=r"ours_1\.json is of a run with other options"):
         time_to_success.main([*base, "--minutes=3"])
@@ -288,7 +287,7 @@ def test_ours_runs_test_episodes_between_windows(tmp_path, monkeypatch):
     config.write_text(yaml.safe_dump(TINY))
     monkeypatch.chdir(tmp_path)
 
-    arguments = paced_arguments([config], {"evaluation.every": 10**12}, 2, 0, num_episodes=2)
+    arguments = paced_arguments(config, {"evaluation.every": 10**12}, 2, 0, num_episodes=2)
     first, *windows = lines_of([sys.executable, *COMMAND, *arguments], monkeypatch)
     assert first == {"environments": 2.0}
     assert [line["env_steps"] for line in windows] == [14, 18]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.launches import meta_as_gpu
+from benchmarks.updates import meta_as_gpu
 from mtrl_lightning.gradients import cagrad, fairgrad
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import updates
-from benchmarks.launches import launches
+from benchmarks.updates import launches
 from tests.helpers.algorithms import make_batch, make_bc
 
 MOST = {"SAC": 184, "PPO": 120}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adam
 
-from benchmarks.launches import META
+from benchmarks.updates import META
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.types import TransitionBatch
 from tests.helpers.algorithms import attach, make_batch, make_spec
