@@ -27,7 +27,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -98,8 +98,8 @@ class Row:
     @property
     def ok(self) -> bool:
         """Whether faults were injected and all went as it must."""
-        counts_right = 0 < self.injected == self.survived and self.lost == 0 and self.false == 0
-        return counts_right and self.exact is not False and not self.failures
+        is_whole = 0 < self.injected == self.survived and self.lost == self.false == 0
+        return is_whole and self.exact is not False and not self.failures
 
     def shown(self) -> dict[str, Any]:
         """Return the row of the table."""
@@ -158,18 +158,18 @@ class Session:
                 raise self.error(f"has nothing within {seconds:g} s")
             time.sleep(interval)
 
-    def expect_end(self, code: int, seconds: float = 600.0) -> None:
+    def expect_end(self, seconds: float = 600.0) -> None:
         """Wait for the end.
 
         Raises:
-            RuntimeError: if it does not come, or with another exit code.
+            RuntimeError: if it does not come, or with an exit code that is not 0.
         """
         try:
-            self.process.wait(seconds)
+            code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise self.error(f"did not end within {seconds:g} s") from None
-        if self.process.returncode != code:
-            raise self.error(f"ended with {self.process.returncode} in place of {code}")
+        if code != 0:
+            raise self.error(f"ended with {code} in place of 0")
 
     def ranks(self) -> dict[int, psutil.Process]:
         """Return the living processes of the run, by their rank."""
@@ -199,16 +199,14 @@ class Session:
         """Wait until nothing of an ended process is left; return what is left after a time."""
         end = time.monotonic() + seconds
         while True:
-            left = list(self._processes())
+            left = []
+            for process in psutil.process_iter():
+                with contextlib.suppress(psutil.Error, OSError):
+                    if process.environ().get(MARK) == self._mark:
+                        left.append(f"process {process.pid} ({' '.join(process.cmdline())[:80]})")
             if not left or time.monotonic() > end:
                 return left
             time.sleep(0.05)
-
-    def _processes(self) -> Iterator[str]:
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get(MARK) == self._mark:
-                    yield f"process {process.pid} ({' '.join(process.cmdline())[:80]})"
 
     def error(self, text: str) -> RuntimeError:
         """Return an error with the end of the output."""
@@ -280,15 +278,12 @@ class FaultRun:
 
     def unfinished(self, since: float = 0.0) -> list[str]:
         """Return the names of the unfinished files of a save that were written since a time."""
-        files = []
-        for folder in (self.folder / "checkpoints", *self.folder.glob("replay/**")):
-            with contextlib.suppress(OSError), os.scandir(folder) as entries:
-                files += [
-                    entry.name
-                    for entry in entries
-                    if entry.name.endswith(".unfinished") and entry.stat().st_mtime >= since
-                ]
-        return files
+        names: list[str] = []
+        with contextlib.suppress(OSError):  # one is finished meanwhile
+            for pattern in ("checkpoints/*.unfinished", "replay/**/*.unfinished"):
+                files = self.folder.glob(pattern)
+                names += [path.name for path in files if path.stat().st_mtime >= since]
+        return names
 
 
 # ---- the files of a run, and comparisons ----
@@ -472,17 +467,13 @@ class Bench:
         """The outcome of the uninterrupted run."""
         say("the uninterrupted run")
         run = self.run("uninterrupted")
-        run.start().expect_end(0)
+        run.start().expect_end()
         return read_outcome(run)
 
     def judge_exact(self, row: Row, run: FaultRun) -> None:
         """Compare a run's end with that of the uninterrupted run."""
         found = read_outcome(run)
-        parts = [
-            part
-            for name, a in self.expected._asdict().items()
-            for part in differences(a, getattr(found, name), name)
-        ]
+        parts = differences(self.expected._asdict(), found._asdict())
         row.exact = not parts
         row.expect(not parts, f"differs in {len(parts)} places: {', '.join(parts[:4])}")
         if not differences(self.expected.rings, found.rings):
@@ -571,7 +562,7 @@ def interrupt(
             time.sleep(generator.choice([0.0, 0.0, generator.uniform(0.0, 0.005)]))
         process = session.ranks().get(rank)
         if process is None:
-            session.expect_end(0)
+            session.expect_end()
             row.expect(False, f"the run ended before fault {k + 1} of {len(moments)}")
             break
         row.injected += 1
@@ -581,7 +572,7 @@ def interrupt(
         seen = run.env_steps(session)
         say(f"{row.name} {k + 1} of {len(moments)}: {moment}, {seen} env steps seen")
     session = run.start()
-    session.expect_end(0)
+    session.expect_end()
     row.expect_nothing_left(session)
     bench.judge_exact(row, run)
     counts = ", ".join(f"{number} meant for {name}" for name, number in Counter(moments).items())
@@ -650,7 +641,7 @@ def rank_restart_row(bench: Bench, row: Row) -> None:
         process.kill()
         row.injected += 1
         session.wait_until(lambda: process not in session.ranks().values())  # noqa: B023
-    session.expect_end(0)
+    session.expect_end()
     row.survived = row.injected
     row.expect_nothing_left(session)
     bench.judge_exact(row, run)
@@ -693,7 +684,7 @@ def worker_row(bench: Bench, row: Row, sent: int = signal.SIGKILL) -> None:
             row.expect(is_kept, f"a worker of rank {other} was started again")
         seen = run.env_steps(session)
         say(f"{row.name} {k + 1} of {row.number}: rank {rank}, {seen} env steps seen")
-    session.expect_end(0)
+    session.expect_end()
     row.expect_nothing_left(session)
     bench.judge_rows(row, run)
 
@@ -771,8 +762,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     else:
         options.notes.append(f"the runs are kept in {folder}")
     for row in rows:
-        options.notes += [f"{row.name}: {text}" for text in row.checks]
-        options.notes += [f"{row.name}: FAILED: {text}" for text in row.failures]
+        texts = [*row.checks, *(f"FAILED: {text}" for text in row.failures)]
+        options.notes += [f"{row.name}: {text}" for text in texts]
     title = f"faults of a run of {options.total_steps:,} env steps and {options.ranks} processes"
     return {"ok": is_ok, "tables": [{"title": title, "rows": [row.shown() for row in rows]}]}
 

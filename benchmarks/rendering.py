@@ -14,10 +14,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.measuring import (
     Pacer,
@@ -59,39 +59,28 @@ def render_in_windows(
     import mujoco
 
     if kind == "dm_control":
-        data, render = of_dm_control(task, size)
-    else:
-        data, render = of_pixels(task, size, like_papers=kind == "papers")
+        from dm_control import suite
+
+        from mtrl_lightning.envs.benchmarks.dm_control import CAMERAS
+
+        domain, _, name = task.partition("-")
+        env: Any = suite.load(domain, name, task_kwargs={"random": 0})
+        env.reset()
+        data = env.physics.data.ptr
+        render = partial(env.physics.render, size, size, camera_id=CAMERAS.get(domain, 0))
+    else:  # the same episode
+        from mtrl_lightning.envs import DMControl, Pixels
+        from mtrl_lightning.envs.render.renderer import Quality
+
+        quality = Quality(*[kind == "papers"] * 3)
+        env = Pixels(DMControl([task]), size, **quality._asdict()).make_env(0, "eval", seed=0)
+        env.reset(seed=0)
+        data = env.unwrapped.data
+        render = env.draw
     pacer = Pacer(steps, settle, about={"image": render().ravel().tolist()})
     while pacer.tick():
         mujoco.mj_step(data.model, data)
         render()
-
-
-def of_dm_control(task: str, size: int) -> tuple[Any, Callable[[], npt.NDArray]]:
-    """Return dm_control's simulation after its first reset, and its renderer."""
-    from dm_control import suite
-
-    from mtrl_lightning.envs.benchmarks.dm_control import CAMERAS
-
-    domain, _, name = task.partition("-")
-    environment: Any = suite.load(domain, name, task_kwargs={"random": 0})
-    environment.reset()
-    physics = environment.physics
-    camera = CAMERAS.get(domain, 0)
-    return physics.data.ptr, lambda: physics.render(size, size, camera_id=camera)
-
-
-def of_pixels(task: str, size: int, like_papers: bool) -> tuple[Any, Callable[[], npt.NDArray]]:
-    """Return our simulation of the same episode, and its renderer."""
-    from mtrl_lightning.envs import DMControl, Pixels
-    from mtrl_lightning.envs.render.renderer import Quality
-
-    quality = Quality(*[like_papers] * 3)
-    benchmark = Pixels(DMControl([task]), size, **quality._asdict())
-    env: Any = benchmark.make_env(0, "eval", seed=0)
-    env.reset(seed=0)
-    return env.unwrapped.data, env.draw
 
 
 # ---- the comparison ----

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ from benchmarks.measuring import (
     timed,
     turns,
 )
-from benchmarks.updates import ACTION, OBSERVATION, Work, direct_update, make_batches, make_sac
+from benchmarks.updates import ACTION, OBSERVATION, Work, direct_of
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
@@ -79,79 +79,51 @@ def _check(options: argparse.Namespace) -> None:
 # ---- sampling ----
 
 
-class OurReplay:
-    """``ReplayBuffer``.
+class Replay(NamedTuple):
+    """A replay that is measured."""
 
-    Args:
-        work: sizes.
-        capacity: transitions held.
-        device: whose memory holds them.
-    """
-
-    def __init__(self, work: Work, capacity: int, device: str) -> None:
-        self.buffer = ReplayBuffer(work.spec, capacity, device=torch.device(device))
-        task_E = np.arange(work.tasks)
-        observation_ED, action_EA, reward_E, next_ED, terminated_E = vector_step(work.tasks)
-        self._step = Transitions(
-            observation_ED,
-            action_EA,
-            reward_E,
-            next_ED,
-            terminated_E,
-            terminated_E,
-            task_E,
-            task_E,
-        )
-        self._batch_size = work.batch_size
-        self._device = torch.device(work.device)
-        for _ in range(capacity // work.tasks):
-            self.add()
-        held = self.buffer.capacity
-        self.bytes_per_transition = bytes_needed(self.buffer.storage.fields, held) / held
-
-    def add(self) -> None:
-        """Add a vector step."""
-        self.buffer.add(self._step)
-
-    def sample(self) -> Any:
-        """Sample the same number of transitions of every task, and copy them to the device."""
-        batch = self.buffer.sample(self._batch_size)
-        return move_data_to_device(batch, self._device)
+    add: Callable[[], Any]
+    """Adds a vector step."""
+    sample: Callable[[], Any]
+    """Samples a batch, and copies it to the device of the updates."""
+    bytes_per_transition: float
 
 
-class SB3Replay:
-    """Stable-Baselines3's ``ReplayBuffer``, with the one-hot and MetaWorld's float64.
+def our_replay(work: Work, capacity: int, device: str) -> Replay:
+    """Return ``ReplayBuffer`` in a device's memory, whose batches have equal shares of tasks."""
+    buffer = ReplayBuffer(work.spec, capacity, device=torch.device(device))
+    observation_ED, action_EA, reward_E, next_ED, terminated_E = vector_step(work.tasks)
+    task_E = np.arange(work.tasks)
+    ends = (terminated_E, terminated_E)
+    step = Transitions(observation_ED, action_EA, reward_E, next_ED, *ends, task_E, task_E)
 
-    Args:
-        work: sizes.
-        capacity: transitions held.
-    """
+    def sample() -> Any:
+        return move_data_to_device(buffer.sample(work.batch_size), torch.device(work.device))
 
-    def __init__(self, work: Work, capacity: int) -> None:
-        sb3 = import_optional(*SB3)
-        spaces = (
-            Box(-np.inf, np.inf, (OBSERVATION + work.tasks,), np.float64),
-            Box(-1.0, 1.0, (ACTION,), np.float32),
-        )
-        kind = sb3.common.buffers.ReplayBuffer
-        self._buffer = kind(capacity, *spaces, device=work.device, n_envs=work.tasks)
-        observation_ED, action_EA, reward_E, next_ED, terminated_E = vector_step(work.tasks, True)
-        infos: list[dict[str, Any]] = [{} for _ in range(work.tasks)]
-        self._step = (observation_ED, next_ED, action_EA, reward_E, terminated_E, infos)
-        self._batch_size = work.batch_size
-        for _ in range(capacity // work.tasks):
-            self.add()
-        arrays = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
-        num_bytes = sum(getattr(self._buffer, name).nbytes for name in arrays)
-        self.bytes_per_transition = num_bytes / (self._buffer.buffer_size * work.tasks)
+    held = buffer.capacity
+    return Replay(
+        partial(buffer.add, step), sample, bytes_needed(buffer.storage.fields, held) / held
+    )
 
-    def add(self) -> None:
-        """Add a vector step."""
-        self._buffer.add(*self._step)
 
-    def sample(self) -> Any:
-        """Sample from all transitions."""
-        return self._buffer.sample(self._batch_size)
+def sb3_replay(work: Work, capacity: int) -> Replay:
+    """Return Stable-Baselines3's ``ReplayBuffer``, with the one-hot and MetaWorld's float64."""
+    spaces = (
+        Box(-np.inf, np.inf, (OBSERVATION + work.tasks,), np.float64),
+        Box(-1.0, 1.0, (ACTION,), np.float32),
+    )
+    kind = import_optional(*SB3).common.buffers.ReplayBuffer
+    buffer = kind(capacity, *spaces, device=work.device, n_envs=work.tasks)
+    observation_ED, action_EA, reward_E, next_ED, terminated_E = vector_step(work.tasks, True)
+    infos: list[dict[str, Any]] = [{} for _ in range(work.tasks)]
+    step = (observation_ED, next_ED, action_EA, reward_E, terminated_E, infos)
+    arrays = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+    num_bytes = sum(getattr(buffer, name).nbytes for name in arrays)
+    return Replay(
+        partial(buffer.add, *step),
+        partial(buffer.sample, work.batch_size),
+        num_bytes / (buffer.buffer_size * work.tasks),
+    )
 
 
 def vector_step(num_tasks: int, one_hot: bool = False) -> tuple[npt.NDArray, ...]:
@@ -173,21 +145,20 @@ def sampling_tables(num_tasks: int, options: argparse.Namespace) -> list[dict[st
     capacity = options.capacity or 200_000
     batch_size = options.rows * num_tasks
     work = Work(num_tasks, batch_size, WIDTH, 3, options.device)
-    replays: dict[str, Any] = {}
+    replays = {}
     if "ours" in options.variants:
-        replays["ours"] = OurReplay(work, capacity, work.device)
+        replays["ours"] = our_replay(work, capacity, work.device)
         if work.device == "cuda":
-            replays["ours, on the host"] = OurReplay(work, capacity, CPU.type)
+            replays["ours, on the host"] = our_replay(work, capacity, CPU.type)
     if "sb3" in options.variants:
-        replays["sb3"] = SB3Replay(work, capacity)
+        replays["sb3"] = sb3_replay(work, capacity)
+    for replay in replays.values():
+        for _ in range(capacity // work.tasks):
+            replay.add()
     say(f"{num_tasks} tasks: {options.rounds} rounds")
     add_calls = {name: replay.add for name, replay in replays.items()}
     sample_calls = {name: replay.sample for name, replay in replays.items()}
-    update_calls = {}
-    for precision in options.precisions:
-        chosen = replace(work, precision=precision)
-        update = direct_update(chosen, make_sac(chosen))
-        update_calls[precision] = partial(update, make_batches(chosen)[0])
+    update_calls = {one: direct_of(replace(work, precision=one)) for one in options.precisions}
     added = turns(add_calls, 10 * options.calls, options.rounds)
     sampled = turns(sample_calls, options.calls, options.rounds)
     updated = turns(update_calls, 3, options.rounds)
@@ -249,7 +220,8 @@ def measure_saving(folder: Path, capacity: int) -> dict[str, float]:
         sizes.append((used(folder) - before) / 2**20)
     fresh = ReplaySnapshots(folder / "fresh")
     path = folder / "torch.pt"
-    columns = columns_of(storage)
+    rows = storage.to_columns(storage.added_E - storage.size_E, storage.added_E)
+    columns = {name: torch.as_tensor(column) for name, column in rows.items()}
     found = {
         "the replay in memory, MiB": bytes_needed(fields, capacity) / 2**20,
         "files of the first checkpoint, MiB": sizes[0],
@@ -275,12 +247,6 @@ def fill(storage: RingStorage, rows: int, generator: np.random.Generator) -> Non
     reward_N = generator.standard_normal(N)
     columns = (observation_ND, action_NA, reward_N, observation_ND, np.zeros(N, np.bool_))
     storage.add(ring_N, dict(zip(STORED, columns, strict=True)))
-
-
-def columns_of(storage: RingStorage) -> dict[str, torch.Tensor]:
-    """Return a copy of all rows, ring by ring."""
-    columns = storage.to_columns(storage.added_E - storage.size_E, storage.added_E)
-    return {name: torch.as_tensor(column) for name, column in columns.items()}
 
 
 def torch_save(columns: dict[str, torch.Tensor], path: Path) -> None:

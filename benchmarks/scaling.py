@@ -51,7 +51,7 @@ from benchmarks.measuring import (
     take_turns,
 )
 from benchmarks.updates import GRADIENTS, Work, direct_of
-from benchmarks.whole_runs import paced_arguments, without_intervals
+from benchmarks.whole_runs import NO_INTERVALS, paced_arguments
 from mtrl_lightning.envs.vector.vector import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
@@ -367,7 +367,7 @@ def runs_of(options: argparse.Namespace, folder: Path) -> dict[tuple[str, int], 
                 "rollout.num_workers": 0,
                 "rollout.learner_threads": 1,
                 "rollout.warmup_steps": size * WARMUP,
-                **without_intervals(),
+                **NO_INTERVALS,
             }
             arguments = paced_arguments(config, given, steps, SETTLE)
             command = call_of(run_ranks, {"size": size, "arguments": arguments})

@@ -312,8 +312,7 @@ def row_of(name: str, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str,
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Train what is not trained yet; write and return the sets of tasks with their runs."""
-    sets = []
-    charts: list[Chart] = []
+    sets, tables, charts = [], [], []
     for tasks in options.tasks:
         folder = options.folder / "_".join(tasks)
         folder.mkdir(parents=True, exist_ok=True)
@@ -322,20 +321,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for name in options.variants:
                 runs[name].append(train_or_read(name, tasks, seed, options, folder))
         rows = [row_of(name, seeds) for name, seeds in runs.items()]
+        title = ", ".join(tasks)
         sets.append({"tasks": tasks, "rows": rows, "runs": runs})
-        charts += [
-            chart_of(", ".join(tasks), runs, "env_steps", ENV_STEPS),
-            chart_of(", ".join(tasks), runs, "minutes", MINUTES),
-        ]
+        tables.append({"title": title, "rows": [shown(row) for row in rows]})
+        charts.append(chart_of(title, runs, "env_steps", ENV_STEPS))
+        charts.append(chart_of(title, runs, "minutes", MINUTES))
     options.notes.append(
         f"To a success of {THRESHOLD} in {IN_A_ROW} evaluations in a row, every {EVERY:,} env"
         f" steps (PPO 12,000), {NUM_EPISODES} test episodes per task: seed 1 / seed 2 / ... > is a"
         f" lower bound: not reached in {options.minutes:g} minutes."
     )
-    tables = [
-        {"title": ", ".join(one["tasks"]), "rows": [shown(row) for row in one["rows"]]}
-        for one in sets
-    ]
     figure = save_png(charts, options.folder / "time_to_success.png", columns=2)
     return {"tables": tables, "sets": sets, "figure": str(figure)}
 

@@ -237,11 +237,12 @@ def works_of(options: argparse.Namespace) -> list[Work]:
 def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
     """Return SAC as in ``configs/experiment/mtmhsac.yaml``, with further options."""
     network = partial(MultiHead, width=work.width, depth=work.depth)
-    actor = partial(network, output_bound=1e-3)
-    critic = partial(network, output_bound=3e-3)
+    networks = {
+        "actor": partial(network, output_bound=1e-3),
+        "critic": partial(network, output_bound=3e-3),
+    }
     how: Any = work.compile
-    sac = SAC(work.spec, actor=actor, critic=critic, compile=how, seed=seed, **options)
-    return sac.to(work.device)
+    return SAC(work.spec, compile=how, seed=seed, **networks | options).to(work.device)
 
 
 def make_batches(work: Work, number: int = BATCHES) -> list[TransitionBatch]:
@@ -411,19 +412,15 @@ def pixel_sac(work: Work, encoder: str, channels_last: bool = False, method: str
         context=CONTEXT if method == "hipbmdp" else None,
     )
     network = partial(MLP, width=work.width, depth=work.depth)
-    how: Any = work.compile
-    sac = SAC(
-        work.spec,
+    return make_sac(
+        work,
         encoder=make_encoder,
         actor=network,
         critic=network,
         actor_every=2,
         target_every=2,
-        compile=how,
-        seed=1,
         **PIXEL_METHODS[method],
     )
-    return sac.to(work.device)
 
 
 # ---- parts whose variants are processes ----
@@ -479,13 +476,6 @@ def shared_table(
     for row in rows:
         row[f"times {first}"] = ratios(seconds[row["variant"]], seconds[first])
     return {"title": f"{title}: ms per update", "rows": rows}
-
-
-def gradient_table(work: Work, options: argparse.Namespace) -> dict[str, Any]:
-    """Let the gradient methods take turns, the mean first; return a table."""
-    title = f"gradient methods, {work.tasks} tasks, batch {work.batch_size}, {work.precision}"
-    calls = {name: direct_of(work, name) for name in GRADIENTS}
-    return shared_table(title, calls, max(1, work.steps // 4), options.rounds)
 
 
 def pixel_tables(encoder: str, size: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -642,8 +632,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         torch.set_num_threads(options.threads)
     keep_freed_memory()  # as a run does
     if "gradients" in options.parts:
-        for work, precision in itertools.product(works_of(options), options.precisions):
-            tables.append(gradient_table(replace(work, precision=precision), options))
+        for base, precision in itertools.product(works_of(options), options.precisions):
+            work = replace(base, precision=precision)
+            title = f"gradient methods, {work.tasks} tasks, batch {work.batch_size}, {precision}"
+            calls = {name: direct_of(work, name) for name in GRADIENTS}
+            tables.append(shared_table(title, calls, max(1, work.steps // 4), options.rounds))
     for encoder, size in ENCODINGS:
         tables += pixel_tables(encoder, size, options)
     return {"tables": tables}

@@ -59,6 +59,8 @@ CONFIGS = {"sac": "experiment/mtmhsac", "ppo": "experiment/mt10_cpu"}
 NOT_SIZES = {"seed", "updates", "num_episodes"}
 """Fields of a job that differ from ours, which has those of its configuration."""
 JOBS: dict[str, type[Job]] = {"sac": SACJob, "ppo": PPOJob}
+NO_INTERVALS = dict.fromkeys(("evaluation.every", "metrics.every", "checkpoint.every"), NEVER)
+"""Options of a run that never evaluates, logs or saves."""
 INTERVAL = 0.5
 """Seconds between two measurements of a run's memory."""
 STANDARD_ERROR = 2
@@ -131,11 +133,6 @@ def paced_arguments(
     shared = {"trainer.enable_progress_bar": "false", "rollout.total_steps": NEVER}
     words = [f"--{name}={value}" for name, value in {**shared, **options}.items()]
     return ["fit", "-c", str(config), *words, f"--trainer.callbacks+={json.dumps(callback)}"]
-
-
-def without_intervals() -> dict[str, Any]:
-    """Return options of a run that never evaluates, logs or saves."""
-    return {f"{section}.every": NEVER for section in ("evaluation", "metrics", "checkpoint")}
 
 
 # ---- options ----
@@ -219,7 +216,7 @@ def command_of_ours(job: Job, config: str, chosen: Mapping[str, Any], folder: Pa
         "data.benchmark.init_args.tasks": tasks_option(job.tasks),
         "data.benchmark.init_args.horizon": job.horizon,
         "rollout.envs_per_task": job.envs_per_task,
-        **without_intervals(),
+        **NO_INTERVALS,
     }
     for network in ("actor", "critic"):
         for name in ("width", "depth"):
