@@ -151,9 +151,9 @@ def step_in_windows(
     envs, step = build(kind, benchmark, tasks, workers, envs_per_task)
     envs.reset(seed=1)
     about = {"s to build": time.perf_counter() - start}
-    # of this process: without workers, that of all environments
-    about["s of processor to build"] = time.process_time() - start_of_cpu
-    about["built per s of processor"] = envs.num_envs / about["s of processor to build"]
+    if workers == 0 and kind != "async":  # otherwise other processes build
+        about["s of processor to build"] = time.process_time() - start_of_cpu
+        about["built per s of processor"] = envs.num_envs / about["s of processor to build"]
     generator = np.random.default_rng(0)
     shape = (envs.num_envs, *envs.single_action_space.shape)
     recorded = [generator.uniform(-1, 1, shape).astype(np.float32) for _ in range(ACTIONS)]

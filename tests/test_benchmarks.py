@@ -119,7 +119,7 @@ def test_stepping_runs_variants(capsys, in_this_process):
         found = row["env steps/s"]
         assert [found["min"], found["max"]] == pytest.approx([rates[0], rates[1]])
         assert row["s to build"] > 0 and row["ms per reset"] > 0
-        assert row["built per s of processor"] == pytest.approx(1 / row["s of processor to build"])
+        assert "built per s of processor" not in row, "others have built them"
         assert row["MiB"] > 0
 
 
