@@ -175,8 +175,8 @@ def run_here(name: str, is_dry: bool) -> None:
 
 def metric_of(folder: Path, name: str, metric: str) -> Curve:
     """Return env steps and values of a metric of the newest run of a name."""
-    runs = sorted((folder / "runs" / name).glob("version_*"))
-    return read_metrics(runs[-1]).get(metric, ([], [])) if runs else ([], [])
+    files = sorted((folder / "runs" / name).glob("version_*/metrics.csv"))
+    return read_metrics(files[-1]).get(metric, ([], [])) if files else ([], [])
 
 
 def pace_of(folder: Path, name: str) -> str:

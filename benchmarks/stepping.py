@@ -97,7 +97,7 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--variants", nargs="+", choices=KINDS, default=list(KINDS[:-1]), help=text)
     add("--env_steps", type=positive, default=2_000, help="of a window, over all environments")
     add("--settle", type=int, default=20, help="vector steps before the first window")
-    text = "measure the step outside of the physics, of these tasks; without a name of nine"
+    text = "measure the step outside of the physics, of these tasks; without a name, of nine"
     add("--code", nargs="*", metavar="TASK", help=text)
 
 
