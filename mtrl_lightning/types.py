@@ -115,7 +115,7 @@ class BatchSource(Protocol):
         """Return a batch of those that are ready, in tensors that stay the same ones."""
 
     def drawn_from(self) -> Sequence[Generator]:
-        """Return the generators from which ``take`` draws."""
+        """Return the generators from which ``take`` samples."""
 
 
 class OwedUpdates:

@@ -651,7 +651,7 @@ class Algorithm(LightningModule):
         return False
 
     def end_iteration(self, collected: Rollout) -> None:
-        """Receive the transitions of an iteration once more, after its last update."""
+        """Receive the transitions of an iteration after its last update."""
 
     # metrics and checkpoints; Lightning calls the on_... hooks
 

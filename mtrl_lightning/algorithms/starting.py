@@ -47,12 +47,12 @@ class _Misfit(Exception):  # noqa: N818
 
     Args:
         reason: why.
-        remedy: what to do, if the policy cannot be used without the part.
+        fix: what to do, if the policy cannot be used without the part.
     """
 
-    def __init__(self, reason: str, remedy: str = SAME_NETWORKS) -> None:
+    def __init__(self, reason: str, fix: str = SAME_NETWORKS) -> None:
         super().__init__(reason)
-        self.remedy = remedy
+        self.fix = fix
 
 
 class _Row(NamedTuple):
@@ -463,7 +463,7 @@ class _Start:
         ]
         classes = f" ({'; '.join(differing)})" if differing else ""
         return ConfigurationError(
-            f"a run cannot start from this policy: {misfit}{classes}. {misfit.remedy}, or leave out"
+            f"a run cannot start from this policy: {misfit}{classes}. {misfit.fix}, or leave out"
             " init_from"
         )
 

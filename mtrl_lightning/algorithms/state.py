@@ -82,7 +82,7 @@ def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
 
 
 def global_generators() -> dict[str, Any]:
-    """Return the states of this process' generators, which only a user's code draws from."""
+    """Return the states of this process' generators, which only a user's code samples from."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),

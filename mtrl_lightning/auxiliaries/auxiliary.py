@@ -32,7 +32,7 @@ class LossInputs(NamedTuple):
     target_encoder: Encoder
     """Its moving average; it gets no gradient."""
     generator: torch.Generator
-    """For draws, on the batch's device; this auxiliary's own, and saved with checkpoints."""
+    """Of random numbers on the batch's device; this auxiliary's own, and saved with checkpoints."""
 
 
 class Auxiliary(nn.Module):

@@ -51,7 +51,7 @@ class HiPBMDP(LatentDynamics):
         encoder: the encoder that the loss trains; it has a context.
         distance_weight: weight of the distance loss, at least 0; 0.01 in mtrl.
         distance_loss: ``absolute``, the paper's, or ``squared``, its code's and mtrl's.
-        num_others: other tasks that each transition is compared with, drawn at each update, at
+        num_others: other tasks that each transition is compared with, sampled at each update, at
             least 1; None for all of them.
         options: those of ``LatentDynamics``.
 

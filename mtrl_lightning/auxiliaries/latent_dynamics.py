@@ -53,7 +53,7 @@ class LatentDynamics(Auxiliary):
         transition: the transition model, ``(in_dim, latent_dim) -> TransitionModel``.
         width: size of the reward model's hidden layer; 512 in deep_bisim4control.
         reward_from: input of the reward model: ``features``, the input of ``T``, as in
-            deep_bisim4control; ``next_features``, a draw of ``T``, as in mtrl.
+            deep_bisim4control; ``next_features``, a sample of ``T``, as in mtrl.
         weight_decay: of the models, at least 0; 1e-7 in deep_bisim4control.
         after: which update its step follows: ``critic`` in deep_bisim4control, ``targets`` in mtrl.
         options: those of ``Auxiliary``.

@@ -26,7 +26,7 @@ class Gaussians(NamedTuple):
     """Their standard deviations."""
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        """Draw a prediction ``[R, n, Z]`` of one member, the same for all rows."""
+        """Sample a prediction ``[R, n, Z]`` of one member, the same for all rows."""
         num_members, *shape = self.mean_KRnZ.shape
         device = self.mean_KRnZ.device
         member = torch.randint(num_members, (1,), generator=generator, device=device)

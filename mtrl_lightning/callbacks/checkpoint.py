@@ -203,7 +203,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                 self._write(self._new_best())
             except OSError as error:
                 raise ConfigurationError(
-                    f"the run's end could not be saved ({error}): {self._remedy()}"
+                    f"the run's end could not be saved ({error}): {self._fix()}"
                 ) from error
 
     def save_interrupted(self) -> None:
@@ -212,7 +212,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             if self._saved_at != self._moment():
                 self._write(self._new_best())
         except OSError as error:
-            rank_zero_warn(f"the interrupted run could not be saved ({error}): {self._remedy()}")
+            rank_zero_warn(f"the interrupted run could not be saved ({error}): {self._fix()}")
         else:
             rank_zero_info(
                 "\nInterrupted and saved; continue with mtrl-lightning fit --resume"
@@ -251,14 +251,14 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             after = f"{env_steps:,} {self.session.algorithm.step_unit}"
             text = f"the checkpoint after {after} could not be written ({error})"
             if self._on_error == "stop":
-                raise ConfigurationError(f"{text}: {self._remedy()}") from error
+                raise ConfigurationError(f"{text}: {self._fix()}") from error
             rank_zero_warn(
                 f"{text}; the previous ones are kept and the run continues: free the disk"
             )
 
-    def _remedy(self) -> str:
+    def _fix(self) -> str:
         if not self._saved:
-            return "free the disk, start again"
+            return "free the disk, then start a new run"
         return f"free the disk, then continue from {self.folder / self._saved[-1]}"
 
     def _file_name(self) -> str:

@@ -147,7 +147,7 @@ class MetricsCallback(SessionCallback):
         system = {} if self._system is None else self._system.metrics(algorithm.device)
         session.log(trained | rollout | self._time() | system)
         if not is_due:
-            # a run that is prolonged averages over the whole interval, as if it had not ended
+            # a run that is extended averages over the whole interval, as if it had not ended
             algorithm.mean_metrics.load_state_dict(so_far)
 
     def _time(self) -> dict[str, float]:

@@ -52,7 +52,7 @@ class ResetCallback(SessionCallback):
         """Reset when it is due; resets due before the first call are left out."""
         assert self._every is not None
         if at_end:
-            return  # a run that is prolonged resets here before its next action
+            return  # a run that is extended resets here before its next action
         if self.session.is_collecting:
             return  # a collected iteration is of the present policy, and so must be its updates
         is_due = self._every(env_steps) and self._has_started

@@ -394,7 +394,7 @@ class RolloutCallback(SessionCallback):
         self._close(trainer)
 
     def _close(self, trainer: Trainer) -> None:
-        trainer.fit_loop.min_epochs = None  # Lightning's default: a trainer may fit once more
+        trainer.fit_loop.min_epochs = None  # Lightning's default: a trainer may fit a second time
         if hasattr(self, "session"):
             self.session.close()
 

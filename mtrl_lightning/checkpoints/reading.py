@@ -24,8 +24,8 @@ PLAIN = (type(None), bool, int, float, str, bytes, torch.Size, torch.device, tor
 MAX_DEPTH = 320
 """How many containers may lie in one another."""
 MAX_USES = 16
-"""How many values a byte of the pickle, and how many bytes of tensors a byte of the file may stand
-for: several names may share a value. Real files stay below 2."""
+"""Most values per byte of the pickle, and bytes of tensors per byte of the file: several names may
+share a value. Real files stay below 2."""
 MAX_INTEGER_BITS = 2040
 """Of the largest integer that PyTorch reads."""
 END_BYTES = 56 + 20 + 22

@@ -119,7 +119,7 @@ def check_start(
 def find_policy(init_from: str | Path | None, location: RunLocation) -> Path | None:
     """Return the checkpoint of the policy with which a run starts, the same in all processes.
 
-    It is the file behind a link such as ``best.ckpt``, which a run in training sets anew.
+    It is the file behind a link such as ``best.ckpt``, which a run in training moves.
 
     Args:
         init_from: the policy, as ``best_checkpoint`` takes it.

@@ -32,7 +32,7 @@ class ActingKind(NamedTuple):
     tasks: bytes
     """The environments' tasks, as the memory of their array."""
     num_inputs: int
-    """1 if the noise is drawn, 2 if it is an input."""
+    """1 if the noise is sampled, 2 if it is an input."""
     is_training: bool
     """The mode of PyTorch's modules, on which dropout depends."""
 
@@ -95,7 +95,7 @@ class ActingGraphs(Graphs[Acting, _Graph]):
             task_E: the environments' tasks.
             function: computes actions from ``inputs`` on the device.
             inputs: the observations, and the noise if it is one: on the host.
-            generators: from which the function may draw.
+            generators: from which the function may sample.
 
         Returns:
             The function's tensors; those of a graph are overwritten by its next replay.

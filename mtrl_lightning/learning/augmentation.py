@@ -23,7 +23,7 @@ class RandomShift(Transform):
     An image is padded on all sides with its own edge and cropped at a random place (Kostrikov et
     al. 2021, "Image Augmentation Is All You Need", arXiv 2004.13649). All frames of an observation
     are shifted alike; observation and next observation are shifted independently. One shift of each
-    is drawn per update, ``K = M = 1``, as in DrQ-v2. The policy acts on images as they are.
+    is sampled per update, ``K = M = 1``, as in DrQ-v2. The policy acts on images as they are.
 
     Args:
         spec: the tasks; observations are images ``[..., H, W]``.

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def compile_mode(how: Compile) -> Compile:
-    """Return the option, ``graph`` for its former name ``cudagraphs``.
+    """Return the option, ``graph`` for its previous name ``cudagraphs``.
 
     Raises:
         ConfigurationError: if it is unknown.
@@ -36,7 +36,7 @@ def compiled(function: F, how: Compile) -> F:
     """Return the function, compiled if that was asked for.
 
     Without gradients, as when a gradient method computes losses a second time, the function is
-    called as it is: compiling it once more for that would cost more than it saves.
+    called as it is: compiling it for that case, too, would cost more than it saves.
     """
     if how != "default":
         return function

@@ -56,7 +56,7 @@ class Capture(Protocol):
 
         Args:
             function: makes the same operations on the same tensors each time.
-            generators: from which it may draw; each replay draws further numbers.
+            generators: from which it may sample; each replay samples further numbers.
 
         Raises:
             RuntimeError: if it cannot be recorded, such as where it reads a number.
@@ -92,7 +92,7 @@ class Learner(HasModules, Protocol):
         """Return which of the parts that are not in every update are in this one."""
 
     def drawn_from(self) -> Sequence[torch.Generator]:
-        """Return the generators from which updates draw."""
+        """Return the generators from which updates sample."""
 
 
 class Graphs(Generic[A, G]):
@@ -332,7 +332,7 @@ class CudaCapture:
             with torch.cuda.stream(self._stream):
                 self._capture_into(graph, function)
         except BaseException:
-            # they still count as being recorded, and would refuse every further draw
+            # they still count as being recorded, and would refuse to sample further
             for generator, state in zip(drawn_from, states, strict=True):
                 fresh = torch.Generator(self._device)
                 fresh.set_state(state)

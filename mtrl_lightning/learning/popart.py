@@ -127,7 +127,7 @@ class PopArt(ReturnScale):
         shift_T = mean_T - self.mean_T
         old_mean_T = self.mean_T.clone()
         old_std_T = self.std_T
-        # the variance of the mixture of the former returns and these
+        # the variance of the mixture of the previous returns and these
         between_T = step_T * (1 - step_T) * shift_T.square()
         self.variance_T += step_T * (variance_T - self.variance_T) + between_T
         self.mean_T += step_T * shift_T

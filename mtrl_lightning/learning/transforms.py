@@ -36,8 +36,8 @@ class Transform(nn.Module):
     ``Algorithm.quantities``."""
 
     generator: Callable[[torch.device], torch.Generator]
-    """Returns the transform's own generator for draws on a device, which is saved with checkpoints.
-    The algorithm sets it; with several processes each draws other numbers."""
+    """Returns the transform's own generator on a device, which is saved with checkpoints.
+    The algorithm sets it; with several processes each samples other numbers."""
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()

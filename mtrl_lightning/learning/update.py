@@ -132,7 +132,7 @@ class Update:
 
         Args:
             losses: returns the tasks' losses ``[R]`` and anything else. A gradient method may call
-                it a second time, without a graph, so it must draw nothing. The losses are logged
+                it a second time, without a graph, so it must sample nothing. The losses are logged
                 when the update ends, and must not change in place until then.
 
         Returns:
@@ -159,14 +159,14 @@ class Update:
         weight_R = self._task_weights()
         # restored below if the step is left out
         method_state = [buffer.clone() for buffer in self.method.buffers()]
-        draws = self._generators.get("gradient", loss_R.device)
+        generator = self._generators.get("gradient", loss_R.device)
 
         for parameter in self.parameters:
             parameter.grad = None
         with torch.autocast(device, enabled=False):  # it would round the products of gradients
             # 2. gradients: the method combines the tasks', then they are averaged over the ranks
             weighted_R = self._weighted(loss_R, weight_R)
-            self.method.backward(weighted_R, self.task_parameters, draws)
+            self.method.backward(weighted_R, self.task_parameters, generator)
             if not self._needs_values:
                 loss_R = own_loss_R.detach()
                 if distributed.world_size() > 1:
@@ -265,10 +265,10 @@ class Update:
         if self._networks:
             if self._task_R.device != loss_R.device:
                 self._task_R = self._task_R.to(loss_R.device)
-            draws = self._generators.get("repair", loss_R.device)
+            generator = self._generators.get("repair", loss_R.device)
             # projections of weights, such as bounds and orthonormal bases
             for network in self._networks:
-                network.after_step(loss_R, self._task_R, draws)
+                network.after_step(loss_R, self._task_R, generator)
         # it holds the weights of before the step in bf16
         torch.clear_autocast_cache()
 

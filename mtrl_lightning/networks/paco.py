@@ -154,7 +154,7 @@ class PaCo(Network):
         Args:
             loss_R: losses of the update, before they were masked.
             task_R: task of each loss.
-            generator: draws the combinations. The number of draws does not depend on the losses.
+            generator: of the combinations. How much it samples does not depend on the losses.
         """
         if self._max_loss is None:
             return

@@ -28,7 +28,7 @@ END_SECONDS = 10.0
 
 
 class RankLauncher(_SubprocessScriptLauncher):
-    """Start the command once more for each further process, as Lightning's launcher does.
+    """Start the command for each further process, as Lightning's launcher does.
 
     Lightning's own kills the first process within 5 s when another one has ended with an error,
     also while the first one saves the run or finishes a run of W&B. This one names the process that

@@ -1,4 +1,4 @@
-"""A replay from which the device draws by itself, so that a graph of updates draws its batches.
+"""A replay from which the device samples by itself, so that a graph of updates samples its batches.
 
 Shapes: ``E`` environments (rings), ``C`` transitions in a ring, ``N`` transitions of an addition or
 a request, ``W`` numbers of a transition.
@@ -130,7 +130,7 @@ class PackedStorage(RingStorage):
             column_Nw = np.asarray(columns[field.name]).reshape(len(row_N), end - start)
             values_NW[:, start:end] = column_Nw
             start = end
-        # index_copy_ comes after the batches that queued updates draw: they are on one stream
+        # index_copy_ comes after the batches that queued updates sample: they are on one stream
         self._row_NW.index_copy_(0, self._upload(row_N), self._upload(values_NW))
 
     def _views(self, row_NW: Tensor) -> dict[str, Tensor]:
@@ -147,10 +147,10 @@ def _width(field: Field) -> int:
 
 
 class DeviceReplay(ReplayBuffer):
-    """A replay on a device that draws its batches there, without the host.
+    """A replay on a device that samples its batches there, without the host.
 
     The sizes of the rings are kept on the device as well, and brought there before the updates that
-    draw: ``prepare`` is called outside the graph, ``take`` within.
+    sample: ``prepare`` is called outside the graph, ``take`` within.
 
     Args:
         spec: the trained tasks, shapes and types; observations are not stacked frames.
@@ -158,7 +158,7 @@ class DeviceReplay(ReplayBuffer):
         batch_size: rows of a batch that ``take`` returns.
         seed: of the random numbers, which differ between processes.
         tasks: the task of each environment; None for one environment per trained task.
-        device: whose memory, and which draws.
+        device: whose memory, and which samples.
         policy_fields: further fields of a transition, which the policy's ``act`` returns.
 
     Raises:
@@ -224,15 +224,15 @@ class DeviceReplay(ReplayBuffer):
         return [()] * num_updates
 
     def take(self, index: int) -> TransitionBatch:
-        """Draw a batch; only operations of the device, on tensors that stay the same ones."""
+        """Sample a batch; only operations of the device, on tensors that stay the same ones."""
         return self._draw(self._num_rows)
 
     def drawn_from(self) -> Sequence[torch.Generator]:
-        """Return the generator of the draws."""
+        """Return the generator of the samples."""
         return [self._generator]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator, and on which kind of device it draws."""
+        """Return the generator, and on which kind of device it samples."""
         return {**super().state_dict(), "device": self._generator.device.type}
 
     def _draw(self, num_rows: int) -> TransitionBatch:

@@ -201,7 +201,7 @@ class RolloutBuffer:
         self.computed_columns = ()
 
     def _draw_orders(self) -> list[Tensor]:
-        """Draw an order of each trained task's rows, which minibatches can share out equally."""
+        """Sample an order of each trained task's rows, which minibatches can share out equally."""
         orders = []
         for task, num_rows in zip(self._train_tasks, self._rows_of_tasks(), strict=True):
             is_row_SE = self._valid_SE & (self._task_E == task)

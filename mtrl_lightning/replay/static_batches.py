@@ -13,7 +13,7 @@ from mtrl_lightning.types import TransitionBatch
 
 
 class StaticBatches:
-    """Copies batches, drawn on the host or by the device, into tensors that stay the same ones.
+    """Copies batches, sampled on the host or by the device, into tensors that stay the same ones.
 
     Args:
         sample: returns the next batch.
@@ -27,7 +27,7 @@ class StaticBatches:
         self._ready: list[TransitionBatch] = []
 
     def prepare(self, num_updates: int) -> Sequence[Hashable]:
-        """Draw batches and copy them; return the shapes of each."""
+        """Sample batches and copy them; return the shapes of each."""
         self._ready = []
         shapes = []
         for index in range(num_updates):
@@ -38,11 +38,11 @@ class StaticBatches:
         return shapes
 
     def take(self, index: int) -> TransitionBatch:
-        """Return a batch of those that were drawn last."""
+        """Return a batch of those that were sampled last."""
         return self._ready[index]
 
     def drawn_from(self) -> Sequence[torch.Generator]:
-        """Return no generator: batches are drawn outside the graph."""
+        """Return no generator: batches are sampled outside the graph."""
         return ()
 
     def _copied(self, batch: TransitionBatch, key: Hashable) -> TransitionBatch:

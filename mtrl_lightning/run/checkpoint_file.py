@@ -49,7 +49,7 @@ class DurableIO(TorchCheckpointIO):
             try:
                 torch.save(checkpoint, file)
             except RuntimeError as error:
-                # after a write that failed, PyTorch's writer fails once more when it is closed
+                # after a write that failed, PyTorch's writer also fails when it is closed
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None
                 raise

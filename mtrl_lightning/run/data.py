@@ -162,7 +162,7 @@ class MultiTaskData(LightningDataModule):
             folder: the run's, for a replay on disk.
             device: that trains.
             policy_fields: further fields of a transition, which the policy's ``act`` returns.
-            by_graphs: whether graphs of updates draw from it, where it is kept on the device.
+            by_graphs: whether graphs of updates sample from it, where it is kept on the device.
 
         Raises:
             ConfigurationError: if memory or disk is short.
@@ -290,7 +290,7 @@ class MultiTaskData(LightningDataModule):
         """Return the loop of the run, which yields a batch for every update."""
         if self.session is None:
             raise ConfigurationError(NO_LOOP)
-        # a generator of its own, because DataLoader draws a worker seed even without workers
+        # a generator of its own, because DataLoader samples a worker seed even without workers
         return DataLoader(self.session.loop, batch_size=None, generator=torch.Generator())
 
     def val_dataloader(self) -> DataLoader | list:
@@ -350,7 +350,7 @@ class MultiTaskData(LightningDataModule):
 
 
 def _too_large(needed: int, num_rows: int, device: torch.device) -> str:
-    """Return the message about a replay that graphs cannot draw from, for want of memory."""
+    """Return the message about a replay that graphs cannot sample from, for want of memory."""
     usable = free_memory(device) / 2
     return (
         f"a replay of {num_rows:,} transitions needs {needed / 2**30:.1f} GiB of memory of"

@@ -334,7 +334,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
     def _resume_actions(self) -> None:
         """Run the actions that an interruption skipped; nothing in a new run.
 
-        A run that is prolonged has also skipped the reset that was due at its previous end.
+        A run that is extended has also skipped the reset that was due at its previous end.
         """
         self._continue_actions()
         self._act("reset_networks")

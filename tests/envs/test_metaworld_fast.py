@@ -32,7 +32,7 @@ from mtrl_lightning.envs.fast.metaworld_fast import (
     fast_class,
     steps_like_upstream,
 )
-from mtrl_lightning.envs.fast.metaworld_models import OF_PICTURES, _compiled, new_model
+from mtrl_lightning.envs.fast.metaworld_models import VISUAL_ARRAYS, _compiled, new_model
 from mtrl_lightning.envs.fast.metaworld_rewards import DENSE, with_closing
 from mtrl_lightning.envs.render.renderer import SimulationRenderer
 from mtrl_lightning.envs.state.simulator import arrays_of
@@ -347,7 +347,7 @@ def test_a_model_without_pictures_is_the_whole_one_in_all_that_a_step_uses(name)
     found, wanted = dict(arrays_of(ours)), dict(arrays_of(theirs))
     assert len(found) > 150
     differing = {key for key in wanted if not same(found.pop(key), wanted[key])}
-    assert differing == {*OF_PICTURES} and not found
+    assert differing == {*VISUAL_ARRAYS} and not found
     for part in ("body", "geom", "joint", "site"):
         numbers = range(getattr(ours, f"n{part.replace('joint', 'jnt')}"))
         names = [[getattr(model, part)(i).name for i in numbers] for model in (ours, theirs)]
@@ -408,9 +408,9 @@ def test_a_model_that_is_drawn_is_metaworlds_own(name):
 @pytest.mark.skipif(platform.system() != "Linux", reason="pages are returned to Linux")
 def test_a_further_model_of_a_task_takes_two_mebibytes_at_most():
     path = metaworld.ALL_V3_ENVIRONMENTS["reach-v3"]().fullpath
-    models = [new_model(path, with_pictures=False)]
+    models = [new_model(path, is_drawable=False)]
     before = psutil.Process().memory_full_info().uss
-    models += [new_model(path, with_pictures=False) for _ in range(20)]
+    models += [new_model(path, is_drawable=False) for _ in range(20)]
     taken = psutil.Process().memory_full_info().uss - before
     assert taken < 20 * 2 * 2**20 < 20 * models[0].nbuffer
 

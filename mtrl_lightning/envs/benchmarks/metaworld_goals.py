@@ -23,7 +23,7 @@ class _GoalSampler(Upstream):
     def _initialize_simulation(self) -> tuple[Any, Any]:
         import mujoco
 
-        model = new_model(self.fullpath, with_pictures=False)
+        model = new_model(self.fullpath, is_drawable=False)
         return model, mujoco.MjData(model)
 
     def do_simulation(self, ctrl: Any, n_frames: int) -> None:

@@ -188,7 +188,7 @@ class _FastSawyer(Upstream):
 
     static_names = (VIEWS,)
     is_drawable = False
-    """Whether its model has what pictures need."""
+    """Whether its model has the textures and meshes that rendering needs."""
 
     def _initialize_simulation(self) -> tuple[Any, Any]:
         import mujoco
@@ -397,7 +397,7 @@ def fast_class(task_class: type, is_drawable: bool = False) -> type:
 
     Args:
         task_class: MetaWorld's.
-        is_drawable: whether its environments can be drawn, for which they take more memory.
+        is_drawable: whether its environments can be rendered, for which they take more memory.
     """
     from metaworld.sawyer_xyz_env import SawyerXYZEnv
 

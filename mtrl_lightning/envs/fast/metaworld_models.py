@@ -1,7 +1,7 @@
-"""Compiled models of MetaWorld's tasks: without pictures they take 1 MiB in place of 20.
+"""Compiled models of MetaWorld's tasks: without textures and visual meshes, 1 MiB in place of 20.
 
-Textures and meshes that nothing collides with are most of a model, and only pictures need them. A
-model without them steps with the same numbers: all else in it is taken from the whole one.
+Textures and meshes that nothing collides with are most of a model, and only rendering needs them.
+A model without them steps with the same numbers: all else in it is taken from the whole one.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy.typing as npt
 
 from mtrl_lightning.envs.state.simulator import address_of, arrays_of
 
-OF_PICTURES = ("geom_type", "geom_dataid", "mat_texid")
+VISUAL_ARRAYS = ("geom_type", "geom_dataid", "mat_texid")
 """Arrays that say which mesh or texture a geom or a material has."""
 VOLUMES = ("bvh_aabb", "bvh_child", "bvh_nodeid", "bvh_depth")
 """Arrays of bounding volumes, first those of bodies; those of meshes serve rays alone."""
 
 
-def new_model(path: str, with_pictures: bool) -> Any:
+def new_model(path: str, is_drawable: bool) -> Any:
     """Return a task's model, which belongs to the caller; it is compiled once for many.
 
     Args:
         path: of the task's XML.
-        with_pictures: whether it can be drawn.
+        is_drawable: whether it can be rendered.
     """
-    model = copy.copy(_compiled(path, with_pictures))
-    if not with_pictures:
+    model = copy.copy(_compiled(path, is_drawable))
+    if not is_drawable:
         num_of_bodies = (model.body_bvhadr + model.body_bvhnum).max()
         for name in VOLUMES:
             _release(getattr(model, name)[num_of_bodies:])
@@ -39,7 +39,7 @@ def new_model(path: str, with_pictures: bool) -> Any:
 
 
 @lru_cache(maxsize=2)
-def _compiled(path: str, with_pictures: bool) -> Any:
+def _compiled(path: str, is_drawable: bool) -> Any:
     """Compile a model.
 
     The last two are kept, since a task's environments are made in a row. The second saves 6 of
@@ -48,8 +48,8 @@ def _compiled(path: str, with_pictures: bool) -> Any:
     import mujoco
 
     model = mujoco.MjModel.from_xml_path(path)
-    if not with_pictures:
-        model = _without_pictures(path, model)
+    if not is_drawable:
+        model = _without_visuals(path, model)
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)  # what compiling took: 50 MiB
     return model
@@ -67,7 +67,7 @@ def _release(array: npt.NDArray) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), size, mmap.MADV_DONTNEED)
 
 
-def _without_pictures(path: str, whole: Any) -> Any:
+def _without_visuals(path: str, whole: Any) -> Any:
     """Compile a model without textures and visual meshes."""
     import mujoco
 
@@ -92,7 +92,7 @@ def _without_pictures(path: str, whole: Any) -> Any:
         texture.delete()
     model = spec.compile()
     for name, array in arrays_of(whole):
-        if name not in OF_PICTURES:
+        if name not in VISUAL_ARRAYS:
             getattr(model, name)[...] = array
     for name in ("center", "extent", "meaninertia", "meanmass", "meansize"):
         setattr(model.stat, name, getattr(whole.stat, name))

@@ -78,7 +78,7 @@ class SimulationRenderer:
         """Make the renderer, unless there is one; return the simulation and the camera's number.
 
         Raises:
-            ConfigurationError: if the model has no such camera, or lacks what pictures need.
+            ConfigurationError: if the model has no such camera, or cannot be rendered.
         """
         check_drawable(self._env)
         data = simulation_of(self._env)

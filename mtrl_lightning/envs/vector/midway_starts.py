@@ -24,7 +24,7 @@ NUM_BEGINNINGS = 5
 STEP_SIZE = 0.2
 """Weight of the newest episode in the average success."""
 SEEDS = 2**31
-"""Seeds are drawn below this number."""
+"""Seeds are sampled below this number."""
 MOST_REPEATED = 4
 """Horizons that are repeated at most. An episode that began midway may itself give a beginning, so
 that they grow longer than an episode."""
@@ -70,7 +70,7 @@ class MidwayStarts(gym.Wrapper):
     Args:
         env: the environment, not yet reset.
         spec: the tasks.
-        seed: of all draws.
+        seed: of all random numbers.
         fraction: of the episodes of a task that never succeeds, from 0 to 1.
     """
 
@@ -103,14 +103,14 @@ class MidwayStarts(gym.Wrapper):
             self._success = 0.0
             self._beginnings = []
         is_repeated = self._generator.random() < self._fraction * (1 - self._success)
-        drawn = int(self._generator.integers(SEEDS))
+        sampled = int(self._generator.integers(SEEDS))
         if is_repeated and self._beginnings:
-            repeated = self._repeat(self._beginnings[drawn % len(self._beginnings)], options)
+            repeated = self._repeat(self._beginnings[sampled % len(self._beginnings)], options)
             if repeated is not None:
                 return repeated
-        own_seed = drawn if seed is None else seed
-        observation, info = self.env.reset(seed=own_seed, options=options)
-        self._begin(own_seed, [], _checksum(observation))
+        episode_seed = sampled if seed is None else seed
+        observation, info = self.env.reset(seed=episode_seed, options=options)
+        self._begin(episode_seed, [], _checksum(observation))
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -187,7 +187,7 @@ class MidwayStarts(gym.Wrapper):
         most = self._spec.horizon - 1
         if self._clock() is not None:
             most = MOST_REPEATED * self._spec.horizon
-        # not the repeated beginning once more
+        # longer than the repeated beginning, which is stored already
         if self._num_repeated < num_steps <= most:
             action_SA = np.stack(self._actions[:num_steps])
             self._beginnings.append(Beginning(self._best_reward, self._seed, action_SA, checksum))

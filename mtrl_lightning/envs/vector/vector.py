@@ -362,7 +362,8 @@ class VectorEnv(gym.vector.VectorEnv):
         """Restore the state of every environment.
 
         One that was broken when it was saved, or could not be saved, starts a new episode with
-        draws of its own. Its next step is not valid: the caller does not know the observation.
+        random numbers of its own. Its next step is not valid: the caller does not know the
+        observation.
         """
         if len(states) != self.num_envs:
             raise ConfigurationError(
