@@ -21,14 +21,14 @@ class StopWhenSolved(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Called after every evaluation, whose metrics are in ``trainer.callback_metrics``."""
-        found = {
+        success = {
             name.removeprefix("eval/success/"): float(value)
             for name, value in trainer.callback_metrics.items()
             if name.startswith("eval/success/")
         }
-        worst = min(found, key=lambda task: found[task])
-        print(f"worst task: {worst}, success {found[worst]:.2f}")
-        if found[worst] >= self.success:
+        worst = min(success, key=lambda task: success[task])
+        print(f"worst task: {worst}, success {success[worst]:.2f}")
+        if success[worst] >= self.success:
             trainer.should_stop = True  # the last checkpoint is written before the run ends
 
 

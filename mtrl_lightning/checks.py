@@ -27,16 +27,16 @@ def at_least(
         hint: stands after the range, as in ``, or null for all tasks``.
         options: the numbers by name.
     """
-    wanted = f"a finite number of at least {low}" if finite else f"at least {low}"
-    _check(lambda x: low <= x and (not finite or math.isfinite(x)), wanted, prefix, hint, options)
+    allowed = f"a finite number of at least {low}" if finite else f"at least {low}"
+    _check(lambda x: low <= x and (not finite or math.isfinite(x)), allowed, prefix, hint, options)
 
 
 def above(
     low: float, /, *, finite: bool = False, prefix: str = "", hint: str = "", **options: Any
 ) -> None:
     """Check that numbers are above ``low``, and with ``finite`` that they are not infinite."""
-    wanted = f"a finite number above {low}" if finite else f"a number above {low}"
-    _check(lambda x: low < x and (not finite or math.isfinite(x)), wanted, prefix, hint, options)
+    allowed = f"a finite number above {low}" if finite else f"a number above {low}"
+    _check(lambda x: low < x and (not finite or math.isfinite(x)), allowed, prefix, hint, options)
 
 
 def within(
@@ -51,9 +51,9 @@ def within(
     **options: Any,
 ) -> None:
     """Check that numbers are from ``low`` to ``high``, without these themselves where so asked."""
-    wanted = f"a number from {low} to {high}"
+    allowed = f"a number from {low} to {high}"
     if above_low or below_high:
-        wanted = (
+        allowed = (
             f"a number {'above' if above_low else 'of at least'} {low}"
             f" and {'below' if below_high else 'at most'} {high}"
         )
@@ -62,15 +62,15 @@ def within(
         is_inside = low < number if above_low else low <= number
         return is_inside and (number < high if below_high else number <= high)
 
-    _check(is_within, wanted, prefix, hint, options)
+    _check(is_within, allowed, prefix, hint, options)
 
 
 def increasing(*, prefix: str = "", **options: float) -> None:
     """Check that each number is above the one before it."""
     numbers = list(options.values())
     if not all(low < high for low, high in itertools.pairwise(numbers)):
-        given = ", ".join(f"{name} {value}" for name, value in options.items())
-        raise ConfigurationError(f"{prefix}{given}: give {' < '.join(options)}")
+        listed = ", ".join(f"{name} {value}" for name, value in options.items())
+        raise ConfigurationError(f"{prefix}{listed}: give {' < '.join(options)}")
 
 
 def one_of(
@@ -90,11 +90,11 @@ def nearest_multiples(number: int, divisor: int) -> str:
 
 
 def _check(
-    is_allowed: Callable[[Any], bool], wanted: str, prefix: str, hint: str, options: dict[str, Any]
+    is_allowed: Callable[[Any], bool], allowed: str, prefix: str, hint: str, options: dict[str, Any]
 ) -> None:
     for name, value in options.items():
         if value is None:
             continue
         if not isinstance(value, Real) or not is_allowed(value):
-            given = str(value) if isinstance(value, Real) else repr(value)
-            raise ConfigurationError(f"{prefix}{name} is {given}: give {wanted}{hint}")
+            text = str(value) if isinstance(value, Real) else repr(value)
+            raise ConfigurationError(f"{prefix}{name} is {text}: give {allowed}{hint}")

@@ -67,12 +67,12 @@ def check_name(name: str) -> None:
 
 def versions(root: str, name: str) -> list[Path]:
     """Return the folders of the runs of this name, oldest first."""
-    found = [
+    folders = [
         path
         for path in (Path(root) / name).glob("version_*")
         if path.name.removeprefix("version_").isdigit()
     ]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("version_")))
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("version_")))
 
 
 def new_run_folder(root: str, name: str) -> Path:

@@ -114,7 +114,7 @@ class BatchSource(Protocol):
     def take(self, index: int) -> TransitionBatch:
         """Return a batch of those that are ready, in tensors that stay the same ones."""
 
-    def drawn_from(self) -> Sequence[Generator]:
+    def random_generators(self) -> Sequence[Generator]:
         """Return the generators from which ``take`` samples."""
 
 

@@ -599,7 +599,7 @@ class Algorithm(LightningModule):
         """
         return not self._statistics_moved
 
-    def drawn_from(self) -> list[torch.Generator]:
+    def random_generators(self) -> list[torch.Generator]:
         """Return the generators of the updates' random numbers."""
         # a recording that fails replaces their states, which would part acting from its graphs
         return self.generators.all_but("act")

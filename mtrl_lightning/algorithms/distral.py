@@ -243,8 +243,8 @@ class Distral(SAC):
 
 def _trained_parameters(networks: Sequence[nn.Module]) -> list[Parameter]:
     """Return the trained parameters, in the order in which ``Update`` adds up the norms."""
-    found = task_parameters(networks)
-    return [*found.shared, *found.own]
+    trained = task_parameters(networks)
+    return [*trained.shared, *trained.own]
 
 
 def _check_conditioning(

@@ -482,9 +482,9 @@ class PPO(Algorithm):
         )
         if self.critic_gradient.is_one_pass:  # the others log it in every update
             weight_R = equal_weights(self.num_trained, self.device)
-            found = statistics(gram_RR, weight_R, weight_R)
+            result = statistics(gram_RR, weight_R, weight_R)
             names = ("conflicts", "cosine")
-            self.mean_metrics.add({f"critic_{name}": found[name] for name in names})
+            self.mean_metrics.add({f"critic_{name}": result[name] for name in names})
 
     def _log_per_task(self, name: str, value_R: Tensor) -> None:
         tasks = [self.spec.task_names[task] for task in self.spec.train_tasks]

@@ -93,12 +93,12 @@ class Auxiliary(nn.Module):
 
         It is one Adam with two groups, which makes the steps of two.
         """
-        own = {id(parameter) for parameter in self.parameters()}
-        given = list(parameters)
+        own_ids = {id(parameter) for parameter in self.parameters()}
+        all_parameters = list(parameters)
         groups: list[dict[str, Any]] = [
-            {"params": [parameter for parameter in given if id(parameter) not in own]},
+            {"params": [parameter for parameter in all_parameters if id(parameter) not in own_ids]},
             {
-                "params": [parameter for parameter in given if id(parameter) in own],
+                "params": [parameter for parameter in all_parameters if id(parameter) in own_ids],
                 "weight_decay": self.weight_decay,
             },
         ]

@@ -103,10 +103,11 @@ class HiPBMDP(LatentDynamics):
         distance_RnM = (theta_RnC[..., None, :] - other_theta_RnMC).norm(dim=-1)
         self._statistics["embedding_distance"] = distance_RnM.detach().mean()
         with torch.no_grad():
-            own = self.transition(model_inputs(z_RnZ, theta_RnC, batch.action_RnA))
+            prediction = self.transition(model_inputs(z_RnZ, theta_RnC, batch.action_RnA))
             predicted_distances = [
                 wasserstein(
-                    own, self.transition(model_inputs(z_RnZ, other_theta_RnC, batch.action_RnA))
+                    prediction,
+                    self.transition(model_inputs(z_RnZ, other_theta_RnC, batch.action_RnA)),
                 )
                 for other_theta_RnC in other_theta_RnMC.unbind(2)
             ]

@@ -219,11 +219,11 @@ class SystemUse:
         for process in [this_process, *this_process.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):  # it has ended meanwhile
                 memory += process.memory_info().rss
-        found = {
+        metrics = {
             "system/cpu_percent": psutil.cpu_percent(),
             "system/memory_gib": memory / GIBIBYTE,
         }
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
-            found["system/gpu_memory_gib"] = (total - free) / GIBIBYTE
-        return found
+            metrics["system/gpu_memory_gib"] = (total - free) / GIBIBYTE
+        return metrics

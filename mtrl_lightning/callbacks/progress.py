@@ -115,6 +115,6 @@ def _latest(session: Session) -> dict[str, str]:
         "return": rollout.get("rollout/return"),
     }
     if not session.spec.has_success:
-        wanted = main_metric(session.spec)
-        values = {f"{shown} {wanted}": session.results.get(f"{prefix}/{wanted}")} | values
+        metric = main_metric(session.spec)
+        values = {f"{shown} {metric}": session.results.get(f"{prefix}/{metric}")} | values
     return {name: f"{value:.2f}" for name, value in values.items() if value is not None}

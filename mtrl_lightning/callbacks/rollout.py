@@ -333,13 +333,13 @@ class RolloutCallback(SessionCallback):
         algorithm = self.session.algorithm
         if algorithm.collection is None or not self.session.rollout_buffer.has_begun:
             return
-        found = set(self.session.rollout_buffer.computed_columns)
+        saved = set(self.session.rollout_buffer.computed_columns)
         needed = set(algorithm.computed_columns)
         # computed values may replace the policy's own, such as the first log_prob of PPO
         may_replace = {field.name for field in algorithm.policy_fields}
-        if needed and not needed <= found <= needed | may_replace:
+        if needed and not needed <= saved <= needed | may_replace:
             raise ConfigurationError(
-                f"the checkpoint's iteration has the computed columns {', '.join(sorted(found))},"
+                f"the checkpoint's iteration has the computed columns {', '.join(sorted(saved))},"
                 f" this algorithm needs {', '.join(sorted(needed))}: {HINT}"
             )
 

@@ -84,12 +84,12 @@ def write_data_set(
     observation_size = spec.observation_sizes[task] if spec.observation_sizes else None
     action_size = spec.action_sizes[task] if spec.action_sizes else None
     buffers = []
-    for number, one in enumerate(episodes):
-        own = {
-            "observations": one["observations"][:, :observation_size],
-            "actions": one["actions"][:, :action_size],
+    for index, episode in enumerate(episodes):
+        of_task_size = {
+            "observations": episode["observations"][:, :observation_size],
+            "actions": episode["actions"][:, :action_size],
         }
-        buffers.append(EpisodeBuffer(id=number, **{**one, **own}))
+        buffers.append(EpisodeBuffer(id=index, **{**episode, **of_task_size}))
     protocol = ", ".join(f"{key} {value}" for key, value in spec.protocol.items())
     root = Path(folder).resolve()  # Minari joins a relative one with itself
     with warnings.catch_warnings(), patch.dict(os.environ, MINARI_DATASETS_PATH=str(root)):

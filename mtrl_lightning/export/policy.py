@@ -171,13 +171,13 @@ def _capture(policy: LoadedPolicy, action_transforms: Sequence[ActionTransform])
 
 def _failing_part(traceback: TracebackType | None, parts: Sequence[object]) -> str | None:
     """Return the class of the innermost part in which an error arose."""
-    found = None
+    name = None
     while traceback is not None:
         owner = traceback.tb_frame.f_locals.get("self")
         if any(owner is part for part in parts):
-            found = type(owner).__name__
+            name = type(owner).__name__
         traceback = traceback.tb_next
-    return found
+    return name
 
 
 def load_exported(file: str | Path, format: str) -> Actions:

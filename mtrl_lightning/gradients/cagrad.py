@@ -138,7 +138,7 @@ def minimize_dual(gram: npt.NDArray, linear: npt.NDArray, radius: float) -> npt.
     start = np.full(len(gram), 1 / len(gram))
     on_simplex = {"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}
     options = {"maxiter": 200, "ftol": 1e-14}
-    found = minimize(
+    minimum = minimize(
         value,
         start,
         jac=True,
@@ -147,7 +147,7 @@ def minimize_dual(gram: npt.NDArray, linear: npt.NDArray, radius: float) -> npt.
         constraints=on_simplex,
         options=options,
     ).x
-    w = np.clip(found, 0, None) / np.clip(found, 0, None).sum()
+    w = np.clip(minimum, 0, None) / np.clip(minimum, 0, None).sum()
     # SLSQP may stop at a worse point than it started from
     return w if value(w)[0] <= value(start)[0] else start
 

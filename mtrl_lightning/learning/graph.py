@@ -91,7 +91,7 @@ class Learner(HasModules, Protocol):
     def due_parts(self, update: int) -> Hashable:
         """Return which of the parts that are not in every update are in this one."""
 
-    def drawn_from(self) -> Sequence[torch.Generator]:
+    def random_generators(self) -> Sequence[torch.Generator]:
         """Return the generators from which updates sample."""
 
 
@@ -242,7 +242,7 @@ class UpdateGraphs(Graphs[Learner, Replay]):
                 self._update(source, index)
                 counters.updates += 1  # parts that are due go by it
 
-        generators = [*self._algorithm.drawn_from(), *source.drawn_from()]
+        generators = [*self._algorithm.random_generators(), *source.random_generators()]
         try:
             self._graphs[key] = self._record(updates, generators)
         except CannotRecordError as error:
@@ -276,15 +276,15 @@ def _buffers_of(algorithm: HasModules) -> list[_Buffer]:
 def _part_of(error: BaseException) -> str:
     """Name the part in which an error was raised: the last function that is not PyTorch's."""
     pytorch = Path(torch.__file__).parent
-    found = "a part"
+    name = "a part"
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename)
         if path.is_relative_to(pytorch) or path == Path(__file__) or "self" not in frame.f_locals:
             continue
         owner = type(frame.f_locals["self"])
         if not issubclass(owner, TorchDispatchMode):
-            found = f"{owner.__name__}.{frame.f_code.co_name} ({path.name}, line {line})"
-    return found
+            name = f"{owner.__name__}.{frame.f_code.co_name} ({path.name}, line {line})"
+    return name
 
 
 class CudaCapture:
@@ -317,14 +317,14 @@ class CudaCapture:
         Raises:
             RuntimeError: if it waits for the device, or uses tensors of the host.
         """
-        drawn_from = [g for g in generators if g.device.type == "cuda"]
+        on_device = [g for g in generators if g.device.type == "cuda"]
         # PyTorch registers this one itself
-        drawn_from.append(torch.cuda.default_generators[self._index])
-        states = [generator.get_state() for generator in drawn_from]
+        on_device.append(torch.cuda.default_generators[self._index])
+        states = [generator.get_state() for generator in on_device]
         if not self._graphs:  # with its last graph a pool ends
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        for generator in drawn_from[:-1]:
+        for generator in on_device[:-1]:
             graph.register_generator_state(generator)
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # a graph has memory of its own
@@ -333,7 +333,7 @@ class CudaCapture:
                 self._capture_into(graph, function)
         except BaseException:
             # they still count as being recorded, and would refuse to sample further
-            for generator, state in zip(drawn_from, states, strict=True):
+            for generator, state in zip(on_device, states, strict=True):
                 fresh = torch.Generator(self._device)
                 fresh.set_state(state)
                 generator.graphsafe_set_state(fresh.graphsafe_get_state())

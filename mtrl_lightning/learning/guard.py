@@ -145,9 +145,9 @@ class DivergenceGuard:
         num_rows = int(numbers[0])
         outcome_NUL = numbers[1:].view(len(self._rows), len(self._names), -1)[:num_rows]
         first = self._counters.updates - num_rows
-        for row, place in outcome_NUL[..., 0].nonzero().tolist():
-            losses = outcome_NUL[row, place, 1:].tolist()
-            self._report(self._names[place], first + row, losses)
+        for row, index in outcome_NUL[..., 0].nonzero().tolist():
+            losses = outcome_NUL[row, index, 1:].tolist()
+            self._report(self._names[index], first + row, losses)
 
     def _report(self, name: str, update: int, losses: Sequence[float]) -> None:
         cause = self._cause(name, losses)

@@ -220,11 +220,11 @@ def with_conditioning(
     made = _class_or_function(make_network)
     if "conditioning" in signature(made).parameters:
         return partial(make_network, conditioning=conditioning)
-    given = conditioning(spec)
-    if given.out_dim == 0:
+    built = conditioning(spec)
+    if built.out_dim == 0:
         return make_network
     raise ConfigurationError(
-        f"{made.__name__} takes no task conditioning, and conditioning is {type(given).__name__}:"
+        f"{made.__name__} takes no task conditioning, and conditioning is {type(built).__name__}:"
         " leave out model.init_args.conditioning (set it to null), or choose another network"
     )
 

@@ -85,13 +85,13 @@ def _own_parameters(
     pairs = {name: pair for name, *pair in zip(parameters, first, last, strict=True)}
     of_first = [name for name, (one, other) in pairs.items() if one.any() and not other.any()]
     of_last = [name for name, (one, other) in pairs.items() if other.any() and not one.any()]
-    found = [*of_first, *of_last] if of_first and of_last else []
+    names = [*of_first, *of_last] if of_first and of_last else []
     for name, (one, other) in pairs.items():
         dims = range(one.ndim) if replaces else range(min(one.ndim, 1))
         if any(_has_blocks(one, other, dim, num_tasks) for dim in dims):
-            found.append(name)
+            names.append(name)
     inputs = set() if replaces else _conditioning_parameters(network)
-    return {name: parameters[name] for name in found if id(parameters[name]) not in inputs}
+    return {name: parameters[name] for name in names if id(parameters[name]) not in inputs}
 
 
 def _has_blocks(first: Tensor, last: Tensor, dim: int, num_tasks: int) -> bool:

@@ -244,11 +244,11 @@ def _differentiable_gradients(
                 size = layer.scale_H.shape
                 x_BH = F.layer_norm(x_BH, size, layer.scale_H, layer.shift_H, EPSILON)
             x_BH = x_BH.relu()
-    wanted = [x for x, need in zip(inputs, needed, strict=True) if need]
-    found = iter(
-        torch.autograd.grad(x_BH, wanted, gradient_BH, create_graph=torch.is_grad_enabled())
+    differentiated = [x for x, need in zip(inputs, needed, strict=True) if need]
+    gradients = iter(
+        torch.autograd.grad(x_BH, differentiated, gradient_BH, create_graph=torch.is_grad_enabled())
     )
-    return tuple(next(found) if need else None for need in needed)
+    return tuple(next(gradients) if need else None for need in needed)
 
 
 def _select(rows_BH: Tensor, row_N: Tensor | None) -> Tensor:

@@ -81,7 +81,7 @@ class Language(TaskConditioning):
             if task in spec.train_tasks or find_name(name, embeddings) is not None
         ]
         known_KC = load_embeddings(file, [spec.task_names[task] for task in self._known])
-        trained = [place for place, task in enumerate(self._known) if task in spec.train_tasks]
+        trained = [index for index, task in enumerate(self._known) if task in spec.train_tasks]
         table_TC = np.tile(known_KC[trained].mean(0), (spec.num_tasks, 1))
         table_TC[self._known] = known_KC
         self.out_dim = table_TC.shape[1]

@@ -163,13 +163,15 @@ def _checked(constructor: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(constructor)
     def checked(self: Network, *args: Any, **kwargs: Any) -> None:
         constructor(self, *args, **kwargs)
-        given = signature.bind(self, *args, **kwargs).arguments
-        spec = given.get("spec")
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        spec = arguments.get("spec")
         # the constructor of a base class has not built all parts
-        if type(self).__init__ is checked and isinstance(spec, EnvSpec) and "in_dim" in given:
+        if type(self).__init__ is checked and isinstance(spec, EnvSpec) and "in_dim" in arguments:
             from mtrl_lightning.networks.declared import check_declared
 
-            check_declared(self, list(self.shared_parameters()), given["in_dim"], spec.num_tasks)
+            check_declared(
+                self, list(self.shared_parameters()), arguments["in_dim"], spec.num_tasks
+            )
 
     return checked
 

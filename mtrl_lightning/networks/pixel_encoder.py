@@ -123,14 +123,14 @@ class PixelDecoder(nn.Module):
         self._first_shape = (channels, *sizes[-1])
         self.linear = orthogonal_linear(latent_dim, int(np.prod(self._first_shape)))
         layers: list[nn.Module] = []
-        for place in reversed(range(len(strides))):
-            stride = strides[place]
-            is_last = place == 0
+        for index in reversed(range(len(strides))):
+            stride = strides[index]
+            is_last = index == 0
             out_channels = int(np.prod(observation_shape[:-2])) if is_last else channels
             # pixels at the edge that a convolution with this stride leaves out
             left_out = [
                 before - ((after - 1) * stride + KERNEL)
-                for before, after in zip(sizes[place], sizes[place + 1], strict=True)
+                for before, after in zip(sizes[index], sizes[index + 1], strict=True)
             ]
             layer = nn.ConvTranspose2d(
                 channels, out_channels, KERNEL, stride, output_padding=(left_out[0], left_out[1])

@@ -95,8 +95,10 @@ class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, num_networks: int, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.num_networks = num_networks
-        own = parameters[: len(parameters) // num_networks]
-        stacked = tuple(parameter.new_empty(num_networks, *parameter.shape) for parameter in own)
+        of_first = parameters[: len(parameters) // num_networks]
+        stacked = tuple(
+            parameter.new_empty(num_networks, *parameter.shape) for parameter in of_first
+        )
         places = [rows[i] for i in range(num_networks) for rows in stacked]
         torch._foreach_copy_(places, list(parameters))
         return stacked

@@ -52,8 +52,8 @@ class MeanOfTrained:
         self._parts: list[_Part] = []
         for part in module.modules():
             if isinstance(part, HasTaskOutputs):
-                own = part.own_tasks(train_tasks)
-                is_replaced_T = torch.tensor([task not in own for task in range(num_tasks)])
+                known = part.own_tasks(train_tasks)
+                is_replaced_T = torch.tensor([task not in known for task in range(num_tasks)])
                 if is_replaced_T.any():
                     self._parts.append(_Part(part, is_replaced_T))
 
@@ -155,12 +155,12 @@ class UntrainedInput:
     def summary(self) -> str:
         """Description of the input of untrained tasks; empty if all tasks are trained."""
         if self._mean is None:
-            given = "their own parameters, as initialized"
+            used = "their own parameters, as initialized"
         elif self._mean.replaced:
-            given = f"the mean over the trained tasks ({', '.join(self._mean.replaced)})"
+            used = f"the mean over the trained tasks ({', '.join(self._mean.replaced)})"
         else:
-            given = "no input that would have to be learned"
-        return self.described(f"The policy is given {given}")
+            used = "no input that would have to be learned"
+        return self.described(f"The policy is given {used}")
 
     def described(self, explanation: str) -> str:
         """Return the names of the untrained tasks and an explanation; empty if there are none."""

@@ -188,16 +188,16 @@ def _lost(error: RuntimeError, has_waited: bool) -> RankLostError:
         has_waited: whether an answer has not come in time; else a connection broke.
     """
     store = dist.distributed_c10d._get_default_store()
-    own = rank()
-    others = [other for other in range(world_size()) if other != own]
-    _disconnect(f"rank {own} has lost the connection to another rank")
+    own_rank = rank()
+    others = [other for other in range(world_size()) if other != own_rank]
+    _disconnect(f"rank {own_rank} has lost the connection to another rank")
     own_words = UNANSWERED if has_waited else BROKEN
-    words = _in_time(lambda: _last_words(store, own, own_words, others))
+    words = _in_time(lambda: _last_words(store, own_rank, own_words, others))
     # the first one that has waited in vain breaks the connections of the others
     is_silent = has_waited or UNANSWERED in (words or {}).values()
     if words is not None:
         lost = [other for other in others if words.get(other) not in (BROKEN, UNANSWERED)]
-    elif own != 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    elif own_rank != 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         lost = [0]  # it keeps the store, which does not answer
     else:
         lost = others
@@ -205,8 +205,8 @@ def _lost(error: RuntimeError, has_waited: bool) -> RankLostError:
     names = " or ".join(f"rank {other}" for other in lost)
     if not lost:
         problem = (
-            f"the other processes have given up rank {own}: it did not answer them in time, or the"
-            " connection to it broke"
+            f"the other processes have given up rank {own_rank}: it did not answer them in time, or"
+            " the connection to it broke"
         )
     elif reasons:
         problem = ", ".join(
@@ -214,11 +214,11 @@ def _lost(error: RuntimeError, has_waited: bool) -> RankLostError:
         )
     elif is_silent:
         problem = (
-            f"{names} has not answered rank {own} for {_limit:g} s (rollout.rank_timeout): it"
+            f"{names} has not answered rank {own_rank} for {_limit:g} s (rollout.rank_timeout): it"
             " hangs, or is stopped"
         )
     else:
-        problem = f"{names} has ended: rank {own} lost the connection to it ({short(error)})"
+        problem = f"{names} has ended: rank {own_rank} lost the connection to it ({short(error)})"
     return RankLostError(
         f"{problem}. See the other messages, and continue from the last checkpoint",
         ranks=list(reasons) or lost,

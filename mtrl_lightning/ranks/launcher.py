@@ -111,8 +111,8 @@ def end_with_first_process() -> None:
 def _watch_parent(parent: int) -> None:
     while not dist.is_initialized():
         if os.getppid() != parent:
-            own = os.environ.get("LOCAL_RANK")
-            _end(f"rank 0 (process {parent}) has ended before rank {own} was connected to it")
+            own_rank = os.environ.get("LOCAL_RANK")
+            _end(f"rank 0 (process {parent}) has ended before rank {own_rank} was connected to it")
         time.sleep(0.5)
 
 

@@ -181,9 +181,9 @@ def processes_for(options: Mapping[str, Any], rank_timeout: float = RANK_TIMEOUT
     strategy = connector.strategy
     is_several = isinstance(strategy, ParallelStrategy)
     per_node = len(strategy.parallel_devices) if is_several else 1
-    number = per_node * num_nodes
-    _check_launched(number, per_node, num_nodes)
-    if not is_several or number == 1:
+    num_processes = per_node * num_nodes
+    _check_launched(num_processes, per_node, num_nodes)
+    if not is_several or num_processes == 1:
         return Processes(given)
     if given != "auto" and type(given) is not RanksStrategy:
         name = given if isinstance(given, str) else type(given).__name__
@@ -213,19 +213,19 @@ def processes_for(options: Mapping[str, Any], rank_timeout: float = RANK_TIMEOUT
             )
     distributed.start(rank_timeout)
     distributed.set_local_size(per_node)
-    own = RanksStrategy(rank_timeout)
-    return Processes(given if isinstance(given, Strategy) else own, number)
+    strategy_of_ranks = RanksStrategy(rank_timeout)
+    return Processes(given if isinstance(given, Strategy) else strategy_of_ranks, num_processes)
 
 
 def _connect(environment: ClusterEnvironment, backend: str, timeout: timedelta) -> None:
     """Connect the processes that a launcher has started."""
     options: dict[str, Any] = {"timeout": timeout}
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        own = environment.global_rank()
+        own_rank = environment.global_rank()
         size = environment.world_size()
-        store, _, _ = next(dist.rendezvous("env://", own, size, timeout=timeout))
-        options["store"] = unused_part(store, own, size, timeout)
-        distributed.set_restart(own == 0 and not is_first_start(store))
+        store, _, _ = next(dist.rendezvous("env://", own_rank, size, timeout=timeout))
+        options["store"] = unused_part(store, own_rank, size, timeout)
+        distributed.set_restart(own_rank == 0 and not is_first_start(store))
     _init_dist_connection(environment, backend, **options)
 
 

@@ -227,7 +227,7 @@ class DeviceReplay(ReplayBuffer):
         """Sample a batch; only operations of the device, on tensors that stay the same ones."""
         return self._draw(self._num_rows)
 
-    def drawn_from(self) -> Sequence[torch.Generator]:
+    def random_generators(self) -> Sequence[torch.Generator]:
         """Return the generator of the samples."""
         return [self._generator]
 

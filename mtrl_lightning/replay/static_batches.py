@@ -41,7 +41,7 @@ class StaticBatches:
         """Return a batch of those that were sampled last."""
         return self._ready[index]
 
-    def drawn_from(self) -> Sequence[torch.Generator]:
+    def random_generators(self) -> Sequence[torch.Generator]:
         """Return no generator: batches are sampled outside the graph."""
         return ()
 
@@ -50,8 +50,8 @@ class StaticBatches:
         if key not in self._kept:
             self._kept[key] = tree_map(partial(_new_copy, device=self._device), batch)
         kept = self._kept[key]
-        for own, given in zip(tree_leaves(kept), tree_leaves(batch), strict=True):
-            own.copy_(given, non_blocking=True)  # CUDA has read pageable memory on return
+        for target, source in zip(tree_leaves(kept), tree_leaves(batch), strict=True):
+            target.copy_(source, non_blocking=True)  # CUDA has read pageable memory on return
         return kept
 
 

@@ -90,7 +90,7 @@ def _estimate(statistic: Callable[..., Scores], samples: list[Scores]) -> Estima
     value = statistic(*samples, axis=-1)[()]
     if min(sample.shape[-1] for sample in samples) < 2:
         return Estimate(value)
-    found = bootstrap(
+    result = bootstrap(
         samples,
         statistic,
         axis=-1,
@@ -101,4 +101,4 @@ def _estimate(statistic: Callable[..., Scores], samples: list[Scores]) -> Estima
         method="percentile",
         random_state=np.random.default_rng(0),
     )
-    return Estimate(value, *found.confidence_interval)
+    return Estimate(value, *result.confidence_interval)

@@ -413,10 +413,10 @@ class Collector:
             ConfigurationError: if the state is of other environments, or the policy has no weights.
         """
         if WEIGHTS in state:
-            number = state["weights_seq_no"]
+            seq_no = state["weights_seq_no"]
             policy = self._weighted_policy()
-            if number == 0 or number > policy.weights_seq_no:
-                policy.set_weights(state[WEIGHTS], number)
+            if seq_no == 0 or seq_no > policy.weights_seq_no:
+                policy.set_weights(state[WEIGHTS], seq_no)
         if "tasks" not in state:
             return
         if state["tasks"] != self.envs.task_E.tolist():

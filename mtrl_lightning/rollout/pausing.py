@@ -100,5 +100,5 @@ class PauseSolved:
     def num_stepped(self, num_envs: int, success: float) -> int:
         """Return how many of a task's environments are stepped."""
         fraction = (1 - success) / (1 - self._success)
-        number = num_envs * min(max(fraction, self._minimum), 1.0)
-        return max(1, math.ceil(number - 1e-9))
+        target = num_envs * min(max(fraction, self._minimum), 1.0)
+        return max(1, math.ceil(target - 1e-9))

@@ -140,16 +140,16 @@ def next_trial(study: Study, sweep: SweepFile, trials: int | None) -> Trial | No
     """
     existing = study.get_trials(deepcopy=False)
     waiting = [one.number for one in existing if one.state == optuna.trial.TrialState.WAITING]
-    number = min(waiting, default=len(existing))
+    index = min(waiting, default=len(existing))
     limit = len(sweep.grid[:trials]) if sweep.grid or trials is None else trials
-    if not waiting and number >= limit:
+    if not waiting and index >= limit:
         return None
     if sweep.grid and not waiting:
-        study.enqueue_trial(sweep.grid[number])
+        study.enqueue_trial(sweep.grid[index])
     if sweep.method == "bayes":
-        study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=number)
+        study.sampler = optuna.samplers.TPESampler(constant_liar=True, seed=index)
     else:
-        study.sampler = optuna.samplers.RandomSampler(seed=number)
+        study.sampler = optuna.samplers.RandomSampler(seed=index)
     return study.ask(sweep.parameters)
 
 

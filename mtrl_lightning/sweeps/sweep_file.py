@@ -73,14 +73,14 @@ class SweepFile(NamedTuple):
     def corners(self) -> list[dict[str, Value]]:
         """Few configurations that together have every choice and the ends of every range."""
         values = {name: _corners(one) for name, one in self.parameters.items()}
-        number = max(map(len, values.values()))
-        return [{name: one[k % len(one)] for name, one in values.items()} for k in range(number)]
+        size = max(map(len, values.values()))
+        return [{name: one[k % len(one)] for name, one in values.items()} for k in range(size)]
 
     def arguments(self, values: Mapping[str, Value]) -> list[str]:
         """Return the arguments of the program for one configuration, beginning with ``fit``."""
-        place = self.command.index(ARGS)
+        index = self.command.index(ARGS)
         options = [f"--{name}={value}" for name, value in values.items()]
-        return [*self.command[:place], *options, *self.command[place + 1 :]]
+        return [*self.command[:index], *options, *self.command[index + 1 :]]
 
 
 def _corners(distribution: Any) -> tuple[Value, ...]:
@@ -196,8 +196,8 @@ def _command(entry: list[Any], options: tuple[str, ...]) -> tuple[str, ...]:
             f' "{ARGS}" once, where the parameters are inserted. No other macro is replaced behind'
             " fit"
         )
-    place = arguments.index(ARGS)
-    return (*arguments[:place], *options, *arguments[place:])
+    index = arguments.index(ARGS)
+    return (*arguments[:index], *options, *arguments[index:])
 
 
 def _pruner(entry: Any) -> Any:

@@ -35,13 +35,13 @@ def labelled(image: Image.Image, lines: Sequence[Sequence[str]]) -> Image.Image:
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn, "RGBA")
     draw.rectangle((0, 0, image.width, 2 * margin + height * len(lines)), fill=SHADE)
-    for number, parts in enumerate(lines):
+    for row, parts in enumerate(lines):
         text = parts[0]
         for part in parts[1:]:
             longer = f"{text}   {part}" if part else text
             if font.getlength(longer) <= image.width - 2 * margin:
                 text = longer
-        draw.text((margin, margin + number * height), text, font=font, fill=TEXT)
+        draw.text((margin, margin + row * height), text, font=font, fill=TEXT)
     return drawn
 
 

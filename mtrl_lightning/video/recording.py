@@ -255,9 +255,9 @@ def _cells(
 
 
 def _summaries(recording: _TaskRecording, first_episode: int) -> Iterator[RecordedEpisode]:
-    for number, episode in enumerate(recording.episodes, first_episode):
+    for index, episode in enumerate(recording.episodes, first_episode):
         yield RecordedEpisode(
-            recording.task, number, episode.return_, episode.length, episode.success
+            recording.task, index, episode.return_, episode.length, episode.success
         )
 
 

@@ -275,7 +275,9 @@ def test_updates_do_not_draw_from_the_generator_of_acting():
     acted(sac, 1)
     train(sac, 1)
     acting = sac.generators.get("act", torch.device("cpu"))
-    assert sac.drawn_from() and all(generator is not acting for generator in sac.drawn_from())
+    assert sac.random_generators() and all(
+        generator is not acting for generator in sac.random_generators()
+    )
 
 
 def test_no_graph_is_left_after_a_fit():

@@ -45,7 +45,7 @@ def test_a_recorded_draw_sees_the_transitions_that_came_later():
     def draw():
         kept.copy_(buffer.take(0).observation_RnD[..., 0].flatten())
 
-    replay = CPURecorder().record(draw, buffer.drawn_from())
+    replay = CPURecorder().record(draw, buffer.random_generators())
     for step in range(12):
         for each in (buffer, twin):
             filled(step % 3, each, 10 * step)

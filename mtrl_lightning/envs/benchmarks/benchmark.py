@@ -178,10 +178,10 @@ class OnlyTasks(BenchmarkWrapper):
 
     def split_tasks(self, split: str) -> tuple[int, ...]:
         """Return the chosen tasks of a split; all of the split that is trained on."""
-        own = self.benchmark.split_tasks(split)
+        of_split = self.benchmark.split_tasks(split)
         if split == self.benchmark.splits[0]:
-            return own
-        return tuple(task for task in self.tasks if task in own)
+            return of_split
+        return tuple(task for task in self.tasks if task in of_split)
 
 
 def with_info(benchmark: Benchmark, keys: Sequence[str] | None, store: bool = False) -> Benchmark:

@@ -102,17 +102,17 @@ def load(task: str, fast: bool, edit: Callable[[bytes], bytes] | None = None) ->
     module: Any = domain(domain_name, fast)
     if edit is None:
         return module.SUITE[task_name]()
-    own = module.get_model_and_assets
+    original = module.get_model_and_assets
 
     def get_edited_model_and_assets(*args: Any, **options: Any) -> tuple[bytes, dict[str, Any]]:
-        xml, assets = own(*args, **options)
+        xml, assets = original(*args, **options)
         return edit(xml), assets
 
     module.get_model_and_assets = get_edited_model_and_assets
     try:
         return module.SUITE[task_name]()
     finally:
-        module.get_model_and_assets = own
+        module.get_model_and_assets = original
 
 
 class _Physics(Upstream):
@@ -142,8 +142,8 @@ class _QuadrupedPhysics(Upstream):
 
     def _get_sensor_names(self, *sensor_types: Any) -> list[str]:
         if sensor_types not in self._sensor_types_to_names:
-            (numbers,) = np.nonzero(np.isin(self.model.sensor_type, sensor_types).ravel())
+            (sensor_ids,) = np.nonzero(np.isin(self.model.sensor_type, sensor_types).ravel())
             self._sensor_types_to_names[sensor_types] = [
-                self.model.id2name(number, "sensor") for number in numbers
+                self.model.id2name(sensor_id, "sensor") for sensor_id in sensor_ids
             ]
         return self._sensor_types_to_names[sensor_types]

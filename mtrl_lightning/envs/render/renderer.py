@@ -120,7 +120,7 @@ class SimulationRenderer:
     def _camera_number(self, model: Any) -> int:
         if self._camera is None:
             return 0 if model.ncam else -1
-        names = [model.camera(number).name for number in range(model.ncam)]
+        names = [model.camera(camera_id).name for camera_id in range(model.ncam)]
         if isinstance(self._camera, str) and self._camera in names:
             return names.index(self._camera)
         if isinstance(self._camera, int) and -1 <= self._camera < model.ncam:
