@@ -198,8 +198,8 @@ def train(
         init_from: a trained policy, as ``load_policy`` takes it: the run is a new one that starts
             with its weights. What belongs to a task is copied for tasks of the same name. See
             ``algorithms.starting.start_from``.
-        init_new_tasks: what the other tasks start with: ``fresh`` weights, or the ``mean`` of those
-            of the policy's tasks.
+        init_new_tasks: initial weights of the other tasks: ``fresh``, or the ``mean`` of those of
+            the policy's tasks.
         overwrite_metrics: whether the run may continue from an older checkpoint than its last one,
             which deletes the later rows of ``metrics.csv``.
         num_workers: worker processes that step environments, ``rollout.num_workers``; None for the
@@ -467,8 +467,8 @@ def _resolved_benchmark(benchmark: Any) -> Benchmark:
         spec = getattr(benchmark, "spec", None)
         task = "make_env" if spec is None else repr(spec.id)
         raise ConfigurationError(
-            f"{type(benchmark).__name__} is an environment, and a run makes several: give what"
-            f" makes it, GymnasiumTasks({{'task': {task}}}), a registered id or a function without"
+            f"{type(benchmark).__name__} is an environment, and a run makes several: give a"
+            f" factory, GymnasiumTasks({{'task': {task}}}), a registered id or a function without"
             " arguments"
         )
     raise ConfigurationError(

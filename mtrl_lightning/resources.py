@@ -61,7 +61,7 @@ def keep_freed_memory(num_bytes: int = _FREED_BYTES_KEPT) -> bool:
     and the next update waits for thousands of page faults.
 
     This is a process-wide setting. Only the command line calls it (and the benchmarks, which
-    measure what it does): importing the package or training from Python leaves the process as it
+    measure its effect): importing the package or training from Python leaves the process as it
     is. Call it yourself to get the same speed from Python.
 
     Args:

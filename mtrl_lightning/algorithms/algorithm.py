@@ -265,8 +265,8 @@ class Algorithm(LightningModule):
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ActionDistribution:
         """Return the distribution over actions.
 
-        With ``compile: graph`` its operations are replayed without Python: what changes from one
-        call to the next has to be in parameters or buffers that are changed in place.
+        With ``compile: graph`` its operations are replayed without Python: values that change from
+        one call to the next have to be in parameters or buffers that are changed in place.
         """
         raise NotImplementedError
 
@@ -551,7 +551,7 @@ class Algorithm(LightningModule):
                 self.after_updates(1)
 
     def before_updates(self, first: Callable[[], TransitionBatch], num_updates: int) -> None:
-        """Do what the next updates need of the host, once for all of them.
+        """Do the host's part of the next updates, once for all of them.
 
         Args:
             first: returns the batch of the first of them.
@@ -593,7 +593,7 @@ class Algorithm(LightningModule):
 
     @property
     def is_static(self) -> bool:
-        """Whether the next update makes the operations of the last, apart from what is due.
+        """Whether the next update makes the operations of the last, apart from parts that are due.
 
         It does once the encoder's statistics have come to rest.
         """

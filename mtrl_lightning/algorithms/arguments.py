@@ -98,8 +98,8 @@ def _check_factory(factory: Any, option: str) -> None:
     kind = type(factory).__name__
     if isinstance(factory, nn.Module) or not callable(factory):
         raise ConfigurationError(
-            f"{option} is an object, {kind}, and has to be what builds one: give its class, a"
-            f" function, or functools.partial({kind}, ...)"
+            f"{option} is an object, {kind}, and has to be a factory: give its class, a function,"
+            f" or functools.partial({kind}, ...)"
         )
     called, keywords = called_by(factory)
     if called is None:

@@ -142,8 +142,8 @@ class _Layout:
             is_one_hot = getattr(module, "is_one_hot", False) and not module.state_dict()
             if not (declares or is_own or is_one_hot):
                 self.undeclared = _Misfit(
-                    f"the task conditioning {kind.__name__} does not say what of it belongs to"
-                    " single tasks, and the tasks differ",
+                    f"the task conditioning {kind.__name__} does not say which parts of it"
+                    " belong to single tasks, and the tasks differ",
                     "Define its method task_axes (networks.HasTaskAxes), or set is_one_hot = True"
                     f" in the class if each of its features is that of one task. {SAME_TASKS}",
                 )
@@ -178,7 +178,7 @@ def start_from(
 ) -> str:
     """Give an algorithm the weights and statistics of a trained policy.
 
-    What tasks share is copied, and of the tasks that both have, by name, what is their own. The
+    Shared weights are copied, and those of tasks that both have, by name. The
     networks that act must fit. All other parts, such as critics, are copied where they fit and the
     checkpoint is of the same algorithm; critics only where returns have the same scale. Counters,
     optimizers, generators and gradient methods stay as they are; targets become copies of the

@@ -500,7 +500,7 @@ def check_collection(collection: Collection | CollectionFiles, spec: EnvSpec) ->
     names = [spec.task_names[task] for task in spec.train_tasks]
     keys = {*there.protocol, *spec.protocol} - {*MAY_DIFFER}
     of_other_tasks = {f"task {task}" for task in {*there.task_names, *spec.task_names} - {*names}}
-    # what it is comes first: where the benchmark differs, everything else does
+    # the benchmark's kind comes first: where the benchmark differs, everything else does
     for key in sorted(keys - of_other_tasks, key=lambda key: (key != "benchmark", key)):
         value, value_here = (one.protocol.get(key, "none") for one in (there, spec))
         if value != value_here:

@@ -73,7 +73,7 @@ def write_data_set(
             ``[N, A]`` are cut to the task's own size.
         spec: of the benchmark.
         task: the task's index.
-        algorithm: name of what acted.
+        algorithm: name of the policy.
         description: for a reader of the data set.
         facts: of the collection.
     """
@@ -179,7 +179,7 @@ def data_files(folder: Path) -> list[Path]:
 def open_data_sets(
     folder: Path,
 ) -> tuple[EnvSpec, dict[str, Any], list[Field], Callable[[], Iterator[Columns]]]:
-    """Return spec, facts and columns of the data sets in a folder, and what reads them.
+    """Return spec, facts and columns of the data sets in a folder, and their reader.
 
     Raises:
         ConfigurationError: if h5py is not installed.
@@ -303,7 +303,7 @@ class _Reader:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    """Return what the metadata of a data set says of its collection."""
+    """Return the description of a collection in the metadata of a data set."""
     metadata_file = path.parent / METADATA_FILE
     if not metadata_file.is_file():
         raise ValueError(f"{metadata_file} is missing")

@@ -89,7 +89,7 @@ def export_policy(
     ``policy`` require no gradients afterwards.
 
     Args:
-        policy: what ``load_policy`` returns, on the CPU.
+        policy: returned by ``load_policy``, on the CPU.
         format: ``onnx`` or ``torch.export``.
         folder: of the file; made if it does not exist.
         action_transforms: of the run, which change the actions that environments are sent.
@@ -161,7 +161,7 @@ def _capture(policy: LoadedPolicy, action_transforms: Sequence[ActionTransform])
         first_line = str(error).strip().partition("\n")[0]
         raise ConfigurationError(
             f"the policy cannot be exported, because of {part or type(algorithm).__name__}"
-            f" ({type(error).__name__}: {first_line}): what is exported may not branch on the"
+            f" ({type(error).__name__}: {first_line}): an exported policy may not branch on the"
             " values of tensors, nor leave PyTorch. Use torch.where, or train with another encoder"
             " or network. Action transforms may use operations that arrays and tensors both have,"
             " such as clip and *; remove others from rollout.action_transforms in the run's"
@@ -184,7 +184,7 @@ def load_exported(file: str | Path, format: str) -> Actions:
     """Return the actions of an exported policy, computed as without this package.
 
     Args:
-        file: what ``export_policy`` wrote.
+        file: written by ``export_policy``.
         format: ``onnx`` or ``torch.export``.
     """
     if format == ONNX:
@@ -210,8 +210,8 @@ def max_difference(
     """Return how far the actions of an exported policy are from the policy's own.
 
     Args:
-        policy: what was exported.
-        exported: what ``load_exported`` returns.
+        policy: the exported one.
+        exported: returned by ``load_exported``.
         action_transforms: change the policy's actions.
         num_observations: observations of all tasks, in one batch and one by one; see
             ``observations_of``.
@@ -249,7 +249,7 @@ def observations_of(spec: EnvSpec, num: int) -> tuple[npt.NDArray, npt.NDArray[n
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what PyTorch's exporters say about themselves."""
+    """Hide the messages of PyTorch's exporters."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

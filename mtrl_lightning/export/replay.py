@@ -143,7 +143,7 @@ def read_replay(checkpoint: Path, content: Mapping[str, Any]) -> Storage:
 
     Args:
         checkpoint: in the ``checkpoints`` folder of a run.
-        content: what it holds.
+        content: of the checkpoint.
 
     Raises:
         ConfigurationError: if it has none, or a file is missing or damaged.

@@ -98,7 +98,7 @@ def _check_folder(folder: Path, source: Path) -> None:
 
 
 def _slim(loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a checkpoint its policy and an evaluation need."""
+    """Return the parts of a checkpoint that its policy and an evaluation need."""
     state = {name: loaded["mtrl_lightning"][name] for name in OF_STATE}
     fresh = {
         "generators": {"seed": 0, "used": {}},
@@ -120,7 +120,7 @@ def _remove(config: dict[str, Any], path: tuple[str, ...]) -> None:
 
 
 def _card(loaded: Mapping[str, Any], checkpoint: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what there is to know about a policy.
+    """Return the card of a policy.
 
     Args:
         loaded: the checkpoint.

@@ -95,7 +95,7 @@ def check_start(
 
     Args:
         init_from: the policy; None for a run without one.
-        new_tasks: what tasks start with that the policy was not trained on.
+        new_tasks: initial weights of tasks that the policy was not trained on.
         ckpt_path: the checkpoint of a run that continues; None for a new run.
 
     Raises:
@@ -143,12 +143,12 @@ def find_policy(init_from: str | Path | None, location: RunLocation) -> Path | N
 
 
 def start_from_policy(algorithm: Algorithm, policy: Path | None, new_tasks: NewTasks) -> None:
-    """Give the algorithm of a new run the weights of a trained policy, and print what was copied.
+    """Give the algorithm of a new run the weights of a trained policy, and print a table.
 
     Args:
         algorithm: of the run.
         policy: a checkpoint; None for a run that keeps its initial weights.
-        new_tasks: what tasks start with that the policy was not trained on.
+        new_tasks: initial weights of tasks that the policy was not trained on.
 
     Raises:
         ConfigurationError: if the policy does not fit the run.

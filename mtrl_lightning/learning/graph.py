@@ -46,7 +46,7 @@ class CannotRecordError(Exception):
 
 
 class Capture(Protocol):
-    """Records what a function lets a device do."""
+    """Records the operations that a function launches on a device."""
 
     def run(self, function: Callable[[], None]) -> None:
         """Call the function as it is, where the same operations may be recorded later."""
@@ -77,10 +77,10 @@ class Learner(HasModules, Protocol):
 
     @property
     def is_static(self) -> bool:
-        """Whether the next update makes the operations of the last, but for what is due."""
+        """Whether the next update makes the operations of the last, but for parts that are due."""
 
     def before_updates(self, first: Callable[[], TransitionBatch], num_updates: int) -> None:
-        """Do what the next updates need of the host, once for all of them."""
+        """Do the host's part of the next updates, once for all of them."""
 
     def recorded_update(self, batch: TransitionBatch) -> None:
         """Make one update on the device."""
@@ -312,7 +312,7 @@ class CudaCapture:
         current.wait_stream(self._stream)
 
     def record(self, function: Callable[[], None], generators: Sequence[torch.Generator]) -> Replay:
-        """Record the function's kernels, and return what launches them.
+        """Record the function's kernels, and return a function that launches them.
 
         Raises:
             RuntimeError: if it waits for the device, or uses tensors of the host.

@@ -96,7 +96,7 @@ class DivergenceGuard:
         self._outcomes[name] = [found_inf.view(1), loss_R.detach()]
 
     def begin_update(self) -> None:
-        """Forget what an update kept that did not end, such as one that could not be recorded."""
+        """Drop the outcomes of an update that did not end, as where it could not be recorded."""
         self._outcomes = {}
 
     def end_update(self) -> None:

@@ -1,7 +1,7 @@
 """Transforms that normalize by running statistics, one set per task.
 
-They are those of Stable-Baselines3's ``VecNormalize``, except that the replay keeps what was
-received: sampled batches are normalized by the statistics of the moment, so that old transitions
+They are those of Stable-Baselines3's ``VecNormalize``, except that the replay keeps raw
+values: sampled batches are normalized by the statistics of the moment, so that old transitions
 have the scale of new ones. Only transitions of training move the statistics. An evaluation and a
 loaded policy use them as they are.
 

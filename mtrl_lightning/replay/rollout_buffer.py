@@ -28,9 +28,9 @@ from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transi
 class RolloutBuffer:
     """Hold the transitions of one iteration; then hand them out in minibatches.
 
-    An iteration goes through three phases: ``add`` until it ``is_full``; ``begin`` with what the
-    algorithm computes of it, such as advantages; ``next_minibatch`` until it ``is_used_up``, after
-    which the next iteration starts.
+    An iteration goes through three phases: ``add`` until it ``is_full``; ``begin`` with columns
+    that the algorithm computes, such as advantages; ``next_minibatch`` until it ``is_used_up``,
+    after which the next iteration starts.
 
     A minibatch holds ``n`` rows of every trained task. Each epoch has its own random order. Where
     transitions were dropped because of a fault, rows of the same task are repeated. Where

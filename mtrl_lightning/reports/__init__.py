@@ -1,1 +1,1 @@
-"""Reading runs, comparing them, and drawing what they are. PyTorch is not imported."""
+"""Reading, comparing and plotting runs. PyTorch is not imported."""

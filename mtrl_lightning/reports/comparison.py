@@ -139,7 +139,7 @@ def _read(given: Sequence[str], warnings: list[str]) -> list[tuple[str | None, R
 
 
 def protocol_differences(runs: Sequence[RunRecord]) -> list[str]:
-    """Return in what the protocols of runs differ: a sentence for each part that does.
+    """Return the differences between the protocols of runs, a sentence for each.
 
     A run whose protocol is not recorded is compared by its tasks alone.
     """
@@ -304,7 +304,7 @@ def table(
     Args:
         rows: of the methods.
         threshold: with which ``summarize`` was called.
-        unit: what a step of the runs is.
+        unit: of the runs' steps.
     """
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "method": lambda row: row["method"],

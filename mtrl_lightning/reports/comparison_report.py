@@ -34,7 +34,7 @@ def comparison_page(
 
     Args:
         comparison: the methods and their curves.
-        rows: what ``summarize`` returned.
+        rows: returned by ``summarize``.
         threshold: with which it was called.
     """
     methods = comparison.methods

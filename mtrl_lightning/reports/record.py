@@ -43,7 +43,7 @@ UPDATES = "updates"
 
 
 def step_unit(options: Mapping[str, Any]) -> str:
-    """Return what the steps of a run with these options are, ``ENV_STEPS`` or ``UPDATES``.
+    """Return the unit of the steps of a run with these options, ``ENV_STEPS`` or ``UPDATES``.
 
     Args:
         options: sections, as ``config.yaml`` holds them.
@@ -68,7 +68,7 @@ class RunRecord(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The run's name; that of a copy of its metrics is what stands before the seed."""
+        """The run's name; that of a copy of its metrics is the part before the seed."""
         parent = self.folder.resolve().parent.name
         if self.folder.suffix == ".csv":
             name = SEED_AT_END.sub("", self.folder.stem)
@@ -168,7 +168,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _plain(find: Callable[[], Path]) -> dict[str, Any]:
-    """Return what a YAML file holds; nothing if there is none or it cannot be read."""
+    """Return the content of a YAML file; nothing if there is none or it cannot be read."""
     try:
         return read_config(find())
     except ConfigurationError:

@@ -71,7 +71,7 @@ def run_page(run: RunRecord, refresh_seconds: int = 0) -> Page:
     """Return the page of a run.
 
     Args:
-        run: what its folder records.
+        run: the record of its folder.
         refresh_seconds: see ``write_report``.
     """
     evaluation = evaluation_charts(run)

@@ -354,9 +354,9 @@ def _too_large(needed: int, num_rows: int, device: torch.device) -> str:
     usable = free_memory(device) / 2
     return (
         f"a replay of {num_rows:,} transitions needs {needed / 2**30:.1f} GiB of memory of"
-        f" {device}, where {usable / 2**30:.1f} GiB are for it, half of what is free: lower"
-        f" data.capacity to at most {int(num_rows * usable / needed):,}, or set data.on_device to"
-        " false, which keeps it in the host's memory"
+        f" {device}, where {usable / 2**30:.1f} GiB are for it, half of the free memory:"
+        f" lower data.capacity to at most {int(num_rows * usable / needed):,}, or set"
+        " data.on_device to false, which keeps it in the host's memory"
     )
 
 

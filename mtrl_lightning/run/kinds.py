@@ -18,9 +18,9 @@ REASONS: dict[Kind, str] = {
 """Why an algorithm of a kind refuses an option."""
 REPLACEMENTS: dict[Kind, str] = {
     "off-policy": "demonstrations are for algorithms such as BehaviourCloning (-c algorithm/bc)",
-    "on-policy": "what it learns from is set by num_steps, num_epochs and num_minibatches of"
+    "on-policy": "its updates are set by num_steps, num_epochs and num_minibatches of"
     " model.init_args",
-    "offline": "what it learns from is set by data.demonstrations, data.batch_size and"
+    "offline": "its updates are set by data.demonstrations, data.batch_size and"
     " rollout.total_steps, which is its number of updates",
 }
 """Replacements of the refused options."""

@@ -167,7 +167,7 @@ class Session:
         return self.data.rollout_buffer
 
     def next_batch(self) -> TransitionBatch | OwedUpdates:
-        """Return a batch for an update, or what makes several where graphs do."""
+        """Return a batch for an update, or a source of batches where graphs make updates."""
         if self.algorithm.graphs is None:
             return self._sample()
         if isinstance(self.data.buffer, DeviceReplay):

@@ -1,1 +1,1 @@
-"""Sweeps on one machine: a sweep file's configurations trained, compared and drawn."""
+"""Sweeps on one machine: a sweep file's configurations trained, compared and plotted."""

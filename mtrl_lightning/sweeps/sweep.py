@@ -31,7 +31,7 @@ DATABASE = "sweep.db"
 STUDY = "sweep"
 """The name of the study in the database."""
 IDENTITY = "sweep_file"
-"""The study's attribute with what must not change while a sweep is continued."""
+"""The study's attribute with the settings that must not change while a sweep is continued."""
 PROGRAM = (sys.executable, "-P", "-m", "mtrl_lightning.sweeps.child")
 """The command of a run, without its arguments; -P: no file of the working directory hides one."""
 SECONDS_BETWEEN_LOOKS = 0.3

@@ -1,4 +1,4 @@
-"""Videos of what a policy does: test episodes are run, drawn, labelled and encoded."""
+"""Videos of a policy: test episodes are run, rendered, labelled and encoded."""
 
 from mtrl_lightning.envs.render.frame_recorder import VideoFormat
 from mtrl_lightning.video.encoding import check_encoder, gif

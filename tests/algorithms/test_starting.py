@@ -596,11 +596,11 @@ def test_a_policy_with_more_than_the_run_has_is_refused():
         ),
         (
             {**networks(MLP), "conditioning": Table},
-            r"conditioning Table does not say what of it.*\. Define its method task_axes",
+            r"conditioning Table does not say which parts of it.*\. Define its method task_axes",
         ),
         (
             {**networks(MLP), "conditioning": PlainOneHot},
-            r"conditioning PlainOneHot does not say what of it.*or set is_one_hot = True",
+            r"conditioning PlainOneHot does not say which parts of it.*or set is_one_hot = True",
         ),
     ],
 )

@@ -74,7 +74,8 @@ def _find_renderer(chosen: str) -> str:
             return chosen
         raise ConfigurationError(
             f"{VARIABLE} is {chosen}, and MuJoCo cannot draw with it on this machine: unset it, so"
-            f" that what works is taken, or install what it needs (Debian, Ubuntu: {PACKAGES})"
+            f" that a library that works is chosen, or install its packages (Debian, Ubuntu:"
+            f" {PACKAGES})"
         )
     if sys.platform != "linux":
         if can_render(None):
@@ -95,8 +96,8 @@ def _find_renderer(chosen: str) -> str:
 def import_simulated(module: str, package: str) -> ModuleType:
     """Import a module of an optional package that imports MuJoCo.
 
-    MuJoCo cannot be imported, and nothing can be simulated, where ``MUJOCO_GL`` names what is not
-    installed.
+    MuJoCo cannot be imported, and nothing can be simulated, where ``MUJOCO_GL`` names a library
+    that is not installed.
 
     Raises:
         ConfigurationError: if the package is not installed, or because of ``MUJOCO_GL``.
@@ -111,8 +112,8 @@ def import_simulated(module: str, package: str) -> ModuleType:
             raise
         raise ConfigurationError(
             f"{module} cannot be imported while {VARIABLE} is {chosen}"
-            f" ({type(error).__name__}: {error}): unset it, so that what works is taken, or install"
-            f" what it needs (Debian, Ubuntu: {PACKAGES})"
+            f" ({type(error).__name__}: {error}): unset it, so that a library that works is chosen,"
+            f" or install its packages (Debian, Ubuntu: {PACKAGES})"
         ) from error
 
 

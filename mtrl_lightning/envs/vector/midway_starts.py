@@ -96,7 +96,7 @@ class MidwayStarts(gym.Wrapper):
     ) -> tuple[npt.NDArray, dict[str, Any]]:
         """Begin an episode; without a seed, chance decides whether in the middle of an earlier one.
 
-        A seed determines all that follows, so what was learned of earlier episodes is forgotten.
+        A seed determines all that follows, so earlier episodes are forgotten.
         """
         if seed is not None:
             self._generator = np.random.default_rng([seed, 1])
