@@ -392,7 +392,7 @@ def test_environments_that_cannot_be_closed_are_rebuilt_as_others_are(monkeypatc
 
     envs, told = make()
     begin(envs)
-    monkeypatch.setattr("mtrl_lightning.envs.vector.groups.EnvGroup.close", fail)
+    monkeypatch.setattr("mtrl_lightning.envs.vector.group_handles.EnvGroup.close", fail)
     run(envs, actions())
     assert len(told) == 1 and "RuntimeError: broken" in told[0]
 

@@ -23,7 +23,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_same, check_spec
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of
 from mtrl_lightning.envs.vector.env_group import GroupPlan
-from mtrl_lightning.envs.vector.groups import LocalGroup, WorkerGroup, close_together
+from mtrl_lightning.envs.vector.group_handles import LocalGroup, WorkerGroup, close_together
 from mtrl_lightning.envs.vector.shared_arrays import SharedMemory, arrays_in, num_bytes
 from mtrl_lightning.errors import (
     CallError,

@@ -1,4 +1,4 @@
-"""A group of environments that is asked for something and answers later.
+"""Handles of a group of environments, which is asked for something and answers later.
 
 ``LocalGroup`` has its environments in this process, ``WorkerGroup`` in a process of its own.
 """
