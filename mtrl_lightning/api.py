@@ -435,8 +435,8 @@ def _described(part: Any, names: Collection[str]) -> dict[str, Any]:
     A run that continues with another description warns of it.
     """
     kind = type(part)
-    own = vars(part)
-    arguments = {name.removeprefix("_"): own[name] for name in names if name in own}
+    attributes = vars(part)
+    arguments = {name.removeprefix("_"): attributes[name] for name in names if name in attributes}
     return {
         "class_path": import_path(kind) or callable_name(kind),
         "init_args": plain_values(arguments),

@@ -83,8 +83,8 @@ def new_run_folder(root: str, name: str) -> Path:
     """
     while True:
         before = versions(root, name)
-        number = int(before[-1].name.removeprefix("version_")) + 1 if before else 0
-        folder = Path(root) / name / f"version_{number}"
+        version = int(before[-1].name.removeprefix("version_")) + 1 if before else 0
+        folder = Path(root) / name / f"version_{version}"
         try:
             folder.mkdir(parents=True)
             return folder

@@ -258,11 +258,11 @@ def _check_conditioning(
     for name, network in (("actor", actor), ("critic", critic)):
         options = network.keywords if isinstance(network, partial) else {}
         places[f"{name}.init_args.conditioning"] = options.get("conditioning")
-    for place, given in places.items():
-        if given is not None and given(spec).out_dim > 0:
+    for option, make_conditioning in places.items():
+        if make_conditioning is not None and make_conditioning(spec).out_dim > 0:
             raise ConfigurationError(
                 "Distral gives no network the task: each task has networks of its own, and the"
-                f" distilled policy acts on tasks it has not seen. Set model.init_args.{place} to"
+                f" distilled policy acts on tasks it has not seen. Set model.init_args.{option} to"
                 " null"
             )
 

@@ -39,11 +39,11 @@ def check_optimizer(
     Raises:
         ConfigurationError: if it does not fit.
     """
-    own = optimizer.state_dict()["param_groups"]
-    found = saved["param_groups"]
-    if len(found) != len(own):
-        raise _of_another(f"{len(found)} groups of parameters there, {len(own)} here")
-    for found_group, own_group in zip(found, own, strict=True):
+    current = optimizer.state_dict()["param_groups"]
+    saved_groups = saved["param_groups"]
+    if len(saved_groups) != len(current):
+        raise _of_another(f"{len(saved_groups)} groups of parameters there, {len(current)} here")
+    for found_group, own_group in zip(saved_groups, current, strict=True):
         _check_group(found_group, own_group)
     if saved["state"]:
         template = _state_after_a_step(parameters, make_optimizer)
@@ -62,8 +62,8 @@ def replace_options(saved: Any, optimizer: Optimizer) -> None:
         saved: the optimizer's ``state_dict`` when it was saved; it fits.
         optimizer: which is to continue with it.
     """
-    own = optimizer.state_dict()["param_groups"]
-    for found_group, own_group in zip(saved["param_groups"], own, strict=True):
+    current = optimizer.state_dict()["param_groups"]
+    for found_group, own_group in zip(saved["param_groups"], current, strict=True):
         initial = found_group.get("initial_lr")
         factor = found_group["lr"] / initial if initial else 1.0
         for name, value in own_group.items():

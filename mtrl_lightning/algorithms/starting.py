@@ -308,7 +308,7 @@ class _Start:
             _Misfit: if it is not to be copied.
         """
         part = self._parts[name]
-        own = [key for key in self.state if _part_of(key) == name]
+        current = [key for key in self.state if _part_of(key) == name]
         saved = [key for key in self._saved if _part_of(key) == name]
         if isinstance(part, GradientMethod):
             raise _Misfit("a gradient method's state is a run's own")
@@ -317,14 +317,16 @@ class _Start:
         learns_returns = name == "critic" or isinstance(part, ReturnScale | RewardScale)
         if learns_returns and self._has_other_returns():
             raise _Misfit("the policy's returns have another scale")
-        if own and not saved and name not in self._needed:
+        if current and not saved and name not in self._needed:
             self._add_row(name, self.state, "fresh: the checkpoint has none")
             return
         layout = _Layout(name, part)
         if layout.undeclared and not self._tasks.has_same_order:
             raise layout.undeclared
         own_to_run = {f"{name}.{buffer}" for buffer in getattr(part, "buffers_of_each_rank", ())}
-        names_there = {key: self._name_there(key, layout) for key in own if key not in own_to_run}
+        names_there = {
+            key: self._name_there(key, layout) for key in current if key not in own_to_run
+        }
         siblings = tuple(member.siblings for member in layout.members)
         for key in saved:
             is_known = key in names_there.values() or key in own_to_run
@@ -356,29 +358,29 @@ class _Start:
         Raises:
             _Misfit: if the checkpoint has none of this shape.
         """
-        own = self.state[key]
+        current = self.state[key]
         if there is None:
-            return _Adopted(own, [_Row(" of one task", _count(own), "fresh")])
+            return _Adopted(current, [_Row(" of one task", _count(current), "fresh")])
         if key.endswith(EXTRA_STATE):
             return self._adopted_extra_state(key, layout)
         axis = layout.axes.get(key)
-        saved = self._checked(there, own, axis, self._saved)
+        saved = self._checked(there, current, axis, self._saved)
         is_weight = key in self._parameters
         if axis is None:
             of_member = " of one task" if layout.member_of(key) else ""
             kind = of_member if is_weight else ", statistics"
-            return _Adopted(saved, [_Row(kind, own.numel(), "copied", own.numel())])
+            return _Adopted(saved, [_Row(kind, current.numel(), "copied", current.numel())])
         use_mean = use_mean and axis.has_mean and is_weight
         num_tasks = self._tasks.here.num_tasks
-        of_tasks = own.numel() // own.shape[axis.axis] * axis.block * num_tasks
-        shared = own.numel() - of_tasks
+        of_tasks = current.numel() // current.shape[axis.axis] * axis.block * num_tasks
+        shared = current.numel() - of_tasks
         kind = ", tasks' own" if is_weight else ", tasks' statistics"
         of_new = "mean of the trained" if use_mean else "fresh"
         rows = [
             _Row("", shared, "copied", shared),
             self._row_of_tasks(kind, of_tasks, of_new),
         ]
-        return _Adopted(self._tasks.adopt(own, saved, axis, use_mean), rows)
+        return _Adopted(self._tasks.adopt(current, saved, axis, use_mean), rows)
 
     def _adopted_extra_state(self, key: str, layout: _Layout) -> _Adopted:
         """Return an extra state with its declared entries; the rest is the run's own."""

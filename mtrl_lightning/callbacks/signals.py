@@ -64,17 +64,17 @@ class InterruptionCallback(SessionCallback):
             return
         self._received = None
         self._requeue_signal = requeue_signal(trainer)
-        numbers: set[int] = set(SIGNALS)
+        signums: set[int] = set(SIGNALS)
         if self._requeue_signal is not None:
-            numbers.add(self._requeue_signal)
+            signums.add(self._requeue_signal)
         self._replaced_handlers = {
-            number: signal.signal(number, self._receive) for number in numbers
+            signum: signal.signal(signum, self._receive) for signum in signums
         }
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Replace the handler that Lightning has installed since, which ends the run unsaved."""
-        for number in self._replaced_handlers:
-            signal.signal(number, self._receive)
+        for signum in self._replaced_handlers:
+            signal.signal(signum, self._receive)
 
     def check(self) -> None:
         """Raise ``Interrupted`` if a signal was received; the run's state must be complete."""
@@ -103,8 +103,8 @@ class InterruptionCallback(SessionCallback):
         self._restore()
 
     def _restore(self) -> None:
-        for number, handler in self._replaced_handlers.items():
-            signal.signal(number, handler)
+        for signum, handler in self._replaced_handlers.items():
+            signal.signal(signum, handler)
         self._replaced_handlers = {}
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -149,11 +149,11 @@ def requeue_signal(trainer: Trainer) -> int | None:
 
 def requeue(trainer: Trainer, interrupted: Interrupted) -> None:
     """Requeue the SLURM job if the requeue signal interrupted the run, which is saved by now."""
-    number = requeue_signal(trainer)
+    signum = requeue_signal(trainer)
     job = slurm_job()
-    if number is None or job is None or not trainer.is_global_zero:
+    if signum is None or job is None or not trainer.is_global_zero:
         return
-    if interrupted.code != 128 + number:
+    if interrupted.code != 128 + signum:
         return
     try:
         failure: object = subprocess.call(["scontrol", "requeue", job])

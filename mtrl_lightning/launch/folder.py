@@ -316,8 +316,8 @@ def _received(paths: dict[str, str | None]) -> RunLocation:
         time.sleep(0.1)
     if paths["checkpoint"] is None:
         policy = paths.get("policy")
-        found = None if policy is None else Path(policy)
-        return RunLocation(folder, policy=found, is_first=False)
+        policy_path = None if policy is None else Path(policy)
+        return RunLocation(folder, policy=policy_path, is_first=False)
     checkpoint = Path(paths["checkpoint"])
     return RunLocation(
         folder, checkpoint, load_checkpoint(checkpoint, verify=False), is_first=False

@@ -62,11 +62,11 @@ class MeanMetrics:
 
     def drain(self) -> dict[str, float]:
         """Return the means and clear them."""
-        own = self._read()
+        local = self._read()
         for sum_, count in zip(self._sums.values(), self._counts.values(), strict=True):
             sum_.fill_(NO_SUM)
             count.zero_()
-        parts = distributed.gather(own)
+        parts = distributed.gather(local)
         names = dict.fromkeys(name for part in parts for name in part)
         means = {}
         for name in names:
@@ -76,10 +76,10 @@ class MeanMetrics:
 
     def state_dict(self) -> dict[str, Any]:
         """Return sums and counts."""
-        own = self._read()
+        local = self._read()
         return {
-            "sums": {name: self._sums[name].clone() for name in own},
-            "counts": {name: count for name, (_, count) in own.items()},
+            "sums": {name: self._sums[name].clone() for name in local},
+            "counts": {name: count for name, (_, count) in local.items()},
         }
 
     @staticmethod

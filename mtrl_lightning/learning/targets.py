@@ -111,10 +111,12 @@ def load_weights(networks: Mapping[str, nn.Module], weights: Mapping[str, Any]) 
     Raises:
         ConfigurationError: naming the networks of other shapes; nothing is changed then.
     """
-    own = {name: weight_shapes(network.state_dict()) for name, network in networks.items()}
+    expected = {name: weight_shapes(network.state_dict()) for name, network in networks.items()}
     received = {name: weight_shapes(state) for name, state in weights.items()}
     differing = [
-        name for name in dict.fromkeys([*own, *received]) if own.get(name) != received.get(name)
+        name
+        for name in dict.fromkeys([*expected, *received])
+        if expected.get(name) != received.get(name)
     ]
     if differing:
         raise ConfigurationError(

@@ -477,19 +477,21 @@ def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) ->
             message. One of another class is raised on its own rank; the others raise
             ``RankLostError``.
     """
-    own = None
+    description = None
     if error is not None:
         alike = (index for index, kind in enumerate(kinds) if isinstance(error, kind))
-        own = (next(alike, None), str(error), type(error).__name__)
-    found = [
-        (other_rank, other) for other_rank, other in enumerate(gather(own)) if other is not None
+        description = (next(alike, None), str(error), type(error).__name__)
+    descriptions = [
+        (other_rank, other)
+        for other_rank, other in enumerate(gather(description))
+        if other is not None
     ]
-    if not found:
+    if not descriptions:
         return
     # an unexpected one ends the run in any case
-    first, (kind, message, name) = min(found, key=lambda one: one[1][0] is not None)
+    first, (kind, message, name) = min(descriptions, key=lambda one: one[1][0] is not None)
     if kind is None:
-        if error is not None and own is not None and own[0] is None:
+        if error is not None and description is not None and description[0] is None:
             raise error
         raise RankLostError(
             f"rank {first} ends with {name}: {message}. See its own message", ranks=[first]

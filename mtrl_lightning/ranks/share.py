@@ -133,7 +133,7 @@ def share_of(tasks: Sequence[list[int]], rank: int, size: int) -> Share:
     saved_envs = []
     for task_index in range(len(distinct)):
         # all environments of a task are numbered across ranks, and each rank has a contiguous range
-        for number in range(rank * envs_per_task, (rank + 1) * envs_per_task):
-            saved_rank, env_of_task = divmod(number, saved_per_task)
+        for env_of_all in range(rank * envs_per_task, (rank + 1) * envs_per_task):
+            saved_rank, env_of_task = divmod(env_of_all, saved_per_task)
             saved_envs.append(SavedEnv(saved_rank, task_index * saved_per_task + env_of_task))
     return Share(rank, size, len(expected), tuple(saved_envs))

@@ -154,9 +154,9 @@ def protocol_differences(runs: Sequence[RunRecord]) -> list[str]:
         tasks = {task for metric in run.evaluated() for task in run.tasks_of(metric)}
         parts["evaluated tasks"] = ", ".join(sorted(tasks))
         for key, value in parts.items():
-            other, wanted = first.setdefault(key, (run, value))
-            if value != wanted:
-                text = f"{key} is {wanted} in {other.folder} and {value} in {run.folder}"
+            other, first_value = first.setdefault(key, (run, value))
+            if value != first_value:
+                text = f"{key} is {first_value} in {other.folder} and {value} in {run.folder}"
                 differences.setdefault(key, text)
     return list(differences.values())
 

@@ -52,13 +52,15 @@ def group(labelled: Sequence[tuple[str | None, RunRecord]]) -> list[Method]:
     all_options = [effective(runs[0]) for runs in groups.values()]
     names = dict.fromkeys(name for options in all_options for name in options)
     differing = [n for n in names if any(o.get(n) != all_options[0].get(n) for o in all_options)]
-    own = [{n: options[n] for n in differing if n in options} for options in all_options]
+    differing_options = [
+        {n: options[n] for n in differing if n in options} for options in all_options
+    ]
     counts: Counter[str] = Counter()
     methods = []
-    for ((given, _), runs), from_options, options in zip(
-        groups.items(), make_labels(own), own, strict=True
+    for ((chosen, _), runs), from_options, options in zip(
+        groups.items(), make_labels(differing_options), differing_options, strict=True
     ):
-        label = given or from_options or runs[0].name
+        label = chosen or from_options or runs[0].name
         counts[label] += 1
         unique = label if counts[label] == 1 else f"{label} ({counts[label]})"
         methods.append(Method(unique, runs, options))

@@ -205,20 +205,20 @@ def find_runs(path: Path) -> list[Path]:
             " one that contains runs, such as runs/NAME"
         )
     patterns = ("version_*", "*/version_*", "*/*/version_*")
-    found = [
+    folders = [
         folder
         for pattern in patterns
         for folder in sorted(path.glob(pattern), key=_natural)
         if is_run(folder)
     ]
-    if not found:
+    if not folders:
         raise ConfigurationError(
             f"{path} is not the folder of a run, which has {METRICS}, and contains none: give one"
             " such as runs/NAME/version_0 that has trained until its first metrics"
         )
-    return found
+    return folders
 
 
 def _natural(path: Path) -> tuple[str, int]:
-    number = path.name.removeprefix("version_")
-    return str(path.parent), int(number) if number.isdigit() else -1
+    version = path.name.removeprefix("version_")
+    return str(path.parent), int(version) if version.isdigit() else -1

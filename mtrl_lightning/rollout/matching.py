@@ -66,19 +66,19 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
         ConfigurationError: naming the tasks that the policy does not know, or one whose observation
             or action has another shape.
     """
-    own = getattr(policy, "spec", None)
-    if not isinstance(own, EnvSpec):
+    policy_spec = getattr(policy, "spec", None)
+    if not isinstance(policy_spec, EnvSpec):
         return policy
     names = [spec.task_names[task] for task in dict.fromkeys(tasks)]
-    unknown = [name for name in names if name not in own.task_names]
+    unknown = [name for name in names if name not in policy_spec.task_names]
     if unknown:
         raise ConfigurationError(
             f"the policy does not know {', '.join(unknown)}: its tasks are"
-            f" {', '.join(own.task_names)}. Give a benchmark of some of these, in any order"
+            f" {', '.join(policy_spec.task_names)}. Give a benchmark of some of these, in any order"
         )
     for name in names:
         for kind in ("observation", "action"):
-            shape = own_shape(own, kind, name)
+            shape = own_shape(policy_spec, kind, name)
             shape_here = own_shape(spec, kind, name)
             if shape != shape_here:
                 raise ConfigurationError(
@@ -86,11 +86,11 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
                     " the benchmark: give a benchmark with the wrappers and pixels that the policy"
                     " was trained with"
                 )
-    is_same = own.task_names == spec.task_names and all(
-        getattr(own, space).shape == getattr(spec, space).shape
+    is_same = policy_spec.task_names == spec.task_names and all(
+        getattr(policy_spec, space).shape == getattr(spec, space).shape
         for space in ("observation_space", "action_space")
     )
-    return policy if is_same else _MatchedPolicy(policy, own, spec)
+    return policy if is_same else _MatchedPolicy(policy, policy_spec, spec)
 
 
 def own_shape(spec: EnvSpec, kind: str, task: str) -> tuple[int, ...]:

@@ -236,17 +236,18 @@ class _Writer(ExperimentWriter):
         self, rows: Sequence[Mapping[str, str]], expected: Mapping[str, int], missing: bool
     ) -> None:
         at_checkpoint = f"{expected['rows']} rows up to step {expected['env_steps']}"
-        found = _fingerprint(rows)
+        current = _fingerprint(rows)
         if missing:
             text = f"is missing: it had {at_checkpoint} at the checkpoint. It restarts empty"
-        elif found["rows"] < expected["rows"]:
+        elif current["rows"] < expected["rows"]:
             text = (
-                f"has lost rows: it had {at_checkpoint} at the checkpoint, and has {found['rows']}"
-                f" of them up to step {found['env_steps']}. It continues with these"
+                f"has lost rows: it had {at_checkpoint} at the checkpoint, and has"
+                f" {current['rows']} of them up to step {current['env_steps']}. It continues with"
+                " these"
             )
         else:
             text = (
-                f"was changed: its {found['rows']} rows up to step {found['env_steps']}"
+                f"was changed: its {current['rows']} rows up to step {current['env_steps']}"
                 f" are not the {at_checkpoint} of the checkpoint. It continues with these"
             )
         rank_zero_warn(

@@ -120,8 +120,8 @@ def main(handle: int) -> None:
     Args:
         handle: the inherited connection's file descriptor, on Windows its handle.
     """
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
     _end_with_parent()
     connection = _open_connection(handle)
     group: EnvGroup | None = None
