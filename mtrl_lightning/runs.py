@@ -391,7 +391,7 @@ def check_idle(folder: Path) -> None:
 def is_in_training(folder: Path) -> bool:
     """Return whether a process trains in a run's folder, without taking its lock.
 
-    Where the lock's process is on another host, its file alone tells.
+    Where the lock's process is on another host, its file alone decides.
     """
     path = folder / LOCK
     if not path.is_file():

@@ -16,7 +16,7 @@ MAX_SHARE = 0.01
 EXPECTED_SECONDS = 1.0
 """Of writing them for the first time: some twenty charts."""
 REFRESH_SECONDS = 60
-"""After which a browser loads the page of a run in training again."""
+"""After which a browser reloads the page of a run in training."""
 
 
 class ReportCallback(SessionCallback):

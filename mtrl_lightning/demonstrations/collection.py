@@ -429,7 +429,7 @@ class _EpisodeCounts:
         self.shortest_T = np.full(spec.num_tasks, np.iinfo(np.int64).max)
         self._has_success = False
         self._open_task: int | None = None
-        """Of the episode that goes on in the next chunk."""
+        """Of the episode that continues in the next chunk."""
         self._open_rows = 0
         self._open_successes = 0
 

@@ -1,4 +1,4 @@
-"""Optimizers whose steps a CUDA graph can make again."""
+"""Optimizers whose steps a CUDA graph can replay."""
 
 from __future__ import annotations
 

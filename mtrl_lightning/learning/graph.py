@@ -34,7 +34,7 @@ MOST_GRAPHS = 32
 """Graphs that are kept at once."""
 
 Replay = Callable[[], None]
-"""Runs the recorded operations again."""
+"""Replays the recorded operations."""
 A = TypeVar("A", bound="HasModules")
 """The algorithm whose operations are recorded."""
 G = TypeVar("G")

@@ -285,7 +285,7 @@ def decides_on_device(device: torch.device) -> bool:
 
 
 def skips_on_device(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer takes a tensor that tells it to leave a step out."""
+    """Return whether an optimizer takes a tensor by which it skips a step."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 

@@ -35,7 +35,7 @@ def can_be_packed(fields: Sequence[Field]) -> bool:
 class Upload:
     """Copies arrays to a device, for which neither the host nor the device's work waits.
 
-    To a GPU they go through pinned memory, a ring of slots: a slot is used again when its last copy
+    To a GPU they go through pinned memory, a ring of slots: a slot is reused when its last copy
     is over. Copies use a separate stream and overtake queued updates; work queued after a copy
     waits for it. Elsewhere a copy is made at once.
 

@@ -48,7 +48,7 @@ class Page(NamedTuple):
     sections: Sequence[Section]
     warnings: Sequence[str] = ()
     refresh_seconds: int = 0
-    """After which a browser loads the page again; 0 for a page that is complete."""
+    """After which a browser reloads the page; 0 for a page that is complete."""
 
 
 def render(page: Page) -> str:

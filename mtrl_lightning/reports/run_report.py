@@ -41,7 +41,7 @@ def write_report(run_folder: str | Path, refresh_seconds: int = 0) -> Path:
 
     Args:
         run_folder: the folder with ``metrics.csv``.
-        refresh_seconds: after which a browser loads the page again; 0 for never.
+        refresh_seconds: after which a browser reloads the page; 0 for never.
 
     Raises:
         ConfigurationError: if it is not the folder of a run.
@@ -109,7 +109,7 @@ def _facts(run: RunRecord, refresh_seconds: int) -> Iterator[str]:
     now = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
     facts.append(f"written {now}")
     if refresh_seconds:
-        facts.append(f"in training: the page is loaded again every {refresh_seconds} seconds")
+        facts.append(f"in training: the page reloads every {refresh_seconds} seconds")
     yield " · ".join(facts)
     for recorded in (run.protocol, run.versions):
         if recorded:

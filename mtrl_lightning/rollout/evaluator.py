@@ -98,7 +98,7 @@ def _measured(spec: EnvSpec) -> tuple[str, ...]:
 
 
 def main_metric(spec: EnvSpec) -> str:
-    """Return the quantity that tells how good a policy is: success, else score, else return."""
+    """Return the quantity that measures how good a policy is: success, else score, else return."""
     measured = _measured(spec)
     return next(name for name in ("success", "score", "return") if name in measured)
 

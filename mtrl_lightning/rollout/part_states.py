@@ -1,6 +1,6 @@
 """The states of a collector's listeners and action transforms, by class.
 
-A checkpoint finds a part again by its class, and by its index among the parts of that class.
+A checkpoint identifies a part by its class, and by its index among the parts of that class.
 """
 
 from __future__ import annotations

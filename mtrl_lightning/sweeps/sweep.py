@@ -217,7 +217,7 @@ def _follow(
     """Report the metric until the run ends, is weak, or has to stop.
 
     Returns:
-        The run's exit code, None if it goes on; the metric; and whether Hyperband ends the run.
+        The run's exit code, None if it continues; the metric; and whether Hyperband ends the run.
     """
     stored = trial.study.get_trials(deepcopy=False)[trial.number]
     num_reported = len(stored.intermediate_values)

@@ -22,7 +22,7 @@ StepArrays = dict[str, npt.NDArray]
 EPISODE_STEP = Field("episode_step", (), "int64")
 """The step of its episode that an environment is in, or has made last."""
 ACTIVE = Field("active", (), "bool")
-"""Whether the environment is being stepped or reset now: it tells where a worker died."""
+"""Whether the environment is being stepped or reset now: it shows where a worker died."""
 PAUSED = Field("paused", (), "bool")
 """Whether the next step leaves the environment out."""
 BUILT = Field("built", (), "bool")
