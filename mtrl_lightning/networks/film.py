@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
-from mtrl_lightning.networks.network import Network, TaskAxis, he_linear, uniform_
+from mtrl_lightning.networks.network import Network, TaskAxis, he_linear, output_linear
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -70,9 +70,7 @@ class FiLM(Network):
         self.layers = nn.ModuleList(
             he_linear(in_dim if i == 0 else width, width) for i in range(depth)
         )
-        self.head = nn.Linear(width, out_dim)
-        uniform_(self.head.weight, output_bound, width)
-        uniform_(self.head.bias, output_bound, width)
+        self.head = output_linear(width, out_dim, output_bound)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -76,8 +77,16 @@ class TaskModule(nn.Module):
         """Return the weights of the last layer that all tasks share.
 
         This is the last matrix of ``shared_parameters``.
+
+        Raises:
+            ConfigurationError: if the tasks share no parameter.
         """
-        backwards = reversed(list(self.shared_parameters()))
+        backwards = list(self.shared_parameters())[::-1]
+        if not backwards:
+            raise ConfigurationError(
+                f"{type(self).__name__} shares no layer between tasks:"
+                " set the gradient method to gradients.Mean, the mean of the losses"
+            )
         return max(backwards, key=lambda parameter: parameter.ndim > 1)  # max returns the first one
 
     def mask_losses(self, loss_R: Tensor) -> Tensor:
@@ -187,6 +196,14 @@ def he_linear(in_dim: int, out_dim: int) -> nn.Linear:
     linear = nn.Linear(in_dim, out_dim)
     nn.init.kaiming_uniform_(linear.weight, nonlinearity="relu")
     nn.init.zeros_(linear.bias)
+    return linear
+
+
+def output_linear(in_dim: int, out_dim: int, bound: float) -> nn.Linear:
+    """Return a linear layer whose weights and biases ``uniform_`` fills within ``bound``."""
+    linear = nn.Linear(in_dim, out_dim)
+    uniform_(linear.weight, bound, in_dim)
+    uniform_(linear.bias, bound, in_dim)
     return linear
 
 

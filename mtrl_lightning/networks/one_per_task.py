@@ -8,18 +8,17 @@ tasks that have a network, ``T`` tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.network import Network, is_captured
+from mtrl_lightning.networks.separate import NothingShared
 from mtrl_lightning.spec import EnvSpec
 
 
-class OnePerTask(Network):
+class OnePerTask(NothingShared):
     """Train one network of any architecture per task; they share nothing.
 
     ``Separate`` does this for plain MLPs, and computes them together. Rows of any tasks ``[B, D]``
@@ -67,33 +66,6 @@ class OnePerTask(Network):
         if is_captured():
             return self._compute_all(x_BD, task_B)
         return self._compute_in_any_order(x_BD, task_B)
-
-    def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield nothing: no parameter is shared."""
-        yield from ()
-
-    def last_shared_weight(self) -> Parameter:
-        """Raise an error: there is no shared layer.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        raise ConfigurationError(
-            "OnePerTask shares no layer between tasks:"
-            " set the gradient method to gradients.Mean, the mean of the losses"
-        )
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Raise an error: no network is trained for other tasks.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        raise ConfigurationError(
-            "OnePerTask trains one network per task, which share nothing, and some tasks are"
-            " evaluated without being trained: choose another network, or set"
-            " model.init_args.untrained_tasks to own (their networks stay as initialized)"
-        )
 
     def mask_losses(self, loss_R: Tensor) -> Tensor:
         """Return the losses ``[R]``, each masked by the network of its task."""

@@ -14,7 +14,27 @@ from mtrl_lightning.networks.network import Network
 from mtrl_lightning.spec import EnvSpec
 
 
-class Separate(Network):
+class NothingShared(Network):
+    """Base of networks with all parameters for each task, and none that tasks share."""
+
+    def shared_parameters(self) -> Iterator[Parameter]:
+        """Yield nothing: no parameter is shared."""
+        yield from ()
+
+    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
+        """Raise an error: no network is trained for other tasks.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} trains one network per task, which share nothing, and some"
+            " tasks are evaluated without being trained: choose another network, or set"
+            " model.init_args.untrained_tasks to own (their networks stay as initialized)"
+        )
+
+
+class Separate(NothingShared):
     """Train one MLP per task, without task input.
 
     This is "one SAC agent per task" in mtrl's tables (Sodhani et al. 2021): the reference for
@@ -48,30 +68,3 @@ class Separate(Network):
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""
         return self.own(x_BD, task_B)  # type: ignore[no-any-return]
-
-    def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield nothing: no parameter is shared."""
-        yield from ()
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Raise an error: no network is trained for other tasks.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        raise ConfigurationError(
-            "Separate trains one network per task, which share nothing, and some tasks are"
-            " evaluated without being trained: choose another network, or set"
-            " model.init_args.untrained_tasks to own (their networks stay as initialized)"
-        )
-
-    def last_shared_weight(self) -> Parameter:
-        """Raise an error: there is no shared layer.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        raise ConfigurationError(
-            "Separate shares no layer between tasks:"
-            " set the gradient method to gradients.Mean, the mean of the losses"
-        )

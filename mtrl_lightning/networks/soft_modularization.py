@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import Experts
-from mtrl_lightning.networks.network import Network, TaskAxis, he_linear, uniform_
+from mtrl_lightning.networks.network import (
+    Network,
+    TaskAxis,
+    he_linear,
+    output_linear,
+    uniform_,
+)
 from mtrl_lightning.spec import EnvSpec
 
 ROUTING_BOUND = 3e-3
@@ -99,9 +105,7 @@ class SoftModularization(Network):
             )
             for i in range(depth)
         )
-        self.head = nn.Linear(width, out_dim)
-        uniform_(self.head.weight, output_bound, width)
-        uniform_(self.head.bias, output_bound, width)
+        self.head = output_linear(width, out_dim, output_bound)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map features and tasks to outputs: ``[B, out_dim]``, or ``[R, n, out_dim]``."""
