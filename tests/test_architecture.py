@@ -37,6 +37,7 @@ BASE = {
     "progress",
     "saved",
     "saved_spec",
+    "signatures",
     "ranks",
 }
 ROOMS = {

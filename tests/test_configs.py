@@ -9,7 +9,6 @@ from jsonargparse import ActionConfigFile, Namespace
 
 from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.algorithms.arguments import parameters_of
 from mtrl_lightning.callbacks import rollout
 from mtrl_lightning.cli.config_files import ExtendingConfigFile
 from mtrl_lightning.cli.config_names import FORMER_NAMES
@@ -17,6 +16,7 @@ from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.cli.parser import RunParser
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.run.data import MultiTaskData
+from mtrl_lightning.signatures import parameters_of
 from mtrl_lightning.types import RolloutConfig
 from tests.helpers.command_line import CONFIGS, ROOT, resolve, skip_without_renderer
 from tests.helpers.tiers import slow_unless

@@ -16,27 +16,10 @@ from torch import nn
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
+from mtrl_lightning.signatures import parameters_of
 
 _REPLACED = ("observation_space", "num_tasks", "action_dim")
 """Parameters of factories up to version 0.2, which the spec has replaced."""
-
-
-def parameters_of(called: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters by name; ``**kwargs`` of a class are those of its base."""
-    try:
-        parameters = dict(inspect.signature(called).parameters)
-    except (TypeError, ValueError):  # written in C
-        return {}
-    more = [name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD]
-    if not more or not inspect.isclass(called):
-        return parameters
-    _, base, *_ = (kind for kind in called.__mro__ if "__init__" in vars(kind))
-    if base is object:
-        return parameters
-    del parameters[more[0]]
-    fixed = getattr(called, "fixed_options", ())
-    inherited = {name: p for name, p in parameters_of(base).items() if name not in fixed}
-    return {**inherited, **parameters}
 
 
 def type_hints(called: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from mtrl_lightning.algorithms.allocation import AllocationLimit
-from mtrl_lightning.algorithms.arguments import parameters_of, type_hints
+from mtrl_lightning.algorithms.arguments import type_hints
 from mtrl_lightning.algorithms.description import (
     CLASS_PATH,
     INIT_ARGS,
@@ -31,6 +31,7 @@ from mtrl_lightning.algorithms.description import (
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.saved_spec import rebuild_spec
+from mtrl_lightning.signatures import parameters_of
 
 if TYPE_CHECKING:
     from mtrl_lightning.algorithms.algorithm import Algorithm

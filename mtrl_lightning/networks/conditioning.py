@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from inspect import signature
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network, TaskAxis, task_values
+from mtrl_lightning.signatures import parameters_of
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -218,7 +218,7 @@ def with_conditioning(
     if conditioning is None or options.get("conditioning") is not None:
         return make_network
     made = _class_or_function(make_network)
-    if "conditioning" in signature(made).parameters:
+    if "conditioning" in parameters_of(made):
         return partial(make_network, conditioning=conditioning)
     built = conditioning(spec)
     if built.out_dim == 0:

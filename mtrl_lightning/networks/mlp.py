@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.hidden import HiddenLayers, residual_layers
-from mtrl_lightning.networks.network import Network, TaskAxis, uniform_
+from mtrl_lightning.networks.network import Network, TaskAxis, output_linear
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -56,9 +56,11 @@ class MLP(Network):
             self.trunk = residual_layers(in_dim, width, depth)
         else:
             self.trunk = HiddenLayers(in_dim, width, depth, layer_norm)
-        self.head = nn.Linear(width, out_dim)
-        uniform_(self.head.weight, output_bound, width)
-        uniform_(self.head.bias, output_bound, width)
+        self.add_output(width, out_dim, spec, output_bound)
+
+    def add_output(self, width: int, out_dim: int, spec: EnvSpec, output_bound: float) -> None:
+        """Build the output layer behind the hidden ones; called by the constructor."""
+        self.head = output_linear(width, out_dim, output_bound)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, in_dim]`` and ``[B]`` to ``[B, out_dim]``."""

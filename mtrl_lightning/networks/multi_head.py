@@ -6,21 +6,21 @@ features, ``H`` hidden features, ``O`` outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.experts import TaskExperts
-from mtrl_lightning.networks.hidden import HiddenLayers, residual_layers
-from mtrl_lightning.networks.network import Network, TaskAxis, group_values, uniform_
+from mtrl_lightning.networks.mlp import MLP
+from mtrl_lightning.networks.network import TaskAxis, group_values, uniform_
 from mtrl_lightning.spec import EnvSpec
 
 
-class MultiHead(Network):
+class MultiHead(MLP):
     """Share the hidden layers between all tasks, with one head per task.
 
     The task is also part of the input (MetaWorld+, McLean et al. 2025). With one task the network
@@ -30,46 +30,29 @@ class MultiHead(Network):
         in_dim: number of input features.
         out_dim: number of outputs.
         spec: the tasks.
-        width: size of a hidden layer; 400 in MetaWorld's protocols.
-        depth: number of hidden layers, or of residual blocks; 3 in MetaWorld's protocols.
-        layer_norm: whether LayerNorm follows each hidden layer's linear map.
-        residual: whether the hidden layers are one layer and ``depth`` residual blocks, which
-            always have LayerNorm.
         head_width: size of the hidden layer of each head, as in mtrl (Sodhani et al. 2021); 0 for
             linear heads.
-        output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
-        conditioning: task conditioning, appended to the input; None for the
-            algorithm's ``conditioning``, or else the one-hot.
+        options: those of ``MLP``.
     """
 
     def __init__(
-        self,
-        in_dim: int,
-        out_dim: int,
-        spec: EnvSpec,
-        *,
-        width: int = 400,
-        depth: int = 3,
-        layer_norm: bool = False,
-        residual: bool = False,
-        head_width: int = 0,
-        output_bound: float = 3e-3,
-        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
+        self, in_dim: int, out_dim: int, spec: EnvSpec, *, head_width: int = 0, **options: Any
     ) -> None:
-        super().__init__()
         at_least(0, head_width=head_width, hint=", 0 for linear heads")
-        self.conditioning = (conditioning or OneHot)(spec)
-        self._num_features = in_dim
-        in_dim += self.conditioning.out_dim
-        self.trunk: nn.Module
-        if residual:
-            self.trunk = residual_layers(in_dim, width, depth)
-        else:
-            self.trunk = HiddenLayers(in_dim, width, depth, layer_norm)
+        self._head_width = head_width
+        super().__init__(in_dim, out_dim, spec, **options)
+
+    def add_output(self, width: int, out_dim: int, spec: EnvSpec, output_bound: float) -> None:
+        """Build the heads behind the hidden layers."""
         self.heads: nn.Module
-        if head_width:
+        if self._head_width:
             self.heads = TaskExperts(
-                spec.num_tasks, width, out_dim, width=head_width, depth=1, output_bound=output_bound
+                spec.num_tasks,
+                width,
+                out_dim,
+                width=self._head_width,
+                depth=1,
+                output_bound=output_bound,
             )
         else:
             self.heads = LinearHeads(width, out_dim, spec.num_tasks, output_bound)
@@ -90,10 +73,6 @@ class MultiHead(Network):
         """Yield all parameters except those of the heads."""
         yield from self.conditioning.parameters()
         yield from self.trunk.parameters()
-
-    def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the columns of the first layer that multiply a one-hot."""
-        return self.conditioning.columns("trunk.0.weight", self._num_features)
 
 
 class LinearHeads(nn.Linear):

@@ -81,7 +81,7 @@ def stacked_outputs(members: Sequence[nn.Module], x_RnD: Tensor, task_Rn: Tensor
 
 
 def _head(member: Any) -> nn.Module:
-    head: nn.Module = member.head if isinstance(member, MLP) else member.heads
+    head: nn.Module = member.heads if isinstance(member, MultiHead) else member.head
     return head
 
 
