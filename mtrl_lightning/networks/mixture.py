@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -176,7 +177,33 @@ def _uses(
     return uses_TK / uses_TK.sum(1, keepdims=True)
 
 
-class Gate(Assignment):
+class ScoredAssignment(Assignment):
+    """Base of assignments that weight the experts by an MLP's scores for the task.
+
+    The task conditioning is frozen and detached: this does not train it.
+
+    Args:
+        num_experts: number of experts, ``K``.
+        spec: the tasks.
+        conditioning: task conditioning, the input of the MLP; it is not trained.
+        width: size of a hidden layer; 50 in mtrl.
+        depth: number of hidden layers; 2 in mtrl.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        spec: EnvSpec,
+        *,
+        conditioning: Callable[[EnvSpec], TaskConditioning] = OneHot,
+        width: int = 50,
+        depth: int = 2,
+    ) -> None:
+        super().__init__(num_experts, spec)
+        self.scores = _Scores(num_experts, spec, conditioning, width, depth)
+
+
+class Gate(ScoredAssignment):
     """Choose a task's experts with the highest scores, weighted by the softmax of these scores.
 
     An MLP scores the experts. All other experts get the weight 0. The task conditioning is
@@ -186,36 +213,27 @@ class Gate(Assignment):
         num_experts: number of experts, ``K``.
         spec: the tasks.
         num_chosen: number of experts per task; 2 in mtrl.
-        conditioning: task conditioning, the input of the MLP; it is not trained.
-        width: size of a hidden layer; 50 in mtrl.
-        depth: number of hidden layers; 2 in mtrl.
+        options: those of ``ScoredAssignment``.
     """
 
     def __init__(
-        self,
-        num_experts: int,
-        spec: EnvSpec,
-        *,
-        num_chosen: int = 2,
-        conditioning: Callable[[EnvSpec], TaskConditioning] = OneHot,
-        width: int = 50,
-        depth: int = 2,
+        self, num_experts: int, spec: EnvSpec, *, num_chosen: int = 2, **options: Any
     ) -> None:
-        super().__init__(num_experts, spec)
         within(1, num_experts, num_chosen=num_chosen, hint=", the number of experts")
+        super().__init__(num_experts, spec, **options)
         self._num_chosen = num_chosen
-        self.scores = _Scores(num_experts, spec, conditioning, width, depth)
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to weights ``[B, K]``."""
         score_TK = self.scores()
         chosen = score_TK.topk(self._num_chosen, dim=-1)
+        # exp(-inf) = 0: the softmax is that of the chosen scores alone
         excluded_TK = torch.full_like(score_TK, -torch.inf)
         score_TK = excluded_TK.scatter(-1, chosen.indices, chosen.values)
         return score_TK.softmax(-1)[task_B]
 
 
-class Attention(Assignment):
+class Attention(ScoredAssignment):
     """Weight the experts by the softmax of an MLP's scores for the task.
 
     The task conditioning is frozen and detached: this does not train it.
@@ -224,25 +242,15 @@ class Attention(Assignment):
         num_experts: number of experts, ``K``.
         spec: the tasks.
         temperature: divisor of the scores, above 0; 1 in mtrl.
-        conditioning: task conditioning, the input of the MLP; it is not trained.
-        width: size of a hidden layer; 50 in mtrl.
-        depth: number of hidden layers; 2 in mtrl.
+        options: those of ``ScoredAssignment``.
     """
 
     def __init__(
-        self,
-        num_experts: int,
-        spec: EnvSpec,
-        *,
-        temperature: float = 1.0,
-        conditioning: Callable[[EnvSpec], TaskConditioning] = OneHot,
-        width: int = 50,
-        depth: int = 2,
+        self, num_experts: int, spec: EnvSpec, *, temperature: float = 1.0, **options: Any
     ) -> None:
-        super().__init__(num_experts, spec)
         above(0, temperature=temperature, prefix="Attention's ")
+        super().__init__(num_experts, spec, **options)
         self._temperature = temperature
-        self.scores = _Scores(num_experts, spec, conditioning, width, depth)
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to weights ``[B, K]``."""
