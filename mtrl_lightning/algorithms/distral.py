@@ -34,6 +34,7 @@ from mtrl_lightning.networks import (
     SquashedGaussian,
     TaskConditioning,
 )
+from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
 
@@ -218,7 +219,7 @@ class Distral(SAC):
         shared_BF = self.encoder.shared_features(observation_BD, task_B)
         output_B2A = self.actor(shared_BF, task_B)
         if self.num_trained < self.spec.num_tasks:
-            is_untrained_B1 = self.untrained_T[task_B][..., None]
+            is_untrained_B1 = task_values(self.untrained_T, task_B)[..., None]
             output_B2A = torch.where(is_untrained_B1, self.distilled(shared_BF), output_B2A)
         return self.distribution(output_B2A, task_B)
 

@@ -24,6 +24,7 @@ from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.learning.reward_scale import RewardScale, check_discount
 from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.networks import TaskAxis
+from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.standardize import fill_unseen
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
@@ -155,7 +156,9 @@ class NormalizeObservation(Transform):
 
     def observation(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Return the normalized observations."""
-        normalized_BD = (observation_BD.float() - self.mean_TD[task_B]) / self.std_TD[task_B]
+        mean_BD = task_values(self.mean_TD, task_B)
+        std_BD = task_values(self.std_TD, task_B)
+        normalized_BD = (observation_BD.float() - mean_BD) / std_BD
         return normalized_BD.clamp(-self._clip, self._clip)
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Identity
-from mtrl_lightning.networks.network import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis, task_values
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
 
@@ -103,8 +103,8 @@ class Standardize(Identity):
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Return the standardized observations; padding stays 0."""
         if self._per_task:
-            mean = self.mean_TD[task_B]
-            variance = self.variance_TD[task_B]
+            mean = task_values(self.mean_TD, task_B)
+            variance = task_values(self.variance_TD, task_B)
         else:
             mean = self.mean_D
             variance = self.variance_D
