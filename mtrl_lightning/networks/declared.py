@@ -90,7 +90,10 @@ def _own_parameters(
         dims = range(one.ndim) if replaces else range(min(one.ndim, 1))
         if any(_has_blocks(one, other, dim, num_tasks) for dim in dims):
             names.append(name)
-    inputs = set() if replaces else _conditioning_parameters(network)
+    inputs: set[int] = set()
+    if not replaces:  # the parameters of task conditionings are inputs, and count as shared
+        parts = [module for module in network.modules() if getattr(module, "is_task_input", False)]
+        inputs = {id(parameter) for part in parts for parameter in part.parameters()}
     return {name: parameters[name] for name in names if id(parameters[name]) not in inputs}
 
 
@@ -167,9 +170,3 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
     finally:
         for module, was_training in training:
             module.training = was_training
-
-
-def _conditioning_parameters(network: nn.Module) -> set[int]:
-    """Return the parameters of task conditionings, which are inputs and count as shared."""
-    parts = [module for module in network.modules() if getattr(module, "is_task_input", False)]
-    return {id(parameter) for part in parts for parameter in part.parameters()}

@@ -96,9 +96,14 @@ class LinearHeads(nn.Linear):
         uniform_(self.bias, output_bound, in_dim)
 
     def forward(self, h_BH: Tensor, task_B: Tensor) -> Tensor:  # type: ignore[override]
-        """Map features ``[B, H]`` and tasks ``[B]`` to ``[B, out_dim]``."""
+        """Map features ``[B, H]`` to ``[B, out_dim]``, or ``[R, n, H]`` to ``[R, n, out_dim]``."""
         if h_BH.ndim == 3:
-            return self._forward_by_task(h_BH, task_B)
+            # each task's rows by its own head
+            weight_ROH = group_values(self.weight.view(self.num_tasks, self.out_dim, -1), task_B)
+            bias_R1O = group_values(self.bias.view(self.num_tasks, 1, self.out_dim), task_B)
+            if self.out_dim == 1 and h_BH.device.type == "cpu":  # faster there, with more launches
+                return ((h_BH * weight_ROH).sum(-1, keepdim=True) + bias_R1O).to(h_BH.dtype)
+            return torch.baddbmm(bias_R1O, h_BH, weight_ROH.transpose(1, 2))
         # compute all heads in one product, then select the task's own. This is cheaper than
         # gathering one weight matrix per row, and than an index, whose gradient a GPU has to sort
         y_BTO = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
@@ -119,11 +124,3 @@ class LinearHeads(nn.Linear):
         scale_TO = scale_T.repeat_interleave(self.out_dim)
         self.weight.mul_(scale_TO[:, None])
         self.bias.mul_(scale_TO).add_(shift_T.repeat_interleave(self.out_dim))
-
-    def _forward_by_task(self, h_RnH: Tensor, task_Rn: Tensor) -> Tensor:
-        """Map each task's features ``[R, n, H]`` to ``[R, n, out_dim]``."""
-        weight_ROH = group_values(self.weight.view(self.num_tasks, self.out_dim, -1), task_Rn)
-        bias_R1O = group_values(self.bias.view(self.num_tasks, 1, self.out_dim), task_Rn)
-        if self.out_dim == 1 and h_RnH.device.type == "cpu":  # faster there, with more launches
-            return ((h_RnH * weight_ROH).sum(-1, keepdim=True) + bias_R1O).to(h_RnH.dtype)
-        return torch.baddbmm(bias_R1O, h_RnH, weight_ROH.transpose(1, 2))

@@ -9,6 +9,7 @@ tasks that have a network, ``T`` tasks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,33 +63,20 @@ class OnePerTask(NothingShared):
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map features and tasks to outputs: ``[B, out_dim]``, or ``[R, n, out_dim]``."""
         if x_BD.ndim == 3:
-            return self._compute_by_task(x_BD, task_B)
+            members = list(self.members)
+            if len(x_BD) != len(members):
+                members = [members[index] for index in self.index_T[task_B[:, 0]].tolist()]
+            pairs = zip(members, x_BD.split(1), strict=True)
+            return torch.cat([_output(member, x_1nD) for member, x_1nD in pairs])
         if is_captured():
-            return self._compute_all(x_BD, task_B)
+            # every network computes every row, as no operation may depend on the tasks' values
+            output_RBO = torch.stack([_output(member, x_BD) for member in self.members])
+            row_B = torch.arange(task_B.shape[0], device=task_B.device)
+            return output_RBO[self.index_T[task_B], row_B]
         return self._compute_in_any_order(x_BD, task_B)
 
-    def mask_losses(self, loss_R: Tensor) -> Tensor:
-        """Return the losses ``[R]``, each masked by the network of its task."""
-        masked = map(_masked_loss, self._trained_members(), loss_R.split(1))
-        return torch.cat(list(masked))
-
-    def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
-        """Let each network change its parameters by its own loss."""
-        for member, loss_1 in zip(self._trained_members(), loss_R.split(1), strict=True):
-            assert isinstance(member, Network)
-            member.after_step(loss_1, torch.zeros_like(task_R[:1]), generator)
-
-    def _trained_members(self) -> list[nn.Module]:
-        return [self.members[index] for index in self._trained]
-
-    def _compute_by_task(self, x_RnD: Tensor, task_Rn: Tensor) -> Tensor:
-        members = list(self.members)
-        if len(x_RnD) != len(members):
-            members = [members[index] for index in self.index_T[task_Rn[:, 0]].tolist()]
-        outputs = map(_output, members, x_RnD.split(1))
-        return torch.cat(list(outputs))
-
     def _compute_in_any_order(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
+        """Compute each network's rows, and put the outputs into the order of the rows."""
         index_B = self.index_T[task_B]
         outputs = []
         rows = []
@@ -99,11 +87,18 @@ class OnePerTask(NothingShared):
                 rows.append(row_N)
         return torch.cat(outputs)[torch.cat(rows).argsort()]
 
-    def _compute_all(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Compute every network for every row: no operation depends on the tasks' values."""
-        output_RBO = torch.stack([_output(member, x_BD) for member in self.members])
-        row_B = torch.arange(task_B.shape[0], device=task_B.device)
-        return output_RBO[self.index_T[task_B], row_B]
+    def mask_losses(self, loss_R: Tensor) -> Tensor:
+        """Return the losses ``[R]``, each masked by the network of its task."""
+        pairs = zip(self._trained_members(), loss_R.split(1), strict=True)
+        return torch.cat([member.mask_losses(loss_1) for member, loss_1 in pairs])
+
+    def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
+        """Let each network change its parameters by its own loss."""
+        for member, loss_1 in zip(self._trained_members(), loss_R.split(1), strict=True):
+            member.after_step(loss_1, torch.zeros_like(task_R[:1]), generator)
+
+    def _trained_members(self) -> list[Any]:
+        return [self.members[index] for index in self._trained]
 
 
 class OneForAll(nn.Module):
@@ -140,8 +135,3 @@ def _output(network: nn.Module, x_BD: Tensor) -> Tensor:
     task_1N = torch.zeros(x_1ND.shape[:2], dtype=torch.int64, device=x_BD.device)
     output_1NO = network(x_1ND, task_1N)
     return output_1NO.view(*x_BD.shape[:-1], output_1NO.shape[-1])  # type: ignore[no-any-return]
-
-
-def _masked_loss(network: nn.Module, loss_1: Tensor) -> Tensor:
-    assert isinstance(network, Network)
-    return network.mask_losses(loss_1)
