@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
 
 from mtrl_lightning import saved
@@ -86,27 +86,26 @@ class EvaluationCallback(SessionCallback):
         benchmark = self.session.benchmark
         if stage == TrainerFn.FITTING:
             check_early_stopping(trainer, metric_names(benchmark))
-        self._evaluators = [
-            Evaluator(
+        self._evaluators = []
+        for split in benchmark.splits[1:]:
+            num_workers = self._num_workers
+            if num_workers is None:
+                num_envs = len(tasks_of(benchmark, split)) * self._envs_per_task
+                num_envs_here = -(-num_envs // distributed.world_size())
+                num_workers = default_num_workers(num_envs_here, 0, distributed.local_size())
+            evaluator = Evaluator(
                 benchmark,
                 num_episodes=self._num_episodes,
                 split=split,
                 envs_per_task=self._envs_per_task,
-                num_workers=self._workers(len(tasks_of(benchmark, split))),
+                num_workers=num_workers,
                 share=(distributed.rank(), distributed.world_size()),
                 timeout=self._timeout,
                 max_restarts=self._max_restarts,
                 on_restart=self._note_restart,
                 progress=shows_progress(trainer),
             )
-            for split in benchmark.splits[1:]
-        ]
-
-    def _workers(self, num_tasks: int) -> int:
-        if self._num_workers is not None:
-            return self._num_workers
-        num_envs = -(-num_tasks * self._envs_per_task // distributed.world_size())
-        return default_num_workers(num_envs, 0, distributed.local_size())
+            self._evaluators.append(evaluator)
 
     def _note_restart(self, reason: str) -> None:
         self.session.local_counters.worker_restarts += 1
@@ -156,8 +155,10 @@ class EvaluationCallback(SessionCallback):
             with session.stopwatch.measure("evaluate"):
                 evaluation = self._evaluate_split(evaluator, policy)
             results |= evaluation.metrics(session.spec.task_names)
-            steps = session.counters.env_steps
-            _print(table(evaluation, session.spec.task_names, steps, session.algorithm.step_unit))
+            if distributed.rank() == 0:
+                steps = session.counters.env_steps
+                unit = session.algorithm.step_unit
+                tqdm.write(table(evaluation, session.spec.task_names, steps, unit))
         session.results = results
         session.evaluated_at = session.counters.env_steps
         assert self._trainer is not None
@@ -248,8 +249,3 @@ def table(
     *rows, averages = text_table(lines, num_texts=1).splitlines()
     title = f"{evaluation.split} after {env_steps:,} {unit}"
     return "\n".join([title, *rows, "-" * len(rows[0]), averages])
-
-
-@rank_zero_only
-def _print(text: str) -> None:
-    tqdm.write(text)

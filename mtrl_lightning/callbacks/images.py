@@ -76,17 +76,14 @@ class ImagesCallback(SessionCallback):
 
     @rank_zero_only
     def _write(self) -> None:
-        with self._warn_once:
-            self._write_images()
-
-    def _write_images(self) -> None:
         session = self.session
         env_steps = session.counters.env_steps
-        for name, image in session.algorithm.images().items():
-            path = session.folder / FOLDER / f"{name}_{env_steps:010d}.png"
-            write_image(path, image)
-            for logger in session.loggers:
-                log_image(logger, name, path, env_steps)
+        with self._warn_once:
+            for name, image in session.algorithm.images().items():
+                path = session.folder / FOLDER / f"{name}_{env_steps:010d}.png"
+                write_image(path, image)
+                for logger in session.loggers:
+                    log_image(logger, name, path, env_steps)
 
 
 def write_image(path: Path, image: npt.NDArray[np.uint8]) -> None:

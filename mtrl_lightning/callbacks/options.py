@@ -107,8 +107,11 @@ class OptionsCallback(SessionCallback):
         """
         here = dict(_flat(self._options))
         previous = self._previous
-        recorded = self._recorded().items()
-        there = {name: value for name, value in recorded if not _is_known(name, previous)}
+        there = {
+            name: value
+            for name, value in self._recorded().items()
+            if not _common_names({name: None}, previous)
+        }
         there |= previous
         changes = {}
         for name in sorted(_common_names(here, there)):
@@ -155,7 +158,8 @@ class OptionsCallback(SessionCallback):
         """
         from torch.utils.tensorboard.summary import hparams  # TensorBoard is optional
 
-        columns = {name: 0.0 for name in metric_names(self.session.benchmark) if _is_mean(name)}
+        names = metric_names(self.session.benchmark)
+        columns = {name: 0.0 for name in names if name.count("/") == 1}  # means, of no single task
         values = {
             name: value if isinstance(value, (bool, int, float, str)) else str(value)
             for name, value in _flat(self._options)
@@ -214,11 +218,6 @@ def _common_names(options: Mapping[str, Any], others: Mapping[str, Any]) -> set[
     return of_options | of_others
 
 
-def _is_known(name: str, options: Mapping[str, Any]) -> bool:
-    """Return whether options have a value for a name, or for a section above or below it."""
-    return bool(_common_names({name: None}, options))
-
-
 def _upwards(name: str) -> Iterator[str]:
     """Yield a full name, and those of the sections that it stands in."""
     while name:
@@ -262,7 +261,3 @@ def _class_named(path: Any) -> type | None:
 def _is_among(name: str, sections: Sequence[str]) -> bool:
     """Return whether an option, or a section that it stands in, is in a list."""
     return any(name == section or name.startswith(f"{section}.") for section in sections)
-
-
-def _is_mean(metric: str) -> bool:
-    return metric.count("/") == 1

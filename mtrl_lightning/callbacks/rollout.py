@@ -224,7 +224,11 @@ class RolloutCallback(SessionCallback):
         Raises:
             ConfigurationError: if an option cannot work.
         """
-        self._check_timeouts()
+        if distributed.world_size() > 1 and self._rank_timeout <= self._timeout:
+            raise ConfigurationError(
+                f"rollout.rank_timeout is {self._rank_timeout:g} s: give more than rollout.timeout,"
+                f" {self._timeout:g} s, for which a process waits for a worker that hangs"
+            )
         check_checkpoint_callbacks(trainer)
         check_precision(trainer.precision, device)
         session = self.session
@@ -238,6 +242,15 @@ class RolloutCallback(SessionCallback):
         if num_workers is None:
             spare = 0 if self.session.algorithm.collection is not None else 1
             num_workers = default_num_workers(len(tasks), spare, distributed.local_size())
+
+        def note_restart(reason: str) -> None:
+            """Count environments that were rebuilt after a fault, and report why."""
+            self.session.local_counters.worker_restarts += 1
+            distributed.warn(
+                f"environments are rebuilt, restart {envs.num_restarts} of at most"
+                f" {envs.max_restarts}: {reason}"
+            )
+
         envs = VectorEnv(
             self.session.benchmark,
             tasks,
@@ -245,27 +258,12 @@ class RolloutCallback(SessionCallback):
             num_workers=num_workers,
             timeout=self._timeout,
             max_restarts=self._max_restarts,
-            on_restart=lambda reason: self._note_restart(envs, reason),
+            on_restart=note_restart,
             indices=indices,
             midway_starts=self._midway_starts,
             progress=progress,
         )
         return envs
-
-    def _note_restart(self, envs: VectorEnv, reason: str) -> None:
-        """Count environments that were rebuilt after a fault, and report why."""
-        self.session.local_counters.worker_restarts += 1
-        distributed.warn(
-            f"environments are rebuilt, restart {envs.num_restarts} of at most"
-            f" {envs.max_restarts}: {reason}"
-        )
-
-    def _check_timeouts(self) -> None:
-        if distributed.world_size() > 1 and self._rank_timeout <= self._timeout:
-            raise ConfigurationError(
-                f"rollout.rank_timeout is {self._rank_timeout:g} s: give more than rollout.timeout,"
-                f" {self._timeout:g} s, for which a process waits for a worker that hangs"
-            )
 
     def _local_indices(self, num_tasks: int) -> list[int]:
         """Return the indices of this process' environments among all: a part of each task's.

@@ -87,16 +87,13 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
     """
     for name, refused in REFUSED.items():
         value = options.get(name)
-        if value is None or _is_among(value, refused.accepted):
+        # an integer is a number of batches and a float a share of them: 1 is not 1.0
+        accepted = [(type(other), other) for other in refused.accepted]
+        if value is None or (type(value), value) in accepted:
             continue
         raise ConfigurationError(
             f"trainer.{name} is {value}, which a run does not follow: {refused.hint}"
         )
-
-
-def _is_among(value: Any, accepted: tuple[Any, ...]) -> bool:
-    # an integer is a number of batches and a float a share of them: 1 is not 1.0
-    return any(value == other and type(value) is type(other) for other in accepted)
 
 
 def check_trainer(trainer: Trainer) -> None:
