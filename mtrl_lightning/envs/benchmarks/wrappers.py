@@ -354,15 +354,11 @@ def _arguments(make: MakeWrapper, options: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, str) and takes_function:
             resolved[name] = _imported(value)
         elif isinstance(value, Mapping) and "class_path" in value:
-            resolved[name] = _made(value)
+            # an object, such as a space
+            resolved[name] = _imported(value["class_path"])(**value.get("init_args") or {})
         else:
             resolved[name] = value
     return resolved
-
-
-def _made(described: Mapping[str, Any]) -> Any:
-    """Return the object of ``class_path`` and ``init_args``, such as a space."""
-    return _imported(described["class_path"])(**described.get("init_args") or {})
 
 
 def _name(make: Any) -> str:

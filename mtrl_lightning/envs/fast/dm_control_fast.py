@@ -123,14 +123,11 @@ class FastPhysics(Upstream):
         mujoco.mj_step1(model, data)
         after = self._warnings.tolist()
         if after != before:
-            self._raise_for(before)
-
-    def _raise_for(self, before: list[int]) -> None:
-        """Raise dm_control's error for the warnings that were added."""
-        now = self._warnings.copy()
-        self._warnings[:] = before
-        with self.check_invalid_state():
-            self._warnings[:] = now
+            # dm_control raises for warnings that are added within this context
+            now = self._warnings.copy()
+            self._warnings[:] = before
+            with self.check_invalid_state():
+                self._warnings[:] = now
 
 
 def _named_fields(struct: Any, indexers: Any) -> SimpleNamespace:

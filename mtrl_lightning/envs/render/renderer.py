@@ -108,8 +108,11 @@ class SimulationRenderer:
         if not self._quality.multisampling:
             quality.offsamples = 0
         try:
-            renderer = mujoco.Renderer(model, height, width, _max_geoms(model))
-            _close_at_exit(self)
+            # room for so many shapes; MuJoCo's 10,000 take 9 MiB per environment
+            max_geoms = max(MIN_GEOMS, 2 * (model.ngeom + model.nsite + model.nwrap))
+            renderer = mujoco.Renderer(model, height, width, max_geoms)
+            _used.add(self)
+            _close_used_at_exit()
         finally:
             screen.offwidth, screen.offheight, quality.shadowsize, quality.offsamples = previous
         flags = renderer.scene.flags
@@ -136,29 +139,21 @@ class SimulationRenderer:
             self._renderer = None
 
 
-def _max_geoms(model: Any) -> int:
-    """Return how many shapes an image may have; MuJoCo's 10,000 take 9 MiB per environment."""
-    return max(MIN_GEOMS, 2 * (model.ngeom + model.nsite + model.nwrap))
-
-
 _used: weakref.WeakSet[SimulationRenderer] = weakref.WeakSet()
 
 
-def _close_at_exit(renderer: SimulationRenderer) -> None:
-    """Close renderers before MuJoCo closes its library, which would print errors otherwise."""
-    _used.add(renderer)
-    _register_once()
-
-
 @functools.cache
-def _register_once() -> None:
-    """Close all renderers at the end of the process, before earlier exit handlers run."""
-    atexit.register(_close_used)
+def _close_used_at_exit() -> None:
+    """Close renderers before MuJoCo closes its library, which would print errors otherwise.
 
+    Exit handlers run from the last to the first, and MuJoCo's is there when this is called.
+    """
 
-def _close_used() -> None:
-    for renderer in list(_used):
-        renderer.close()
+    def close_used() -> None:
+        for renderer in list(_used):
+            renderer.close()
+
+    atexit.register(close_used)
 
 
 def check_drawable(env: gym.Env) -> None:
