@@ -24,7 +24,6 @@ from mtrl_lightning.auxiliaries.auxiliary import (
 )
 from mtrl_lightning.auxiliaries.transitions import (
     Deterministic,
-    Gaussians,
     TransitionModel,
     hidden_layer,
 )
@@ -106,25 +105,15 @@ class LatentDynamics(Auxiliary):
         error_KRnZ = predicted.mean_KRnZ - next_z_RnZ
         scaled_KRnZ = error_KRnZ / predicted.std_KRnZ
         transition_KRnZ = scaled_KRnZ.square() / 2 + predicted.std_KRnZ.log()
-        reward_error_Rn = self._reward_error(batch, x_RnI, predicted, inputs.generator)
+        if self._reward_from == "next_features":
+            x_RnI = self.transition.draw(predicted, inputs.generator)
+        reward_Rn = self.reward(x_RnI)[..., 0].float()
+        reward_error_Rn = (reward_Rn - batch.reward_Rn).square()
         self._statistics = {
             "transition_error": error_KRnZ.detach().square().mean(),
             "reward_error": reward_error_Rn.detach().mean(),
         }
         return (transition_KRnZ.mean((0, -1)) + reward_error_Rn).mean(1)
-
-    def _reward_error(
-        self,
-        batch: TransitionBatch,
-        x_RnI: Tensor,
-        predicted: Gaussians,
-        generator: torch.Generator,
-    ) -> Tensor:
-        """Return the squared error of the predicted rewards, ``[R, n]``."""
-        if self._reward_from == "next_features":
-            x_RnI = self.transition.draw(predicted, generator)
-        reward_Rn = self.reward(x_RnI)[..., 0].float()
-        return (reward_Rn - batch.reward_Rn).square()
 
 
 def model_inputs(z_RnZ: Tensor, context_RnC: Tensor | None, action_RnA: Tensor) -> Tensor:

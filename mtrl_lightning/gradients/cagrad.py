@@ -80,9 +80,12 @@ class CAGrad(GradientMethod):
         # the mean loss of each group
         loss_G = (member_GR / member_GR.sum(1, keepdim=True)).to(loss_R) @ loss_R
         gradients = TaskGradients.from_losses(loss_G, parameters, mean_weight_G)
-        _, self._statistics = gradients.combine_with(
-            lambda gram_GG: self._weights(gram_GG, mean_weight_G), mean_weight_G
-        )
+
+        def weights(gram_GG: Tensor) -> Tensor:
+            solve = weights_on_host if is_readable(gram_GG) else weights_by_steps
+            return solve(gram_GG, mean_weight_G, self.c)
+
+        _, self._statistics = gradients.combine_with(weights, mean_weight_G)
 
     def _groups(self, loss_R: Tensor, generator: torch.Generator) -> Tensor:
         """Return which tasks are in which group, ``[G, R]`` of zeros and ones."""
@@ -94,11 +97,6 @@ class CAGrad(GradientMethod):
         sampled = order_R[: self.num_sampled]
         rest = order_R[self.num_sampled :]
         return torch.cat([single_RR[sampled], single_RR[rest].sum(0, keepdim=True)])
-
-    def _weights(self, gram_GG: Tensor, mean_weight_G: Tensor) -> Tensor:
-        """Return the weights ``[G]`` of the groups' gradients in the update."""
-        weights = weights_on_host if is_readable(gram_GG) else weights_by_steps
-        return weights(gram_GG, mean_weight_G, self.c)
 
 
 def order(num_tasks: int, generator: torch.Generator, device: torch.device) -> Tensor:

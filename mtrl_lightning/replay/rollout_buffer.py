@@ -228,6 +228,8 @@ class RolloutBuffer:
             name: self._rows[name].unflatten(0, (-1, self.num_envs)).cpu()
             for name in self.computed_columns
         }
+        # one line for each task, or a list where tasks have different numbers of rows
+        is_even = len({len(order) for order in self._orders_R}) == 1
         return {
             "collection": list(self.collection),
             "arrays": {name: torch.tensor(array[:n]) for name, array in self._arrays.items()},
@@ -235,14 +237,9 @@ class RolloutBuffer:
             "paused": self._paused_E.tolist(),
             "computed": computed,
             "num_minibatches": self._num_minibatches,
-            "order": self._orders_state(),
+            "order": torch.stack(self._orders_R) if is_even else self._orders_R,
             "generator": self._generator.get_state(),
         }
-
-    def _orders_state(self) -> Tensor | list[Tensor]:
-        """Return one line for each task; a list where tasks have different numbers of rows."""
-        is_even = len({len(order) for order in self._orders_R}) == 1
-        return torch.stack(self._orders_R) if is_even else self._orders_R
 
     @staticmethod
     def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 
 import torch
-from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mtrl_lightning.types import TransitionBatch
@@ -34,7 +32,14 @@ class StaticBatches:
             batch = self._sample()
             shape = tuple(tensor.shape for tensor in tree_leaves(batch))
             shapes.append(shape)
-            self._ready.append(self._copied(batch, (index, shape)))
+            if (index, shape) not in self._kept:
+                self._kept[index, shape] = tree_map(
+                    lambda t: torch.empty(t.shape, dtype=t.dtype, device=self._device), batch
+                )
+            kept = self._kept[index, shape]
+            for target, source in zip(tree_leaves(kept), tree_leaves(batch), strict=True):
+                target.copy_(source, non_blocking=True)  # CUDA has read pageable memory on return
+            self._ready.append(kept)
         return shapes
 
     def take(self, index: int) -> TransitionBatch:
@@ -44,16 +49,3 @@ class StaticBatches:
     def random_generators(self) -> Sequence[torch.Generator]:
         """Return no generator: batches are sampled outside the graph."""
         return ()
-
-    def _copied(self, batch: TransitionBatch, key: Hashable) -> TransitionBatch:
-        """Copy a batch into the tensors that are kept for its place and shape."""
-        if key not in self._kept:
-            self._kept[key] = tree_map(partial(_new_copy, device=self._device), batch)
-        kept = self._kept[key]
-        for target, source in zip(tree_leaves(kept), tree_leaves(batch), strict=True):
-            target.copy_(source, non_blocking=True)  # CUDA has read pageable memory on return
-        return kept
-
-
-def _new_copy(tensor: Tensor, device: torch.device) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
