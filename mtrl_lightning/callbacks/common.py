@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+import contextlib
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,34 +17,30 @@ from mtrl_lightning.saved import restoring
 class WarnOnce:
     """Let training continue after an error in a block that only shows results.
 
-    The first error is a warning; the others pass in silence.
-
-    Args:
-        failure: beginning of the warning.
+    The first error of a kind is a warning; the others pass in silence.
     """
 
-    def __init__(self, failure: str) -> None:
-        self._failure = failure
-        self._has_warned = False
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
 
-    def __enter__(self) -> None:
-        pass
+    @contextlib.contextmanager
+    def __call__(self, failure: str, *, kind: str = "", hint: str = "") -> Iterator[None]:
+        """Return the context of the block.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        if not self._has_warned:
-            rank_zero_warn(
-                f"{self._failure} ({type(error).__name__}: {error})."
-                " Training continues, and it is retried; there is no further warning"
-            )
-        self._has_warned = True
-        return True
+        Args:
+            failure: beginning of the warning.
+            kind: of the errors.
+            hint: a sentence in the warning.
+        """
+        try:
+            yield
+        except Exception as error:
+            if kind not in self._warned:
+                rank_zero_warn(
+                    f"{failure} ({type(error).__name__}: {error}).{hint}"
+                    " Training continues, and it is retried; there is no further warning"
+                )
+            self._warned.add(kind)
 
 
 class SessionCallback(Callback):

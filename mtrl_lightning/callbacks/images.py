@@ -67,7 +67,7 @@ class ImagesCallback(SessionCallback):
     key = "pictures"
 
     def __init__(self) -> None:
-        self._warn_once = WarnOnce("the algorithm's images could not be written")
+        self._warn_once = WarnOnce()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register with the session."""
@@ -78,7 +78,7 @@ class ImagesCallback(SessionCallback):
     def _write(self) -> None:
         session = self.session
         env_steps = session.counters.env_steps
-        with self._warn_once:
+        with self._warn_once("the algorithm's images could not be written"):
             for name, image in session.algorithm.images().items():
                 path = session.folder / FOLDER / f"{name}_{env_steps:010d}.png"
                 write_image(path, image)

@@ -31,7 +31,7 @@ class ReportCallback(SessionCallback):
     key = "report"
 
     def __init__(self) -> None:
-        self._warn_once = WarnOnce("report.html and curves.png could not be written")
+        self._warn_once = WarnOnce()
         self._start()
 
     def _start(self) -> None:
@@ -64,7 +64,7 @@ class ReportCallback(SessionCallback):
         if not (folder / "metrics.csv").exists():
             return
         start = time.perf_counter()
-        with self._warn_once:
+        with self._warn_once("report.html and curves.png could not be written"):
             path = plot_curves(folder)  # the page has a link to it
             write_report(folder, refresh_seconds)
             env_steps = self.session.counters.env_steps

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 
 from mtrl_lightning import saved
-from mtrl_lightning.callbacks.common import SessionCallback
+from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
 from mtrl_lightning.callbacks.images import log_tensorboard_image
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, Interrupted
@@ -88,8 +89,7 @@ class VideoCallback(SessionCallback):
         self._is_ending = False
         self._is_last_recorded = True
         """Whether the last evaluation of this process has a video."""
-        self._warned: set[str] = set()
-        """Failures that were warned of; each kind is a warning once."""
+        self._warn_once = WarnOnce()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the requirements of videos, and register with the session.
@@ -139,56 +139,37 @@ class VideoCallback(SessionCallback):
 
     @rank_zero_only
     def _record_and_log(self, env_steps: int) -> None:
-        recording = self._record(env_steps)
+        unit = self.session.algorithm.step_unit
+        recording = None
+        failure = f"no video was made after {env_steps:,} {unit}"
+        # an interruption ends the run at the next check: the evaluation is complete
+        with contextlib.suppress(Interrupted), self._warn_once(failure, kind="recording"):
+            recording = self._record(env_steps)
         if recording is None:
             return
         for logger in self.session.loggers:
-            try:
+            name = type(logger).__name__
+            failure = f"{name} could not take the videos of {env_steps:,} {unit}"
+            hint = f" They are in {self.session.folder / 'videos'}."
+            with self._warn_once(failure, kind=name, hint=hint):
                 _log(logger, recording.files, env_steps)
-            except Exception as error:  # a logger is no reason to lose a run
-                name = type(logger).__name__
-                unit = self.session.algorithm.step_unit
-                self._warn_once(
-                    name,
-                    f"{name} could not take the videos of {env_steps:,} {unit}"
-                    f" ({type(error).__name__}: {error}). They are in"
-                    f" {self.session.folder / 'videos'}, training continues, and the next ones are"
-                    " given to it, too",
-                )
 
-    def _record(self, env_steps: int) -> Recording | None:
-        """Write the videos; return None if an interruption or a failure ends that."""
+    def _record(self, env_steps: int) -> Recording:
         session = self.session
-        try:
-            return record_videos(
-                with_action_transforms(session.algorithm, session.action_transforms),
-                session.benchmark,
-                session.folder / "videos" / f"step_{env_steps:012d}",
-                tasks=self._tasks,
-                split=self._split,
-                num_episodes=self._num_episodes,
-                first_episode=self._first_episode,
-                format=self._format,
-                caption=f"after {env_steps:,} {session.algorithm.step_unit}",
-                num_workers=self._num_workers,
-                timeout=self._timeout,
-                on_step=session.check_signals,
-            )
-        except Interrupted:
-            return None  # the next check ends the run, whose evaluation is complete
-        except Exception as error:  # a video is no reason to lose a run
-            self._warn_once(
-                "recording",
-                f"no video was made after {env_steps:,} {session.algorithm.step_unit}"
-                f" ({type(error).__name__}: {error}). Training continues, and a video is tried"
-                " at the next evaluation",
-            )
-            return None
-
-    def _warn_once(self, kind: str, message: str) -> None:
-        if kind not in self._warned:
-            rank_zero_warn(f"{message}; there is no further warning")
-        self._warned.add(kind)
+        return record_videos(
+            with_action_transforms(session.algorithm, session.action_transforms),
+            session.benchmark,
+            session.folder / "videos" / f"step_{env_steps:012d}",
+            tasks=self._tasks,
+            split=self._split,
+            num_episodes=self._num_episodes,
+            first_episode=self._first_episode,
+            format=self._format,
+            caption=f"after {env_steps:,} {session.algorithm.step_unit}",
+            num_workers=self._num_workers,
+            timeout=self._timeout,
+            on_step=session.check_signals,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of evaluations, which decides when the next video is due."""
