@@ -107,11 +107,7 @@ class Auxiliary(nn.Module):
 
 
 def require_trained_encoder(encoder: Encoder, auxiliary: str) -> None:
-    """Check that an encoder has parameters that a representation loss can train.
-
-    Raises:
-        ConfigurationError: if it has none.
-    """
+    """Check that an encoder has parameters that a representation loss can train."""
     if not any(parameter.requires_grad for parameter in encoder.parameters()):
         raise ConfigurationError(
             f"{auxiliary} trains the encoder, and {type(encoder).__name__} has nothing to train:"

@@ -219,11 +219,7 @@ class RolloutCallback(SessionCallback):
         _print_summary(session)
 
     def _check_run(self, trainer: Trainer, device: torch.device) -> None:
-        """Check options that concern all kinds of algorithms, before anything is built.
-
-        Raises:
-            ConfigurationError: if an option cannot work.
-        """
+        """Check options that concern all kinds of algorithms, before anything is built."""
         if distributed.world_size() > 1 and self._rank_timeout <= self._timeout:
             raise ConfigurationError(
                 f"rollout.rank_timeout is {self._rank_timeout:g} s: give more than rollout.timeout,"
@@ -445,11 +441,7 @@ def _pipeline(session: Session) -> str:
 
 
 def check_warmup(warmup_steps: int, total_steps: int) -> None:
-    """Check the environment steps of the warm-up and of the run.
-
-    Raises:
-        ConfigurationError: if there is no warm-up, or nothing after it.
-    """
+    """Check that there is a warm-up, and that environment steps are left after it."""
     at_least(1, prefix="rollout.", warmup_steps=warmup_steps)
     if total_steps <= warmup_steps:
         raise ConfigurationError(
@@ -458,11 +450,7 @@ def check_warmup(warmup_steps: int, total_steps: int) -> None:
 
 
 def check_envs_per_task(envs_per_task: int, num_processes: int) -> None:
-    """Check that each process can step the same number of environments of every task.
-
-    Raises:
-        ConfigurationError: naming the nearest numbers.
-    """
+    """Check that each process can step the same number of environments of every task."""
     if envs_per_task % num_processes == 0:
         return
     near = nearest_multiples(envs_per_task, num_processes)

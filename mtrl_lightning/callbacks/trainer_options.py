@@ -80,11 +80,7 @@ REFUSED: dict[str, _Refused] = {
 
 
 def check_trainer_options(options: Mapping[str, Any]) -> None:
-    """Check options of Lightning's trainer, as they are given or as a trainer has them.
-
-    Raises:
-        ConfigurationError: naming the option to use instead.
-    """
+    """Check options of Lightning's trainer, as they are given or as a trainer has them."""
     for name, refused in REFUSED.items():
         value = options.get(name)
         # an integer is a number of batches and a float a share of them: 1 is not 1.0
@@ -97,11 +93,7 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Check that the algorithms work with the trainer's options.
-
-    Raises:
-        ConfigurationError: naming the option to change.
-    """
+    """Check that the algorithms work with the trainer's options."""
     if trainer.world_size > 1 and not isinstance(trainer.strategy, RanksStrategy):
         raise ConfigurationError(
             f"trainer.strategy is {type(trainer.strategy).__name__}, which does not average the"
@@ -123,9 +115,6 @@ def check_early_stopping(trainer: Trainer, known: Sequence[str]) -> None:
     Args:
         trainer: whose callbacks are checked.
         known: names of the metrics of an evaluation, averages first.
-
-    Raises:
-        ConfigurationError: naming metrics that are known.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if not isinstance(callback, EarlyStopping) or not callback.strict:
@@ -140,11 +129,7 @@ def check_early_stopping(trainer: Trainer, known: Sequence[str]) -> None:
 
 
 def check_checkpoint_callbacks(trainer: Trainer) -> None:
-    """Check that none of Lightning's callbacks saves the run, at moments that are not its own.
-
-    Raises:
-        ConfigurationError: naming the callback, and the options to use instead.
-    """
+    """Check that none of Lightning's callbacks saves the run, at moments that are not its own."""
     for callback in trainer.checkpoint_callbacks:
         if not isinstance(callback, (ModelCheckpoint, OnExceptionCheckpoint)):
             continue

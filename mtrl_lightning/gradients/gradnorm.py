@@ -64,11 +64,7 @@ class GradNorm(GradientMethod):
         self.register_buffer("initial_R", torch.zeros(self.num_trained))
 
     def check(self, parameters: TaskParameters) -> None:
-        """Check that there is a shared layer, whose gradient norms are balanced.
-
-        Raises:
-            ConfigurationError: if the tasks share no layer.
-        """
+        """Check that there is a shared layer, whose gradient norms are balanced."""
         super().check(parameters)
         if not parameters.last_shared:
             raise ConfigurationError(

@@ -54,11 +54,7 @@ class GradientMethod(nn.Module):
         self._statistics: dict[str, Tensor] = {}
 
     def check(self, parameters: TaskParameters) -> None:
-        """Check that the tasks share parameters; a method with one pass needs none.
-
-        Raises:
-            ConfigurationError: if the tasks share no parameter.
-        """
+        """Check that the tasks share parameters; a method with one pass needs none."""
         if not self.is_one_pass and not parameters.shared:
             raise ConfigurationError(
                 f"the tasks share no parameter, so {type(self).__name__} has no effect:"

@@ -185,9 +185,6 @@ def require_task_input(
         conditioning: the network's task conditioning.
         network: the network's name, for the error.
         computed: its result from the task input.
-
-    Raises:
-        ConfigurationError: if the conditioning has no features.
     """
     if conditioning.out_dim < 1:
         raise ConfigurationError(

@@ -103,11 +103,7 @@ class Encoder(nn.Module):
 
 
 def require_vectors(observation_space: Box, encoder: str) -> None:
-    """Check that observations are state vectors.
-
-    Raises:
-        ConfigurationError: if they are not.
-    """
+    """Check that observations are state vectors."""
     if len(observation_space.shape) != 1:
         raise ConfigurationError(
             f"the encoder {encoder} takes state vectors,"

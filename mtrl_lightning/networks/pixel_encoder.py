@@ -154,11 +154,7 @@ def is_image(observation_space: Box) -> bool:
 
 
 def require_images(observation_space: Box, encoder: str) -> None:
-    """Check that observations are images of bytes.
-
-    Raises:
-        ConfigurationError: if they are not.
-    """
+    """Check that observations are images of bytes."""
     shape = observation_space.shape
     if not is_image(observation_space):
         raise ConfigurationError(

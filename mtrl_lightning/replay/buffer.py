@@ -168,11 +168,7 @@ class ReplayBuffer:
 
 
 def check_totals(total_R: Tensor) -> None:
-    """Check that each trained task has a transition.
-
-    Raises:
-        ConfigurationError: if one has none.
-    """
+    """Check that each trained task has a transition."""
     if not bool((total_R > 0).all()):
         raise ConfigurationError("a task has no transition to sample: raise rollout.warmup_steps")
 

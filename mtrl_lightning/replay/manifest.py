@@ -38,11 +38,7 @@ def replay_folder(run_folder: Path) -> Path:
 
 
 def check_manifest(manifest: dict[str, Any]) -> None:
-    """Check that a manifest names chunks in the run's folder that follow one another without a gap.
-
-    Raises:
-        ConfigurationError: if it does not.
-    """
+    """Check that a manifest names chunks in the run's folder, one after another without a gap."""
     try:
         wrong = _what_is_wrong(manifest)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

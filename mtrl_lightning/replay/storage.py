@@ -290,9 +290,6 @@ def check_room(needed: int, num_rows: int, folder: Path | None, device: torch.de
         num_rows: its transitions.
         folder: where it is kept; None for memory.
         device: whose memory.
-
-    Raises:
-        ConfigurationError: naming the number of transitions that fit.
     """
     free = free_memory(device) if folder is None else shutil.disk_usage(folder).free
     if needed > free:

@@ -254,11 +254,7 @@ def only_split(benchmark: Benchmark, split: str) -> Benchmark:
 
 
 def check_split(split: str, splits: Sequence[str]) -> None:
-    """Check that a split is one of these.
-
-    Raises:
-        ConfigurationError: naming the nearest ones.
-    """
+    """Check that a split is one of these."""
     if split not in splits:
         raise ConfigurationError(f"unknown split {split!r}: {name_hint(split, splits)}")
 

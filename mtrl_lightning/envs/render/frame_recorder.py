@@ -34,11 +34,7 @@ class VideoFormat(NamedTuple):
     """Frames per second of the video."""
 
     def check(self) -> VideoFormat:
-        """Return this.
-
-        Raises:
-            ConfigurationError: if a number is out of range.
-        """
+        """Return this, with its numbers checked."""
         for name, pixels in (("width", self.width), ("height", self.height)):
             if pixels < 32 or pixels % 2:
                 raise ConfigurationError(

@@ -157,11 +157,7 @@ def _close_used_at_exit() -> None:
 
 
 def check_drawable(env: gym.Env) -> None:
-    """Check that an environment's simulation has its textures and meshes.
-
-    Raises:
-        ConfigurationError: if it does without them to save memory.
-    """
+    """Check that a simulation has its textures and meshes, which some leave out to save memory."""
     if not getattr(env.unwrapped, "is_drawable", True):
         raise ConfigurationError(
             "this environment's simulation has no textures and visual meshes, which saves memory:"
