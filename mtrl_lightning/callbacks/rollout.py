@@ -183,16 +183,13 @@ class RolloutCallback(SessionCallback):
             indices = self._local_indices(len(session.spec.train_tasks))
             self._check_options(len(all_tasks))
         envs = self._start_envs(all_tasks[indices].tolist(), indices, shows_progress(trainer))
+        rank = distributed.rank()
         for index, transform in enumerate(self._action_transforms):
             # environments use (index,) or (index, restarts): a 0 keeps the streams distinct
-            rank = distributed.rank()
-            key = (index, 0, rank) if rank else (index, 0)
-            seeding = np.random.SeedSequence(self._seed, spawn_key=key)
-            transform.seed(int(seeding.generate_state(1)[0]))
+            transform.seed(self._seed_of(index, 0, rank) if rank else self._seed_of(index, 0))
         if self._exploration is not None:
             # four numbers: keys of environments and transforms are shorter
-            seeding = np.random.SeedSequence(self._seed, spawn_key=(0, 0, 0, distributed.rank()))
-            self._exploration.seed(int(seeding.generate_state(1)[0]))
+            self._exploration.seed(self._seed_of(0, 0, 0, rank))
         with distributed.raise_on_all_ranks(ConfigurationError):
             collector = Collector(
                 envs,
@@ -208,6 +205,10 @@ class RolloutCallback(SessionCallback):
         _print_summary(session)  # with the exploration's noise, known once open
         if session.algorithm.collection is not None:
             self._print_whole_iterations()
+
+    def _seed_of(self, *key: int) -> int:
+        """Return the seed of the part with this key, from the section's seed."""
+        return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
 
     def _open_offline(self, trainer: Trainer, device: torch.device) -> None:
         session = self.session

@@ -80,33 +80,15 @@ class Upload:
 class PackedStorage(RingStorage):
     """Keep a transition as one row of single-precision numbers, which is read and written at once.
 
-    Args:
-        fields: the schema of a transition, which ``can_be_packed``.
-        num_envs: number of rings, ``E``.
-        capacity: transitions in a ring, ``C``.
-        folder: None: rows are kept in memory.
-        device: whose memory.
-
-    Raises:
-        ConfigurationError: if there is not enough free memory.
+    It is built as ``RingStorage``, with fields that ``can_be_packed`` and without a folder.
     """
-
-    def __init__(
-        self,
-        fields: Sequence[Field],
-        num_envs: int,
-        capacity: int,
-        folder: Path | None = None,
-        device: torch.device = CPU,
-    ) -> None:
-        assert folder is None and can_be_packed(fields)
-        self._upload = Upload(device)
-        super().__init__(fields, num_envs, capacity, None, device)
 
     def _make_columns(
         self, num_rows: int, folder: Path | None, device: torch.device
     ) -> dict[str, Tensor]:
         """Return every field as a view of the rows."""
+        assert folder is None and can_be_packed(self.fields)
+        self._upload = Upload(device)
         width = sum(_width(field) for field in self.fields)
         self._row_NW = torch.empty(num_rows, width, device=device)
         return self._views(self._row_NW)
