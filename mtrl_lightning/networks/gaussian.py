@@ -79,6 +79,7 @@ class ClippedGaussian(NamedTuple):
 
     def entropy(self) -> Tensor:
         """Return the entropy ``[B]`` before actions are clipped."""
+        # H(N) = log s + log(2 pi e) / 2 in each dimension
         entropy_BA = self.log_std_BA + 0.5 * math.log(2 * math.pi * math.e)
         return zero_padding(entropy_BA, self.mask_BA).sum(-1)
 
@@ -136,7 +137,9 @@ class SquashedGaussian(NamedTuple):
         ratio is that of the Gaussians at ``u``, also where ``a = tanh(u)`` is rounded to 1.
         """
         u_BA = self.mean_BA + self.log_std_BA.exp() * noise_BA
+        # the noise with which the other distribution gives u: (u - m0) / s0
         other_noise_BA = (u_BA - other.mean_BA) * (-other.log_std_BA).exp()
+        # -log(2 pi) / 2 is in both and cancels, too
         log_prob_BA = -0.5 * noise_BA.square() - self.log_std_BA
         other_log_prob_BA = -0.5 * other_noise_BA.square() - other.log_std_BA
         return zero_padding(log_prob_BA - other_log_prob_BA, self.mask_BA).sum(-1)
@@ -149,6 +152,7 @@ class SquashedGaussian(NamedTuple):
         invertible and leaves it unchanged.
         """
         log_std_ratio_BA = self.log_std_BA - other.log_std_BA
+        # (m - m0) / s0 and s^2 / s0^2
         shift_BA = (self.mean_BA - other.mean_BA) * (-other.log_std_BA).exp()
         variance_ratio_BA = (2 * log_std_ratio_BA).exp()
         kl_BA = 0.5 * (variance_ratio_BA + shift_BA.square() - 1) - log_std_ratio_BA
@@ -173,6 +177,7 @@ class _NormalLogProb(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_BA: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         z_BA, std_BA = ctx.saved_tensors
+        # d/dm = z / s = -d/dx, and d/dlog s = z^2 - 1
         gradient_z_BA = gradient_BA * z_BA
         mean_gradient_BA = gradient_z_BA / std_BA
         value_gradient_BA = -mean_gradient_BA if ctx.needs_input_grad[0] else None
@@ -210,5 +215,6 @@ class _SquashedSample(torch.autograd.Function):
         # through tanh, and d log pi / du = 2 tanh(u)
         through_tanh_BA = torch.ops.aten.tanh_backward(action_gradient_BA, action_BA)
         u_gradient_BA = torch.addcmul(through_tanh_BA, log_prob_gradient_BA, action_BA, value=2)
+        # u = m + exp(log s) noise: du/dm = 1 and du/dlog s = s noise; log pi itself has -log s
         log_std_gradient_BA = u_gradient_BA * deviation_BA - log_prob_gradient_BA
         return u_gradient_BA, log_std_gradient_BA, None

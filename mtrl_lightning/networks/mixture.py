@@ -167,6 +167,7 @@ def _uses(
         key = find_name(name, descriptions)
         text = f"{name} {'' if key is None else descriptions[key]}".lower()
         words = re.findall(r"[a-z]+", text)
+        # 1 for each expert with a word in the text
         uses_TK[i] = [not group.isdisjoint(words) for group in groups]
         if not uses_TK[i].any():
             raise ConfigurationError(
@@ -318,6 +319,7 @@ class MixtureOfEncoders(Encoder):
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map observations and tasks to features: ``[B, Z]``, or ``[R, n, Z]``."""
         z_KBZ = self.experts(observation_BD.flatten(0, -2))
+        # sum_k a_k(task) z_k(observation)
         z_BZ = torch.einsum("kbz,bk->bz", z_KBZ, self.assignment(task_B.flatten()))
         return z_BZ.view(*task_B.shape, self.out_dim)
 
@@ -397,6 +399,8 @@ class CARE(Encoder):
         """Map observations and tasks to features: ``[B, Z + C]``, or ``[R, n, Z + C]``."""
         z_KBZ = self.experts(observation_BD.flatten(0, -2))
         context_BC = self.context(task_B.flatten())
+        # a = softmax_k <z_k, sg(z_context)>
         attention_BK = torch.einsum("kbz,bz->bk", z_KBZ, context_BC.detach()).softmax(-1)
+        # sum_k a_k z_k || z_context
         z_BZ = torch.einsum("kbz,bk->bz", z_KBZ, attention_BK)
         return torch.cat([z_BZ, context_BC], dim=-1).view(*task_B.shape, self.out_dim)

@@ -72,6 +72,7 @@ class MOORE(Network):
         self.conditioning = require_task_input((conditioning or OneHot)(spec), "MOORE")
         self.mixture = nn.Linear(self.conditioning.out_dim, num_experts, bias=False)
         nn.init.xavier_uniform_(self.mixture.weight)
+        # the last of the depth layers is the output layer, without ReLU
         self.experts = Experts(num_experts, in_dim, width, width=width, depth=depth - 1)
         self.heads = LinearHeads(width, out_dim, spec.num_tasks, output_bound)
 
@@ -79,6 +80,7 @@ class MOORE(Network):
         """Map features and tasks to outputs: ``[B, out_dim]``, or ``[R, n, out_dim]``."""
         basis_KBH = orthonormal(self.experts(x_BD.flatten(0, -2)))
         w_BK = self.mixture(self.conditioning(task_B.flatten()))
+        # tanh(sum_k w_tau,k v_k(x))
         features_BH = torch.einsum("bk,kbh->bh", w_BK, basis_KBH).tanh()
         features_BH = features_BH.view(*task_B.shape, features_BH.shape[-1])
         return self.heads(features_BH, task_B)  # type: ignore[no-any-return]
@@ -120,8 +122,10 @@ def orthonormal(u_KBH: Tensor) -> Tensor:
     for u_BH in u_KBH.to(dtype).unbind(0):
         remainder_BH = u_BH
         for v_BH in basis:
+            # u <- u - <u, v_j> v_j
             projection_B1 = (remainder_BH * v_BH).sum(-1, keepdim=True)
             remainder_BH = remainder_BH - projection_B1 * v_BH
+        # v_k = u / ||u||, with a finite gradient where u is 0
         squared_norm_B1 = remainder_BH.square().sum(-1, keepdim=True)
         basis.append(remainder_BH * (squared_norm_B1 + EPSILON).rsqrt())
     return torch.stack(basis)

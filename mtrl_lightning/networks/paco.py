@@ -83,9 +83,12 @@ class PaCo(Network):
         self._max_loss = max_loss
         self.composition = nn.Linear(self.conditioning.out_dim, num_sets, bias=False)
         with torch.no_grad():
+            # a random direction of length 1 for each feature of the task input: for each task if
+            # it is a one-hot
             self.composition.weight.normal_()
             self.composition.weight /= self.composition.weight.norm(dim=0)
             if not any(isinstance(part, TaskTable) for part in self.conditioning.modules()):
+                # mean_tau ||w_tau||^2 = 1; frozen embeddings have unit length as they are
                 w_TK = self.composition(self.conditioning(torch.arange(spec.num_tasks)))
                 self.composition.weight /= w_TK.square().sum(1).mean().sqrt()
         sizes = list(pairwise([in_dim, *[width] * depth, out_dim]))
@@ -115,6 +118,7 @@ class PaCo(Network):
         """Map each task's rows ``[R, n, in_dim]`` with the composed parameters of the task."""
         last = len(self.weights) - 1
         for i, (weight_KDH, bias_KH) in enumerate(zip(self.weights, self.biases, strict=True)):
+            # sum_k w_tau,k Phi_k and sum_k w_tau,k phi_k, once per task
             weight_RDH = (w_RK @ weight_KDH.flatten(1)).unflatten(1, weight_KDH.shape[1:])
             x_RnD = torch.baddbmm((w_RK @ bias_KH)[:, None], x_RnD, weight_RDH)
             x_RnD = x_RnD if i == last else x_RnD.relu()
@@ -164,11 +168,13 @@ class PaCo(Network):
         share_RR = 1 - torch.rand(
             len(task_R), len(task_R), generator=generator, device=w_KT.device, dtype=w_KT.dtype
         )
+        # each row is a convex combination of the healthy tasks: its shares sum to 1
         share_RR = share_RR * is_healthy_R
         share_RR = share_RR / share_RR.sum(1, keepdim=True)
         w_KR = w_KT[:, task_R]
         # an exploded w may be NaN, which multiplying by 0 would not remove
         combined_KR = torch.where(is_healthy_R, w_KR, 0) @ share_RR.t()
+        # w_tau of an exploding task, unless no task is healthy
         w_KT[:, task_R] = torch.where(is_healthy_R | ~is_healthy_R.any(), w_KR, combined_KR)
 
 

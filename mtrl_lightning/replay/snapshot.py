@@ -133,6 +133,7 @@ class ReplaySnapshots:
 
     def _first_unwritten(self, storage: Storage) -> npt.NDArray[np.int64]:
         oldest_E = self._oldest_saved(storage)
+        # each chunk continues the one before; a full ring may have lost what follows the last one
         return np.maximum(oldest_E, self._chunks[-1]["end"]) if self._chunks else oldest_E
 
     def _write(self, storage: Storage, first_E: npt.NDArray[np.int64]) -> None:
@@ -180,6 +181,7 @@ class ReplaySnapshots:
             self._restore(chunk, storage, np.arange(storage.num_envs))
         storage.restore_from(np.array(manifest["added"]))
         oldest_E = np.array(manifest["oldest"])
+        # with save_last the files have fewer than a ring holds: it must not give older ones
         is_cut_E = oldest_E > storage.added_E - storage.size_E
         storage.oldest_E[:] = np.where(is_cut_E, oldest_E, 0)
         self._chunks = list(manifest["chunks"])

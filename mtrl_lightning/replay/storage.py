@@ -231,6 +231,7 @@ class RingStorage(Storage):
         counts_E = np.bincount(env_N, minlength=self.num_envs)
         assert counts_E.max(initial=0) <= self.capacity, "more rows at once than a ring holds"
         number_N = self.added_E[env_N]
+        # a ring's i-th row in this addition has the number added + i
         if counts_E.max(initial=0) > 1:
             order_N = np.argsort(env_N, kind="stable")
             before_E = np.cumsum(counts_E) - counts_E
@@ -250,6 +251,7 @@ class RingStorage(Storage):
 
     def _write(self, row_N: npt.NDArray[np.int64], columns: Columns) -> None:
         """Write transitions on a device."""
+        # converted before the copy: float32 is half the bytes of NumPy's float64
         rows = to_device(row_N, self.device)
         for name, column in self._columns.items():
             values = torch.as_tensor(columns[name]).to(column.dtype)
