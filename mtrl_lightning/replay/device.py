@@ -95,7 +95,7 @@ class PackedStorage(RingStorage):
 
     def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
         """Return transitions by ring and number: views of one copy."""
-        row_N = to_device(env_N * self.capacity + number_N % self.capacity, self.device)
+        row_N = to_device(self.rows_of(env_N, number_N), self.device)
         columns = self._views(self._row_NW.index_select(0, row_N))
         for field in self.fields:
             if field.dtype == "bool":

@@ -217,7 +217,7 @@ class FrameStorage(Storage):
             begin_M = rows.stack_NW[row, self._stack_size - 1 - before :]
             self._write_frames(np.full(before + 1, env_N[row]), number_M, begin_M)
         number_N = self.added_E[env_N] + index_N - first_N
-        row_N = env_N * self.capacity + number_N % self.capacity
+        row_N = self.rows_of(env_N, number_N)
         self._newest[row_N] = newest_N
         self._before[row_N] = rows.before_N
         last = np.flatnonzero(np.append(rows.is_first_N[1:], True)) if len(env_N) else index_N
@@ -228,12 +228,18 @@ class FrameStorage(Storage):
     def _write_frames(
         self, env_M: npt.NDArray[np.int64], number_M: npt.NDArray[np.int64], frame_M: npt.NDArray
     ) -> None:
-        row_M = env_M * self._num_frames + number_M % self._num_frames
+        row_M = self._frame_rows_of(env_M, number_M)
         if self._frame_array is not None:
             self._frame_array[row_M] = frame_M
         else:
             rows = to_device(row_M, self.device)
             self._frames[rows] = to_device(np.ascontiguousarray(frame_M), self.device)
+
+    def _frame_rows_of(
+        self, env_M: npt.NDArray[np.int64], number_M: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Return the row of each frame in the frames of all rings, by ring and number."""
+        return env_M * self._num_frames + number_M % self._num_frames
 
     def _drop_incomplete(self) -> None:
         """Drop the oldest transitions that have lost a frame."""
@@ -242,7 +248,7 @@ class FrameStorage(Storage):
         env_E = np.arange(self.num_envs)
         # The newest frame of a transition is a later one than that of the transition before, and
         # its oldest frame is less than a stack before it: no more than these can have lost one.
-        newest_E = self._newest[env_E * self.capacity + self._first_E % self.capacity]
+        newest_E = self._newest[self.rows_of(env_E, self._first_E)]
         most_E = np.minimum(
             kept_from_E + self._stack_size - 1 - newest_E, self.added_E - self._first_E
         )
@@ -253,7 +259,7 @@ class FrameStorage(Storage):
     def _oldest_frame(
         self, env_N: npt.NDArray[np.int64], number_N: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
-        row_N = env_N * self.capacity + number_N % self.capacity
+        row_N = self.rows_of(env_N, number_N)
         return self._newest[row_N] - self._before[row_N]
 
     def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
@@ -262,12 +268,12 @@ class FrameStorage(Storage):
         Observation and successor are views of one tensor, since they share all frames but one.
         """
         env = env_N.numpy()
-        row_N = env * self.capacity + number_N.numpy() % self.capacity
+        row_N = self.rows_of(env, number_N.numpy())
         # an observation and the frame after it; frames before the first of an episode repeat it
         back_V = np.arange(self._stack_size, -1, -1)
         back_NV = np.minimum(back_V, self._before[row_N, None].astype(np.int64) + 1)
         frame_NV = self._newest[row_N, None] + 1 - back_NV
-        index_NV = env[:, None] * self._num_frames + frame_NV % self._num_frames
+        index_NV = self._frame_rows_of(env[:, None], frame_NV)
         index = to_device(index_NV.reshape(-1), self.device)
         frames = self._frames.index_select(0, index)
         window_NV = frames.view(*index_NV.shape, *self._frames.shape[1:])
@@ -287,12 +293,12 @@ class FrameStorage(Storage):
         env_E = np.arange(self.num_envs)
         count_E = end_E - first_E
         first_frame_E = np.where(count_E > 0, self._oldest_frame(env_E, first_E), 0)
-        last_frame_E = self._newest[env_E * self.capacity + (end_E - 1) % self.capacity] + 1
+        last_frame_E = self._newest[self.rows_of(env_E, end_E - 1)] + 1
         num_frames_E = np.where(count_E > 0, last_frame_E - first_frame_E + 1, 0)
         env_N, number_N = enumerated(first_E, count_E)
         env_M, frame_M = enumerated(first_frame_E, num_frames_E)
-        row_N = env_N * self.capacity + number_N % self.capacity
-        index = to_device(env_M * self._num_frames + frame_M % self._num_frames, self.device)
+        row_N = self.rows_of(env_N, number_N)
+        index = to_device(self._frame_rows_of(env_M, frame_M), self.device)
         columns["newest"] = self._newest[row_N]
         columns["before"] = self._before[row_N]
         columns["first_frame"] = first_frame_E
@@ -321,7 +327,7 @@ class FrameStorage(Storage):
         frame_shape = tuple(self._frames.shape[1:])
         frame_M = decompressed(columns["frames"], (int(num_frames_E.sum()), *frame_shape))
         here_N, number_N, is_kept_N = self._continue_in(first_E, end_E, ring_E)
-        row_N = here_N * self.capacity + number_N % self.capacity
+        row_N = self.rows_of(here_N, number_N)
         self._newest[row_N] = columns["newest"][is_kept_N]
         self._before[row_N] = columns["before"][is_kept_N]
         env_M, frame_number_M = enumerated(first_frame_E, num_frames_E)
@@ -340,7 +346,7 @@ class FrameStorage(Storage):
         number_N = self.added_E[env_N] - 1
         rows = self.take(torch.from_numpy(env_N), torch.from_numpy(number_N))
         self._last_EW[env_N] = rows["next_observation"].cpu().numpy()
-        self._last_before_E[env_N] = self._before[env_N * self.capacity + number_N % self.capacity]
+        self._last_before_E[env_N] = self._before[self.rows_of(env_N, number_N)]
         self._has_last_E[env_N] = True
 
 

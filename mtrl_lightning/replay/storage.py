@@ -12,7 +12,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,10 @@ from mtrl_lightning.spec import Field
 
 Columns: TypeAlias = Mapping[str, Any]
 """The fields of some transitions by name: arrays or tensors ``[N, ...]``."""
+
+
+Numbers = TypeVar("Numbers", npt.NDArray[np.int64], Tensor)
+"""Integers of NumPy or PyTorch; the result is of the same library."""
 
 
 def bytes_needed(fields: Sequence[Field], num_rows: int) -> int:
@@ -96,6 +100,10 @@ class Storage(ABC):
     @abstractmethod
     def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
         """Return copies of transitions by ring and number, on this storage's device."""
+
+    def rows_of(self, env_N: Numbers, number_N: Numbers) -> Numbers:
+        """Return the row of each transition in columns of all rings, by ring and number."""
+        return env_N * self.capacity + number_N % self.capacity
 
     def numbers(self, env: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Return ring and number of a ring's transitions ``first`` to ``end - 1``, for ``take``."""
@@ -221,8 +229,8 @@ class RingStorage(Storage):
         """Return the sum of the rewards of each ring's newest ``size_E`` transitions, ``[E]``."""
         sums = np.zeros(self.num_envs)
         for env, (added, size) in enumerate(zip(self.added_E, size_E, strict=True)):
-            number_N = torch.arange(int(added - size), int(added))
-            row_N = to_device(env * self.capacity + number_N % self.capacity, self.device)
+            rows = self.rows_of(*self.numbers(env, int(added - size), int(added)))
+            row_N = to_device(rows, self.device)
             sums[env] = float(self._columns["reward"][row_N].double().sum())
         return sums
 
@@ -236,7 +244,7 @@ class RingStorage(Storage):
             order_N = np.argsort(env_N, kind="stable")
             before_E = np.cumsum(counts_E) - counts_E
             number_N[order_N] += np.arange(len(env_N)) - np.repeat(before_E, counts_E)
-        row_N = env_N * self.capacity + number_N % self.capacity
+        row_N = self.rows_of(env_N, number_N)
         if self._arrays is not None:  # a fifth of the time that tensors take
             for name, array in self._arrays.items():
                 array[row_N] = columns[name]
@@ -246,7 +254,7 @@ class RingStorage(Storage):
 
     def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
         """Return copies of transitions by ring and number, on this storage's device."""
-        row_N = to_device(env_N * self.capacity + number_N % self.capacity, self.device)
+        row_N = to_device(self.rows_of(env_N, number_N), self.device)
         return {name: column.index_select(0, row_N) for name, column in self._columns.items()}
 
     def _write(self, row_N: npt.NDArray[np.int64], columns: Columns) -> None:
