@@ -19,13 +19,29 @@ PACKAGE = "mtrl_lightning"
 ROOT = Path(__file__).parent.parent
 PERIPHERY = ("__main__", "api", "cli", "export", "reports", "sweeps", "video")
 """Rooms and files beside the core, which trains."""
-CLOSURES = (
-    "algorithms/sac.py",
-    "algorithms/ppo.py",
-    "run/loop.py",
-    "networks/moore.py",
-)
-"""Files whose imports are counted."""
+ROOMS = {
+    "learners": (
+        "algorithms",
+        "auxiliaries",
+        "gradients",
+        "learning",
+        "networks",
+        "precision",
+        "products",
+    ),
+    "environments": ("envs", "rendering"),
+    "demonstrations": ("demonstrations",),
+}
+"""Rooms of the core, present and former: code has moved inside each group, not between them."""
+CLOSURES = {
+    "algorithms/sac.py": "",
+    "algorithms/ppo.py": "",
+    "algorithms/td3.py": "",
+    "run/loop.py": "callbacks/rollout.py",
+    "callbacks/rollout.py": "",
+    "networks/moore.py": "",
+}
+"""Files whose imports are counted, with the file in their place in checkouts that lack them."""
 
 
 class Package:
@@ -119,20 +135,34 @@ class Package:
     def counts(self) -> Iterator[tuple[str, str]]:
         """Yield a table of all counts."""
         files = list(self.texts)
-        core = [f for f in files if f.split("/")[0].removesuffix(".py") not in PERIPHERY]
+        core = [file for file in files if _room(file) not in PERIPHERY]
+        grouped = {room for rooms in ROOMS.values() for room in rooms}
+        rest = [file for file in core if _room(file) not in grouped]
         lengths = self.function_lengths()
         yield "files", f"{len(files)}"
         yield "lines", f"{self.lines(files):,}"
         yield "files of the core", f"{len(core)}"
         yield "lines of the core", f"{self.lines(core):,}"
+        for group, rooms in ROOMS.items():
+            lines = self.lines([file for file in core if _room(file) in rooms])
+            yield f"lines of the core, {group}", f"{lines:,}"
+        yield "lines of the core, the rest", f"{self.lines(rest):,}"
         yield "lines of a function, median", f"{statistics.median(lengths):g}"
         yield "lines of a function, longest", f"{max(lengths)}"
         yield "public classes", f"{self.public_classes()}"
         yield "longest import chain, files", f"{max(map(self.chain, files))}"
         yield "comments, share of lines, core", f"{self.comments(core) / self.lines(core):.2%}"
-        for file in CLOSURES:
-            closure = list(self.closure(file))
-            yield f"{file} and its imports", f"{len(closure)} files, {self.lines(closure):,} lines"
+        for file, former in CLOSURES.items():
+            start = file if file in self.trees else former
+            if start in self.trees:
+                closure = list(self.closure(start))
+                count = f"{len(closure)} files, {self.lines(closure):,} lines"
+                yield f"{file} and its imports", count
+
+
+def _room(file: str) -> str:
+    """Return the folder of a file, or the file's own name at the top of the package."""
+    return file.split("/")[0].removesuffix(".py")
 
 
 def _body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
@@ -140,15 +170,20 @@ def _body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
     return function.body[1:] if has_docstring and len(function.body) > 1 else function.body
 
 
+def print_columns(roots: list[Path]) -> None:
+    """Print the counts of checkouts side by side; those of files that one lacks are left out."""
+    columns = [dict(Package(root).counts()) for root in roots]
+    print(f"{'':36}", *(f"{root.resolve().name:>24}" for root in roots))
+    for name in columns[-1]:
+        print(f"{name:36}", *(f"{column.get(name, '-'):>24}" for column in columns))
+
+
 def main() -> None:
     """Print a table with one column per checkout."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="*", type=Path, help="further checkouts")
     roots = [*parser.parse_args().folder, ROOT]
-    columns = [dict(Package(root).counts()) for root in roots]
-    print(f"{'':36}", *(f"{root.resolve().name:>24}" for root in roots))
-    for name in columns[-1]:
-        print(f"{name:36}", *(f"{column[name]:>24}" for column in columns))
+    print_columns(roots)
 
 
 if __name__ == "__main__":
