@@ -64,7 +64,8 @@ class ResetCallback(SessionCallback):
             algorithm = self.session.algorithm
             rank_zero_info(f"The networks are reset at {env_steps:,} {algorithm.step_unit}")
             algorithm.reset_networks()
-            self.session.begin_learning()
+            if algorithm.kind != "on-policy":
+                algorithm.begin_learning(self.session.replay.mean_rewards())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -25,6 +25,7 @@ from mtrl_lightning.replay.device import DeviceReplay
 from mtrl_lightning.replay.manifest import EMPTY_MANIFEST, check_manifest, reshard_manifests
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.sizes import replay_bytes
+from mtrl_lightning.replay.static_batches import StaticBatches
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import CPU, free_memory
 from mtrl_lightning.run.demonstrations import GIVE, check_identity, load_demonstrations
@@ -32,7 +33,10 @@ from mtrl_lightning.run.kinds import refused_by
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.spec import Field
-from mtrl_lightning.types import RolloutConfig
+from mtrl_lightning.types import BatchSource, OwedUpdates, RolloutConfig, TransitionBatch
+
+if TYPE_CHECKING:
+    from mtrl_lightning.algorithms import Algorithm
 
 NO_LOOP = (
     "the run has no RolloutCallback, which collects transitions: add one to the trainer's callbacks"
@@ -133,6 +137,8 @@ class MultiTaskData(LightningDataModule):
         self.buffer: ReplayBuffer | None = None
         self.rollout_buffer: RolloutBuffer | None = None
         """The transitions of an on-policy algorithm, in place of the buffer."""
+        self._source: BatchSource | None = None
+        """The batches of updates that graphs make; None without graphs."""
         self._opened_for: tuple[Any, ...] = ()
         self._identity: dict[str, Any] | None = None
         """Of the demonstrations that the buffer holds; None without."""
@@ -146,6 +152,42 @@ class MultiTaskData(LightningDataModule):
         """
         if stage == TrainerFn.FITTING and self.trainer is not None:
             self.trainer.check_val_every_n_epoch = None
+
+    def open(
+        self, algorithm: Algorithm, tasks: Sequence[int], folder: Path, device: torch.device
+    ) -> None:
+        """Allocate the transitions that an algorithm learns from; offline, read them.
+
+        Args:
+            algorithm: of the run.
+            tasks: the task of each training environment; none offline.
+            folder: of the run.
+            device: that trains.
+        """
+        by_graphs = algorithm.graphs is not None
+        fields = algorithm.policy_fields
+        if algorithm.kind == "offline":
+            self.open_demonstrations(device)
+        elif algorithm.collection is None:
+            self.open_replay(tasks, folder, device, fields, by_graphs)
+        else:
+            self.open_rollout_buffer(tasks, algorithm.collection, fields, device)
+        self._source = None
+        if by_graphs and isinstance(self.buffer, DeviceReplay):
+            self._source = self.buffer
+        elif by_graphs:
+            self._source = StaticBatches(self._sample, device)
+
+    def next_batch(self) -> TransitionBatch | OwedUpdates:
+        """Return a batch for an update, or a source of batches where graphs make updates."""
+        return self._sample() if self._source is None else OwedUpdates(self._source, 1)
+
+    def _sample(self) -> TransitionBatch:
+        if self.rollout_buffer is not None:
+            return self.rollout_buffer.next_minibatch()
+        assert self.buffer is not None, "the data are not open"
+        # each process samples its share: gradients are averaged over the processes
+        return self.buffer.sample(self.batch_size // distributed.world_size())
 
     def open_replay(
         self,

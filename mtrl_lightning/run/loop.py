@@ -113,7 +113,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         self._warm_up()
         self._refill()
         if session.counters.updates == 0:
-            session.begin_learning()
+            session.algorithm.begin_learning(session.replay.mean_rewards())
         # updates are owed for vector steps from here on, not for the warm-up
         self._ratio.start(session.counters.vector_steps, session.counters.updates)
         if not self._owes_update():
@@ -122,7 +122,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
 
         while not self._is_ending():
             with session.stopwatch.measure("sample"):
-                batch = session.next_batch()
+                batch = session.data.next_batch()
             # step until the next update is owed; the last of these steps runs during the update
             is_step_pending = False
             while not self._owes_update(is_step_pending):
@@ -166,7 +166,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
                     return  # something has asked to end the run
                 self._begin_iteration()
             with session.stopwatch.measure("sample"):
-                batch = session.next_batch()
+                batch = session.data.next_batch()
             if isinstance(batch, OwedUpdates):  # graphs make the rest of the epoch
                 batch.num_updates = buffer.num_left_in_epoch
 
@@ -187,13 +187,13 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         """Yield batches of demonstrations; each update counts as a step of the schedules."""
         session = self.session
         if session.counters.updates == 0:
-            session.begin_learning()
+            session.algorithm.begin_learning(session.replay.mean_rewards())
         self._resume_actions()
         self._report_nothing_to_do()
 
         while not self._is_ending():
             with session.stopwatch.measure("sample"):
-                batch = session.next_batch()
+                batch = session.data.next_batch()
 
             progress = min(session.counters.updates / self.total_steps, 1.0)
             session.algorithm.begin_update(progress)

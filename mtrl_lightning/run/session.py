@@ -18,13 +18,10 @@ from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
-from mtrl_lightning.replay.device import DeviceReplay
-from mtrl_lightning.replay.static_batches import StaticBatches
 from mtrl_lightning.rollout import ActionTransform, Collector
 from mtrl_lightning.run.data import NO_LOOP, MultiTaskData
 from mtrl_lightning.run.rank_status import RankStatus
 from mtrl_lightning.run.registered import Checkpoints, ReplayFiles, Signals, StepAction
-from mtrl_lightning.types import BatchSource, OwedUpdates, TransitionBatch
 
 if TYPE_CHECKING:
     from mtrl_lightning.algorithms import Algorithm
@@ -81,9 +78,8 @@ class Session:
         """Called after an exception ended the run and it was saved."""
         self._loop: TrainingLoop | None = None
         self._collector: Collector | None = None
-        self._is_open = False
-        self._batches: BatchSource | None = None
-        """Where graphs have their batches from."""
+        self.is_open = False
+        """Whether the buffers are allocated."""
 
     @classmethod
     def of(cls, trainer: Trainer, algorithm: LightningModule) -> Session:
@@ -109,24 +105,9 @@ class Session:
             collector: steps the training environments, whose workers are started; None offline.
         """
         self._collector = collector
-        if collector is None:
-            self.data.open_demonstrations(device)
-            self._is_open = True
-            return
-        self._is_open = True
-        fields = self.algorithm.policy_fields
-        tasks = collector.envs.task_E.tolist()
-        collection = self.algorithm.collection
-        if collection is None:
-            by_graphs = self.algorithm.graphs is not None
-            self.data.open_replay(tasks, self.folder, device, fields, by_graphs)
-        else:
-            self.data.open_rollout_buffer(tasks, collection, fields, device)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the buffers are allocated."""
-        return self._is_open
+        tasks = [] if collector is None else collector.envs.task_E.tolist()
+        self.data.open(self.algorithm, tasks, self.folder, device)
+        self.is_open = True
 
     @property
     def has_envs(self) -> bool:
@@ -166,22 +147,6 @@ class Session:
         assert self.data.rollout_buffer is not None, "the session is not open"
         return self.data.rollout_buffer
 
-    def next_batch(self) -> TransitionBatch | OwedUpdates:
-        """Return a batch for an update, or a source of batches where graphs make updates."""
-        if self.algorithm.graphs is None:
-            return self._sample()
-        if isinstance(self.data.buffer, DeviceReplay):
-            return OwedUpdates(self.data.buffer, 1)
-        if self._batches is None:
-            self._batches = StaticBatches(self._sample, self.algorithm.device)
-        return OwedUpdates(self._batches, 1)
-
-    def _sample(self) -> TransitionBatch:
-        if self.algorithm.kind == "on-policy":
-            return self.rollout_buffer.next_minibatch()
-        # each process samples its share: gradients are averaged over the processes
-        return self.replay.sample(self.data.batch_size // distributed.world_size())
-
     @property
     def is_collecting(self) -> bool:
         """Whether an on-policy algorithm is in the middle of an iteration."""
@@ -197,11 +162,6 @@ class Session:
         if self.signals is not None:
             self.signals.check()
 
-    def begin_learning(self) -> None:
-        """Pass each trained task's mean reward in the replay to the algorithm; not on-policy."""
-        if self.algorithm.kind != "on-policy":
-            self.algorithm.begin_learning(self.replay.mean_rewards())
-
     def log(self, metrics: dict[str, float]) -> None:
         """Log a row of metrics, with ``env_steps`` as a column and as its step."""
         env_steps = self.counters.env_steps
@@ -213,5 +173,5 @@ class Session:
         if self._collector is not None:
             self._collector.envs.close()
             self._collector = None
-        self._is_open = False
+        self.is_open = False
         self.data.session = None
