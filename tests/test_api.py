@@ -133,7 +133,7 @@ class NothingUnderWay(Callback):
         self.seen = []
 
     def note(self, session):
-        self.seen.append(session.collector._action_EA is None)
+        self.seen.append(not session.collector.is_step_pending)
 
 
 def composed(root, order):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -13,38 +12,25 @@ import numpy.typing as npt
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
-from mtrl_lightning.envs.state.simulator import from_text, to_text
 from mtrl_lightning.envs.vector.vector import VectorEnv
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.share import Rules, Share
+from mtrl_lightning.ranks.share import Share
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
+from mtrl_lightning.rollout.collector_state import COMPONENTS, get_state, reshard, set_state
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.exploration import CorrelatedNoise, check_takes_noise
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
 from mtrl_lightning.rollout.matching import matched_policy
-from mtrl_lightning.rollout.part_states import load_states, reshard_states, states_of
 from mtrl_lightning.rollout.pausing import PauseSolved
-from mtrl_lightning.rollout.sample import Sample, concatenated, quotas
-from mtrl_lightning.saved import HINT, flags, restoring
+from mtrl_lightning.rollout.sample import Sample, sample
 from mtrl_lightning.types import (
     ActOutput,
     Episode,
     Mode,
     NoisyPolicy,
     Policy,
-    SeededPolicy,
     Transitions,
     WeightedPolicy,
 )
-
-COMPONENTS = ("windows", "episodes", "listeners", "action_transforms", "exploration")
-"""Parts of a collector's state.
-
-Statistics of finished episodes; running episodes with their environments; the states of the
-listeners, of the action transforms and of the exploration.
-"""
-WEIGHTS = "weights"
-"""A further part: the policy's weights. A run's checkpoints hold them beside this state."""
 
 
 class Collector:
@@ -94,11 +80,13 @@ class Collector:
         """Environments that are not stepped at present; none after ``reset``."""
         self.times = EpisodeTimes(envs.task_E)
         """Wall-clock seconds of finished episodes."""
-        self._running = RunningEpisodes(envs.task_E, envs.spec_.info_keys)
+        self.running = RunningEpisodes(envs.task_E, envs.spec_.info_keys)
+        """Sums over the running episodes."""
+        self.observation_ED: npt.NDArray | None = None
+        """The last observations, on which the next actions are chosen; None before ``reset``."""
         self._unreported_info = set(envs.spec_.info_keys)
         self._events = EpisodeEvents(self.listeners, envs)
         self._env_E = np.arange(envs.num_envs)
-        self._observation_ED: npt.NDArray | None = None
         self._action_EA: npt.NDArray[np.float32] | None = None
         self._policy_columns: Mapping[str, npt.NDArray] = {}
 
@@ -127,7 +115,12 @@ class Collector:
     @property
     def has_started(self) -> bool:
         """Whether episodes are under way."""
-        return self._observation_ED is not None
+        return self.observation_ED is not None
+
+    @property
+    def is_step_pending(self) -> bool:
+        """Whether ``send`` has started a step whose result ``receive`` has not taken."""
+        return self._action_EA is not None
 
     def reset(self, seed: int | Sequence[int] | None = None) -> None:
         """Start a new episode in every environment; unfinished ones are dropped and not counted.
@@ -136,17 +129,17 @@ class Collector:
             seed: of all that follows (see ``Benchmark``); None continues with the environments'
                 own generators.
         """
-        assert self._action_EA is None, "a step is under way"
+        assert not self.is_step_pending, "a step is under way"
         everywhere = range(self.envs.num_envs)
         self._events.built()
         self._events.created(everywhere)
-        self._running.reset()
+        self.running.reset()
         self.paused_E = np.zeros(self.envs.num_envs, np.bool_)
-        self._observation_ED, _ = self.envs.reset(seed=seed)
+        self.observation_ED, _ = self.envs.reset(seed=seed)
         self.times.start(slice(None))
         if self.exploration is not None:
             self.exploration.start_episodes(np.ones(self.envs.num_envs, np.bool_), {})
-        self._events.started(self._observation_ED, everywhere)
+        self._events.started(self.observation_ED, everywhere)
 
     def choose_paused(self) -> None:
         """Choose the environments that are not stepped from here on; without ``pausing``, none."""
@@ -176,7 +169,7 @@ class Collector:
         Raises:
             ConfigurationError: if its tasks, spaces or fields differ.
         """
-        assert self._action_EA is None, "a step is under way: use session.after_vector_step"
+        assert not self.is_step_pending, "a step is under way: use session.after_vector_step"
         self.envs.remake(benchmark)  # the next step is not valid, which ends the running episodes
 
     def send(self, mode: Mode) -> None:
@@ -186,12 +179,12 @@ class Collector:
             PolicyFaultError: if an action is not finite.
             ConfigurationError: if an action transform returns actions that cannot be sent.
         """
-        assert self._action_EA is None, "a step is under way"
-        if self._observation_ED is None:
+        assert not self.is_step_pending, "a step is under way"
+        if self.observation_ED is None:
             self.reset()
         self._events.built()
-        assert self._observation_ED is not None
-        chosen = self._act(self._observation_ED, mode)
+        assert self.observation_ED is not None
+        chosen = self._act(self.observation_ED, mode)
         chosen_EA, self._policy_columns = chosen if isinstance(chosen, tuple) else (chosen, {})
         action_EA = np.array(chosen_EA, np.float32)
         task_E = self.envs.task_E
@@ -222,16 +215,16 @@ class Collector:
             The valid transitions, and the episodes that ended, by environment.
         """
         assert self._action_EA is not None, "send() comes first"
-        assert self._observation_ED is not None
-        observation_ED = self._observation_ED
+        assert self.observation_ED is not None
+        observation_ED = self.observation_ED
         action_EA = self._action_EA
         self._action_EA = None
         result = self.envs.receive()
-        self._observation_ED = result.observation_ED
+        self.observation_ED = result.observation_ED
         paused_E = result.paused_E
         if paused_E.any():  # a restored environment has reported none yet
-            self._observation_ED[paused_E] = observation_ED[paused_E]
-        ended = self._running.add(result)
+            self.observation_ED[paused_E] = observation_ED[paused_E]
+        ended = self.running.add(result)
         self.windows.add(ended.values())
         self.times.end(ended)
         # a rebuilt environment starts a new episode, too, but its old one never counts as finished
@@ -241,7 +234,7 @@ class Collector:
             if self.exploration is not None:
                 self.exploration.start_episodes(done_E, ended)
         if ended and self._unreported_info:
-            self._warn_of_unreported_info(ended)
+            self._warn_of_unreported_info()
         kept_E = result.valid_E if selected_E is None else result.valid_E & selected_E
         kept = slice(None) if kept_E.all() else kept_E
         extra = {**result.extra, **self._policy_columns}
@@ -261,13 +254,15 @@ class Collector:
         self.counters.env_steps += int(result.valid_E.sum())
         self.counters.dropped_transitions += int((~(result.valid_E | result.paused_E)).sum())
         self.counters.episodes += len(ended)
-        self._events.stepped(self._running, ended, result.observation_ED, done_E)
+        self._events.stepped(self.running, ended, result.observation_ED, done_E)
         return transitions, ended
 
-    def step(self, mode: Mode) -> tuple[Transitions, dict[int, Episode]]:
+    def step(
+        self, mode: Mode, selected_E: npt.NDArray[np.bool_] | None = None
+    ) -> tuple[Transitions, dict[int, Episode]]:
         """Send and receive."""
         self.send(mode)
-        return self.receive()
+        return self.receive(selected_E)
 
     def sample(
         self,
@@ -295,39 +290,14 @@ class Collector:
         Raises:
             ConfigurationError: unless exactly one of the two numbers is given, and is positive.
         """
-        if (num_steps is None) == (num_episodes is None):
-            raise ConfigurationError("give either num_steps or num_episodes")
-        at_least(1, num_steps=num_steps, num_episodes=num_episodes)
-        if (
-            force_reset
-            or seed is not None
-            or num_episodes is not None
-            or self._observation_ED is None
-        ):
-            self.reset(seed)
-        if seed is not None:
-            of_policy, of_exploration = np.random.SeedSequence(seed).generate_state(2).tolist()
-            if isinstance(self.policy, SeededPolicy):
-                self.policy.seed_actions(of_policy)
-            if self.exploration is not None:
-                self.exploration.seed(of_exploration)
-        weights_seq_no = self.weights_seq_no
-        steps: Iterable[tuple[Transitions, dict[int, Episode]]]
-        if num_steps is not None:
-            num_vector_steps = -(-num_steps // self.envs.num_envs)
-            steps = (self.step(mode) for _ in range(num_vector_steps))
-        else:
-            assert num_episodes is not None
-            steps = self.run_episodes(quotas(num_episodes, self.envs.num_envs), mode)
-        parts: list[Transitions] = []
-        episodes: list[Episode] = []
-        for transitions, ended in steps:
-            parts.append(transitions)
-            episodes += ended.values()
-        sample = Sample(concatenated(parts), episodes, weights_seq_no)
-        for listener in self.listeners:
-            listener.on_sample_end(sample)
-        return sample
+        return sample(
+            self,
+            num_steps=num_steps,
+            num_episodes=num_episodes,
+            mode=mode,
+            force_reset=force_reset,
+            seed=seed,
+        )
 
     def run_episodes(
         self, quota_E: npt.NDArray[np.int64], mode: Mode
@@ -338,16 +308,14 @@ class Collector:
         """
         remaining_E = quota_E.copy()
         while remaining_E.any():
-            self.send(mode)
-            transitions, ended = self.receive(selected_E=remaining_E > 0)
+            transitions, ended = self.step(mode, selected_E=remaining_E > 0)
             counted = {e: episode for e, episode in ended.items() if remaining_E[e]}
             remaining_E[list(counted)] -= 1
             yield transitions, counted
 
-    def _warn_of_unreported_info(self, ended: Mapping[int, Episode]) -> None:
+    def _warn_of_unreported_info(self) -> None:
         """Warn once if no environment has reported a number that is to be logged."""
-        for episode in ended.values():
-            self._unreported_info -= set(episode.info)
+        self._unreported_info -= set(self.windows.info())
         if self.windows.count_T[np.unique(self.envs.task_E)].all() and self._unreported_info:
             names = ", ".join(sorted(self._unreported_info))
             warnings.warn(
@@ -370,37 +338,7 @@ class Collector:
         Raises:
             ConfigurationError: if a component is unknown, or the policy has no weights.
         """
-        known = (*COMPONENTS, WEIGHTS)
-        unknown = sorted({*components} - {*known})
-        if unknown:
-            raise ConfigurationError(
-                f"components has {', '.join(unknown)}: give some of {', '.join(known)}"
-            )
-        state: dict[str, Any] = {}
-        if WEIGHTS in components:
-            state[WEIGHTS] = self._weighted_policy().get_weights()
-            state["weights_seq_no"] = self.weights_seq_no
-        if list(components) == [WEIGHTS]:
-            return state
-        assert self._action_EA is None, "a step is under way"
-        state["tasks"] = self.envs.task_E.tolist()
-        if "windows" in components:
-            state["windows"] = self.windows.state_dict()
-        if "episodes" in components:
-            observation = None
-            if self._observation_ED is not None:
-                observation = [self._observation_ED.dtype.str, to_text(self._observation_ED)]
-            state["running"] = self._running.state_dict()
-            state["observation"] = observation
-            state["paused"] = self.paused_E.tolist()
-            state["envs"] = self.envs.get_state()
-        if "listeners" in components:
-            state["listeners"] = states_of(self.listeners)
-        if "action_transforms" in components:
-            state["action_transforms"] = states_of(self.action_transforms)
-        if "exploration" in components:
-            state["exploration"] = states_of(self._explorations)
-        return state
+        return get_state(self, components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the parts that are in a state; with all: the next step is the uninterrupted one.
@@ -412,58 +350,11 @@ class Collector:
         Raises:
             ConfigurationError: if the state is of other environments, or the policy has no weights.
         """
-        if WEIGHTS in state:
-            seq_no = state["weights_seq_no"]
-            policy = self._weighted_policy()
-            if seq_no == 0 or seq_no > policy.weights_seq_no:
-                policy.set_weights(state[WEIGHTS], seq_no)
-        if "tasks" not in state:
-            return
-        if state["tasks"] != self.envs.task_E.tolist():
-            raise ConfigurationError(
-                f"the checkpoint has environments of tasks {state['tasks']},"
-                f" this run of {self.envs.task_E.tolist()}:"
-                " continue with the same rollout.envs_per_task and data.exclude_from_training"
-            )
-        if "windows" in state:
-            with restoring("finished episodes"):
-                self.windows.load_state_dict(state["windows"])
-                self._unreported_info -= set(self.windows.info())
-        if "envs" in state:
-            self._set_episodes(state)
-        load_states(self.listeners, state.get("listeners", {}))
-        load_states(self.action_transforms, state.get("action_transforms", {}))
-        with restoring("noise of the exploration"):
-            load_states(self._explorations, state.get("exploration", {}))
+        set_state(self, state)
 
-    @property
-    def _explorations(self) -> list[CorrelatedNoise]:
-        return [] if self.exploration is None else [self.exploration]
-
-    def _weighted_policy(self) -> WeightedPolicy:
-        if not isinstance(self.policy, WeightedPolicy):
-            raise ConfigurationError(
-                f"{type(self.policy).__name__} has no weights to give or take: collect with an"
-                " algorithm or a loaded policy"
-            )
-        return self.policy
-
-    def _set_episodes(self, state: Mapping[str, Any]) -> None:
-        observation_ED = None
-        with restoring("running episodes"):
-            self._running.load_state_dict(state["running"])
-            num_envs = self.envs.num_envs
-            paused = state.get("paused", [False] * num_envs)  # new in 0.3
-            self.paused_E = flags(paused, "paused", num_envs)
-            if state["observation"] is not None:
-                dtype, text = state["observation"]
-                shape = (num_envs, *self.envs.single_observation_space.shape)  # type: ignore[misc]
-                observation_ED = from_text(text, dtype).reshape(shape)
-                if observation_ED.dtype != self.envs.single_observation_space.dtype:
-                    raise ValueError(f"observations of the type {observation_ED.dtype}")
-        self.times.forget()
-        self.envs.set_state(state["envs"])
-        self._observation_ED = observation_ED
+    # what a checkpoint calls
+    state_dict = get_state
+    load_state_dict = set_state
 
     def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
         """Return the whole state of one rank from those of another number of ranks.
@@ -471,38 +362,4 @@ class Collector:
         Raises:
             ConfigurationError: if a state has a part that cannot be shared out.
         """
-        rules: Rules = {
-            "tasks": share.of_envs,
-            "windows": partial(EpisodeWindows.reshard, share=share),
-            "running": partial(RunningEpisodes.reshard, share=share),
-            "observation": partial(_reshard_observation, share=share),
-            "envs": share.of_envs,
-            "listeners": partial(reshard_states, self.listeners, share=share),
-            "action_transforms": partial(reshard_states, self.action_transforms, share=share),
-            "exploration": partial(reshard_states, self._explorations, share=share),
-            "paused": share.of_envs,
-        }
-        return share.join("the collector", states, rules)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, for a checkpoint."""
-        return self.get_state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it; see ``set_state``."""
-        self.set_state(state)
-
-
-def _reshard_observation(states: Sequence[list[str] | None], share: Share) -> list[str] | None:
-    """Return the last observations of a rank's environments; None before the first reset."""
-    present = [state for state in states if state is not None]
-    if not present:
-        return None
-    dtypes = {dtype for dtype, _ in present}
-    if len(present) < len(states) or len(dtypes) > 1:
-        raise ConfigurationError(f"the checkpoint's observations are of several types: {HINT}")
-    dtype = dtypes.pop()
-    rows: list[list[Any]] = [
-        list(from_text(text, dtype).reshape(share.num_envs, -1)) for _, text in present
-    ]
-    return [dtype, to_text(np.stack(share.of_envs(rows)))]
+        return reshard(self, states, share)

@@ -12,7 +12,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
-from mtrl_lightning.rollout.collector import COMPONENTS
+from mtrl_lightning.rollout.collector_state import COMPONENTS
 from mtrl_lightning.types import Episode, Transitions
 from tests.helpers import diary as kept
 from tests.helpers.altered_reach import FaultyReach
