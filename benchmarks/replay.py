@@ -40,11 +40,12 @@ from benchmarks.measuring import (
     turns,
 )
 from benchmarks.updates import ACTION, OBSERVATION, Work, direct_of
+from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage, bytes_needed
-from mtrl_lightning.resources import CPU, keep_freed_memory
+from mtrl_lightning.resources import keep_freed_memory
 from mtrl_lightning.schema import STORED, transition_fields
 from mtrl_lightning.types import Transitions
 

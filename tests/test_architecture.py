@@ -30,6 +30,7 @@ BASE = {
     "schema",
     "checks",
     "counters",
+    "devices",
     "schedules",
     "errors",
     "formats",
@@ -124,7 +125,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 OUTSIDE = {"benchmarks", "tests"}
 """What lies beside the package in the repository and is not installed with it."""
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
-USE_TORCH = {"resources"}
+USE_TORCH = {"devices", "resources"}
 """Files of the base that do."""
 FORBIDDEN_LIBRARIES = {
     "envs": {"torch", *LIGHTNING},

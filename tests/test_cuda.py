@@ -14,6 +14,7 @@ from lightning.fabric.utilities import move_data_to_device
 
 from mtrl_lightning import SAC, load_policy, train
 from mtrl_lightning.algorithms import Categorical
+from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.gradients import cagrad, pcgrad
 from mtrl_lightning.learning.acting_graphs import ActingGraphs
@@ -22,7 +23,6 @@ from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH, CudaCapture
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay.device import DeviceReplay
 from mtrl_lightning.replay.static_batches import StaticBatches
-from mtrl_lightning.resources import CPU
 from mtrl_lightning.types import OwedUpdates
 from tests import test_on_policy as on_policy
 from tests.helpers import replay as replays

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from mtrl_lightning import resources
+from mtrl_lightning import devices, resources
 
 FAULTS = """
 import resource, sys, torch
@@ -96,6 +96,6 @@ def test_files_that_a_container_holds_in_memory_are_free(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("given", [np.arange(3), torch.arange(3)])
 def test_on_the_cpu_nothing_is_copied(given):
-    tensor = resources.to_device(given, torch.device("cpu"))
+    tensor = devices.to_device(given, devices.CPU)
     given[0] = 9
     assert tensor.tolist() == [9, 1, 2]

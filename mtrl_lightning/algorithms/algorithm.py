@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from mtrl_lightning.algorithms.recording import record_arguments
 from mtrl_lightning.counters import Counters, Stopwatch
+from mtrl_lightning.devices import CPU, to_device, to_host
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.learning.compiling import Compile, check_compile, compile_mode, compiled
@@ -35,7 +36,6 @@ from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.resources import CPU, to_device, to_host
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
 from mtrl_lightning.types import (

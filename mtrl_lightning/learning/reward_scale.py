@@ -16,11 +16,11 @@ from torch import Tensor
 
 from mtrl_lightning import saved
 from mtrl_lightning.checks import above, at_least, within
+from mtrl_lightning.devices import to_device
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.networks import TaskAxis
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.resources import to_device
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
 

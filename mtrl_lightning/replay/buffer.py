@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mtrl_lightning.devices import CPU
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.storage import RingStorage, Storage
-from mtrl_lightning.resources import CPU
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import TransitionBatch, Transitions

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import ReplayBuffer, batch_of, check_totals
 from mtrl_lightning.replay.storage import Columns, RingStorage
-from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import TransitionBatch

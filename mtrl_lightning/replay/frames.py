@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.frame_columns import (
     FRAME_COLUMNS,
@@ -39,7 +40,6 @@ from mtrl_lightning.replay.storage import (
     empty_column,
     enumerated,
 )
-from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.spec import Field
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning import saved
+from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.replay.buffer import batch_of, rows_of_tasks
-from mtrl_lightning.resources import CPU, to_device
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transitions

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from mtrl_lightning.checkpoints.parts import MOVED
 from mtrl_lightning.checks import nearest_multiples
+from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
 from mtrl_lightning.envs.benchmarks.wrappers import with_pixels, with_wrappers
 from mtrl_lightning.errors import ConfigurationError
@@ -27,7 +28,7 @@ from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.static_batches import StaticBatches
 from mtrl_lightning.replay.storage import bytes_needed
-from mtrl_lightning.resources import CPU, free_memory
+from mtrl_lightning.resources import free_memory
 from mtrl_lightning.run.demonstrations import GIVE, check_identity, load_demonstrations
 from mtrl_lightning.run.kinds import refused_by
 from mtrl_lightning.saved import restoring

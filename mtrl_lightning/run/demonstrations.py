@@ -17,11 +17,12 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from mtrl_lightning.demonstrations import check_collection, open_collection
+from mtrl_lightning.devices import CPU
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.storage import bytes_needed
-from mtrl_lightning.resources import CPU, free_memory
+from mtrl_lightning.resources import free_memory
 from mtrl_lightning.schema import POLICY_ACTION, policy_action_field, transition_fields
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Transitions

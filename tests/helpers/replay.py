@@ -14,9 +14,9 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
+from mtrl_lightning.devices import CPU
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage, Storage
-from mtrl_lightning.resources import CPU
 from mtrl_lightning.schema import STORED, Field, transition_fields
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions

@@ -15,12 +15,12 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import IterableDataset
 
+from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import EMPTY_MANIFEST, check_manifest
 from mtrl_lightning.replay.storage import bytes_needed
-from mtrl_lightning.resources import CPU
 from mtrl_lightning.run.data import MultiTaskData, manifest_of
 from mtrl_lightning.schema import Field
 from mtrl_lightning.spec import EnvSpec

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from mtrl_lightning.demonstrations import collection, read_collection, write_collection
+from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import trained_spec
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.resources import CPU
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.run.demonstrations import load_demonstrations
 from tests.helpers.algorithms import make_spec, pixel_spec
