@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
+import warnings
 
 import pytest
 import torch
 
+from mtrl_lightning import callbacks
 from tests.helpers.command_line import ROOT
 
 CLASS_PATH = re.compile(
@@ -28,9 +30,10 @@ FORMER = {
         "Auxiliary Deterministic HiPBMDP LatentDynamics LossInputs Reconstruction"
     ),
     "mtrl_lightning.callbacks": (
-        "CheckpointCallback EnvStepProgressBar EnvStepWandbLogger "
-        "EvaluationCallback InterruptionCallback MetricsCSV MetricsCallback ReplayCallback "
-        "ResetCallback RolloutCallback"
+        "CheckpointCallback CurvesCallback EnvStepProgressBar EnvStepWandbLogger "
+        "EvaluationCallback InterruptionCallback MetricsCSV MetricsCallback OptionsCallback "
+        "PicturesCallback ReplayCallback ReportCallback ResetCallback RolloutCallback "
+        "VideoCallback"
     ),
     "mtrl_lightning.envs": (
         "Benchmark DMControl DMControlFamily GymnasiumTasks MetaWorld Pixels ToyConflict "
@@ -73,7 +76,27 @@ def test_the_paths_are_found():
     assert {"torch.optim.Adam", "mtrl_lightning.networks.MLP"} < set(PATHS)
 
 
+@pytest.mark.filterwarnings("ignore:.*former name:FutureWarning")
 @pytest.mark.parametrize("path", PATHS)
 def test_a_class_path_resolves(path):
     module, _, name = path.rpartition(".")
     assert callable(getattr(importlib.import_module(module), name))
+
+
+@pytest.mark.parametrize(
+    ("former", "now"),
+    [("CurvesCallback", "ReportCallback"), ("PicturesCallback", "ImagesCallback")],
+)
+def test_a_callback_by_its_former_name_is_one_warning(monkeypatch, former, now):
+    monkeypatch.delitem(vars(callbacks), former, raising=False)  # as before its first use
+    with pytest.warns(FutureWarning, match=f"{former} is a former name.*give {now}"):
+        found = getattr(callbacks, former)
+    assert found is getattr(callbacks, now)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert getattr(callbacks, former) is found
+
+
+def test_a_callback_that_never_was_is_an_error():
+    with pytest.raises(AttributeError, match="has no attribute 'FilmsCallback'"):
+        callbacks.FilmsCallback  # noqa: B018

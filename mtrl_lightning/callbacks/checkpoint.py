@@ -43,6 +43,7 @@ class _Moment(NamedTuple):
     evaluated_at: int
 
 
+# a Checkpoint of Lightning's: without one among the callbacks, its trainer adds a ModelCheckpoint
 class CheckpointCallback(SessionCallback, Checkpoint):
     """Write ``checkpoints/step_<env steps>.ckpt`` on a schedule, at the end, and at interruptions.
 

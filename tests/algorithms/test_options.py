@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from jsonargparse import ArgumentParser
 
-from mtrl_lightning.algorithms import PPO, SAC, Algorithm, BehaviourCloning, Distral
+from mtrl_lightning.algorithms import (
+    PPO,
+    SAC,
+    TD3,
+    ActorCritic,
+    Algorithm,
+    BehaviourCloning,
+    Distral,
+)
 from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP, LatentDynamics, Reconstruction
 
 
@@ -23,7 +31,9 @@ def options_of(kind: type) -> set[str]:
 @pytest.mark.parametrize(
     ("kind", "base"),
     [
-        (SAC, Algorithm),
+        (ActorCritic, Algorithm),
+        (SAC, ActorCritic),
+        (TD3, ActorCritic),
         (PPO, Algorithm),
         (BehaviourCloning, Algorithm),
         (LatentDynamics, Auxiliary),
