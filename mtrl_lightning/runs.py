@@ -52,11 +52,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_name(name: str) -> None:
-    """Check that the folder of a run's name lies in the root folder.
-
-    Raises:
-        ConfigurationError: if it does not.
-    """
+    """Check that the folder of a run's name lies in the root folder."""
     path = Path(name)
     if not path.parts or path.is_absolute() or ".." in path.parts:
         raise ConfigurationError(
@@ -378,11 +374,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def check_idle(folder: Path) -> None:
-    """Check that no process holds the lock of a run's folder, without writing anything.
-
-    Raises:
-        ConfigurationError: if another process holds the lock.
-    """
+    """Check that no process holds the lock of a run's folder, without writing anything."""
     descriptor = _lock(folder / LOCK, 0)
     if descriptor is not None:
         os.close(descriptor)

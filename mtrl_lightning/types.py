@@ -119,7 +119,7 @@ class BatchSource(Protocol):
 
 
 class OwedUpdates:
-    """What Lightning hands to ``training_step`` in place of a batch: how many updates to make.
+    """The number of updates to make, which Lightning passes to ``training_step`` for a batch.
 
     Args:
         source: of their batches.

@@ -23,7 +23,6 @@ from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.rollout.pausing import PauseSolved
 from mtrl_lightning.rollout.sample import Sample, sample
 from mtrl_lightning.types import (
-    ActOutput,
     Episode,
     Mode,
     NoisyPolicy,
@@ -184,24 +183,23 @@ class Collector:
             self.reset()
         self._events.built()
         assert self.observation_ED is not None
-        chosen = self._act(self.observation_ED, mode)
-        chosen_EA, self._policy_columns = chosen if isinstance(chosen, tuple) else (chosen, {})
-        action_EA = np.array(chosen_EA, np.float32)
+        # a copy, because this observation becomes part of the transition, and a policy may write
+        # into its argument (MetaWorld's scripted door-open policy does)
+        copied_ED = self.observation_ED.copy()
         task_E = self.envs.task_E
+        if self.exploration is None or mode != "explore":
+            output = self._matched_policy.act(copied_ED, task_E, mode)
+        else:
+            noisy_policy = cast("NoisyPolicy", self._matched_policy)
+            noise_EA = self.exploration.noise()
+            output = noisy_policy.act(copied_ED, task_E, mode, noise_EA=noise_EA)
+        chosen_EA, self._policy_columns = output if isinstance(output, tuple) else (output, {})
+        # the transition has the policy's own action; the environments receive the transformed one
+        action_EA = np.array(chosen_EA, np.float32)
         is_training = mode != "exploit"
         sent_EA = sent_actions(self.action_transforms, action_EA, task_E, is_training)
         self.envs.send(sent_EA, self.paused_E)
         self._action_EA = action_EA
-
-    def _act(self, observation_ED: npt.NDArray, mode: Mode) -> ActOutput:
-        # a copy, because this observation becomes part of the transition, and a policy may write
-        # into its argument (MetaWorld's scripted door-open policy does)
-        copied_ED = observation_ED.copy()
-        if self.exploration is None or mode != "explore":
-            return self._matched_policy.act(copied_ED, self.envs.task_E, mode)
-        noisy_policy = cast("NoisyPolicy", self._matched_policy)
-        noise_EA = self.exploration.noise()
-        return noisy_policy.act(copied_ED, self.envs.task_E, mode, noise_EA=noise_EA)
 
     def receive(
         self, selected_E: npt.NDArray[np.bool_] | None = None
@@ -222,7 +220,7 @@ class Collector:
         result = self.envs.receive()
         self.observation_ED = result.observation_ED
         paused_E = result.paused_E
-        if paused_E.any():  # a restored environment has reported none yet
+        if paused_E.any():  # not stepped: they wait with their last observation
             self.observation_ED[paused_E] = observation_ED[paused_E]
         ended = self.running.add(result)
         self.windows.add(ended.values())
@@ -250,6 +248,7 @@ class Collector:
             self._env_E[kept],
             {name: np.asarray(column)[kept] for name, column in extra.items()},
         )
+        # every environment is valid, paused, or dropped because it was rebuilt
         self.counters.vector_steps += 1
         self.counters.env_steps += int(result.valid_E.sum())
         self.counters.dropped_transitions += int((~(result.valid_E | result.paused_E)).sum())
@@ -307,7 +306,7 @@ class Collector:
         Call ``reset`` before. Steps of an environment beyond its quota are left out.
         """
         remaining_E = quota_E.copy()
-        while remaining_E.any():
+        while remaining_E.any():  # environments beyond their quota are stepped in vain
             transitions, ended = self.step(mode, selected_E=remaining_E > 0)
             counted = {e: episode for e, episode in ended.items() if remaining_E[e]}
             remaining_E[list(counted)] -= 1
@@ -352,7 +351,7 @@ class Collector:
         """
         set_state(self, state)
 
-    # what a checkpoint calls
+    # the names of every object with a state, by which a checkpoint saves and restores it
     state_dict = get_state
     load_state_dict = set_state
 

@@ -45,7 +45,7 @@ def get_state(collector: Collector, components: Sequence[str]) -> dict[str, Any]
         state[WEIGHTS] = _weighted_policy(collector).get_weights()
         state["weights_seq_no"] = collector.weights_seq_no
     if list(components) == [WEIGHTS]:
-        return state
+        return state  # also while a step is under way, and for a collector of other tasks
     assert not collector.is_step_pending, "a step is under way"
     state["tasks"] = collector.envs.task_E.tolist()
     if "windows" in components:
@@ -61,7 +61,7 @@ def get_state(collector: Collector, components: Sequence[str]) -> dict[str, Any]
         state["envs"] = collector.envs.get_state()
     for name, parts in _parts(collector).items():
         if name in components:
-            state[name] = _states_of(parts)
+            state[name] = {key: part.state_dict() for key, part in _named(parts).items()}
     return state
 
 
@@ -70,6 +70,7 @@ def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
     if WEIGHTS in state:
         seq_no = state["weights_seq_no"]
         policy = _weighted_policy(collector)
+        # messages may arrive late or twice, and a learner may start from the beginning
         if seq_no == 0 or seq_no > policy.weights_seq_no:
             policy.set_weights(state[WEIGHTS], seq_no)
     if "tasks" not in state:
@@ -143,7 +144,7 @@ def _set_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
             observation_ED = from_text(text, dtype).reshape(shape)
             if observation_ED.dtype != envs.single_observation_space.dtype:
                 raise ValueError(f"observations of the type {observation_ED.dtype}")
-    collector.times.forget()
+    collector.times.forget()  # the time that passed between two programs is no episode's
     envs.set_state(state["envs"])
     collector.observation_ED = observation_ED
 
@@ -161,11 +162,6 @@ def _reshard_observation(states: Sequence[list[str] | None], share: Share) -> li
         list(from_text(text, dtype).reshape(share.num_envs, -1)) for _, text in present
     ]
     return [dtype, to_text(np.stack(share.of_envs(rows)))]
-
-
-def _states_of(parts: Sequence[Any]) -> dict[str, Any]:
-    """Return the states of listeners or action transforms by name."""
-    return {name: part.state_dict() for name, part in _named(parts).items()}
 
 
 def _load_states(parts: Sequence[Any], states: Mapping[str, Any]) -> None:

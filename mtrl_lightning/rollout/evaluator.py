@@ -225,7 +225,7 @@ class Evaluator:
                 with one_thread():
                     return self._run(policy, on_step)
             except EnvironmentFaultError as fault:
-                self.close()
+                self.close()  # repeated from the first episode, in new environments
                 if self.num_restarts >= self._max_restarts:
                     raise RestartsExhaustedError(
                         f"{fault} (in an evaluation,"
@@ -252,6 +252,8 @@ class Evaluator:
                 indices=indices.tolist(),
                 progress=self._progress,
             )
+        # environment k of a task runs episodes first_k, ..., first_k + share_k - 1, and is seeded
+        # with first_k: the episodes of a task are the same for any number of environments
         shares = quotas(self._num_episodes, self._envs_per_task)
         collector = Collector(self._envs, policy)
         seeds = np.tile(np.cumsum(shares) - shares, num_tasks)[indices]
@@ -276,6 +278,7 @@ class Evaluator:
         for _, _, episode in sorted(finished, key=lambda one: (one.step, one.env)):
             per_task[episode.task].append(episode)
         assert all(len(episodes) == self._num_episodes for episodes in per_task.values())
+        # means over a task's episodes: [T] of the split
         success, success_last, returns = (
             np.array(
                 [

@@ -49,11 +49,7 @@ class CorrelatedNoise:
         return f"{type(self).__name__}, correlation {self._correlation:g}"
 
     def check(self, spec: EnvSpec) -> None:
-        """Check that it can be used with these tasks.
-
-        Raises:
-            ConfigurationError: if it cannot.
-        """
+        """Check that it can be used with these tasks."""
 
     def begin(self, spec: EnvSpec, task_E: npt.NDArray[np.int64]) -> None:
         """Begin to explore in a number of environments.
@@ -159,11 +155,7 @@ class AdaptiveNoise(CorrelatedNoise):
         return f"{super().__str__()} (1 - {'success' if has_success else 'score'})"
 
     def check(self, spec: EnvSpec) -> None:
-        """Check that the tasks have a success signal or a score.
-
-        Raises:
-            ConfigurationError: if they have neither.
-        """
+        """Check that the tasks have a success signal or a score."""
         if not spec.has_score:
             raise ConfigurationError(
                 "rollout.exploration is AdaptiveNoise, and the tasks have neither a success signal"
@@ -209,11 +201,7 @@ class AdaptiveNoise(CorrelatedNoise):
 
 
 def check_takes_noise(policy: Policy) -> None:
-    """Check that a policy can explore with given noise.
-
-    Raises:
-        ConfigurationError: if it cannot.
-    """
+    """Check that a policy can explore with given noise."""
     if "noise_EA" not in inspect.signature(policy.act).parameters:
         raise ConfigurationError(
             f"rollout.exploration needs a policy whose act takes noise_EA, and that of"

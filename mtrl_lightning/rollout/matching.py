@@ -13,21 +13,21 @@ from mtrl_lightning.types import ActOutput, Mode, Policy
 
 
 class _MatchedPolicy:
-    """A policy in environments whose tasks have other numbers, or are padded to another size.
+    """A policy in environments whose tasks have other indices, or are padded to another size.
 
     Args:
         policy: chooses the actions.
-        own: the policy's tasks.
+        policy_spec: the policy's tasks.
         spec: the environments' tasks.
     """
 
-    def __init__(self, policy: Policy, own: EnvSpec, spec: EnvSpec) -> None:
+    def __init__(self, policy: Policy, policy_spec: EnvSpec, spec: EnvSpec) -> None:
         self.spec = spec
         self._policy = policy
-        self._own = own
-        numbers = {name: task for task, name in enumerate(own.task_names)}
+        self._policy_spec = policy_spec
+        indices = {name: task for task, name in enumerate(policy_spec.task_names)}
         # tasks that the policy does not know are not stepped
-        self._own_task_T = np.array([numbers.get(name, -1) for name in spec.task_names])
+        self._policy_task_T = np.array([indices.get(name, -1) for name in spec.task_names])
 
     def act(
         self,
@@ -36,13 +36,13 @@ class _MatchedPolicy:
         mode: Mode,
         noise_EA: npt.NDArray[np.float32] | None = None,
     ) -> ActOutput:
-        """Choose actions ``[E, A]`` of the environments' size for their tasks' numbers."""
+        """Choose actions ``[E, A]`` of the environments' size for their tasks' indices."""
         noise = {}
         if noise_EA is not None:
-            noise["noise_EA"] = _padded_to(noise_EA, self._own.action_space.shape)
-        own_ED = _padded_to(observation_ED, self._own.observation_space.shape)
-        chosen = self._policy.act(own_ED, self._own_task_T[task_E], mode, **noise)
-        action_EA, fields = chosen if isinstance(chosen, tuple) else (chosen, None)
+            noise["noise_EA"] = _padded_to(noise_EA, self._policy_spec.action_space.shape)
+        padded_ED = _padded_to(observation_ED, self._policy_spec.observation_space.shape)
+        output = self._policy.act(padded_ED, self._policy_task_T[task_E], mode, **noise)
+        action_EA, fields = output if isinstance(output, tuple) else (output, None)
         action_EA = _padded_to(np.asarray(action_EA), self.spec.action_space.shape)
         return action_EA if fields is None else (action_EA, fields)
 
@@ -60,7 +60,7 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
         tasks: indices in ``spec.task_names`` of the tasks that it acts in.
 
     Returns:
-        The policy itself if numbers and sizes are the same on both sides.
+        The policy itself if indices and sizes are the same on both sides.
 
     Raises:
         ConfigurationError: naming the tasks that the policy does not know, or one whose observation

@@ -61,9 +61,6 @@ class PauseSolved:
             spec: the tasks.
             window: finished episodes that this process keeps of a task.
             envs_per_task: this process' environments of a task.
-
-        Raises:
-            ConfigurationError: if it cannot.
         """
         if not spec.has_score:
             raise ConfigurationError(
@@ -101,4 +98,5 @@ class PauseSolved:
         """Return how many of a task's environments are stepped."""
         fraction = (1 - success) / (1 - self._success)
         target = num_envs * min(max(fraction, self._minimum), 1.0)
+        # the small number corrects the rounding of products such as 10 * 0.3
         return max(1, math.ceil(target - 1e-9))

@@ -374,22 +374,18 @@ class MultiTaskData(LightningDataModule):
             ConfigurationError: if they are damaged, or of other demonstrations.
         """
         with restoring("state of the data"):
-            self._restore(state_dict)
-
-    def _restore(self, state_dict: dict[str, Any]) -> None:
-        if self.rollout_buffer is not None and "rollout_buffer" in state_dict:
-            self.rollout_buffer.load_state_dict(state_dict["rollout_buffer"])
-        if self.buffer is not None and "buffer" in state_dict:
+            if self.rollout_buffer is not None and "rollout_buffer" in state_dict:
+                self.rollout_buffer.load_state_dict(state_dict["rollout_buffer"])
+            if self.buffer is None or "buffer" not in state_dict:
+                return
             if self._identity is not None:
                 check_identity(state_dict["demonstrations"], self._identity)
             else:
-                self._restore_manifest(state_dict["replay"])
+                self.manifest = state_dict["replay"]
+                # those of another number of processes are checked when their rings are read
+                if self.manifest is not None and MOVED not in self.manifest:
+                    check_manifest(self.manifest)
             self.buffer.load_state_dict(state_dict["buffer"])
-
-    def _restore_manifest(self, manifest: dict[str, Any] | None) -> None:
-        self.manifest = manifest
-        if manifest is not None and MOVED not in manifest:
-            check_manifest(manifest)
 
 
 def _too_large(needed: int, num_rows: int, device: torch.device) -> str:

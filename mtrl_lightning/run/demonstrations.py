@@ -94,11 +94,7 @@ def load_demonstrations(
 
 
 def check_identity(saved: Any, identity: dict[str, Any]) -> None:
-    """Check that a continued run has the demonstrations of its checkpoint.
-
-    Raises:
-        ConfigurationError: if it has others.
-    """
+    """Check that a continued run has the demonstrations of its checkpoint."""
     if saved != identity:
         raise ConfigurationError(
             "data.demonstrations has other transitions than those that the checkpoint's run has"

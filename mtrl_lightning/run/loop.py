@@ -140,6 +140,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
             # the step that ran during the update: its transitions are in the next batches
             if is_step_pending:
                 self._receive()
+            # actions wait for the last update of a step: an evaluation sees all of them
             if self._owes_update():
                 self._check_faults()
             else:
@@ -201,7 +202,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
             yield batch  # Lightning calls training_step with it
             self._defer_stop()
 
-            session.counters.env_steps = session.counters.updates
+            session.counters.env_steps = session.counters.updates  # the clock of all schedules
             self._sync_ranks()
             for call in session.after_vector_step:
                 call(session.counters.env_steps)
@@ -266,6 +267,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
     def _num_missing(self) -> int:
         """Return the number of transitions that the replay lacks before an update."""
         replay = self.session.replay
+        # a replay smaller than the warm-up is full before
         needed = min(self._warmup.limit, replay.guaranteed_size * distributed.world_size())
         return needed - distributed.total(len(replay))
 
@@ -287,6 +289,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         steps_before = session.counters.env_steps - distributed.total(len(buffer))
         progress = min(steps_before / self.total_steps, 1.0)  # for schedules of learning rates
         with session.stopwatch.measure("update"):
+            # a task without a valid transition ends the run on all processes
             with distributed.raise_on_all_ranks(EnvironmentFaultError):
                 collected = buffer.collected()
             computed = session.algorithm.begin_iteration(collected, progress)
@@ -294,21 +297,17 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
 
     def _send(self, mode: Mode) -> None:
         """Choose actions and let the environments step."""
-        collector = self.session.collector
-        with self.session.stopwatch.measure("act"):
-            if mode == "explore" and self._may_pause():
-                collector.choose_paused()
-            collector.send(mode)
-
-    def _may_pause(self) -> bool:
-        """Return whether environments may be paused or woken: at an iteration's begin.
-
-        Off-policy, after as many steps as an episode has at most.
-        """
         session = self.session
-        if self._is_off_policy:
-            return session.counters.vector_steps % session.spec.horizon == 0
-        return session.rollout_buffer.is_empty
+        with session.stopwatch.measure("act"):
+            # environments are paused and woken between iterations; off-policy, after as many steps
+            # as the longest episode has
+            if self._is_off_policy:
+                may_pause = session.counters.vector_steps % session.spec.horizon == 0
+            else:
+                may_pause = session.rollout_buffer.is_empty
+            if mode == "explore" and may_pause:
+                session.collector.choose_paused()
+            session.collector.send(mode)
 
     def _receive(self) -> None:
         """Wait for the step that ``_send`` started, and keep its transitions to learn from."""
@@ -316,7 +315,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         episodes = session.counters.episodes
         with session.stopwatch.measure("step"):
             transitions, _ = session.collector.receive()
-            self._sync_ranks()
+            self._sync_ranks()  # from here on counts are those of all processes
         buffer = session.replay if self._is_off_policy else session.rollout_buffer
         buffer.add(transitions)
         session.algorithm.observe(transitions, session.counters.episodes > episodes)
@@ -326,6 +325,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
 
     def _finish_step(self) -> None:
         """Run the actions that are due after a vector step and its updates."""
+        # before the check: a run that a fault ends here runs all actions when it continues
         self._next_action = AFTER_UPDATES[0]
         if self.session.has_envs:
             self._check_faults()
@@ -350,7 +350,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
             try:
                 self._act(name)
             except (Interrupted, RestartsExhaustedError):
-                self._next_action = name
+                self._next_action = name  # it is repeated, an evaluation from its first episode
                 raise
 
     def _act(self, name: str) -> None:
@@ -387,6 +387,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         if self.session.counters.env_steps < self.last_step:
             return False
         if self._is_off_policy:
+            # not before the updates of the last vector step, nor in the warm-up
             return self._ratio.has_started and not self._owes_update()
         return not self.session.is_collecting
 
@@ -444,7 +445,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
             distributed.raise_together(envs.fault, [RestartsExhaustedError])
         if status.restarts > (envs.max_restarts or 0):
             exhausted = RestartsExhaustedError(
-                f"environments were rebuilt {status.restarts} times on all processes together,"
+                f"environments were rebuilt {status.restarts} times, over all processes,"
                 f" and rollout.max_restarts is {envs.max_restarts}: see the warnings above"
             )
             exhausted.is_on_all_ranks = True  # type: ignore[attr-defined]

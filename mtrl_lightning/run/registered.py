@@ -6,10 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 
-def _do_nothing() -> None:
-    pass
-
-
 class StepAction(NamedTuple):
     """Something that happens after a vector step and its updates, if it is due."""
 
@@ -18,7 +14,7 @@ class StepAction(NamedTuple):
 
     With several processes it sets ``trainer.should_stop`` on all of them or on none.
     """
-    at_start: Callable[[], None] = _do_nothing
+    at_start: Callable[[], None] = lambda: None
     """Called before the first environment step of a run."""
 
 
