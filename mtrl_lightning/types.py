@@ -119,7 +119,7 @@ class BatchSource(Protocol):
 
 
 class OwedUpdates:
-    """The number of updates to make, which Lightning passes to ``training_step`` for a batch.
+    """The number of updates to make, passed to ``training_step`` in place of a batch.
 
     Args:
         source: of their batches.

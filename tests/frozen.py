@@ -1,7 +1,7 @@
 """Compare the metrics of small runs before and after a change that changes no number.
 
-``python -m tests.frozen hashes.json`` writes the hashes; with ``--check`` it compares with those
-that the file holds, and ends with 1 if any differs. Hashes belong to one kind of processor and one
+``python -m tests.frozen hashes.json`` writes the hashes; with ``--check`` it compares with the
+file's, and ends with 1 if any differs. Hashes belong to one kind of processor and one
 version of PyTorch, so none are kept with the code.
 """
 
@@ -101,7 +101,7 @@ def configs(
 
 
 def runs() -> Iterator[tuple[str, list[str]]]:
-    """Return the runs: a name and the options of ``fit``."""
+    """Yield the runs: a name and the options of ``fit``."""
     yield "sac", [*configs(), *OFF_POLICY, *NARROW]
     yield "sac workers", [*configs(), *OFF_POLICY, *NARROW, "--rollout.num_workers=2"]
     more = ["--rollout.updates_per_step=1.5", "--resets.every=200", "--evaluation.at_start=true"]
@@ -149,7 +149,7 @@ def hash_of(metrics: Path) -> str:
 
 
 def train(name: str, options: list[str], root: Path) -> str:
-    """Make a run in a process of its own; return the hash of its metrics, or its last words."""
+    """Make a run in a process of its own; return the hash of its metrics, or the end of its output."""
     folder = name.replace(" ", "_")
     log = root / f"{folder}.txt"
     child = os.fork()
