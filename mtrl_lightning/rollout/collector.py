@@ -14,14 +14,14 @@ from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.ranks.share import Share
+from mtrl_lightning.rollout import collector_state
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
-from mtrl_lightning.rollout.collector_state import COMPONENTS, get_state, reshard, set_state
 from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.exploration import CorrelatedNoise, check_takes_noise
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.rollout.pausing import PauseSolved
-from mtrl_lightning.rollout.sample import Sample, sample
+from mtrl_lightning.rollout.sample import Sample, collect
 from mtrl_lightning.types import (
     Episode,
     Mode,
@@ -289,7 +289,7 @@ class Collector:
         Raises:
             ConfigurationError: unless exactly one of the two numbers is given, and is positive.
         """
-        return sample(
+        return collect(
             self,
             num_steps=num_steps,
             num_episodes=num_episodes,
@@ -324,7 +324,7 @@ class Collector:
             )
             self._unreported_info = set()
 
-    def get_state(self, components: Sequence[str] = COMPONENTS) -> dict[str, Any]:
+    def get_state(self, components: Sequence[str] = collector_state.COMPONENTS) -> dict[str, Any]:
         """Return parts of the state as plain values, for ``set_state``.
 
         Args:
@@ -337,7 +337,7 @@ class Collector:
         Raises:
             ConfigurationError: if a component is unknown, or the policy has no weights.
         """
-        return get_state(self, components)
+        return collector_state.get_state(self, components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the parts that are in a state; with all: the next step is the uninterrupted one.
@@ -349,7 +349,7 @@ class Collector:
         Raises:
             ConfigurationError: if the state is of other environments, or the policy has no weights.
         """
-        set_state(self, state)
+        collector_state.set_state(self, state)
 
     # the names of every object with a state, by which a checkpoint saves and restores it
     state_dict = get_state
@@ -361,4 +361,4 @@ class Collector:
         Raises:
             ConfigurationError: if a state has a part that cannot be shared out.
         """
-        return reshard(self, states, share)
+        return collector_state.reshard(self, states, share)

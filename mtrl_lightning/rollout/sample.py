@@ -27,7 +27,7 @@ class Sample(NamedTuple):
     """Number of updates that the weights which acted have had; 0 if the policy has no weights."""
 
 
-def sample(
+def collect(
     collector: Collector,
     *,
     num_steps: int | None,
@@ -65,10 +65,10 @@ def sample(
         parts.append(transitions)
         episodes += ended.values()
 
-    collected = Sample(concatenated(parts), episodes, weights_seq_no)
+    sample = Sample(concatenated(parts), episodes, weights_seq_no)
     for listener in collector.listeners:
-        listener.on_sample_end(collected)
-    return collected
+        listener.on_sample_end(sample)
+    return sample
 
 
 def quotas(total: int, num_envs: int) -> npt.NDArray[np.int64]:
