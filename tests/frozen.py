@@ -149,7 +149,7 @@ def hash_of(metrics: Path) -> str:
 
 
 def train(name: str, options: list[str], root: Path) -> str:
-    """Make a run in a process of its own; return the hash of its metrics, or the end of its output."""
+    """Make a run in a process of its own; return the hash of its metrics, or its last output."""
     folder = name.replace(" ", "_")
     log = root / f"{folder}.txt"
     child = os.fork()
