@@ -6,7 +6,7 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,10 @@ CHECKPOINTS = "checkpoints"
 """The folder in that of a run by which a run is known."""
 NAMED_FILE = "--config."
 """The start of the options that give a configuration file, each with a name of its own."""
+FILE_OPTIONS = ("-c", "--config")
+"""Options that give a configuration file."""
+START_OPTIONS = ("init_from", "init_new_tasks")
+"""Options that start a new run with a policy's weights."""
 
 
 class _Run(argparse.Action):
@@ -252,18 +256,28 @@ class RunParser(LightningArgumentParser):
             ConfigurationError: if a run is given that cannot be used.
         """
         given = _with_nulls(_with_named_files(sys.argv[1:] if args is None else args))
-        self._run, given = _run_of(given, self._command)
+        own = _given_options(given, self._command)
+        self._run = own.get("resume", [None])[0]
+        if self._command == "validate":
+            self._run, given = _without_run(given)
         if self._run is None:
             config = super().parse_args(given, *rest, **kwargs)
-            if self._command == "fit" and config.ckpt_path:
-                _check_continued(config, given, config.ckpt_path)
-            return config
-        config_file, checkpoint = _files_of(Path(self._run), self._command)
-        stored = read_run_config(config_file)  # names the classes that the parser imports
-        # the run's own options come first, so that all other arguments override them
-        first = ["-c", str(config_file), f"--ckpt_path={checkpoint}"]
-        config = super().parse_args([*first, *given], *rest, **kwargs)
-        self._keep_identity(config, stored, str(checkpoint), given)
+        else:
+            config_file, checkpoint = _files_of(Path(self._run), self._command)
+            stored = read_run_config(config_file)  # names the classes that the parser imports
+            # the run's own options come first, so that all other arguments override them
+            first = ["-c", str(config_file), f"--ckpt_path={checkpoint}"]
+            config = super().parse_args([*first, *given], *rest, **kwargs)
+            self._keep_identity(config, stored, str(checkpoint), own)
+        if self._command == "fit":
+            continued = self._run or config.ckpt_path or None
+            # what a run to continue has in its file are the options with which it started
+            counts = {name: name in own or not continued for name in START_OPTIONS}
+            check_start(
+                config.init_from if counts["init_from"] else None,
+                config.init_new_tasks if counts["init_new_tasks"] else "fresh",
+                continued,
+            )
         return config
 
     def parse_with_tips(self, args: Sequence[str]) -> Namespace:
@@ -283,10 +297,10 @@ class RunParser(LightningArgumentParser):
             raise ConfigurationError(str(error)) from error
 
     def _keep_identity(
-        self, config: Namespace, stored: dict[str, Any], checkpoint: str, given: Sequence[str]
+        self, config: Namespace, stored: dict[str, Any], checkpoint: str, own: Mapping[str, Any]
     ) -> None:
         """Keep the run's checkpoint, name and root, which a file after ``-c`` may set too."""
-        if _has_option(given, "ckpt_path"):
+        if "ckpt_path" in own:
             raise ConfigurationError(
                 f"a run, {self._run}, and --ckpt_path are both given: give one of them."
                 " In place of the run's folder, one of its checkpoints can be given"
@@ -294,10 +308,9 @@ class RunParser(LightningArgumentParser):
         config.ckpt_path = checkpoint
         if self._command != "fit":
             return
-        _check_continued(config, given, self._run)
         for name in ("name", "root"):
             kept = stored.get(name, config[name])
-            if _has_option(given, name) and config[name] != kept:
+            if name in own and config[name] != kept:
                 raise ConfigurationError(
                     f"--{name} cannot be given with --resume: the run continues in {self._run}."
                     " Leave it out, or copy the folder and resume the copy"
@@ -323,41 +336,41 @@ def _files_of(run: Path, command: str) -> tuple[Path, Path]:
     return config_file_of(folder), found if found.name == "best.ckpt" else folder
 
 
-def _check_continued(config: Namespace, given: Sequence[str], run: str | None) -> None:
-    """Check that the options beside a run to continue start no new one from a policy.
+def _given_options(args: Sequence[str], command: str) -> dict[str, Any]:
+    """Return the options that choose the run, as far as they are given as arguments.
 
-    The options that the run has in its file are those with which it started.
+    The configuration of the run has them, too, and is read before all other arguments.
     """
-    init_from = config.init_from if _has_option(given, "init_from") else None
-    new_tasks: NewTasks = config.init_new_tasks if _has_option(given, "init_new_tasks") else "fresh"
-    check_start(init_from, new_tasks, run)
+    parser = _partial_parser()
+    if command == "fit":
+        parser.add_argument("--resume", action="append")
+    for name in ("ckpt_path", "name", "root", *START_OPTIONS):
+        parser.add_argument(f"--{name}")
+    return vars(parser.parse_known_args(args)[0])
 
 
-def _has_option(given: Sequence[str], name: str) -> bool:
-    return any(argument.partition("=")[0] == f"--{name}" for argument in given)
+def _partial_parser() -> argparse.ArgumentParser:
+    """Return a parser for some of the arguments, which come before or between the others."""
+    return argparse.ArgumentParser(
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+        argument_default=argparse.SUPPRESS,
+    )
 
 
-def _run_of(given: list[str], command: str) -> tuple[str | None, list[str]]:
-    """Return the run that is given, wherever it stands, and the arguments to parse.
+def _without_run(args: list[str]) -> tuple[str | None, list[str]]:
+    """Return the run that ``validate`` is given, wherever it stands, and the other arguments.
 
-    Args:
-        given: what follows the command.
-        command: ``fit``, ``validate``, or nothing for a class of a configuration.
+    It is known by what it is: the options before it may take several values, or none, and those of
+    the classes in its configuration are not known before that is read.
     """
-    for place, (previous, argument) in enumerate(itertools.pairwise(["", *given])):
-        option, _, value = argument.partition("=")
-        if command == "fit" and option == "--resume" and value:
-            return value, given
-        if argument.startswith("-"):
+    for place, (previous, argument) in enumerate(itertools.pairwise(["", *args])):
+        if argument.startswith("-") or previous in (*FILE_OPTIONS, "--ckpt_path"):
             continue
-        if command == "fit" and previous == "--resume":
-            return argument, given
-        is_file = previous in ("-c", "--config", "--ckpt_path")
-        is_policy = place == 0 and policy_folder(argument) is not None
-        if command == "validate" and not is_file and (is_policy or _is_run(Path(argument))):
-            # an option before it may take several values, or none
-            return argument, [*given[:place], *given[place + 1 :]]
-    return None, given
+        if _is_run(Path(argument)) or (place == 0 and policy_folder(argument) is not None):
+            return argument, [*args[:place], *args[place + 1 :]]
+    return None, args
 
 
 def _is_run(path: Path) -> bool:
@@ -371,26 +384,22 @@ def _with_named_files(args: Sequence[str]) -> list[str]:
     The parameters of a sweep have a name each and come in alphabetical order: one that chooses a
     file must not replace the options beside it.
     """
+    options = [argument.partition("=")[0] for argument in args if argument.startswith(NAMED_FILE)]
+    parser = _partial_parser()
+    for option in dict.fromkeys(options):
+        parser.add_argument(option, dest=option, nargs="?", action="append")
+    named, others = parser.parse_known_args(args)
     files: list[str] = []
-    others: list[str] = []
-    place = 0
-    remaining = list(args)
-    while remaining:
-        argument = remaining.pop(0)
-        option, has_value, value = argument.partition("=")
-        if option.startswith(NAMED_FILE):
-            if not has_value:
-                value = remaining.pop(0) if remaining else ""
-            if not value:
-                raise ConfigurationError(f"{option} needs a configuration, such as env/toy")
-            files.append(f"--config={value}")
-            continue
-        others.append(argument)
-        if option in ("-c", "--config"):
-            if not has_value:
-                others += remaining[:1]
-                del remaining[:1]
-            place = len(others)
+    for option, values in vars(named).items():
+        if not all(values):
+            raise ConfigurationError(f"{option} needs a configuration, such as env/toy")
+        files += [f"--config={value}" for value in values]
+    ends = [
+        place + (1 if "=" in argument else 2)
+        for place, argument in enumerate(others)
+        if argument.partition("=")[0] in FILE_OPTIONS
+    ]
+    place = max(ends, default=0)
     return [*others[:place], *files, *others[place:]]
 
 

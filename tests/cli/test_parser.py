@@ -53,6 +53,9 @@ def test_a_policy_to_start_from_and_a_run_to_continue_exclude_each_other(run):
         with pytest.raises(ConfigurationError, match=message):
             parse("fit", *continued, "--init_new_tasks=mean")
         parse("fit", *continued)
+        parse("fit", *continued, "--init_from=None", "--init_new_tasks=fresh")
+    with pytest.raises(ConfigurationError, match="the run starts from no policy: give init_from"):
+        parse("fit", "-c", "quickstart", "--init_new_tasks=mean")
     with pytest.raises(ArgumentError, match="init_new_tasks"):
         parse("fit", "--init_new_tasks=median")
 
