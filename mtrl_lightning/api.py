@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -21,8 +21,7 @@ from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.algorithms.description import import_path
 from mtrl_lightning.algorithms.starting import NewTasks
-from mtrl_lightning.callbacks import MetricsCSV
-from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
+from mtrl_lightning.callbacks.trainer_options import check_trainer_options
 from mtrl_lightning.envs.benchmarks.benchmark import (
     Benchmark,
     OnlyTasks,
@@ -37,15 +36,7 @@ from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.errors import ConfigurationError, closest
 from mtrl_lightning.launch.folder import find_restart_id
 from mtrl_lightning.launch.sections import CALLBACKS, SECTIONS, SEEDS, complete, options_of
-from mtrl_lightning.launch.start import (
-    FIXED_TRAINER_OPTIONS,
-    check_start,
-    find_policy,
-    fit,
-    prepare,
-    standard_callbacks,
-    start_from_policy,
-)
+from mtrl_lightning.launch.start import RunStart, check_start, prepare
 from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.rollout import (
     ActionTransform,
@@ -67,6 +58,8 @@ TRAINER = {
     "enable_model_summary": False,
 }
 """Defaults of Lightning's trainer that differ from Lightning's, as in ``configs/base.yaml``."""
+ROLLOUT_PARTS = {"exploration": CorrelatedNoise, "pausing": PauseSolved}
+"""Options of the section ``rollout`` that are objects, and their classes."""
 FORMER_ARGUMENTS = {
     "batch_size": "data.batch_size",
     "capacity": "data.capacity",
@@ -273,76 +266,38 @@ def train(
     reporting = with_info(benchmark, data["info_keys"], data["store_info"])
     with AllocationLimit.of_machine():
         model = make_algorithm(trained_spec(reporting, excluded), seed=seed)
-    restart_id = find_restart_id(f"{sys.argv} {name}")
-    location, processes = prepare(options, root, name, ckpt_path, restart_id, overwrite_metrics)
-    num_episodes = options["evaluation"]["num_episodes"]
-    if model.kind == "offline":
-        num_episodes = 0  # its training steps no environments, with which they would be compared
-    schedules = _schedules(benchmark, num_envs, total_steps, num_episodes)
-    for section, every in schedules.items():
-        if given[section].get("every") is None:
-            options[section]["every"] = every
-    if model.kind != "on-policy":
-        batch_size = data["batch_size"]
-        if batch_size is None:
-            batch_size = ROWS_PER_TASK * num_tasks
-        batch_size = _whole("data.batch_size", batch_size, 1)
-        data["batch_size"] = _multiple(batch_size, num_tasks * processes.number)
-    if model.kind == "off-policy":
-        if data["capacity"] is None:
-            limit = min(total_steps + num_envs, TRANSITIONS_PER_TASK * num_tasks)
-            capacity = max(_multiple(limit, num_envs), data["batch_size"])
-            data["capacity"] = location.saved_capacity() or capacity
-        if rollout["warmup_steps"] is None:
-            rollout["warmup_steps"] = _warmup_steps(total_steps, num_envs)
-    shown = {f"{section}.every": options[section]["every"] for section in schedules}
-    shown |= {f"data.{option}": data[option] for option in ("batch_size", "capacity")}
-    shown |= {"rollout.warmup_steps": rollout["warmup_steps"]}
-    texts = [f"{option} {value:,}" for option, value in shown.items() if value is not None]
-    rank_zero_info(", ".join(texts))
-
-    described = {"name": name, "root": root, "seed_everything": seed, "model": model.description}
-    described |= {"init_from": init_from and str(init_from), "init_new_tasks": init_new_tasks}
-    described |= {
-        **options,
-        "data": {"benchmark": dict(benchmark.spec.protocol), **data},
-        "rollout": {
-            **rollout,
-            "action_transforms": [
-                _described(transform, vars(transform))
-                for transform in rollout["action_transforms"] or ()
-            ]
-            or None,
-            "exploration": _described_part("exploration", rollout["exploration"], CorrelatedNoise),
-            "pausing": _described_part("pausing", rollout["pausing"], PauseSolved),
-        },
-    }
-    has_bar = options["trainer"]["enable_progress_bar"] is not False
-    with location.hold():
-        policy = find_policy(init_from, location)
+    start = prepare(
+        options,
+        root=root,
+        name=name,
+        ckpt_path=ckpt_path,
+        init_from=init_from,
+        init_new_tasks=init_new_tasks,
+        restart_id=find_restart_id(f"{sys.argv} {name}"),
+        overwrite_metrics=overwrite_metrics,
+    )
+    with start.hold():
+        _derive(options, given, start, model, benchmark)
+        described = {
+            "name": name,
+            "root": root,
+            "seed_everything": seed,
+            "model": model.description,
+            "init_from": init_from and str(init_from),
+            "init_new_tasks": init_new_tasks,
+            **options,
+            "data": {"benchmark": dict(benchmark.spec.protocol), **data},
+            "rollout": {**rollout, **_described_parts(rollout)},
+        }
         # the benchmark has its wrappers and pixels already
         of_data = MultiTaskData(benchmark, **{**data, "wrappers": None, "pixels": None})
         parts = {section: kind(**options[section]) for section, kind in CALLBACKS.items()}
-        location.check(of_data.spec, must_match=True)
-        start_from_policy(model, policy, init_new_tasks)
-        trainer = Trainer(
-            **{
-                **options["trainer"],
-                **FIXED_TRAINER_OPTIONS,
-                "default_root_dir": str(location.folder),
-                "strategy": processes.strategy,
-                "logger": [MetricsCSV(str(location.folder)), *loggers],
-                "callbacks": [
-                    *parts.values(),
-                    *standard_callbacks(True, has_bar, restart_id, described, callbacks),
-                    *callbacks,
-                ],
-            }
+        trainer = start.make_trainer(
+            {**options["trainer"], "logger": loggers}, [*parts.values()], described, callbacks
         )
-        check_trainer(trainer)
-        fit(trainer, model, of_data, location.checkpoint)
+        start.fit(trainer, model, of_data)
     return Run(
-        location.folder,
+        start.location.folder,
         dict(parts["evaluation"].session.results),
         LoadedPolicy(model.cpu()),
         benchmark,
@@ -395,6 +350,53 @@ def _set(given: dict[str, dict[str, Any]], option: str, value: Any, argument: st
         )
 
 
+def _derive(
+    options: Mapping[str, dict[str, Any]],
+    given: Mapping[str, Mapping[str, Any]],
+    start: RunStart,
+    model: Algorithm,
+    benchmark: Benchmark,
+) -> None:
+    """Derive schedules, batch size, capacity and warm-up where they are not given, and print them.
+
+    Args:
+        options: all options of the run by section, which are completed.
+        given: the given ones.
+        start: of the run, with its processes and the checkpoint that it continues from.
+        model: the algorithm.
+        benchmark: the tasks.
+    """
+    data, rollout = options["data"], options["rollout"]
+    total_steps = rollout["total_steps"]
+    num_tasks = len(model.spec.train_tasks)
+    num_envs = num_tasks * rollout["envs_per_task"]
+    num_episodes = options["evaluation"]["num_episodes"]
+    if model.kind == "offline":
+        num_episodes = 0  # its training steps no environments, with which they would be compared
+    schedules = _schedules(benchmark, num_envs, total_steps, num_episodes)
+    for section, every in schedules.items():
+        if given[section].get("every") is None:
+            options[section]["every"] = every
+    if model.kind != "on-policy":
+        batch_size = data["batch_size"]
+        if batch_size is None:
+            batch_size = ROWS_PER_TASK * num_tasks
+        batch_size = _whole("data.batch_size", batch_size, 1)
+        data["batch_size"] = _multiple(batch_size, num_tasks * start.processes.number)
+    if model.kind == "off-policy":
+        if data["capacity"] is None:
+            limit = min(total_steps + num_envs, TRANSITIONS_PER_TASK * num_tasks)
+            capacity = max(_multiple(limit, num_envs), data["batch_size"])
+            data["capacity"] = start.location.saved_capacity() or capacity
+        if rollout["warmup_steps"] is None:
+            rollout["warmup_steps"] = _warmup_steps(total_steps, num_envs)
+    shown = {f"{section}.every": options[section]["every"] for section in schedules}
+    shown |= {f"data.{option}": data[option] for option in ("batch_size", "capacity")}
+    shown |= {"rollout.warmup_steps": rollout["warmup_steps"]}
+    texts = [f"{option} {value:,}" for option, value in shown.items() if value is not None]
+    rank_zero_info(", ".join(texts))
+
+
 def _schedules(
     benchmark: Benchmark, num_envs: int, total_steps: int, num_episodes: int
 ) -> dict[str, int]:
@@ -411,29 +413,30 @@ def _schedules(
     }
 
 
-def _described_part(name: str, part: Any, base: type) -> dict[str, Any] | None:
-    """Return a part of the section ``rollout`` as ``config.yaml`` names it, with its arguments.
+def _described_parts(rollout: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objects among the options of ``rollout`` as ``config.yaml`` names them.
 
-    Args:
-        name: the part's.
-        part: an object of the class; None without one.
-        base: the class.
+    A run that continues with others warns of them.
     """
-    if part is None:
-        return None
-    if not isinstance(part, base):
-        raise ConfigurationError(
-            f"rollout.{name} is {part!r}: give an object, such as {base.__name__}()"
-        )
-    parameters = inspect.signature(type(part)).parameters
-    return _described(part, [f"_{parameter}" for parameter in parameters])
+    transforms = rollout["action_transforms"] or ()
+    described: dict[str, Any] = dict.fromkeys(ROLLOUT_PARTS)
+    described["action_transforms"] = [_described(one, vars(one)) for one in transforms] or None
+    for name, kind in ROLLOUT_PARTS.items():
+        part = rollout[name]
+        if part is None:
+            continue
+        if not isinstance(part, kind):
+            raise ConfigurationError(
+                f"rollout.{name} is {part!r}: give an object, such as {kind.__name__}()"
+            )
+        # their other attributes are a state
+        arguments = inspect.signature(type(part)).parameters
+        described[name] = _described(part, [f"_{argument}" for argument in arguments])
+    return described
 
 
 def _described(part: Any, names: Collection[str]) -> dict[str, Any]:
-    """Return an object as a ``config.yaml`` names it, with its attributes of these names.
-
-    A run that continues with another description warns of it.
-    """
+    """Return an object as ``config.yaml`` names it, with its attributes of these names."""
     kind = type(part)
     attributes = vars(part)
     arguments = {name.removeprefix("_"): attributes[name] for name in names if name in attributes}

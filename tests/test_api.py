@@ -221,6 +221,8 @@ def test_a_run_continues_exactly(tmp_path):
         ({"trainer": {"precision": "64-true"}}, "precision is 64-true"),
         ({"data": {"demonstrations": 3}}, "data.demonstrations is 3: give the folder"),
         ({"data": {"demonstrations": ""}}, "data.demonstrations is '': give the folder"),
+        ({"data": {"batch_size": 1.5}}, "data.batch_size is 1.5: give a whole number"),
+        ({"rollout": {"exploration": 3}}, "rollout.exploration is 3: give an object"),
     ],
 )
 def test_mistakes_are_refused_with_the_remedy_and_leave_no_folder(tmp_path, options, message):

@@ -27,11 +27,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.allocation import AllocationLimit
-from mtrl_lightning.callbacks import MetricsCallback, MetricsCSV
+from mtrl_lightning.callbacks import MetricsCallback
 from mtrl_lightning.callbacks.metrics import saved_wandb_id
 from mtrl_lightning.callbacks.options import plain
 from mtrl_lightning.callbacks.signals import requeue_signal
-from mtrl_lightning.callbacks.trainer_options import check_trainer
 from mtrl_lightning.cli.parser import RunParser, parser_options
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, only_split
 from mtrl_lightning.errors import (
@@ -47,15 +46,7 @@ from mtrl_lightning.errors import (
 from mtrl_lightning.launch.folder import find_restart_id
 from mtrl_lightning.launch.quiet import quiet
 from mtrl_lightning.launch.sections import CALLBACKS, SECTIONS, SEEDS
-from mtrl_lightning.launch.start import (
-    FIXED_TRAINER_OPTIONS,
-    check_start,
-    find_policy,
-    fit,
-    prepare,
-    standard_callbacks,
-    start_from_policy,
-)
+from mtrl_lightning.launch.start import FIXED_TRAINER_OPTIONS, as_list, prepare
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.run.data import MultiTaskData
@@ -115,8 +106,7 @@ class MultiTaskCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 # an algorithm describes itself in its checkpoints
                 load_from_checkpoint_support=False,
-                save_config_callback=_SaveConfig,
-                save_config_kwargs={"overwrite": True},
+                save_config_callback=None,  # ``instantiate_trainer`` adds ours
                 trainer_defaults=dict(FIXED_TRAINER_OPTIONS),
                 parser_class=RunParser,
                 parser_kwargs=parser_options(self.command),
@@ -185,28 +175,28 @@ class MultiTaskCLI(LightningCLI):
             raise ConfigurationError(
                 "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
             )
-        if is_fitting and not config.ckpt_path:
-            check_start(config.init_from, config.init_new_tasks)
         if not is_fitting and config.json is not None:
             ensure_writable(Path(config.json).parent)
-        self._location, self._processes = prepare(
+        self._start = prepare(
             {section: vars(config[section]) for section in SECTIONS},
-            config.root,
-            config.name,
-            None if config.ckpt_path is None else str(config.ckpt_path),
-            self._restart_id,
-            config.overwrite_metrics,
-            is_fitting,
+            root=config.root,
+            name=config.name,
+            ckpt_path=None if config.ckpt_path is None else str(config.ckpt_path),
+            init_from=config.init_from,
+            init_new_tasks=config.init_new_tasks,
+            restart_id=self._restart_id,
+            overwrite_metrics=config.overwrite_metrics,
+            fitting=is_fitting,
         )
+        self._location = self._start.location
         if self._location.checkpoint is not None:
             config.ckpt_path = str(self._location.checkpoint)
         config.trainer.default_root_dir = str(self._location.folder)
         if is_fitting:
-            self._held.enter_context(self._location.hold())
-            self._policy = find_policy(config.init_from, self._location)
+            self._held.enter_context(self._start.hold())
         else:
             config.trainer.logger = False
-        for logger in _as_list(config.trainer.logger):
+        for logger in as_list(config.trainer.logger):
             self._place_logger(logger, config.name)
 
     def _place_logger(self, logger: Namespace, name: str) -> None:
@@ -232,7 +222,7 @@ class MultiTaskCLI(LightningCLI):
             logger.init_args.name = logger.init_args.name or f"{name}/{folder}"
 
     def instantiate_classes(self) -> None:
-        """Build everything; refuse a checkpoint of other tasks before environments are started."""
+        """Build everything; leave out what ``validate`` does not evaluate."""
         with AllocationLimit.of_machine():
             super().instantiate_classes()
         if self.command == "validate":
@@ -242,38 +232,23 @@ class MultiTaskCLI(LightningCLI):
                 data.benchmark = only_split(data.benchmark, options.split)
             if options.tasks is not None:
                 data.benchmark = OnlyTasks(data.benchmark, options.tasks)
-        is_fitting = self.command == "fit"
-        self._location.check(self.model.spec, must_match=is_fitting)
-        if is_fitting:
-            start_from_policy(self.model, self._policy, self.config.init_new_tasks)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add what every run has: ``metrics.csv``, curves, a report and a progress bar."""
-        config = self.config_init["trainer"]
-        is_fitting = self.command == "fit"
-        if is_fitting:
-            own = MetricsCSV(str(self._location.folder))
-            kwargs["logger"] = [own, *_as_list(config.get("logger"))]
-        has_bar = config.get("enable_progress_bar") is not False
+        """Add what every run has, and the file that the run can be repeated from."""
         # what is saved is what was given: a run repeated from it is a new run, not a continued one
         self._given.ckpt_path = None
         self._given.overwrite_metrics = False
         self.config = self._given
-        self.trainer_defaults["callbacks"] = standard_callbacks(
-            is_fitting,
-            has_bar,
-            self._restart_id,
-            self._options(),
-            _as_list(config.get("callbacks")),
-        )
+        name = "config.yaml"
         if self._location.checkpoint is not None:
             name = f"config_from_{self._location.env_steps:012d}.yaml"
-            self.save_config_kwargs["config_filename"] = name
-        if self._processes.number > 1:
-            kwargs["strategy"] = self._processes.strategy
-        trainer = super().instantiate_trainer(**kwargs)
-        check_trainer(trainer)
-        return trainer
+        options = vars(self.config_init["trainer"])
+        return self._start.make_trainer(
+            options,
+            [*as_list(options["callbacks"]), *(self.config_init[section] for section in CALLBACKS)],
+            self._options(),
+            [_SaveConfig(self.parser, self.config, name, overwrite=True)],
+        )
 
     def _options(self) -> dict[str, Any]:
         """Return what ``config.yaml`` holds."""
@@ -285,10 +260,11 @@ class MultiTaskCLI(LightningCLI):
     def fit(self, model: Algorithm) -> None:
         """Train."""
         keep_freed_memory()
-        fit(self.trainer, model, self.datamodule, self._location.checkpoint)
+        self._start.fit(self.trainer, model, self.datamodule)
 
     def validate(self) -> None:
         """Evaluate; our callback prints the table in place of Lightning's."""
+        self._location.check(self.model.spec, must_match=False)
         number = requeue_signal(self.trainer)
         if number is not None:
             # Lightning's handler would leave a checkpoint in the run's folder
@@ -348,13 +324,6 @@ def build_parser(command: str = "fit") -> RunParser:
     except _ParserBuiltError as built:
         return built.args[0]
     raise AssertionError("the parser is built before anything else")
-
-
-def _as_list(given: Any) -> list[Any]:
-    """Return loggers or callbacks as a list, however they are given."""
-    if given is None or isinstance(given, bool):
-        return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _one_of_each(loggers: Any) -> Any:

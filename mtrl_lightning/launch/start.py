@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,13 +20,14 @@ from mtrl_lightning.callbacks import (
     EnvStepWandbLogger,
     ImagesCallback,
     InterruptionCallback,
+    MetricsCSV,
     OptionsCallback,
     ReportCallback,
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.rollout import check_envs_per_task
 from mtrl_lightning.callbacks.signals import requeue
-from mtrl_lightning.callbacks.trainer_options import check_trainer_options
+from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
@@ -46,15 +48,110 @@ FIXED_TRAINER_OPTIONS: dict[str, Any] = {
 """Options of Lightning's trainer for a run that its own loop ends."""
 
 
+@dataclass(frozen=True)
+class RunStart:
+    """A run whose folder is found, and whose parts are built next; see ``prepare``.
+
+    ``train`` and the command line differ in how the parts are named and built, and go the same way:
+    ``prepare``; within ``hold``, the parts, ``make_trainer`` and ``fit``.
+    """
+
+    location: RunLocation
+    """Its folder, and the checkpoint that it continues from."""
+    processes: Processes
+    """How many there are, and the trainer's strategy."""
+    fitting: bool
+    """Whether it trains."""
+    restart_id: dict[str, str] | None
+    """Identifies its checkpoints if a scheduler restarts it."""
+    init_from: str | Path | None
+    """The policy with whose weights a new run starts."""
+    init_new_tasks: NewTasks
+    """Initial weights of tasks that the policy was not trained on."""
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep other processes from training in the folder, and find the policy to start from.
+
+        Raises:
+            ConfigurationError: if another process trains in it, it cannot be written, rows of
+                ``metrics.csv`` would be lost, or there is no such policy.
+        """
+        with self.location.hold():
+            find_policy(self.init_from, self.location)
+            yield
+
+    def make_trainer(
+        self,
+        options: Mapping[str, Any],
+        first: Sequence[Callback],
+        described: Mapping[str, Any],
+        last: Sequence[Callback] = (),
+    ) -> Trainer:
+        """Return Lightning's trainer with what every run has.
+
+        It has ``metrics.csv``, and the callbacks without a section of options. A progress bar among
+        the given callbacks replaces ours.
+
+        Args:
+            options: of the trainer; its callbacks are in ``first`` and ``last``.
+            first: callbacks before those of every run, the sections' among them.
+            described: all options of the run, as ``config.yaml`` holds them.
+            last: callbacks after them.
+
+        Raises:
+            ConfigurationError: if an option cannot work.
+        """
+        folder = str(self.location.folder)
+        loggers: Any = False
+        callbacks = [*first]
+        if self.fitting:
+            loggers = [MetricsCSV(folder), *as_list(options["logger"])]
+            callbacks += [ReportCallback(), InterruptionCallback(self.restart_id)]
+            callbacks += [OptionsCallback(described, LEARNING_OPTIONS), ImagesCallback()]
+        has_own_bar = any(isinstance(callback, ProgressBar) for callback in (*first, *last))
+        if options["enable_progress_bar"] is not False and not has_own_bar:
+            callbacks.append(EnvStepProgressBar())
+        own: dict[str, Any] = {
+            **FIXED_TRAINER_OPTIONS,
+            "default_root_dir": folder,
+            "logger": loggers,
+            "callbacks": [*callbacks, *last],
+            "strategy": options["strategy"] or "auto",
+        }
+        if self.processes.number > 1:
+            own["strategy"] = self.processes.strategy
+        trainer = Trainer(**{**options, **own})
+        check_trainer(trainer)
+        return trainer
+
+    def fit(self, trainer: Trainer, algorithm: Algorithm, data: MultiTaskData) -> None:
+        """Check the checkpoint to continue, or start from the policy, and train.
+
+        Raises:
+            ConfigurationError: if checkpoint or policy do not fit the run.
+            Interrupted: if a signal ended the run, which is saved by then.
+        """
+        self.location.check(algorithm.spec, must_match=True)
+        policy = self.location.policy
+        if policy is not None:
+            table = start_from(algorithm, load_checkpoint(policy), self.init_new_tasks)
+            rank_zero_info(f"The run starts from {policy}\n{table}")
+        fit(trainer, algorithm, data, self.location.checkpoint)
+
+
 def prepare(
     options: Mapping[str, Mapping[str, Any]],
+    *,
     root: str,
     name: str,
     ckpt_path: str | None,
+    init_from: str | Path | None,
+    init_new_tasks: NewTasks,
     restart_id: dict[str, str] | None,
     overwrite_metrics: bool,
     fitting: bool = True,
-) -> tuple[RunLocation, Processes]:
+) -> RunStart:
     """Check the options that concern all processes of a run, connect them, and find its folder.
 
     Args:
@@ -62,6 +159,8 @@ def prepare(
         root: folder of all runs.
         name: name of the run.
         ckpt_path: the checkpoint or run to continue, as ``locate_run`` takes it.
+        init_from: a trained policy to start from, as ``best_checkpoint`` takes it.
+        init_new_tasks: initial weights of tasks that the policy was not trained on.
         restart_id: identifies the checkpoints of a run that a scheduler restarts.
         overwrite_metrics: whether later rows of ``metrics.csv`` may be deleted.
         fitting: whether it trains.
@@ -85,7 +184,7 @@ def prepare(
         overwrite_metrics=overwrite_metrics,
         num_processes=processes.number,
     )
-    return location, processes
+    return RunStart(location, processes, fitting, restart_id, init_from, init_new_tasks)
 
 
 def check_start(
@@ -142,45 +241,11 @@ def find_policy(init_from: str | Path | None, location: RunLocation) -> Path | N
     return location.policy
 
 
-def start_from_policy(algorithm: Algorithm, policy: Path | None, new_tasks: NewTasks) -> None:
-    """Give the algorithm of a new run the weights of a trained policy, and print a table.
-
-    Args:
-        algorithm: of the run.
-        policy: a checkpoint; None for a run that keeps its initial weights.
-        new_tasks: initial weights of tasks that the policy was not trained on.
-
-    Raises:
-        ConfigurationError: if the policy does not fit the run.
-    """
-    if policy is not None:
-        table = start_from(algorithm, load_checkpoint(policy), new_tasks)
-        rank_zero_info(f"The run starts from {policy}\n{table}")
-
-
-def standard_callbacks(
-    fitting: bool,
-    progress_bar: bool,
-    restart_id: dict[str, str] | None = None,
-    options: Mapping[str, Any] | None = None,
-    given: Sequence[Callback] = (),
-) -> list[Callback]:
-    """Return the callbacks of every run that have no section of options.
-
-    Args:
-        fitting: whether it trains.
-        progress_bar: whether a progress bar is shown.
-        restart_id: identifies the checkpoints of a run that a scheduler restarts.
-        options: all options of the run, as ``config.yaml`` holds them.
-        given: the user's callbacks: a progress bar among them replaces ours.
-    """
-    callbacks: list[Callback] = []
-    if fitting:
-        callbacks += [ReportCallback(), InterruptionCallback(restart_id)]
-        callbacks += [OptionsCallback(options or {}, LEARNING_OPTIONS), ImagesCallback()]
-    if progress_bar and not any(isinstance(callback, ProgressBar) for callback in given):
-        callbacks.append(EnvStepProgressBar())
-    return callbacks
+def as_list(given: Any) -> list[Any]:
+    """Return loggers or callbacks as a list, however they are given."""
+    if given is None or isinstance(given, bool):
+        return []
+    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def fit(
