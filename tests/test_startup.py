@@ -36,6 +36,8 @@ QUICK = [
     ["clear", "nowhere"],
     ["doctor", "--nothing"],
     ["play", "--nothing"],
+    ["collect", "--nothing"],
+    ["collect", "--policy=scriptd", "--env=env/toy", "--episodes=1"],
     ["compare", "--nothing"],
     ["export", "--nothing"],
     ["sweep", "--nothing"],
@@ -78,10 +80,23 @@ def test_what_trains_nothing_imports_no_large_library():
         assert printed and packages == set(), command
 
 
-def test_fit_imports_no_simulator_and_no_logger_before_it_answers():
-    commands = ["fit", "--help"], ["fit", "-c", "quickstart", "--rollot.total_steps=5"]
-    for printed, packages in imported(*commands):
-        assert "--rollout.total_steps" in printed or "did you mean rollout.total_steps" in printed
+def test_fit_and_validate_import_no_simulator_and_no_logger_before_they_answer(tmp_path):
+    run = tmp_path / "run" / "version_0"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "last.ckpt").touch()
+    (run / "config.yaml").write_text("extends: quickstart\n")
+    help_of_fit, help_of_validate, *misspelled = imported(
+        ["fit", "--help"],
+        ["validate", "--help"],
+        ["fit", "-c", "quickstart", "--rollot.total_steps=5"],
+        ["fit", "--resume", str(run), "--rollot.total_steps=5"],
+        ["validate", str(run), "--rollot.total_steps=5"],
+        ["validate", "mt10", "--rollot.total_steps=5"],
+    )
+    assert "--resume RUN" in help_of_fit[0] and "--tasks TASK" in help_of_validate[0]
+    for printed, _ in misspelled:
+        assert "did you mean rollout.total_steps" in printed
+    for _, packages in (help_of_fit, help_of_validate, *misspelled):
         assert packages == {
             "gymnasium",
             "jsonargparse",
