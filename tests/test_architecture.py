@@ -35,6 +35,7 @@ BASE = {
     "errors",
     "formats",
     "resources",
+    "cores",
     "progress",
     "saved",
     "saved_spec",

@@ -7,7 +7,6 @@ is incomplete.
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import shutil
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mtrl_lightning import __version__
+from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.errors import ConfigurationError, installed_versions, requirement
 
 HELP = "Print what is installed and what this machine offers, as a bug report needs it."
@@ -85,8 +85,7 @@ def check_versions() -> Iterator[Finding]:
 def check_machine() -> Iterator[Finding]:
     """Find the system, the cores of this process, and the memory and the disk that are free."""
     yield Finding("system", platform.platform())
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    cores = usable_cores()
     fix = "step the environments in the learner's process: --rollout.num_workers 0"
     yield Finding("cores", f"{cores}", fix if cores == 1 else "")
     if installed_versions(["psutil"]):

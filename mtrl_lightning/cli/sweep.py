@@ -12,6 +12,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.cli.commands import CommandParser
 from mtrl_lightning.cli.config_names import find_config
 from mtrl_lightning.cli.play import benchmark_of
+from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.errors import ConfigurationError, Interrupted, name_hint
 from mtrl_lightning.runs import check_name
 
@@ -64,7 +65,6 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ConfigurationError: if the sweep cannot be run; with what to do.
     """
-    from mtrl_lightning.envs.vector.vector import usable_cores
     from mtrl_lightning.sweeps.results import PLOTS, write_plots, write_table
     from mtrl_lightning.sweeps.sweep import DATABASE, run_sweep
     from mtrl_lightning.sweeps.sweep_file import read_sweep_file

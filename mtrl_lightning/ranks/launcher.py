@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_warn
 
+from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.errors import RankLostError
 
 GRACE = 30.0
@@ -57,7 +58,10 @@ class RankLauncher(_SubprocessScriptLauncher):
             threading.Thread(target=self._watch, daemon=True, name="rank-watcher").start()
         elif os.environ.get(PARENT_VARIABLE) == str(os.getppid()):
             parent = os.getppid()
-        _set_num_threads_if_needed(num_processes=self.num_processes)
+        if "OMP_NUM_THREADS" not in os.environ:
+            num_threads = max(1, usable_cores() // self.num_processes)
+            torch.set_num_threads(num_threads)
+            os.environ["OMP_NUM_THREADS"] = str(num_threads)
         self._is_running = True
         try:
             return function(*args, **kwargs)

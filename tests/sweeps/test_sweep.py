@@ -428,7 +428,7 @@ def test_runs_get_equal_parts_of_the_cores(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(command, "check_sweep", lambda sweep: None)
     monkeypatch.setattr(sweeps, "run_sweep", interrupted)
-    monkeypatch.setattr("mtrl_lightning.envs.vector.vector.usable_cores", lambda: 6)
+    monkeypatch.setattr("mtrl_lightning.cli.sweep.usable_cores", lambda: 6)
     monkeypatch.setenv("OMP_NUM_THREADS", "4,2")
     assert ended(path, "--root", tmp_path, "--jobs", "3") == 143
     monkeypatch.delenv("OMP_NUM_THREADS")

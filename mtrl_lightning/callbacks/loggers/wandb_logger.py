@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers.logger import rank_zero_experiment
-from lightning.fabric.utilities.logger import _add_prefix
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
@@ -196,7 +195,8 @@ class EnvStepWandbLogger(WandbLogger):
             return
         if step <= self._logged_env_steps:
             return
-        row = _add_prefix(metrics, self._prefix, self.LOGGER_JOIN_CHAR)
+        prefix = f"{self._prefix}{self.LOGGER_JOIN_CHAR}" if self._prefix else ""
+        row = {f"{prefix}{name}": value for name, value in metrics.items()}
         wandb_step = max(step, self._next_step)
         # committed at once: else W&B holds the row back until the next one, and a kill loses it
         self.experiment.log(row, step=wandb_step, commit=True)

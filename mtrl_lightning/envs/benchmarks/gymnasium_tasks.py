@@ -16,8 +16,8 @@ from gymnasium.wrappers import FlattenObservation, RescaleAction, TimeLimit
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec
 from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
+from mtrl_lightning.envs.benchmarks.wrappers import time_limits
 from mtrl_lightning.envs.names import callable_name, values_text
-from mtrl_lightning.envs.state.state import layers_of
 from mtrl_lightning.envs.vector.spaces import (
     can_be_flattened,
     wrong_actions,
@@ -248,7 +248,7 @@ def _description(task: Any) -> str:
 
 def _horizon(name: str, env: gym.Env, horizon: int | None) -> int:
     """Return the steps after which the environment's episodes are truncated."""
-    limits = [layer._max_episode_steps for layer in layers_of(env) if isinstance(layer, TimeLimit)]
+    limits = time_limits(env)
     if horizon is not None:
         limits.append(horizon)
     if not limits:

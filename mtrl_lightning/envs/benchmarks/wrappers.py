@@ -95,7 +95,7 @@ class WithWrappers(BenchmarkWrapper):
             env = self._wrapped(own, name)
             try:
                 spaces[name] = _checked_spaces(name, env)
-                horizons.append(min([spec.horizon, *_time_limits(env)]))
+                horizons.append(min([spec.horizon, *time_limits(env)]))
                 own_layers = [id(layer) for layer in layers_of(own)]
                 changes_rewards |= any(
                     isinstance(layer, gym.RewardWrapper)
@@ -161,7 +161,7 @@ class WithWrappers(BenchmarkWrapper):
     def _own_env(self, env: gym.Env, split: str) -> gym.Env:
         """Return the environment that is wrapped: with a ``TimeLimit`` and without padding."""
         env = without_padding(env)
-        if _time_limits(env):
+        if time_limits(env):
             return env
         return gymnasium_wrappers.TimeLimit(env, self.benchmark.horizon_of(split))
 
@@ -295,7 +295,9 @@ def _changed_last(env: gym.Env, name: str | None = None) -> str:
     raise AssertionError("the innermost layer has no environment")
 
 
-def _time_limits(env: gym.Env) -> list[int]:
+def time_limits(env: gym.Env) -> list[int]:
+    """Return the steps after which each ``TimeLimit`` of an environment truncates an episode."""
+    # an environment that a function returns has no ``spec``, whose limit would be public
     return [
         layer._max_episode_steps
         for layer in layers_of(env)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from mtrl_lightning.checks import at_least
+from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_same, check_spec
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of
 from mtrl_lightning.envs.vector.env_group import GroupPlan
@@ -36,13 +36,6 @@ from mtrl_lightning.progress import polled_progress_bar
 from mtrl_lightning.saved import count, flag
 from mtrl_lightning.schema import info_column, step_fields
 from mtrl_lightning.types import StepResult
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1  # macOS and Windows
 
 
 def default_num_workers(num_envs: int, spare: int = 1, num_processes: int = 1) -> int:
