@@ -20,7 +20,7 @@ from mtrl_lightning.ranks import launcher as rank_launcher
 from mtrl_lightning.ranks.launcher import RankLauncher
 from mtrl_lightning.ranks.strategy import RanksStrategy, connecting, is_first_start, unused_part
 from tests.helpers.command_line import ROOT
-from tests.helpers.ranks.launch import free_port
+from tests.helpers.ranks.launch import Environment, free_port
 
 pytestmark = pytest.mark.slow
 
@@ -28,16 +28,6 @@ LIMIT = 300
 """Seconds that processes may take to start on busy cores."""
 SOON = 30
 """Seconds in which they have ended; without a watch they take 100 to 600."""
-
-
-class Environment:
-    """Stand for Lightning's: this process starts the others, or has been started."""
-
-    def __init__(self, creates_processes_externally):
-        self.creates_processes_externally = creates_processes_externally
-
-    def validate_settings(self, num_devices, num_nodes):
-        assert (num_devices, num_nodes) == (2, 1)
 
 
 @pytest.fixture
@@ -245,7 +235,7 @@ def test_a_run_is_started_again_if_the_launcher_counts_it_anywhere(monkeypatch):
 BUSY = """
 import sys, time
 from mtrl_lightning.ranks import launcher as rank_launcher
-from tests.test_rank_launcher import Environment
+from tests.helpers.ranks.launch import Environment
 import subprocess
 rank_launcher.GRACE = 0.5
 launcher = rank_launcher.RankLauncher(Environment(creates_processes_externally=False), 2, 1)

@@ -258,7 +258,7 @@ BAD = [
     ),
     (
         "NeedsPackage needs a package: No module named 'not_installed'",
-        ["--trainer.callbacks+=tests.cli.needs_package.NeedsPackage"],
+        ["--trainer.callbacks+=tests.helpers.needs_package.NeedsPackage"],
     ),
     (
         "must be above rollout.warmup_steps 10000",

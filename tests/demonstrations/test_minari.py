@@ -15,8 +15,8 @@ from mtrl_lightning.demonstrations import (
 )
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.replay import export_to_minari
-from tests.export.test_replay import Recorded
 from tests.helpers.fakes import Costly, Scripted
+from tests.helpers.recorded import Recorded
 
 minari = pytest.importorskip("minari")
 h5py = pytest.importorskip("h5py")
