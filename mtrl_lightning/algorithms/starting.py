@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -16,6 +17,7 @@ from mtrl_lightning.algorithms.rebuilding import class_of_package
 from mtrl_lightning.algorithms.task_match import TaskMatch
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.learning.normalization import NormalizeObservation
 from mtrl_lightning.learning.popart import ReturnScale
@@ -482,8 +484,8 @@ class _Start:
             "Left out, not in this run": sorted(trained - set(here.task_names)),
         }
         lines = [f"{group}: {', '.join(names)}" for group, names in groups.items() if names]
-        width = max(len(row.part) for row in self._rows)
-        lines += [f"  {row.part:<{width}} {row.num_weights:>11,}  {row.fate}" for row in self._rows]
+        rows = [[row.part, row.fate, whole(row.num_weights)] for row in self._rows]
+        lines.append(textwrap.indent(text_table(rows, num_texts=2), "  "))
         return "\n".join(lines)
 
 
