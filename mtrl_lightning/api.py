@@ -389,7 +389,10 @@ def _derive(
             capacity = max(_multiple(limit, num_envs), data["batch_size"])
             data["capacity"] = start.location.saved_capacity() or capacity
         if rollout["warmup_steps"] is None:
-            rollout["warmup_steps"] = _warmup_steps(total_steps, num_envs)
+            # a tenth of the run, at most as many steps as in MetaWorld+'s protocol
+            tenth = math.ceil(total_steps / 10 / num_envs) * num_envs
+            most = min(WARMUP_VECTOR_STEPS * num_envs, total_steps - num_envs)
+            rollout["warmup_steps"] = max(num_envs, min(tenth, most))
     shown = {f"{section}.every": options[section]["every"] for section in schedules}
     shown |= {f"data.{option}": data[option] for option in ("batch_size", "capacity")}
     shown |= {"rollout.warmup_steps": rollout["warmup_steps"]}
@@ -536,9 +539,3 @@ def _round_up(number: int) -> int:
 def _multiple(number: int, of: int) -> int:
     """Return the multiple that is nearest to a number, at least one of it."""
     return max(1, round(number / of)) * of
-
-
-def _warmup_steps(total_steps: int, num_envs: int) -> int:
-    """Return a tenth of the run, at most as many steps as in MetaWorld+'s protocol."""
-    share = math.ceil(total_steps / 10 / num_envs) * num_envs
-    return max(num_envs, min(share, WARMUP_VECTOR_STEPS * num_envs, total_steps - num_envs))

@@ -45,9 +45,12 @@ def run(options: argparse.Namespace) -> None:
             if options.replay_only and path.name != "replay":
                 continue
             print(f"{_size(path) / MIB:10.1f} MiB  {path.name}{'/' if path.is_dir() else ''}")
-    if not options.yes and not _is_confirmed():
-        print("\nNothing was deleted: answer y, or add --yes")
-        return
+    if not options.yes:
+        print("Delete this? [y/N] ", end="", flush=True)
+        answer = sys.stdin.readline() if sys.stdin.isatty() else ""
+        if answer.strip().lower() not in ("y", "yes"):
+            print("\nNothing was deleted: answer y, or add --yes")
+            return
     for folder in folders:
         path = folder / "replay" if options.replay_only else folder
         with run_lock(folder):
@@ -74,8 +77,3 @@ def _size(path: Path) -> int:
     found = [path.lstat(), *([] if path.is_symlink() else map(Path.lstat, path.rglob("*")))]
     files = [one for one in found if not stat.S_ISDIR(one.st_mode)]
     return sum({(one.st_dev, one.st_ino): one.st_size for one in files}.values())
-
-
-def _is_confirmed() -> bool:
-    print("Delete this? [y/N] ", end="", flush=True)
-    return sys.stdin.isatty() and sys.stdin.readline().strip().lower() in ("y", "yes")

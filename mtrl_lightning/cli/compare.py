@@ -63,12 +63,13 @@ def run(options: argparse.Namespace) -> None:
     # they import NumPy, which the help does without
     from mtrl_lightning.reports import comparison as tables
     from mtrl_lightning.reports.comparison_report import comparison_page, plot_comparison
+    from mtrl_lightning.reports.record import is_bounded
     from mtrl_lightning.reports.render import REPORT, write_page
 
     comparison = tables.compare_runs(options.runs, options.metric, options.across_protocols)
     threshold = options.threshold
-    if threshold is None:
-        threshold = tables.default_threshold(comparison.metric)
+    if threshold is None and is_bounded(comparison.metric):
+        threshold = tables.THRESHOLD
     folder = options.folder
     ensure_writable(folder)
     for warning in comparison.warnings:

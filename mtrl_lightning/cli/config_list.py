@@ -181,12 +181,9 @@ def _section(group: str, names: list[str], width: int) -> str:
 
 
 def _description(name: str) -> str:
-    return first_comment(configs_folder() / f"{name}.yaml")
-
-
-def first_comment(path: Path) -> str:
     """Return the comment at the head of a configuration file, up to its command, in one line."""
     words: list[str] = []
+    path = configs_folder() / f"{name}.yaml"
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#") or line.startswith("#   "):
             break

@@ -242,20 +242,16 @@ class MultiTaskCLI(LightningCLI):
         name = "config.yaml"
         if self._location.checkpoint is not None:
             name = f"config_from_{self._location.env_steps:012d}.yaml"
+        described = plain(self.config)
+        described.pop("config", None)  # the files that it was read from
+        described["model"].get("init_args", {}).pop("spec", None)  # follows from the benchmark
         options = vars(self.config_init["trainer"])
         return self._start.make_trainer(
             options,
             [*as_list(options["callbacks"]), *(self.config_init[section] for section in CALLBACKS)],
-            self._options(),
+            described,
             [_SaveConfig(self.parser, self.config, name, overwrite=True)],
         )
-
-    def _options(self) -> dict[str, Any]:
-        """Return what ``config.yaml`` holds."""
-        options = plain(self.config)
-        options.pop("config", None)  # the files that it was read from
-        options["model"].get("init_args", {}).pop("spec", None)  # follows from the benchmark
-        return options
 
     def fit(self, model: Algorithm) -> None:
         """Train."""

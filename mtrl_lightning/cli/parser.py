@@ -368,14 +368,10 @@ def _without_run(args: list[str]) -> tuple[str | None, list[str]]:
     for place, (previous, argument) in enumerate(itertools.pairwise(["", *args])):
         if argument.startswith("-") or previous in (*FILE_OPTIONS, "--ckpt_path"):
             continue
-        if _is_run(Path(argument)) or (place == 0 and policy_folder(argument) is not None):
+        is_run = os.path.isdir(f"{argument}/{CHECKPOINTS}") or argument.endswith(".ckpt")
+        if is_run or (place == 0 and policy_folder(argument) is not None):
             return argument, [*args[:place], *args[place + 1 :]]
     return None, args
-
-
-def _is_run(path: Path) -> bool:
-    """Return whether a path is a run's folder or a checkpoint."""
-    return os.path.isdir(path / CHECKPOINTS) or path.suffix == ".ckpt"
 
 
 def _with_named_files(args: Sequence[str]) -> list[str]:

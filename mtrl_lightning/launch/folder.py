@@ -189,9 +189,6 @@ class RunLocation:
         Args:
             spec: the tasks of this run.
             must_match: whether another protocol is an error, as for training, or a warning.
-
-        Raises:
-            ConfigurationError: naming the difference.
         """
         if not self.content:
             return

@@ -196,9 +196,6 @@ def check_start(
         init_from: the policy; None for a run without one.
         new_tasks: initial weights of tasks that the policy was not trained on.
         ckpt_path: the checkpoint of a run that continues; None for a new run.
-
-    Raises:
-        ConfigurationError: if they do.
     """
     one_of(get_args(NewTasks), init_new_tasks=new_tasks)
     if ckpt_path is not None and (init_from is not None or new_tasks != "fresh"):
@@ -296,9 +293,11 @@ def _end_message(trainer: Trainer, env_steps: int, total_steps: int, unit: str) 
     folder = Path(trainer.default_root_dir)
     lines = [f"The run ended after {env_steps:,} {unit}. Its folder is {folder}"]
     if env_steps < total_steps:
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        reasons = filter(None, map(_stop_reason, callbacks))
         lines[0] = (
             f"The run ended early, after {env_steps:,} of {total_steps:,} {unit}:"
-            f" {_stop_reason(trainer)}. Its folder is {folder}"
+            f" {'; '.join(reasons) or 'a callback asked for it'}. Its folder is {folder}"
         )
     if (folder / "report.html").is_file():
         lines.append(f"  its curves and tables: {folder / 'report.html'}")
@@ -308,13 +307,8 @@ def _end_message(trainer: Trainer, env_steps: int, total_steps: int, unit: str) 
     return "\n".join(lines)
 
 
-def _stop_reason(trainer: Trainer) -> str:
-    """Return why the trainer ended before all steps were made."""
-    reasons = [_reason_of(callback) for callback in trainer.callbacks]  # type: ignore[attr-defined]
-    return "; ".join(filter(None, reasons)) or "a callback asked for it"
-
-
-def _reason_of(callback: Callback) -> str:
+def _stop_reason(callback: Callback) -> str:
+    """Return why a callback ended the run before all steps were made, if it did."""
     if isinstance(callback, EarlyStopping) and callback.stopping_reason_message:
         text = callback.stopping_reason_message.split(" Signaling")[0].rstrip(". ")
         return f"EarlyStopping: {text}"

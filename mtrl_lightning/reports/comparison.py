@@ -16,7 +16,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import number, whole, with_interval
 from mtrl_lightning.reports.methods import Method, group
 from mtrl_lightning.reports.metrics_file import minutes_until
-from mtrl_lightning.reports.record import ENV_STEPS, RunRecord, find_runs, is_bounded, read_run
+from mtrl_lightning.reports.record import ENV_STEPS, RunRecord, find_runs, read_run
 from mtrl_lightning.reports.statistics import (
     Estimate,
     Scores,
@@ -289,11 +289,6 @@ def reaches(mean: npt.ArrayLike, threshold: float) -> npt.NDArray[np.bool_]:
     reaches 0.8.
     """
     return np.round(np.asarray(mean, np.float64), 9) >= threshold
-
-
-def default_threshold(metric: str) -> float | None:
-    """Return the threshold of a metric between 0 and 1; None for others."""
-    return THRESHOLD if is_bounded(metric) else None
 
 
 def table(
