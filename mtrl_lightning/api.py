@@ -31,7 +31,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import (
     with_info,
 )
 from mtrl_lightning.envs.benchmarks.gymnasium_tasks import GymnasiumTasks
-from mtrl_lightning.envs.benchmarks.wrappers import with_pixels, with_wrappers
+from mtrl_lightning.envs.benchmarks.wrappers import with_layers
 from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.errors import ConfigurationError, closest
 from mtrl_lightning.launch.folder import find_restart_id
@@ -261,7 +261,7 @@ def train(
         )
 
     seed_everything(seed, verbose=False)
-    benchmark = with_pixels(with_wrappers(benchmark, data["wrappers"]), data["pixels"])
+    benchmark = with_layers(benchmark, data["wrappers"], data["pixels"])
     # as MultiTaskData does it, so that both have the same spec
     reporting = with_info(benchmark, data["info_keys"], data["store_info"])
     with AllocationLimit.of_machine():

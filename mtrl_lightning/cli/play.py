@@ -212,7 +212,7 @@ def benchmark_of(config: dict[str, Any]) -> Benchmark:
     """
     from mtrl_lightning.envs import Benchmark
     from mtrl_lightning.envs.benchmarks.benchmark import with_info
-    from mtrl_lightning.envs.benchmarks.wrappers import with_pixels, with_wrappers
+    from mtrl_lightning.envs.benchmarks.wrappers import with_layers
 
     data = _section(config, "data")
     for name in ("wrappers", "info_keys"):
@@ -222,10 +222,10 @@ def benchmark_of(config: dict[str, Any]) -> Benchmark:
                 " the config.yaml as the run wrote it"
             )
     benchmark: Benchmark = _instantiated(Benchmark, data.get("benchmark"), "benchmark")
-    benchmark = with_wrappers(benchmark, data.get("wrappers"))
-    if data.get("pixels"):
-        pixels = _instantiated(Callable[[Benchmark], Benchmark], data["pixels"], "pixels")
-        benchmark = with_pixels(benchmark, pixels)
+    pixels = data.get("pixels")
+    if pixels:
+        pixels = _instantiated(Callable[[Benchmark], Benchmark], pixels, "pixels")
+    benchmark = with_layers(benchmark, data.get("wrappers"), pixels or None)
     return with_info(benchmark, data.get("info_keys"), data.get("store_info", False))
 
 

@@ -17,7 +17,7 @@ from mtrl_lightning.checkpoints.parts import MOVED
 from mtrl_lightning.checks import nearest_multiples
 from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
-from mtrl_lightning.envs.benchmarks.wrappers import with_pixels, with_wrappers
+from mtrl_lightning.envs.benchmarks.wrappers import with_layers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.share import Rules, Share
@@ -121,7 +121,7 @@ class MultiTaskData(LightningDataModule):
         super().__init__()
         if demonstrations == "" or not isinstance(demonstrations, str | Path | None):
             raise ConfigurationError(f"data.demonstrations is {demonstrations!r}: {GIVE}")
-        benchmark = with_pixels(with_wrappers(benchmark, wrappers), pixels)
+        benchmark = with_layers(benchmark, wrappers, pixels)
         benchmark = with_info(benchmark, info_keys, store_info)
         self.benchmark = benchmark
         self.demonstrations = demonstrations

@@ -182,12 +182,17 @@ def with_wrappers(benchmark: Benchmark, wrappers: Sequence[Wrapper] | None) -> B
     return WithWrappers(benchmark, wrappers) if wrappers else benchmark
 
 
-def with_pixels(benchmark: Benchmark, pixels: Callable[[Benchmark], Benchmark] | None) -> Benchmark:
-    """Return the benchmark itself, or its pixel version if it is asked for.
+def with_layers(
+    benchmark: Benchmark,
+    wrappers: Sequence[Wrapper] | None,
+    pixels: Callable[[Benchmark], Benchmark] | None,
+) -> Benchmark:
+    """Return the benchmark in wrappers, if there are some, and then as pixels, if they are given.
 
     Raises:
-        ConfigurationError: as ``Pixels`` does.
+        ConfigurationError: as ``WithWrappers`` and ``Pixels`` do.
     """
+    benchmark = with_wrappers(benchmark, wrappers)
     return benchmark if pixels is None else pixels(benchmark)
 
 
