@@ -109,6 +109,19 @@ def test_the_first_process_is_killed_only_if_it_does_not_answer(
     assert killed == wanted
 
 
+def test_processes_of_a_machine_share_its_cores(monkeypatch):
+    threads = []
+    monkeypatch.setattr(rank_launcher, "usable_cores", lambda: 7)
+    monkeypatch.setattr(rank_launcher.torch, "set_num_threads", threads.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    made = RankLauncher(Environment(creates_processes_externally=True), 2, 1)
+    assert made.launch(lambda: "result") == "result"
+    assert threads == [], "the user's number is kept"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    made.launch(lambda: None)
+    assert threads == [3] and os.environ["OMP_NUM_THREADS"] == "3"
+
+
 def test_a_process_that_another_launcher_has_started_kills_nothing(monkeypatch, killed):
     """As one that a shell script, ``torchrun`` or SLURM has started."""
     monkeypatch.setenv("LOCAL_RANK", "1")
