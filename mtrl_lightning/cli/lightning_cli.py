@@ -189,9 +189,6 @@ class MultiTaskCLI(LightningCLI):
             fitting=is_fitting,
         )
         self._location = self._start.location
-        if self._location.checkpoint is not None:
-            config.ckpt_path = str(self._location.checkpoint)
-        config.trainer.default_root_dir = str(self._location.folder)
         if is_fitting:
             self._held.enter_context(self._start.hold())
         else:
@@ -222,16 +219,9 @@ class MultiTaskCLI(LightningCLI):
             logger.init_args.name = logger.init_args.name or f"{name}/{folder}"
 
     def instantiate_classes(self) -> None:
-        """Build everything; leave out what ``validate`` does not evaluate."""
+        """Build everything, within the memory of this machine."""
         with AllocationLimit.of_machine():
             super().instantiate_classes()
-        if self.command == "validate":
-            data = self.datamodule
-            options = self.config
-            if options.split is not None:
-                data.benchmark = only_split(data.benchmark, options.split)
-            if options.tasks is not None:
-                data.benchmark = OnlyTasks(data.benchmark, options.tasks)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add what every run has, and the file that the run can be repeated from."""
@@ -260,15 +250,18 @@ class MultiTaskCLI(LightningCLI):
 
     def validate(self) -> None:
         """Evaluate; our callback prints the table in place of Lightning's."""
+        data = self.datamodule
+        if self.config.split is not None:
+            data.benchmark = only_split(data.benchmark, self.config.split)
+        if self.config.tasks is not None:
+            data.benchmark = OnlyTasks(data.benchmark, self.config.tasks)
         self._location.check(self.model.spec, must_match=False)
         number = requeue_signal(self.trainer)
         if number is not None:
             # Lightning's handler would leave a checkpoint in the run's folder
             signal.signal(number, signal.SIG_IGN)
         checkpoint = str(self._location.checkpoint)
-        self.trainer.validate(
-            self.model, self.datamodule, checkpoint, verbose=False, weights_only=True
-        )
+        self.trainer.validate(self.model, data, checkpoint, verbose=False, weights_only=True)
         if distributed.rank() == 0:
             self._store_results(self.config.json)
 
