@@ -22,8 +22,7 @@ from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
 from mtrl_lightning.checks import at_least, within
-from mtrl_lightning.gradients import GradientMethod, Mean
-from mtrl_lightning.learning.per_task import per_task_forward
+from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
 from mtrl_lightning.learning.reward_scale import RewardScale
 from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.learning.transforms import Transform

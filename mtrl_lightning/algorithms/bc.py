@@ -16,9 +16,8 @@ from torch.optim import Adam
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.checks import increasing, one_of
-from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
 from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
-from mtrl_lightning.learning.per_task import per_task_forward
 from mtrl_lightning.learning.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.networks import (
     MLP,

@@ -19,8 +19,7 @@ from torch.optim import Adam
 from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.gradients import Mean
-from mtrl_lightning.learning.per_task import per_task_forward
+from mtrl_lightning.gradients import Mean, per_task_forward
 from mtrl_lightning.learning.temperature import FixedTemperature
 from mtrl_lightning.learning.update import task_parameters
 from mtrl_lightning.networks import (

@@ -18,11 +18,10 @@ from torch.optim import Adam
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.gradients import GradientMethod, Mean
+from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward, task_losses
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
 from mtrl_lightning.learning import advantages
 from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
-from mtrl_lightning.learning.per_task import per_task_forward, task_losses
 from mtrl_lightning.learning.popart import PopArt, ReturnScale
 from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.networks import (

@@ -5,7 +5,13 @@ from mtrl_lightning.gradients.cagrad import CAGrad
 from mtrl_lightning.gradients.fairgrad import FairGrad
 from mtrl_lightning.gradients.famo import FAMO
 from mtrl_lightning.gradients.gradnorm import GradNorm
-from mtrl_lightning.gradients.method import GradientMethod, Mean, TaskParameters
+from mtrl_lightning.gradients.method import (
+    GradientMethod,
+    Mean,
+    TaskParameters,
+    per_task_forward,
+    task_losses,
+)
 from mtrl_lightning.gradients.nash_mtl import NashMTL
 from mtrl_lightning.gradients.pcgrad import PCGrad
 
@@ -20,4 +26,6 @@ __all__ = [
     "NashMTL",
     "PCGrad",
     "TaskParameters",
+    "per_task_forward",
+    "task_losses",
 ]

@@ -37,7 +37,7 @@ class TaskGradients(NamedTuple):
         """Differentiate the tasks' losses: on a GPU in one batched pass, on a CPU task by task.
 
         On a CPU, a single task's pass computes only this task's rows
-        (``learning/per_task.py``). A batched pass computes all rows for every task.
+        (``per_task_forward``). A batched pass computes all rows for every task.
 
         Args:
             loss_R: one loss per task, or the mean loss of each group.

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.gradients import FAMO, Mean, PCGrad
-from mtrl_lightning.learning.per_task import per_task_forward
+from mtrl_lightning.gradients import FAMO, Mean, PCGrad, per_task_forward
 from mtrl_lightning.networks import MLP, MOORE, FiLM, MultiHead, PaCo, SoftModularization
 from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
 from tests.helpers.networks import uniform
