@@ -42,6 +42,7 @@ FORMER = {
     "mtrl_lightning.gradients": (
         "AlignedMTL CAGrad FAMO FairGrad GradNorm GradientMethod Mean NashMTL PCGrad TaskParameters"
     ),
+    "mtrl_lightning.learning.reward_scale": "MeanReward ReturnRange RewardScale",
     "mtrl_lightning.networks": (
         "ActionDistribution AppendTask Assignment Attention Average CARE ClippedGaussian "
         "Clusters Embedding Encoder Ensemble Experts ExplorationNoise FiLM Gate Identity "
@@ -60,10 +61,11 @@ FORMER = {
 
 
 def shipped():
-    """Return the class paths of the configurations, and of the stored runs of version 0.2."""
-    files = [*ROOT.glob("configs/**/*.yaml"), *ROOT.glob("tests/data/**/*.yaml")]
-    texts = [file.read_text() for file in files]
-    texts += [str(torch.load(path, weights_only=True)) for path in ROOT.glob("tests/**/*.ckpt")]
+    """Return the class paths of the configurations, the policies and the runs of version 0.2."""
+    rooms = ("configs", "tests", "mtrl_lightning/policies")
+    texts = [file.read_text() for room in rooms for file in ROOT.glob(f"{room}/**/*.yaml")]
+    checkpoints = [path for room in rooms for path in ROOT.glob(f"{room}/**/*.ckpt")]
+    texts += [str(torch.load(path, weights_only=True)) for path in checkpoints]
     return set().union(*map(CLASS_PATH.findall, texts))
 
 

@@ -23,9 +23,8 @@ from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
-from mtrl_lightning.learning.reward_scale import RewardScale
 from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
-from mtrl_lightning.learning.transforms import Transform
+from mtrl_lightning.learning.transforms import RewardScale, Transform
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.learning.values import Scalar, Value
 from mtrl_lightning.learning.weighting import EqualWeights, TaskWeighting
@@ -154,15 +153,15 @@ class ActorCritic(Algorithm):
             [tau, encoder_tau],
         )
         # without a bonus for entropy; SAC has its own
-        self.quantities = {
+        self.transforms.quantities = {
             "temperature_T": lambda: torch.zeros(spec.num_tasks, device=self.device),
             "target_entropy_T": lambda: torch.zeros(spec.num_tasks, device=self.device),
         }
         scale = reward_scale(spec)
         scale.check(discount)
-        self.add_transform(scale)
+        self.transforms.add(scale)
         for make_transform in transforms or []:
-            self.add_transform(make_transform(spec))
+            self.transforms.add(make_transform(spec))
 
         self._critic_target = self.compiled(self.critic_target)
         self._critic_loss = self.compiled(self.critic_loss)

@@ -30,7 +30,7 @@ from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.guard import DivergenceGuard, OnNonfinite
 from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.learning.targets import assign_parameters, copied_weights, load_weights
-from mtrl_lightning.learning.transforms import Transform, Transforms
+from mtrl_lightning.learning.transforms import Transforms
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
@@ -138,10 +138,8 @@ class Algorithm(LightningModule):
             self.counters,
             steps_envs=not self.is_offline,
         )
-        self.transforms = Transforms()
-        """Changes of sampled batches before an update, in order; see ``add_transform``."""
-        self.quantities: dict[str, Callable[[], Tensor]] = {}
-        """Quantities that transforms may require, by name."""
+        self.transforms = Transforms(self.generators)
+        """Changes of sampled batches before an update, in order."""
         self.updates: list[Update] = []
         """The optimizer steps of ``update``; see ``make_update``."""
         self._saved_optimizers: list[Any] | None = None
@@ -469,24 +467,6 @@ class Algorithm(LightningModule):
         self.updates.append(update)
         return update
 
-    def add_transform(self, transform: Transform) -> None:
-        """Append to the transforms.
-
-        Raises:
-            ConfigurationError: if it requires a quantity that this algorithm does not have.
-        """
-        missing = [name for name in transform.requires if name not in self.quantities]
-        if missing:
-            raise ConfigurationError(
-                f"{type(transform).__name__} requires {', '.join(missing)},"
-                f" and {type(self).__name__} has {', '.join(self.quantities) or 'none'}:"
-                " choose another"
-            )
-        name = f"transform_{len(self.transforms)}"
-        self.generators.per_rank.add(name)
-        transform.generator = partial(self.generators.get, name)
-        self.transforms.append(transform)
-
     def compiled(self, function: F) -> F:
         """Return the function, compiled as the option ``compile`` says."""
         return compiled(function, self._compile)
@@ -580,7 +560,7 @@ class Algorithm(LightningModule):
 
     def transform(self, batch: TransitionBatch) -> TransitionBatch:
         """Return the batch after all transforms."""
-        return self.transforms(batch, self.quantities)
+        return self.transforms(batch)
 
     def is_due(self, every: int) -> bool:
         """Return whether an action with this period, in updates, is due."""

@@ -17,13 +17,11 @@ from torch.optim import Adam
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.checks import above, at_least, within
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward, task_losses
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
 from mtrl_lightning.learning import advantages
 from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
 from mtrl_lightning.learning.popart import PopArt, ReturnScale
-from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.networks import (
     MLP,
     ActionDistribution,
@@ -98,8 +96,9 @@ class PPO(Algorithm):
     lacking_options: ClassVar[Mapping[str, str]] = {
         "reward_scale": "its critic learns normalized returns (return_scale)",
         "auxiliaries": "representation losses need a replay: use SAC",
-        "transforms": "it keeps no replay whose batches would be changed; to normalize"
-        " observations, set encoder to mtrl_lightning.networks.Standardize",
+        "transforms": "it keeps no replay whose batches would be changed; its critic learns"
+        " normalized returns (return_scale), and to normalize observations, set encoder to"
+        " mtrl_lightning.networks.Standardize",
     }
     return_scale: ReturnScale
     actor_gradient: GradientMethod
@@ -206,18 +205,6 @@ class PPO(Algorithm):
             "actor_gradient": self._make_actor_gradient(self.spec),
             "critic_gradient": self._make_critic_gradient(self.spec),
         }
-
-    def add_transform(self, transform: Transform) -> None:
-        """Refuse: advantages are computed once, from the collected transitions.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        raise ConfigurationError(
-            f"PPO takes no {type(transform).__name__}: it keeps no replay whose batches would be"
-            " changed; its critic learns normalized returns (return_scale), and an encoder such"
-            " as Standardize changes observations"
-        )
 
     @classmethod
     def policy_kind(cls, options: Mapping[str, Any]) -> str:

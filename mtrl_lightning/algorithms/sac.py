@@ -67,7 +67,7 @@ class SAC(ActorCritic):
         else:
             target_entropy_T = torch.full((spec.num_tasks,), float(target_entropy))
         self.register_buffer("target_entropy_T", target_entropy_T, persistent=False)
-        self.quantities = {
+        self.transforms.quantities = {
             "temperature_T": self.temperature.values,
             "target_entropy_T": lambda: self.target_entropy_T,
         }

@@ -21,7 +21,7 @@ from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.learning.normalization import NormalizeObservation
 from mtrl_lightning.learning.popart import ReturnScale
-from mtrl_lightning.learning.reward_scale import RewardScale
+from mtrl_lightning.learning.transforms import RewardScale
 from mtrl_lightning.networks import (
     HasTaskAxes,
     OneForAll,

@@ -18,7 +18,7 @@ from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
 from mtrl_lightning.checks import above, at_least, nearest_multiples, within
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
-from mtrl_lightning.learning.reward_scale import RewardScale
+from mtrl_lightning.learning.transforms import RewardScale
 from mtrl_lightning.precision import check_precision
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.distributed import RANK_TIMEOUT

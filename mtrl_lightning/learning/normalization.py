@@ -21,8 +21,7 @@ from torch import Tensor
 
 from mtrl_lightning import saved
 from mtrl_lightning.checks import above, at_least, within
-from mtrl_lightning.learning.reward_scale import RewardScale, check_discount
-from mtrl_lightning.learning.transforms import Transform
+from mtrl_lightning.learning.transforms import RewardScale, Transform, check_discount
 from mtrl_lightning.networks import TaskAxis
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.standardize import fill_unseen

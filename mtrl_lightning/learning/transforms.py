@@ -1,12 +1,13 @@
-"""Changes of transitions before an algorithm learns from them.
+"""Changes of transitions before an algorithm learns from them; one brings rewards to one scale.
 
-Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or ``R, n``, ``D``
-observation.
+Shapes: ``T`` tasks, ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or ``R, n``,
+``D`` observation, ``E`` environments of one vector step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from mtrl_lightning import saved
+from mtrl_lightning.checks import above, at_least, within
+from mtrl_lightning.devices import to_device
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning.generators import Generators
+from mtrl_lightning.networks import TaskAxis
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
 
@@ -33,11 +41,11 @@ class Transform(nn.Module):
 
     requires: ClassVar[tuple[str, ...]] = ()
     """Quantities of the algorithm that ``forward`` takes besides the batch, by name: see
-    ``Algorithm.quantities``."""
+    ``Transforms.quantities``."""
 
     generator: Callable[[torch.device], torch.Generator]
     """Returns the transform's own generator on a device, which is saved with checkpoints.
-    The algorithm sets it; with several processes each samples other numbers."""
+    ``Transforms.add`` sets it; with several processes each samples other numbers."""
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
@@ -87,7 +95,34 @@ class Transform(nn.Module):
 
 
 class Transforms(nn.ModuleList):
-    """The transforms of an algorithm, in their order."""
+    """The transforms of an algorithm, in their order.
+
+    Args:
+        generators: of the algorithm's random numbers.
+    """
+
+    def __init__(self, generators: Generators) -> None:
+        super().__init__()
+        self._generators = generators
+        self.quantities: dict[str, Callable[[], Tensor]] = {}
+        """Quantities of the algorithm that transforms may require, by name."""
+
+    def add(self, transform: Transform) -> None:
+        """Append a transform.
+
+        Raises:
+            ConfigurationError: if it requires a quantity that the algorithm does not have.
+        """
+        missing = [name for name in transform.requires if name not in self.quantities]
+        if missing:
+            raise ConfigurationError(
+                f"{type(transform).__name__} requires {', '.join(missing)},"
+                f" and the algorithm has {', '.join(self.quantities) or 'none'}: choose another"
+            )
+        name = f"transform_{len(self)}"
+        self._generators.per_rank.add(name)
+        transform.generator = partial(self._generators.get, name)
+        self.append(transform)
 
     def __iter__(self) -> Iterator[Transform]:
         """Iterate over the transforms."""
@@ -111,11 +146,191 @@ class Transforms(nn.ModuleList):
             observation_BD = transform.observation(observation_BD, task_B)
         return observation_BD
 
-    def forward(
-        self, batch: TransitionBatch, quantities: Mapping[str, Callable[[], Tensor]]
-    ) -> TransitionBatch:
+    def forward(self, batch: TransitionBatch) -> TransitionBatch:
         """Return the batch after all transforms, each with the quantities that it requires."""
         for transform in self:
-            required = {name: quantities[name]() for name in transform.requires}
+            required = {name: self.quantities[name]() for name in transform.requires}
             batch = transform(batch, **required)
         return batch
+
+
+class RewardScale(Transform):
+    """Scale rewards when they are sampled; built by a factory ``(spec) -> RewardScale``.
+
+    This one leaves them as they are.
+
+    Args:
+        spec: the tasks.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec)
+        self._train_tasks = list(spec.train_tasks)
+
+    def check(self, discount: float) -> None:
+        """Check that the scale fits the critic's discount.
+
+        Raises:
+            ConfigurationError: if it does not.
+        """
+
+    def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
+        """Return the batch with scaled rewards."""
+        factor_T = self.factors(**quantities)
+        if factor_T is None:
+            return batch
+        return batch._replace(reward_Rn=batch.reward_Rn * factor_T[batch.task_R1])
+
+    def factors(self, **quantities: Tensor) -> Tensor | None:
+        """Return the factor of each task's rewards, ``[T]``; None for 1."""
+        return None
+
+
+class MeanReward(RewardScale):
+    """Adaptive reward scaling: a task's rewards are multiplied by ``max_j m_j / m_i``.
+
+    ``m_i`` is task ``i``'s mean reward in the replay: ARS (Cho et al., ICML 2025, equation 6). The
+    paper's rewards are not negative; here ``m_i`` is the magnitude of the mean. The factors change
+    only when the networks are reset.
+
+    Args:
+        spec: the tasks.
+        max_factor: largest factor, at least 1, for a task that has hardly seen a reward.
+    """
+
+    factor_T: Tensor
+
+    def __init__(self, spec: EnvSpec, max_factor: float = 1000.0) -> None:
+        super().__init__(spec)
+        at_least(1, max_factor=max_factor)
+        self._max_factor = max_factor
+        self.register_buffer("factor_T", torch.ones(spec.num_tasks))
+
+    def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
+        """Recompute the factors."""
+        # a task without transitions, whose mean is NaN, is refused where it is sampled
+        mean_R = np.nan_to_num(np.abs(mean_reward_R))
+        largest = mean_R.max() or 1.0
+        smallest_R = np.maximum(mean_R, largest / self._max_factor)
+        factor_R = np.where(mean_R.max() > 0, largest / smallest_R, 1.0)
+        self.factor_T[self._train_tasks] = torch.as_tensor(factor_R).to(self.factor_T)
+
+    def factors(self, **quantities: Tensor) -> Tensor:
+        """Return the factors."""
+        return self.factor_T
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the factors."""
+        return {"factor_T": TaskAxis()}
+
+
+class ReturnRange(RewardScale):
+    """Divide by the largest magnitude of a task's discounted returns: values lie within ``bound``.
+
+    BRC (Nauman et al. 2025, arXiv 2505.23150): ``r bound / (max |G| - alpha H target_entropy / 2)``
+    with the effective horizon ``H = 1 / (1 - discount)``. ``G`` are the discounted returns from
+    every step of every finished episode to its end; a truncated one is continued with ``H`` times
+    its mean reward. Until a task's first episode has ended its rewards are scaled by the
+    temperature's term alone. Where the divisor is not above 0, they stay as they are.
+
+    Args:
+        spec: the tasks.
+        discount: gamma of the returns, that of the critic.
+        bound: magnitude that values should keep to, above 0; 10 in BRC.
+    """
+
+    requires: ClassVar[tuple[str, ...]] = ("temperature_T", "target_entropy_T")
+    largest_T: Tensor
+
+    def __init__(self, spec: EnvSpec, discount: float = 0.99, bound: float = 10.0) -> None:
+        super().__init__(spec)
+        within(0, 1, below_high=True, discount=discount)
+        above(0, bound=bound)
+        self._discount = discount
+        self._bound = bound
+        self._horizon = 1 / (1 - discount)
+        self._rewards: dict[int, list[float]] = {}
+        self.register_buffer("largest_T", torch.zeros(spec.num_tasks))
+
+    def check(self, discount: float) -> None:
+        """Refuse another discount than the critic's."""
+        check_discount(self._discount, discount)
+
+    def observe(self, transitions: Transitions) -> None:
+        """Add the rewards to their episodes; take the returns of finished episodes.
+
+        An environment that is left out had a fault: its episode is dropped.
+        """
+        present = set(transitions.env_E.tolist())
+        self._rewards = {env: rewards for env, rewards in self._rewards.items() if env in present}
+        for env, reward in zip(
+            transitions.env_E.tolist(), transitions.reward_E.tolist(), strict=True
+        ):
+            self._rewards.setdefault(env, []).append(reward)
+        done_E = transitions.terminated_E | transitions.truncated_E
+        if not done_E.any():
+            return
+        largest_T = [0.0] * len(self.largest_T)
+        for row in np.flatnonzero(done_E).tolist():
+            rewards = np.array(self._rewards.pop(int(transitions.env_E[row])))
+            is_terminated = bool(transitions.terminated_E[row])
+            return_after = 0.0 if is_terminated else rewards.mean() * self._horizon
+            returns = discounted_returns(rewards, return_after, self._discount)
+            task = int(transitions.task_E[row])
+            largest_T[task] = max(largest_T[task], float(np.abs(returns).max()))
+        ended_T = torch.tensor(largest_T, dtype=self.largest_T.dtype)
+        torch.maximum(self.largest_T, to_device(ended_T, self.largest_T.device), out=self.largest_T)
+
+    def sync_ranks(self) -> None:
+        """Take the largest returns of all ranks."""
+        self.largest_T.copy_(distributed.largest(self.largest_T))
+
+    def factors(  # type: ignore[override]
+        self, *, temperature_T: Tensor, target_entropy_T: Tensor
+    ) -> Tensor:
+        """Return ``bound`` divided by the task's range."""
+        range_T = self.largest_T - temperature_T * self._horizon * target_entropy_T / 2
+        return torch.where(range_T > 0, self._bound / range_T, 1.0)
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the largest returns."""
+        return {"largest_T": TaskAxis()}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the rewards of the episodes under way."""
+        return {"rewards": {str(env): list(rewards) for env, rewards in self._rewards.items()}}
+
+    @staticmethod
+    def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the rewards of the episodes under way in a rank's environments."""
+        return {"rewards": share.of_named_envs([state["rewards"] for state in states])}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore them."""
+        self._rewards = {
+            int(env): [saved.number(reward, "reward") for reward in rewards]
+            for env, rewards in state["rewards"].items()
+        }
+
+
+def check_discount(own: float, critic: float) -> None:
+    """Check that a reward scale has the critic's discount.
+
+    Raises:
+        ConfigurationError: if it does not.
+    """
+    if own != critic:
+        raise ConfigurationError(
+            f"reward_scale has the discount {own} and the critic {critic}:"
+            " set model.init_args.reward_scale.init_args.discount to the critic's"
+        )
+
+
+def discounted_returns(rewards: npt.NDArray, return_after: float, discount: float) -> npt.NDArray:
+    """Return ``G_t = r_t + discount G_(t+1)`` of every step, with ``return_after`` the last."""
+    returns = np.empty(len(rewards))
+    next_return = return_after
+    for t in reversed(range(len(rewards))):
+        next_return = rewards[t] + discount * next_return
+        returns[t] = next_return
+    return returns

@@ -210,7 +210,7 @@ def test_a_loss_that_is_not_finite_is_that_of_an_update():
 
 def test_a_transform_that_needs_what_it_does_not_have_is_refused():
     with pytest.raises(ConfigurationError, match="ReturnRange requires temperature_T, target_ent"):
-        make_bc().add_transform(ReturnRange(make_spec()))
+        make_bc().transforms.add(ReturnRange(make_spec()))
 
 
 @pytest.mark.slow

@@ -227,4 +227,4 @@ def test_another_discount_than_the_critics_is_refused_and_ppo_names_its_own_opti
     with pytest.raises(ConfigurationError, match=r"has the discount 0\.9 and the critic 0\.99"):
         make_sac(reward_scale=partial(NormalizeReward, discount=0.9), discount=0.99)
     with pytest.raises(ConfigurationError, match=r"return_scale.*Standardize"):
-        make_ppo().add_transform(NormalizeObservation(make_spec()))
+        make_ppo(transforms=[NormalizeObservation])
