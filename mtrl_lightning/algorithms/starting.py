@@ -512,7 +512,10 @@ def _part_of(key: str) -> str:
 
 
 def _class(described: Any) -> Any:
-    return described.get(CLASS_PATH) if isinstance(described, Mapping) else None
+    """Return a described class of this package, whose path may be a former one; else its path."""
+    if not isinstance(described, Mapping) or CLASS_PATH not in described:
+        return None
+    return class_of_package(described, object) or described[CLASS_PATH]
 
 
 def _bound(described: Any) -> Any:

@@ -627,3 +627,16 @@ def test_the_same_tasks_are_copied_as_they_are():
 def test_an_unknown_way_to_start_new_tasks():
     with pytest.raises(ConfigurationError, match="init_new_tasks"):
         start_from(make_sac(HERE), checkpoint_of(make_sac(THERE)), "median")
+
+
+@pytest.mark.parametrize("module", ["algorithms", "learning.reward_scale"])
+def test_a_class_of_a_former_path_is_the_same_class(module):
+    source = trained(make_sac)
+    checkpoint = checkpoint_of(source)
+    arguments = checkpoint["mtrl_lightning"]["algorithm"]["init_args"]
+    arguments["reward_scale"] = {"class_path": f"mtrl_lightning.{module}.RewardScale"}
+    algorithm = make_sac(HERE, seed=2)
+    before = copy_of(algorithm.critic)
+    table = start_from(algorithm, checkpoint, "fresh")
+    assert "another scale" not in table
+    assert changed(algorithm.critic, before) != set()
