@@ -43,6 +43,9 @@ FORMER = {
         "AlignedMTL CAGrad FAMO FairGrad GradNorm GradientMethod Mean NashMTL PCGrad TaskParameters"
     ),
     "mtrl_lightning.learning.reward_scale": "MeanReward ReturnRange RewardScale",
+    "mtrl_lightning.learning.temperature": "FixedTemperature Temperature",
+    "mtrl_lightning.learning.values": "Categorical Scalar Value",
+    "mtrl_lightning.learning.weighting": "ByHand ByTemperature EqualWeights TaskWeighting",
     "mtrl_lightning.networks": (
         "ActionDistribution AppendTask Assignment Attention Average CARE ClippedGaussian "
         "Clusters Embedding Encoder Ensemble Experts ExplorationNoise FiLM Gate Identity "

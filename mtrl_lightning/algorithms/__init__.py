@@ -9,13 +9,19 @@ from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.algorithms.td3 import TD3
 from mtrl_lightning.learning.augmentation import RandomShift
 from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate, LinearRate
+from mtrl_lightning.learning.losses import Categorical, Scalar, Value
 from mtrl_lightning.learning.normalization import NormalizeObservation, NormalizeReward
 from mtrl_lightning.learning.popart import PopArt, ReturnScale
-from mtrl_lightning.learning.temperature import FixedTemperature, Temperature
 from mtrl_lightning.learning.transforms import MeanReward, ReturnRange, RewardScale, Transform
 from mtrl_lightning.learning.update import Update
-from mtrl_lightning.learning.values import Categorical, Scalar, Value
-from mtrl_lightning.learning.weighting import ByHand, ByTemperature, EqualWeights, TaskWeighting
+from mtrl_lightning.learning.weighting import (
+    ByHand,
+    ByTemperature,
+    EqualWeights,
+    FixedTemperature,
+    TaskWeighting,
+    Temperature,
+)
 
 __all__ = [
     "PPO",

@@ -23,10 +23,10 @@ from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
+from mtrl_lightning.learning.losses import Scalar, Value
 from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.learning.transforms import RewardScale, Transform
 from mtrl_lightning.learning.update import Update
-from mtrl_lightning.learning.values import Scalar, Value
 from mtrl_lightning.learning.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.networks import (
     MLP,

@@ -20,8 +20,8 @@ from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import Mean, per_task_forward
-from mtrl_lightning.learning.temperature import FixedTemperature
 from mtrl_lightning.learning.update import task_parameters
+from mtrl_lightning.learning.weighting import FixedTemperature
 from mtrl_lightning.networks import (
     MLP,
     Encoder,
