@@ -27,8 +27,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.learning.compiling import Compile, check_compile, compile_mode, compiled
 from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.guard import DivergenceGuard, OnNonfinite
-from mtrl_lightning.learning.metrics import MeanMetrics
+from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics, OnNonfinite
 from mtrl_lightning.learning.targets import assign_parameters, copied_weights, load_weights
 from mtrl_lightning.learning.transforms import Transforms
 from mtrl_lightning.learning.update import Update

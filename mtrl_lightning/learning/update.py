@@ -21,8 +21,7 @@ from mtrl_lightning.checks import above
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
 from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.guard import DivergenceGuard
-from mtrl_lightning.learning.metrics import MeanMetrics
+from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics
 from mtrl_lightning.networks import TaskModule
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec

@@ -15,7 +15,7 @@ from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, DivergenceError
 from mtrl_lightning.gradients import FAMO, GradNorm, NashMTL
 from mtrl_lightning.learning import update
-from mtrl_lightning.learning.guard import MAX_PENDING
+from mtrl_lightning.learning.metrics import MAX_PENDING
 from mtrl_lightning.networks import PaCo
 from tests.helpers.algorithms import attach, changed, copy_of, make_batch, make_sac, train
 from tests.helpers.command_line import SHORT

@@ -38,7 +38,7 @@ from mtrl_lightning.gradients import (
     fairgrad,
 )
 from mtrl_lightning.gradients.task_gradients import TaskGradients, batched_gradients
-from mtrl_lightning.learning import graph, guard
+from mtrl_lightning.learning import graph, metrics
 from mtrl_lightning.learning import update as updating
 from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH, OnlyOn, UpdateGraphs
 from mtrl_lightning.learning.learning_rate import LinearRate
@@ -387,7 +387,7 @@ def test_graphs_are_recorded_again_after_a_reset():
 
 
 def test_steps_that_a_graph_leaves_out_are_counted_also_where_outcomes_fill_their_room(monkeypatch):
-    monkeypatch.setattr(guard, "MAX_PENDING", 6)
+    monkeypatch.setattr(metrics, "MAX_PENDING", 6)
     make = partial(make_sac, on_nonfinite="skip")
 
     def batches(algorithm):

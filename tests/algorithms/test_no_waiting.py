@@ -32,8 +32,7 @@ from mtrl_lightning.gradients import (
     NashMTL,
     PCGrad,
 )
-from mtrl_lightning.learning.guard import MAX_PENDING, SPARE_ROWS
-from mtrl_lightning.learning.metrics import MeanMetrics
+from mtrl_lightning.learning.metrics import MAX_PENDING, SPARE_ROWS, MeanMetrics
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
 from mtrl_lightning.types import Transitions
 from tests.helpers.algorithms import (

@@ -13,8 +13,7 @@ from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import FAMO
 from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.guard import DivergenceGuard
-from mtrl_lightning.learning.metrics import MeanMetrics
+from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import MLPEncoder
 from mtrl_lightning.ranks import distributed
