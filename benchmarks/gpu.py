@@ -39,8 +39,10 @@ from benchmarks.updates import (
     make_batches,
     make_sac,
 )
+from mtrl_lightning import SAC
 from mtrl_lightning.learning import graph
 from mtrl_lightning.learning.acting_graphs import ActingGraphs
+from mtrl_lightning.learning.compiling import AlgorithmGraphs
 from mtrl_lightning.replay.static_batches import StaticBatches
 from mtrl_lightning.reports.metrics_file import Curve, read_metrics
 from mtrl_lightning.types import OwedUpdates
@@ -88,12 +90,18 @@ def capture_on(device: torch.device) -> graph.Capture:
     return graph.CudaCapture(device) if device.type == "cuda" else NoGraph()
 
 
+def graphs_on(device: torch.device, sac: SAC) -> AlgorithmGraphs:
+    """Return graphs of updates and of acting."""
+    updates = graph.UpdateGraphs(sac, capture_on(device))
+    return AlgorithmGraphs(updates, ActingGraphs(sac, capture_on(device)))
+
+
 def by_graphs(work: Work, updates_at_once: int) -> tuple[Callable[[], None], graph.UpdateGraphs]:
     """Return a call that makes so many updates by graphs of as many, and the graphs."""
     device = torch.device(work.device)
     sac = make_sac(work)
-    graphs = graph.UpdateGraphs(sac, capture_on(device))
-    sac.graphs = graphs
+    sac.graphs = graphs_on(device, sac)
+    graphs = sac.graphs.updates
     batches = make_batches(work)
     given = itertools.cycle(batches)
     owed: Any = OwedUpdates(StaticBatches(lambda: next(given), device), updates_at_once)
@@ -126,8 +134,8 @@ def print_acting(work: Work, times: int) -> None:
     """Print the milliseconds of a vector step's actions in each way, by number of environments."""
     sac = make_sac(work)
     by_graph = make_sac(work)
-    graphs = ActingGraphs(by_graph, capture_on(torch.device(work.device)))
-    by_graph.acting_graphs = graphs
+    by_graph.graphs = graphs_on(torch.device(work.device), by_graph)
+    graphs = by_graph.graphs.acting
     on_host = make_sac(replace(work, device="cpu"))
 
     def copy_weights() -> None:

@@ -17,9 +17,9 @@ from mtrl_lightning.algorithms import Categorical
 from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.gradients import cagrad, pcgrad
-from mtrl_lightning.learning.acting_graphs import ActingGraphs
+from mtrl_lightning.learning.compiling import prepare_device
 from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH, CudaCapture
+from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay.device import DeviceReplay
 from mtrl_lightning.replay.static_batches import StaticBatches
@@ -160,8 +160,8 @@ def test_frames_are_kept_where_it_is_asked_for(tmp_path, on_device):
 def with_graphs(model, given, num_updates):
     """Make updates by graphs, with the given batches in turn."""
     device = torch.device("cuda:0")
-    model._compile = "graph"
-    model.check_device(device)
+    model.compile_mode = "graph"
+    prepare_device(model, device)
     attach(model)
     batches = itertools.cycle(given)
     source = StaticBatches(lambda: next(batches), device)
@@ -189,10 +189,10 @@ def test_updates_by_graphs_equal_those_without(command_line, monkeypatch, networ
     for i, batch in zip(range(num_updates), itertools.cycle(given), strict=False):
         plain.training_step(batch, i)
     with_graphs(graphed, given, num_updates)
-    if graphed.graphs.reason:
-        assert "computes on the host" in graphed.graphs.reason
+    if graphed.graphs.updates.reason:
+        assert "computes on the host" in graphed.graphs.updates.reason
     elif network != "standardize":  # which still observes
-        assert graphed.graphs.num_graphs > 0
+        assert graphed.graphs.updates.num_graphs > 0
     assert_alike(plain, graphed)
     assert graphed.drain_metrics() == pytest.approx(plain.drain_metrics(), rel=1e-2, abs=1e-3)
 
@@ -233,9 +233,9 @@ def test_graphs_are_recorded_again_when_none_is_left():
     given = [move_data_to_device(make_batch(sac.spec), torch.device("cuda"))]
     with_graphs(sac, given, 10)
     sac.reset_networks()
-    assert sac.graphs.num_graphs == 0
+    assert sac.graphs.updates.num_graphs == 0
     sac.training_step(OwedUpdates(StaticBatches(lambda: given[0], torch.device("cuda")), 10), 0)
-    assert sac.graphs.num_graphs > 0 and sac.graphs.reason == ""
+    assert sac.graphs.updates.num_graphs > 0 and sac.graphs.updates.reason == ""
 
 
 @pytest.mark.parametrize("critic", [None, Branching])
@@ -246,9 +246,9 @@ def test_actions_by_graphs_equal_those_without(critic):
     given = [move_data_to_device(make_batch(plain.spec), torch.device("cuda"))]
     source = StaticBatches(lambda: given[0], torch.device("cuda"))
     for sac in (plain, graphed):
-        sac.check_device(torch.device("cuda"))
+        prepare_device(sac, torch.device("cuda"))
         attach(sac)
-    plain.acting_graphs = None
+    plain.graphs.acting._is_refused = lambda task_E: True
     generator = np.random.default_rng(0)
     groups = [np.repeat(np.arange(3), 2), np.array([2, 0, 1, 0])]
     for step in range(12):
@@ -261,8 +261,8 @@ def test_actions_by_graphs_equal_those_without(critic):
         for sac in (graphed, plain):
             if step > 3:  # there are graphs of acting
                 sac.training_step(OwedUpdates(source, 2), step)
-    assert graphed.acting_graphs.num_graphs == 6 and graphed.acting_graphs.reason == ""
-    assert bool(graphed.graphs.reason) == (critic is not None)
+    assert graphed.graphs.acting.num_graphs == 6 and graphed.graphs.acting.reason == ""
+    assert bool(graphed.graphs.updates.reason) == (critic is not None)
     for name in ("act", "learn"):
         states = [s.generators.get(name, s.device).get_state() for s in (plain, graphed)]
         assert torch.equal(*states)
@@ -271,12 +271,13 @@ def test_actions_by_graphs_equal_those_without(critic):
 @pytest.mark.parametrize("make", [make_ppo, make_td3])
 def test_other_algorithms_act_alike_by_graphs(make):
     plain, graphed = make().to("cuda"), make().to("cuda")
-    graphed.acting_graphs = ActingGraphs(graphed, CudaCapture(torch.device("cuda")))
+    graphed.compile_mode = "graph"
+    prepare_device(graphed, torch.device("cuda"))
     task_E = np.repeat(np.arange(3), 2)
     for seed in range(5):
         observation_ED = np.random.default_rng(seed).normal(size=(6, 4))
         assert_same(*[policy.act(observation_ED, task_E, "explore") for policy in (graphed, plain)])
-    assert graphed.acting_graphs.num_graphs == 1
+    assert graphed.graphs.acting.num_graphs == 1
 
 
 def test_the_device_draws_only_what_was_added():

@@ -7,9 +7,9 @@ Shapes: ``E`` environments, ``R`` trained tasks, ``n`` rows of a task, ``B`` row
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mtrl_lightning.algorithms.recording import record_arguments
+from mtrl_lightning.checks import one_of
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.devices import CPU, to_device, to_host
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
-from mtrl_lightning.learning.compiling import Compile, check_compile, compile_mode, compiled
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics, OnNonfinite
 from mtrl_lightning.learning.targets import assign_parameters, copied_weights, load_weights
@@ -34,7 +34,6 @@ from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
-from mtrl_lightning.ranks import distributed
 from mtrl_lightning.saved import restoring
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
 from mtrl_lightning.types import (
@@ -51,10 +50,9 @@ from mtrl_lightning.types import (
 if TYPE_CHECKING:
     from typing import Self
 
-    from mtrl_lightning.learning.acting_graphs import ActingGraphs
-    from mtrl_lightning.learning.graph import UpdateGraphs
+    from mtrl_lightning.learning.compiling import AlgorithmGraphs
 
-
+Compile = Literal["none", "default", "graph", "cudagraphs"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -145,13 +143,14 @@ class Algorithm(LightningModule):
         """Optimizer states of the resumed checkpoint, until the optimizers are built."""
         self._has_new_options = False
         """Whether the algorithm's options differ from the checkpoint's."""
-        self._compile = compile_mode(compile)
+        one_of(get_args(Compile), compile=compile)
+        if compile == "cudagraphs":
+            rank_zero_warn("compile: cudagraphs means graph now, which records whole updates")
+        self.compile_mode: str = "graph" if compile == "cudagraphs" else compile
         self._statistics_moved = False
         """Whether the last update has changed the encoder's statistics."""
-        self.graphs: UpdateGraphs | None = None
-        """Makes updates by CUDA graphs; None if every update gets its batch from Lightning."""
-        self.acting_graphs: ActingGraphs | None = None
-        """Computes actions by CUDA graphs while a run makes updates by them."""
+        self.graphs: AlgorithmGraphs | None = None
+        """CUDA graphs that make updates and compute actions, while a run uses them."""
         self._periods: set[int] = set()
         """Periods of the parts that are not in every update, once ``is_due`` was asked."""
         self._seed = seed
@@ -248,7 +247,8 @@ class Algorithm(LightningModule):
             for parameter in update.parameters:
                 if update.optimizer and id(parameter) in was_reset:
                     update.optimizer.state.pop(parameter, None)
-        self._forget_graphs()
+        if self.graphs is not None:
+            self.graphs.forget()
 
     def set_targets(self) -> None:
         """Set the target networks to their online networks; here there are none.
@@ -307,12 +307,11 @@ class Algorithm(LightningModule):
         if noise_EA is not None and mode == "explore":
             inputs.append(torch.as_tensor(noise_EA))
         compute = partial(self._compute_actions, task_E, self._tasks_on_device(task_E), mode)
-        graphs = self._graphs_for(task_E)
-        if graphs is None:
-            tensors = compute(*[to_device(tensor, self.device) for tensor in inputs])
+        if self.graphs is None:
+            actions, fields = compute(*[to_device(tensor, self.device) for tensor in inputs])
         else:
-            tensors = graphs.compute(mode, task_E, compute, inputs, [generator])
-        actions, fields = tensors
+            acting = self.graphs.acting
+            actions, fields = acting.compute(mode, task_E, compute, inputs, [generator])
         action_EA, *columns = to_host([actions, *fields.values()])
         return (action_EA, dict(zip(fields, columns, strict=True))) if fields else action_EA
 
@@ -344,17 +343,6 @@ class Algorithm(LightningModule):
             x_BA.flatten(0, len(rows) - 1) for x_BA in (action_BA, *fields.values())
         ]
         return action_EA, dict(zip(fields, columns, strict=True))
-
-    def _graphs_for(self, task_E: npt.NDArray[np.int64]) -> ActingGraphs | None:
-        """Return the graphs if they may compute the actions for these tasks now, else None."""
-        # the mean input replaces rows whose number the host has to know; tensors of inference mode
-        # and autocast's rounded weights are not there in a later replay
-        is_refused = (
-            self.untrained.replaces(task_E)
-            or torch.is_inference_mode_enabled()
-            or torch.is_autocast_enabled(self.device.type)
-        )
-        return None if is_refused else self.acting_graphs
 
     def action_mask(self, task_B: Tensor) -> Tensor | None:
         """Return a mask, false for padding entries of the actions; None without padding.
@@ -467,19 +455,24 @@ class Algorithm(LightningModule):
         return update
 
     def compiled(self, function: F) -> F:
-        """Return the function, compiled as the option ``compile`` says."""
-        return compiled(function, self._compile)
+        """Return the function, compiled if the option ``compile`` is ``default``."""
+        if self.compile_mode != "default":
+            return function
+        fast = torch.compile(function)
+
+        @wraps(function)
+        def call(*args: Any) -> Any:
+            # without gradients, as when a gradient method computes losses a second time, compiling
+            # it for that case, too, would cost more than it saves
+            return fast(*args) if torch.is_grad_enabled() else function(*args)
+
+        return call  # type: ignore[return-value]
 
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of all updates, in the order of ``make_update``."""
         optimizers = [update.configure_optimizer() for update in self.updates]
         if self.graphs is not None:
-            from mtrl_lightning.learning.capturable import make_capturable
-
-            self._forget_graphs()
-            reasons = [make_capturable(update) for update in self.updates]
-            if any(reasons):
-                self.graphs.give_up(next(filter(None, reasons)))
+            self.graphs.prepare(self.updates)
         if self._saved_optimizers is not None:
             from mtrl_lightning.algorithms.state import check_optimizers
 
@@ -487,43 +480,16 @@ class Algorithm(LightningModule):
             self._saved_optimizers = None
         return optimizers
 
-    def check_device(self, device: torch.device) -> None:
-        """Check before training that the options work on the device.
-
-        Raises:
-            ConfigurationError: if they do not.
-        """
-        check_compile(
-            self._compile, device, all(update.method.is_one_pass for update in self.updates)
-        )
-        self.graphs = None
-        self.acting_graphs = None
-        if self._compile == "graph":
-            from mtrl_lightning.learning.acting_graphs import ActingGraphs
-            from mtrl_lightning.learning.graph import CudaCapture, UpdateGraphs
-
-            if distributed.world_size() == 1:
-                self.graphs = UpdateGraphs(self, CudaCapture(device))
-                self.acting_graphs = ActingGraphs(self, CudaCapture(device))
-            else:
-                rank_zero_warn("compile graph has no effect with several processes")
-
     def teardown(self, stage: str) -> None:
         """Drop all graphs, whose tensors are moved after this."""
         self.graphs = None
-        self.acting_graphs = None
-
-    def _forget_graphs(self) -> None:
-        for graphs in (self.graphs, self.acting_graphs):
-            if graphs is not None:
-                graphs.forget()
 
     def training_step(self, batch: TransitionBatch | OwedUpdates, batch_idx: int) -> None:
         """Make one update and count it; with graphs, as many as are owed."""
         with self.stopwatch.measure("update"):
             if isinstance(batch, OwedUpdates):
                 assert self.graphs is not None, "updates are owed only where graphs make them"
-                self.graphs.make(batch.source, batch.num_updates)
+                self.graphs.updates.make(batch.source, batch.num_updates)
             else:
                 self.before_updates(lambda: batch, 1)
                 self.recorded_update(batch)
@@ -577,11 +543,6 @@ class Algorithm(LightningModule):
         It does once the encoder's statistics have come to rest.
         """
         return not self._statistics_moved
-
-    def random_generators(self) -> list[torch.Generator]:
-        """Return the generators of the updates' random numbers."""
-        # a recording that fails replaces their states, which would part acting from its graphs
-        return self.generators.all_but("act")
 
     def noise_like(self, action_RnA: Tensor) -> Tensor:
         """Sample standard normal noise of the actions' shape for a loss."""

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from mtrl_lightning.devices import to_device
 from mtrl_lightning.learning.graph import (
     WARM_UPS,
     CannotRecordError,
@@ -19,6 +20,7 @@ from mtrl_lightning.learning.graph import (
     HasModules,
     Replay,
 )
+from mtrl_lightning.networks.untrained import UntrainedInput
 from mtrl_lightning.types import Mode
 
 Actions = tuple[Tensor, dict[str, Tensor]]
@@ -41,6 +43,7 @@ class Acting(HasModules, Protocol):
     """An algorithm, as far as its acting is recorded."""
 
     training: bool
+    untrained: UntrainedInput
 
     @property
     def device(self) -> torch.device:
@@ -100,6 +103,8 @@ class ActingGraphs(Graphs[Acting, _Graph]):
         Returns:
             The function's tensors; those of a graph are overwritten by its next replay.
         """
+        if self._is_refused(task_E):
+            return function(*[to_device(tensor, self._algorithm.device) for tensor in inputs])
         kind = ActingKind(mode, task_E.tobytes(), len(inputs), self._algorithm.training)
         self._check_buffers()
         if self._may_record(kind):
@@ -116,6 +121,16 @@ class ActingGraphs(Graphs[Acting, _Graph]):
         actions: list[Actions] = []
         self._capture.run(lambda: actions.append(function(*on_device)))
         return actions[0]
+
+    def _is_refused(self, task_E: npt.NDArray[np.int64]) -> bool:
+        """Return whether the actions for these tasks have to be computed without graphs now."""
+        # the mean input replaces rows whose number the host has to know; tensors of inference mode
+        # and autocast's rounded weights are not there in a later replay
+        return (
+            self._algorithm.untrained.replaces(task_E)
+            or torch.is_inference_mode_enabled()
+            or torch.is_autocast_enabled(self._algorithm.device.type)
+        )
 
     def _may_record(self, kind: ActingKind) -> bool:
         is_wanted = kind not in self._graphs and kind not in self._refused and not self.reason

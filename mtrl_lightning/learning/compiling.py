@@ -1,52 +1,73 @@
-"""``torch.compile`` as an option of an algorithm."""
+"""The option ``compile`` on a run's device: a check, and the graphs that it asks for."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.learning.acting_graphs import Acting, ActingGraphs
+from mtrl_lightning.learning.capturable import make_capturable
+from mtrl_lightning.learning.graph import CudaCapture, Learner, UpdateGraphs
+from mtrl_lightning.learning.update import Update
+from mtrl_lightning.ranks import distributed
 
-Compile = Literal["none", "default", "graph", "cudagraphs"]
-F = TypeVar("F", bound=Callable[..., object])
+
+class AlgorithmGraphs:
+    """The CUDA graphs of an algorithm.
+
+    Args:
+        updates: those of its updates.
+        acting: those of its acting.
+    """
+
+    def __init__(self, updates: UpdateGraphs, acting: ActingGraphs) -> None:
+        self.updates = updates
+        self.acting = acting
+
+    def prepare(self, updates: Sequence[Update]) -> None:
+        """Receive the updates whose optimizers were just built, and make their steps recordable."""
+        self.forget()
+        reasons = [make_capturable(update) for update in updates]
+        if any(reasons):
+            self.updates.give_up(next(filter(None, reasons)))
+
+    def forget(self) -> None:
+        """Drop all graphs, because tensors were replaced: they are recorded again."""
+        self.updates.forget()
+        self.acting.forget()
 
 
-def compile_mode(how: Compile) -> Compile:
-    """Return the option, ``graph`` for its previous name ``cudagraphs``.
+class Compiled(Learner, Acting, Protocol):
+    """An algorithm, as far as the option concerns it."""
+
+    compile_mode: str
+    updates: list[Update]
+    graphs: AlgorithmGraphs | None
+
+
+def prepare_device(algorithm: Compiled, device: torch.device) -> None:
+    """Check before training that an algorithm's option works on the device; make its graphs.
 
     Raises:
-        ConfigurationError: if it is unknown.
+        ConfigurationError: if it does not.
     """
-    one_of(get_args(Compile), compile=how)
-    if how != "cudagraphs":
-        return how
-    rank_zero_warn("compile: cudagraphs means graph now, which records whole updates")
-    return "graph"
-
-
-def compiled(function: F, how: Compile) -> F:
-    """Return the function, compiled if that was asked for.
-
-    Without gradients, as when a gradient method computes losses a second time, the function is
-    called as it is: compiling it for that case, too, would cost more than it saves.
-    """
-    if how != "default":
-        return function
-    fast = torch.compile(function)
-
-    @functools.wraps(function)
-    def call(*args: Any) -> Any:
-        return fast(*args) if torch.is_grad_enabled() else function(*args)
-
-    return call  # type: ignore[return-value]
+    is_one_pass = all(update.method.is_one_pass for update in algorithm.updates)
+    check_compile(algorithm.compile_mode, device, is_one_pass)
+    algorithm.graphs = None
+    if algorithm.compile_mode != "graph":
+        return
+    if distributed.world_size() > 1:
+        rank_zero_warn("compile graph has no effect with several processes")
+        return
+    updates = UpdateGraphs(algorithm, CudaCapture(device))
+    algorithm.graphs = AlgorithmGraphs(updates, ActingGraphs(algorithm, CudaCapture(device)))
 
 
 def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> None:

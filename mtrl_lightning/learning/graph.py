@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mtrl_lightning.counters import Counters
+from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.types import BatchSource, TransitionBatch
 
 UPDATES_PER_GRAPH = 4
@@ -74,6 +75,7 @@ class Learner(HasModules, Protocol):
     """An algorithm, as far as its updates are recorded."""
 
     counters: Counters
+    generators: Generators
 
     @property
     def is_static(self) -> bool:
@@ -90,9 +92,6 @@ class Learner(HasModules, Protocol):
 
     def due_parts(self, update: int) -> Hashable:
         """Return which of the parts that are not in every update are in this one."""
-
-    def random_generators(self) -> Sequence[torch.Generator]:
-        """Return the generators from which updates sample."""
 
 
 class Graphs(Generic[A, G]):
@@ -242,7 +241,9 @@ class UpdateGraphs(Graphs[Learner, Replay]):
                 self._update(source, index)
                 counters.updates += 1  # parts that are due go by it
 
-        generators = [*self._algorithm.random_generators(), *source.random_generators()]
+        # a recording that fails replaces their states, which would part acting from its graphs
+        of_updates = self._algorithm.generators.all_but("act")
+        generators = [*of_updates, *source.random_generators()]
         try:
             self._graphs[key] = self._record(updates, generators)
         except CannotRecordError as error:

@@ -16,10 +16,11 @@ import torch
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import NormalizeObservation
 from mtrl_lightning.learning import graph
-from mtrl_lightning.learning.acting_graphs import ActingGraphs
 from mtrl_lightning.learning.graph import WARM_UPS
+from mtrl_lightning.replay.static_batches import StaticBatches
 from tests.helpers.algorithms import (
     attach,
+    make_batch,
     make_bc,
     make_distral,
     make_ppo,
@@ -30,7 +31,7 @@ from tests.helpers.algorithms import (
     train,
 )
 from tests.helpers.networks import Branching, Convolutions, Counting
-from tests.helpers.recorder import CPURecorder
+from tests.helpers.recorder import CPURecorder, recorded_graphs
 from tests.helpers.runs import assert_same
 
 TASK_E = np.repeat(np.arange(3), 2)
@@ -38,7 +39,14 @@ MIXED_E = np.array([2, 0, 1, 0])
 
 
 def with_graphs(algorithm):
-    algorithm.acting_graphs = ActingGraphs(algorithm, CPURecorder())
+    algorithm.graphs = recorded_graphs(algorithm)
+    return algorithm
+
+
+def without_acting_graphs(algorithm):
+    """Give an algorithm the optimizers of one with graphs: rates in single precision."""
+    algorithm = with_graphs(algorithm)
+    algorithm.graphs.acting._is_refused = lambda task_E: True
     return algorithm
 
 
@@ -108,24 +116,24 @@ MAKERS = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_all_actions_equal_those_without_graphs(name):
-    plain = MAKERS[name]()
+    plain = without_acting_graphs(MAKERS[name]())
     graphed = with_graphs(MAKERS[name]())
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert_same(acted_in_all_modes(graphed), acted_in_all_modes(plain))
     # exploring and exploiting, with noise that is given, and for other tasks
-    assert graphed.acting_graphs.num_graphs == 4
-    assert graphed.acting_graphs.reason == ""
+    assert graphed.graphs.acting.num_graphs == 4
+    assert graphed.graphs.acting.reason == ""
 
 
 def test_a_graph_is_recorded_after_two_calls_of_its_kind():
     sac = with_graphs(make_sac())
     acted(sac, WARM_UPS)
-    assert sac.acting_graphs.num_graphs == 0
+    assert sac.graphs.acting.num_graphs == 0
     acted(sac, 1)
-    assert sac.acting_graphs.num_graphs == 1
+    assert sac.graphs.acting.num_graphs == 1
     acted(sac, WARM_UPS, "exploit")
-    assert sac.acting_graphs.num_graphs == 1
+    assert sac.graphs.acting.num_graphs == 1
 
 
 def test_a_graph_answers_each_observation_with_another_action():
@@ -146,8 +154,8 @@ def test_untrained_tasks_that_get_the_mean_have_no_graph(untrained_tasks, num_gr
     for task_E in (TASK_E, np.array([0, 0, 1, 1])):
         wanted = acted(plain, 4, "exploit", task_E)
         assert_same(acted(graphed, 4, "exploit", task_E), wanted)
-    assert graphed.acting_graphs.num_graphs == num_graphs
-    assert graphed.acting_graphs.reason == ""
+    assert graphed.graphs.acting.num_graphs == num_graphs
+    assert graphed.graphs.acting.reason == ""
 
 
 def test_the_comparison_shows_a_state_in_python_that_no_replay_moves():
@@ -165,7 +173,7 @@ def test_a_policy_that_reads_a_number_is_named_once_and_acts_without_graphs():
         found = [acted(graphed, 8, mode) for mode in ("explore", "exploit")]
     assert len(warned) == 1
     assert_same(found, [acted(plain, 8, mode) for mode in ("explore", "exploit")])
-    assert graphed.acting_graphs.num_graphs == 0
+    assert graphed.graphs.acting.num_graphs == 0
 
 
 class BranchingForOneTask(networks.MLP):
@@ -191,8 +199,8 @@ def test_a_kind_that_cannot_be_recorded_leaves_graphs_to_the_others():
         found = in_turn(graphed)
     assert len(warned) == 1
     assert_same(found, in_turn(make()))
-    assert graphed.acting_graphs.num_graphs == 1
-    assert len(graphed.acting_graphs._capture.recordings) == 2
+    assert graphed.graphs.acting.num_graphs == 1
+    assert len(graphed.graphs.acting._capture.recordings) == 2
 
 
 @pytest.mark.parametrize(
@@ -202,9 +210,9 @@ def test_calls_within_inference_mode_or_autocast_have_no_graph(context):
     sac = with_graphs(make_sac())
     with context():
         acted(sac, 4)
-    assert sac.acting_graphs.num_graphs == 0
+    assert sac.graphs.acting.num_graphs == 0
     acted(sac, 4)
-    assert sac.acting_graphs.num_graphs == 1
+    assert sac.graphs.acting.num_graphs == 1
 
 
 def test_dropout_is_as_the_modules_mode_says():
@@ -219,7 +227,7 @@ def test_dropout_is_as_the_modules_mode_says():
         for algorithm in (sac, plain):
             algorithm.train(training)
         assert_same(acted(sac, 4, "exploit"), acted(plain, 4, "exploit"))
-    assert sac.acting_graphs.num_graphs == 2
+    assert sac.graphs.acting.num_graphs == 2
 
 
 def test_a_buffer_that_is_replaced_ends_the_graphs():
@@ -246,7 +254,7 @@ def test_more_groups_of_environments_than_graphs_are_said_once(monkeypatch):
         found = [acted(graphed, 4, task_E=task_E) for task_E in groups]
     assert len(warned) == 1
     assert_same(found, [acted(plain, 4, task_E=task_E) for task_E in groups])
-    assert graphed.acting_graphs.num_graphs == 1
+    assert graphed.graphs.acting.num_graphs == 1
 
 
 def test_graphs_are_recorded_again_after_a_reset_and_with_new_optimizers():
@@ -260,13 +268,12 @@ def test_graphs_are_recorded_again_after_a_reset_and_with_new_optimizers():
     wanted = both(sac)
     graphed = with_graphs(make_sac())
     assert_same(both(graphed), wanted)
-    assert graphed.acting_graphs.num_graphs == 1
+    assert graphed.graphs.acting.num_graphs == 1
     graphed.reset_networks()
-    assert graphed.acting_graphs.num_graphs == 0
-    graphed.graphs = graph.UpdateGraphs(graphed, CPURecorder())
+    assert graphed.graphs.acting.num_graphs == 0
     acted(graphed, 4)
     attach(graphed)
-    assert graphed.acting_graphs.num_graphs == 0
+    assert graphed.graphs.acting.num_graphs == 0
 
 
 def test_updates_do_not_draw_from_the_generator_of_acting():
@@ -275,13 +282,21 @@ def test_updates_do_not_draw_from_the_generator_of_acting():
     acted(sac, 1)
     train(sac, 1)
     acting = sac.generators.get("act", torch.device("cpu"))
-    assert sac.random_generators() and all(
-        generator is not acting for generator in sac.random_generators()
-    )
+    drawn_from = []
+
+    class Recorder(CPURecorder):
+        def record(self, function, generators):
+            drawn_from.extend(generators)
+            return super().record(function, generators)
+
+    updates = graph.UpdateGraphs(sac, Recorder())
+    batch = make_batch(sac.spec)
+    with pytest.warns(UserWarning, match="made one by one"):  # the CPU waits for the norm
+        updates.make(StaticBatches(lambda: batch, torch.device("cpu")), WARM_UPS + 1)
+    assert drawn_from and all(generator is not acting for generator in drawn_from)
 
 
 def test_no_graph_is_left_after_a_fit():
     sac = with_graphs(make_sac())
-    sac.graphs = graph.UpdateGraphs(sac, CPURecorder())
     sac.teardown("fit")
-    assert sac.graphs is None and sac.acting_graphs is None
+    assert sac.graphs is None

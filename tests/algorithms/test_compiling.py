@@ -85,9 +85,9 @@ def test_cuda_graphs_need_a_gpu():
 def test_the_former_name_of_graphs_is_accepted():
     with pytest.warns(UserWarning, match="cudagraphs means graph now"):
         sac = make_sac(compile="cudagraphs")
-    assert sac._compile == "graph"
+    assert sac.compile_mode == "graph"
     with pytest.raises(ConfigurationError, match="compile graph needs a CUDA device"):
-        sac.check_device(CPU)
+        compiling.prepare_device(sac, CPU)
 
 
 def test_compiling_for_the_cpu_needs_a_compiler(monkeypatch):
@@ -129,6 +129,6 @@ def test_compiling_for_a_gpu_needs_triton_and_a_compiler(with_triton, monkeypatc
 def test_what_is_differentiated_task_by_task_cannot_be_compiled(with_triton):
     how = "default"
     with pytest.raises(ConfigurationError, match="the gradient methods to Mean or FAMO"):
-        make_sac(compile=how, actor_gradient=PCGrad).check_device(CUDA)
-    make_sac(compile=how, actor_gradient=FAMO).check_device(CUDA)
-    make_sac(actor_gradient=PCGrad).check_device(CUDA)
+        compiling.prepare_device(make_sac(compile=how, actor_gradient=PCGrad), CUDA)
+    compiling.prepare_device(make_sac(compile=how, actor_gradient=FAMO), CUDA)
+    compiling.prepare_device(make_sac(actor_gradient=PCGrad), CUDA)

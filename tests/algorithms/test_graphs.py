@@ -40,7 +40,7 @@ from mtrl_lightning.gradients import (
 from mtrl_lightning.gradients.task_gradients import TaskGradients, batched_gradients
 from mtrl_lightning.learning import graph, metrics
 from mtrl_lightning.learning import update as updating
-from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH, OnlyOn, UpdateGraphs
+from mtrl_lightning.learning.graph import UPDATES_PER_GRAPH, OnlyOn
 from mtrl_lightning.learning.learning_rate import LinearRate
 from mtrl_lightning.replay.static_batches import StaticBatches
 from mtrl_lightning.types import OwedUpdates
@@ -54,7 +54,7 @@ from tests.helpers.algorithms import (
     make_td3,
 )
 from tests.helpers.networks import Branching, Counting
-from tests.helpers.recorder import CPURecorder
+from tests.helpers.recorder import CPURecorder, recorded_graphs
 from tests.helpers.runs import assert_same
 
 CPU = torch.device("cpu")
@@ -118,7 +118,7 @@ def made_one_by_one(make, num_updates):
 def with_graphs(make):
     algorithm = make()
     recorder = CPURecorder()
-    algorithm.graphs = UpdateGraphs(algorithm, recorder)
+    algorithm.graphs = recorded_graphs(algorithm, recorder)
     attach(algorithm)
     return algorithm, recorder
 
@@ -138,9 +138,10 @@ def made_by_graphs(make, num_updates, at_once, source=None):
 def assert_equal_updates(make, num_updates=10, at_once=SEVERAL, num_graphs=None):
     wanted = made_one_by_one(make, num_updates)
     found, recorder = made_by_graphs(make, num_updates, at_once)
-    assert found.graphs.reason == ""
-    assert len(recorder.recordings) == found.graphs.num_graphs
-    assert found.graphs.num_graphs == num_graphs if num_graphs else found.graphs.num_graphs > 0
+    graphs = found.graphs.updates
+    assert graphs.reason == ""
+    assert len(recorder.recordings) == graphs.num_graphs
+    assert graphs.num_graphs == num_graphs if num_graphs else graphs.num_graphs > 0
     assert_same(end_of(found), end_of(wanted))
 
 
@@ -280,7 +281,7 @@ def test_a_part_that_reads_a_number_is_named_and_made_one_by_one():
     wanted = made_one_by_one(make, 5)
     with pytest.warns(UserWarning, match=r"one by one, because Branching.forward \(networks.py"):
         found, recorder = made_by_graphs(make, 5, ONE_BY_ONE)
-    assert recorder.recordings == [] and found.graphs.num_graphs == 0
+    assert recorder.recordings == [] and found.graphs.updates.num_graphs == 0
     assert_same(end_of(found), end_of(wanted))
 
 
@@ -355,7 +356,7 @@ def test_a_buffer_that_is_replaced_is_named_and_updates_go_on_one_by_one():
     make = partial(make_sac, reward_scale=Replacing)
     wanted = made_one_by_one(make, 4)
     found, _ = made_by_graphs(make, 4, ONE_BY_ONE)
-    assert found.graphs.num_graphs == 1
+    assert found.graphs.updates.num_graphs == 1
     batches = [make_batch(found.spec, seed=seed) for seed in (7, 8)]
     for algorithm in (wanted, found):
         algorithm.begin_learning(None)
@@ -364,7 +365,7 @@ def test_a_buffer_that_is_replaced_is_named_and_updates_go_on_one_by_one():
     given = iter(batches)
     with pytest.warns(UserWarning, match=r"the buffer transforms\.0\.factor_T was replaced"):
         found.training_step(OwedUpdates(StaticBatches(lambda: next(given), CPU), 2), 0)
-    assert found.graphs.num_graphs == 0
+    assert found.graphs.updates.num_graphs == 0
     assert_same(end_of(found), end_of(wanted))
 
 
@@ -376,13 +377,13 @@ def test_graphs_are_recorded_again_after_a_reset():
 
     wanted = both(lambda num: made_one_by_one(make_sac, num))
     found = both(lambda num: made_by_graphs(make_sac, num, ONE_BY_ONE)[0])
-    assert found.graphs.num_graphs == 0
+    assert found.graphs.updates.num_graphs == 0
     batches = [make_batch(found.spec, seed=seed) for seed in range(5)]
     for batch in batches:
         wanted.training_step(batch, 0)
     given = iter(batches)
     found.training_step(OwedUpdates(StaticBatches(lambda: next(given), CPU), 5), 0)
-    assert found.graphs.num_graphs == 1
+    assert found.graphs.updates.num_graphs == 1
     assert_same(end_of(found), end_of(wanted))
 
 
@@ -403,4 +404,4 @@ def test_steps_that_a_graph_leaves_out_are_counted_also_where_outcomes_fill_thei
     for end in ends:
         end.pop("metrics")  # means over steps that are not finite
     assert_same(*ends)
-    assert found.graphs.num_graphs == 2 and found.counters.skipped_updates == 2
+    assert found.graphs.updates.num_graphs == 2 and found.counters.skipped_updates == 2

@@ -16,6 +16,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mtrl_lightning.learning.acting_graphs import ActingGraphs
+from mtrl_lightning.learning.compiling import AlgorithmGraphs
+from mtrl_lightning.learning.graph import UpdateGraphs
+
 READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 """Operations for which the host waits for a number; a comparison of two tensors is one."""
 
@@ -115,3 +119,9 @@ class CPURecorder:
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def recorded_graphs(algorithm: Any, recorder: CPURecorder | None = None) -> AlgorithmGraphs:
+    """Return graphs of updates and of acting, these by a recorder of their own."""
+    updates = UpdateGraphs(algorithm, recorder or CPURecorder())
+    return AlgorithmGraphs(updates, ActingGraphs(algorithm, CPURecorder()))

@@ -13,8 +13,9 @@ from mtrl_lightning.callbacks import progress
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.learning import graph
+from mtrl_lightning.learning import compiling
 from mtrl_lightning.learning import update as updating
+from mtrl_lightning.learning.acting_graphs import ActingGraphs
 from mtrl_lightning.learning.graph import UpdateGraphs
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay import ReplayBuffer
@@ -35,8 +36,8 @@ small = partial(MLP, width=8, depth=1)
 def as_on_a_gpu(monkeypatch):
     """Let the CPU stand for a GPU, and the recorder for its graphs."""
     monkeypatch.setattr(updating, "decides_on_device", lambda device: True)
-    monkeypatch.setattr(graph, "CudaCapture", lambda device: CPURecorder())
-    monkeypatch.setattr(algorithms, "check_compile", lambda *args: None)
+    monkeypatch.setattr(compiling, "CudaCapture", lambda device: CPURecorder())
+    monkeypatch.setattr(compiling, "check_compile", lambda *args: None)
     monkeypatch.setattr(algorithms, "to_host", copied)
 
 
@@ -89,21 +90,22 @@ def owed(monkeypatch):
 
 def test_sac_makes_all_owed_updates_of_a_step_in_one_batch_which_the_device_draws(tmp_path, owed):
     sac = run(tmp_path, SAC, total_steps=30, rollout={"updates_per_step": 5})
-    assert sac.graphs.reason == "" and sac.graphs.num_graphs == 2  # of four updates, and of one
+    graphs = sac.graphs.updates
+    assert graphs.reason == "" and graphs.num_graphs == 2  # of four updates, and of one
     assert sac.counters.updates == 5 * (30 - 10) // 2
     assert set(owed) == {(DeviceReplay, 5)}
 
 
 def test_a_replay_in_the_hosts_memory_is_copied_batch_by_batch(tmp_path, owed):
     sac = run(tmp_path, SAC, total_steps=24, data={"on_device": False})
-    assert sac.graphs.num_graphs == 1
+    assert sac.graphs.updates.num_graphs == 1
     assert set(owed) == {(StaticBatches, 1)}
 
 
 def test_ppo_makes_an_epoch_in_one_batch(tmp_path, owed):
     options = {"num_steps": 20, "num_epochs": 3, "num_minibatches": 5, "max_kl": None}
     ppo = run(tmp_path, PPO, total_steps=80, model=options)
-    assert ppo.graphs.num_graphs == 2
+    assert ppo.graphs.updates.num_graphs == 2
     assert ppo.counters.updates == 2 * 3 * 5
     assert owed == [(StaticBatches, 5)] * 6
 
@@ -118,10 +120,10 @@ def test_a_run_that_acts_by_graphs_is_the_same(tmp_path, monkeypatch, algorithm,
         return run(tmp_path / folder, algorithm, 80, model=model, rollout=rollout)
 
     graphed = run_in("graphed")
-    assert graphed.acting_graphs.num_graphs == 2  # to explore, and for evaluations
-    monkeypatch.setattr(algorithm, "_graphs_for", lambda *args: None)
+    assert graphed.graphs.acting.num_graphs == 2  # to explore, and for evaluations
+    monkeypatch.setattr(ActingGraphs, "_is_refused", lambda *args: True)
     plain = run_in("plain")
-    assert plain.acting_graphs.num_graphs == 0 and plain.graphs.num_graphs > 0
+    assert plain.graphs.acting.num_graphs == 0 and plain.graphs.updates.num_graphs > 0
     assert_same(graphed.state_dict(), plain.state_dict())
     assert_same(graphed.generators.state_dict(), plain.generators.state_dict())
 
@@ -143,7 +145,7 @@ def test_a_continued_run_is_the_uninterrupted_one(tmp_path, algorithm, model):
     run(tmp_path / "parts", algorithm, 80, model=model, name="run")
     parts = run(tmp_path / "parts", algorithm, 120, model=model, name="run", ckpt_path="last")
     for one in (whole, parts):
-        assert one.graphs.num_graphs > 0
+        assert one.graphs.updates.num_graphs > 0
     ends = [last_checkpoint(tmp_path / name) for name in ("whole", "parts")]
     assert "lr" in ends[0]["optimizer_states"][0]["param_groups"][0]
     for end in ends:
