@@ -20,7 +20,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mtrl_lightning.algorithms.recording import record_arguments
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.devices import CPU, to_device, to_host
@@ -35,6 +34,7 @@ from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
 from mtrl_lightning.saved import restoring
+from mtrl_lightning.signatures import record_arguments
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
 from mtrl_lightning.types import (
     ActOutput,

@@ -17,8 +17,7 @@ import numpy as np
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from mtrl_lightning.algorithms.arguments import called_by, check_factories
-from mtrl_lightning.algorithms.recording import recorded_arguments
-from mtrl_lightning.signatures import parameters_of
+from mtrl_lightning.signatures import parameters_of, recorded_arguments
 from mtrl_lightning.spec import EnvSpec
 
 CLASS_PATH = "class_path"
