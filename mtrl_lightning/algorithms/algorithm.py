@@ -7,20 +7,19 @@ Shapes: ``E`` environments, ``R`` trained tasks, ``n`` rows of a task, ``B`` row
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from mtrl_lightning.checks import one_of
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.devices import CPU, to_device, to_host
 from mtrl_lightning.errors import ConfigurationError
@@ -29,7 +28,7 @@ from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics, OnNonfinite
 from mtrl_lightning.learning.targets import assign_parameters, copied_weights, load_weights
 from mtrl_lightning.learning.transforms import Transforms
-from mtrl_lightning.learning.update import Update
+from mtrl_lightning.learning.update import Compile, Update, compile_mode, compiled
 from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
@@ -50,9 +49,9 @@ from mtrl_lightning.types import (
 if TYPE_CHECKING:
     from typing import Self
 
+    from mtrl_lightning.algorithms.state import SavedOptimizers
     from mtrl_lightning.learning.compiling import AlgorithmGraphs
 
-Compile = Literal["none", "default", "graph", "cudagraphs"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -139,16 +138,12 @@ class Algorithm(LightningModule):
         """Changes of sampled batches before an update, in order."""
         self.updates: list[Update] = []
         """The optimizer steps of ``update``; see ``make_update``."""
-        self._saved_optimizers: list[Any] | None = None
+        self._saved_optimizers: SavedOptimizers | None = None
         """Optimizer states of the resumed checkpoint, until the optimizers are built."""
-        self._has_new_options = False
-        """Whether the algorithm's options differ from the checkpoint's."""
-        one_of(get_args(Compile), compile=compile)
-        if compile == "cudagraphs":
-            rank_zero_warn("compile: cudagraphs means graph now, which records whole updates")
-        self.compile_mode: str = "graph" if compile == "cudagraphs" else compile
-        self._statistics_moved = False
-        """Whether the last update has changed the encoder's statistics."""
+        self.compile_mode = compile_mode(compile)
+        self.is_static = True
+        """Whether the next update makes the operations of the last, apart from parts that are due:
+        once the encoder's statistics have come to rest."""
         self.graphs: AlgorithmGraphs | None = None
         """CUDA graphs that make updates and compute actions, while a run uses them."""
         self._periods: set[int] = set()
@@ -235,18 +230,16 @@ class Algorithm(LightningModule):
                 f"{type(self).__name__} cannot reset its networks: set resets.every to null"
             )
         seed = int(torch.randint(2**31, (), generator=self.generators.get("reset", CPU)))
-        was_reset = set()
+        was_reset: set[Parameter] = set()
         for name, fresh in self._build_networks(seed).items():
             module = self.get_submodule(name)
             if isinstance(fresh, GradientMethod):
                 module.load_state_dict(fresh.state_dict())
             else:
                 assign_parameters(fresh, module)
-            was_reset |= {id(parameter) for parameter in module.parameters()}
+            was_reset.update(module.parameters())
         for update in self.updates:
-            for parameter in update.parameters:
-                if update.optimizer and id(parameter) in was_reset:
-                    update.optimizer.state.pop(parameter, None)
+            update.clear_state(was_reset)
         if self.graphs is not None:
             self.graphs.forget()
 
@@ -315,6 +308,26 @@ class Algorithm(LightningModule):
         action_EA, *columns = to_host([actions, *fields.values()])
         return (action_EA, dict(zip(fields, columns, strict=True))) if fields else action_EA
 
+    def _tasks_on_device(self, task_E: npt.NDArray[np.int64]) -> Tensor:
+        """Return the tasks, ``[R, n]`` for the trained tasks in order or one task, else ``[E]``.
+
+        They are kept, because they seldom change from one step to the next.
+        """
+        before_E, task_B = self._acting_tasks
+        if task_B.device == self.device and np.array_equal(before_E, task_E):
+            return task_B
+        num_envs = len(task_E)
+        num_rows = num_envs // self.num_trained
+        # in groups, networks with parameters per task compute one matrix product
+        shape: tuple[int, ...] = (num_envs,)
+        if num_rows and np.array_equal(task_E, np.repeat(self.spec.train_tasks, num_rows)):
+            shape = (self.num_trained, num_rows)
+        elif num_envs and (task_E == task_E[0]).all():
+            shape = (1, num_envs)
+        task_B = to_device(task_E.reshape(shape), self.device)
+        self._acting_tasks = (task_E.copy(), task_B)
+        return task_B
+
     def _compute_actions(
         self,
         task_E: npt.NDArray[np.int64],
@@ -356,30 +369,6 @@ class Algorithm(LightningModule):
         if self.action_mask_TA is None:
             return None
         return task_values(self.action_mask_TA, task_B if task_B.ndim == 1 else task_B[:, :1])
-
-    def _tasks_on_device(self, task_E: npt.NDArray[np.int64]) -> Tensor:
-        """Return the tasks, ``[R, n]`` as in a learning batch if their order allows it, or ``[E]``.
-
-        They are kept, because they seldom change from one step to the next.
-        """
-        before_E, task_B = self._acting_tasks
-        if task_B.device != self.device or not np.array_equal(before_E, task_E):
-            task_B = to_device(task_E.reshape(self._leading_shape(task_E)), self.device)
-            self._acting_tasks = (task_E.copy(), task_B)
-        return task_B
-
-    def _leading_shape(self, task_E: npt.NDArray[np.int64]) -> tuple[int, ...]:
-        """Return ``(R, n)`` for the trained tasks in order or a single task; else ``(E,)``.
-
-        Networks with parameters per task compute groups in one matrix product.
-        """
-        num_envs = len(task_E)
-        num_rows = num_envs // self.num_trained
-        if num_rows and np.array_equal(task_E, np.repeat(self.spec.train_tasks, num_rows)):
-            return self.num_trained, num_rows
-        if num_envs and (task_E == task_E[0]).all():
-            return 1, num_envs
-        return (num_envs,)
 
     def best_action(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Return the actions ``[B, A]`` that ``act`` chooses in the mode ``exploit``.
@@ -456,17 +445,7 @@ class Algorithm(LightningModule):
 
     def compiled(self, function: F) -> F:
         """Return the function, compiled if the option ``compile`` is ``default``."""
-        if self.compile_mode != "default":
-            return function
-        fast = torch.compile(function)
-
-        @wraps(function)
-        def call(*args: Any) -> Any:
-            # without gradients, as when a gradient method computes losses a second time, compiling
-            # it for that case, too, would cost more than it saves
-            return fast(*args) if torch.is_grad_enabled() else function(*args)
-
-        return call  # type: ignore[return-value]
+        return compiled(function) if self.compile_mode == "default" else function
 
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of all updates, in the order of ``make_update``."""
@@ -474,9 +453,7 @@ class Algorithm(LightningModule):
         if self.graphs is not None:
             self.graphs.prepare(self.updates)
         if self._saved_optimizers is not None:
-            from mtrl_lightning.algorithms.state import check_optimizers
-
-            check_optimizers(self.updates, self._saved_optimizers, self._has_new_options)
+            self._saved_optimizers.check(self.updates)
             self._saved_optimizers = None
         return optimizers
 
@@ -535,14 +512,6 @@ class Algorithm(LightningModule):
     def due_parts(self, update: int) -> tuple[tuple[int, bool], ...]:
         """Return the periods of ``is_due``, and which of them are due in an update."""
         return tuple((every, update % every == 0) for every in sorted(self._periods))
-
-    @property
-    def is_static(self) -> bool:
-        """Whether the next update makes the operations of the last, apart from parts that are due.
-
-        It does once the encoder's statistics have come to rest.
-        """
-        return not self._statistics_moved
 
     def noise_like(self, action_RnA: Tensor) -> Tensor:
         """Sample standard normal noise of the actions' shape for a loss."""
@@ -628,9 +597,7 @@ class Algorithm(LightningModule):
         """
         from mtrl_lightning.algorithms.state import restore_state
 
-        restore_state(self, checkpoint)
-        self._saved_optimizers = checkpoint.get("optimizer_states")
-        self._has_new_options = checkpoint["mtrl_lightning"].get("algorithm") != self.description
+        self._saved_optimizers = restore_state(self, checkpoint)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

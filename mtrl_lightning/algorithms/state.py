@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -64,8 +64,33 @@ def warn_of_unknown_arguments(algorithm: Algorithm) -> None:
         )
 
 
-def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
+class SavedOptimizers(NamedTuple):
+    """The states of the updates' optimizers in a checkpoint."""
+
+    states: Sequence[Any]
+    """The ``state_dict`` of each."""
+    has_new_options: bool
+    """Whether options such as the learning rate are those of this run."""
+
+    def check(self, updates: Sequence[Update]) -> None:
+        """Check the states before they are loaded into the updates' optimizers.
+
+        Raises:
+            ConfigurationError: if one does not fit.
+        """
+        with restoring("states of the optimizers"):
+            for update, state in zip(updates, self.states, strict=True):
+                assert update.optimizer is not None
+                check_optimizer(state, update.optimizer, update.parameters, update.make_optimizer)
+                if self.has_new_options:
+                    replace_options(state, update.optimizer)
+
+
+def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> SavedOptimizers | None:
     """Restore the state that ``save_state`` added; weights and optimizers are Lightning's part.
+
+    Returns:
+        The states of the optimizers, to check when these are built; None without.
 
     Raises:
         ConfigurationError: if the checkpoint is damaged, or of other tasks or another network.
@@ -79,6 +104,10 @@ def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
         if "global_generators" in state:  # left out by load_algorithm
             restore_global_generators(state["global_generators"])
         algorithm.mean_metrics.load_state_dict(state["metrics"])
+    if checkpoint.get("optimizer_states") is None:  # left out by load_algorithm
+        return None
+    has_new_options = state.get("algorithm") != algorithm.description
+    return SavedOptimizers(checkpoint["optimizer_states"], has_new_options)
 
 
 def global_generators() -> dict[str, Any]:
@@ -102,27 +131,6 @@ def restore_global_generators(state: dict[str, Any]) -> None:
     count(position, "position in NumPy's generator", NUMPY_BUFFER)
     np.random.set_state((kind, keys, position, *rest))
     random.setstate(state["python"])
-
-
-def check_optimizers(
-    updates: Sequence[Update], saved: Sequence[Any], has_new_options: bool
-) -> None:
-    """Check the saved states of the updates' optimizers before they are loaded.
-
-    Args:
-        updates: with their optimizers.
-        saved: the ``state_dict`` of each optimizer in the checkpoint.
-        has_new_options: whether options such as the learning rate are those of this run.
-
-    Raises:
-        ConfigurationError: if one does not fit.
-    """
-    with restoring("states of the optimizers"):
-        for update, state in zip(updates, saved, strict=True):
-            assert update.optimizer is not None
-            check_optimizer(state, update.optimizer, update.parameters, update.make_optimizer)
-            if has_new_options:
-                replace_options(state, update.optimizer)
 
 
 def reshard_state(

@@ -76,10 +76,8 @@ class Learner(HasModules, Protocol):
 
     counters: Counters
     generators: Generators
-
-    @property
-    def is_static(self) -> bool:
-        """Whether the next update makes the operations of the last, but for parts that are due."""
+    is_static: bool
+    """Whether the next update makes the operations of the last, but for parts that are due."""
 
     def before_updates(self, first: Callable[[], TransitionBatch], num_updates: int) -> None:
         """Do the host's part of the next updates, once for all of them."""
