@@ -26,7 +26,6 @@ from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
 from mtrl_lightning.learning.losses import Scalar, Value
 from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.learning.transforms import RewardScale, Transform
-from mtrl_lightning.learning.update import Update
 from mtrl_lightning.learning.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.networks import (
     MLP,
@@ -140,10 +139,12 @@ class ActorCritic(Algorithm):
         self._num_critics = num_critics
         self.value = value()
         self.add_networks()
+        # seeded apart from the networks, whose initial weights do not depend on the auxiliaries
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self._seed + 1)
-            self.auxiliaries = nn.ModuleList(make(spec, self.encoder) for make in auxiliaries or [])
-        self.generators.per_rank |= {f"auxiliary_{i}" for i in range(len(self.auxiliaries))}
+            parts = [make(spec, self.encoder) for make in auxiliaries or []]
+        self.auxiliaries = nn.ModuleList(parts)
+        self.generators.per_rank |= {f"auxiliary_{i}" for i in range(len(parts))}
         self.task_weighting = task_weighting(spec)
         self.target_encoder = frozen_copy(self.encoder)
         self.target_critic = frozen_copy(self.critic)
@@ -166,6 +167,7 @@ class ActorCritic(Algorithm):
         self._critic_target = self.compiled(self.critic_target)
         self._critic_loss = self.compiled(self.critic_loss)
         self._actor_loss = self.compiled(self.actor_loss)
+        # the critics' loss trains the encoder, too; the actor's gets features without a graph
         self.critic_update = self.make_update(
             "critic",
             [self.encoder, *self.critic.members],
@@ -178,10 +180,14 @@ class ActorCritic(Algorithm):
             [self.actor],
             actor_optimizer,
             max_grad_norm=actor_max_grad_norm,
+            # its loss passes through the critics to the action, and trains none of them
             frozen=list(self.critic.parameters()),
             **self.actor_update_options(),
         )
-        self.auxiliary_updates = [self._auxiliary_update(part) for part in self.auxiliaries]
+        self.auxiliary_updates = [
+            self.make_update(type(part).__name__.lower(), [self.encoder, part], part.make_optimizer)
+            for part in parts
+        ]
 
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, critics and both gradient methods."""
@@ -260,6 +266,7 @@ class ActorCritic(Algorithm):
 
     def critic_loss(self, batch: TransitionBatch, target: CriticTarget) -> tuple[Tensor, Tensor]:
         """Return each task's critic loss ``[R]``, and the mean Q value."""
+        # the tasks are in dimension 1 of the outputs [Q, R, n, O]
         output_QRnO = per_task_forward(
             self.critic_gradient,
             partial(self._critic_outputs, self.critic, self.encoder),
@@ -290,6 +297,7 @@ class ActorCritic(Algorithm):
 
     def critic_outputs_of(self, z_RnZ: Tensor, action_RnA: Tensor, task_Rn: Tensor) -> Tensor:
         """Return the critics' outputs ``[Q, R, n, O]`` for features, for the actor's loss."""
+        # the features are given: in place of the encoder stands the identity
         critic_of_features = partial(
             self._critic_outputs, self.critic, lambda z_RnZ, task_Rn: z_RnZ
         )
@@ -342,12 +350,8 @@ class ActorCritic(Algorithm):
         task_Rn: Tensor,
     ) -> Tensor:
         z_RnZ = encoder(observation_RnD, task_Rn)
+        # in single precision, also under autocast: targets and errors are differences of values
         return critic(torch.cat([z_RnZ, action_RnA], dim=-1), task_Rn).float()
-
-    def _auxiliary_update(self, auxiliary: nn.Module) -> Update:
-        assert isinstance(auxiliary, Auxiliary)
-        name = type(auxiliary).__name__.lower()
-        return self.make_update(name, [self.encoder, auxiliary], auxiliary.make_optimizer)
 
     def _update_auxiliaries(self, after: AfterUpdate, batch: TransitionBatch) -> None:
         """Update the auxiliaries that follow the critics or the targets, if they are due."""

@@ -118,7 +118,7 @@ def _describe(value: Any) -> Any:
         return {CANNOT_REBUILD: _in_words(value)}
     parameters = parameters_of(called)
     arguments = _describe_arguments(given, parameters)
-    if not _is_of_torch(called):  # its optimizers have many options
+    if called.__module__.split(".")[0] != "torch":  # its optimizers have many options
         defaults = _describe_defaults(parameters)
         arguments |= {name: value for name, value in defaults.items() if name not in given}
     return {CLASS_PATH: path, INIT_ARGS: arguments} if arguments else {CLASS_PATH: path}
@@ -145,10 +145,6 @@ def _describe_defaults(parameters: Mapping[str, inspect.Parameter]) -> dict[str,
     options = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     described = {n: _describe(v) for n, v in options.items() if v is not inspect.Parameter.empty}
     return {name: value for name, value in described.items() if not cannot_rebuild(value)}
-
-
-def _is_of_torch(called: Any) -> bool:
-    return called.__module__.split(".")[0] == "torch"
 
 
 def import_path(called: Any) -> str | None:

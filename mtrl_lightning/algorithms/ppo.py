@@ -138,6 +138,7 @@ class PPO(Algorithm):
     ) -> None:
         super().__init__(spec, **options)
         if num_minibatches is None:
+            # a divisor of the steps divides the rows of any number of environments
             candidates = range(1, MOST_MINIBATCHES + 1)
             num_minibatches = max(n for n in candidates if num_steps % n == 0)
         self.collection = RolloutConfig(num_steps, num_epochs, num_minibatches)
@@ -239,6 +240,7 @@ class PPO(Algorithm):
             ``log_prob``, in place of the collected ones.
         """
         self._is_first_update = True
+        # annealed between iterations: all epochs of one have the same rate
         self.learning_rate.set(self.updates, progress)
         columns = collected.columns
         task_E = collected.task_E
@@ -267,6 +269,7 @@ class PPO(Algorithm):
         # the lambda-return
         target_SE = advantage_SE + value_SE
         target_moments = self._task_moments(target_SE, collected)
+        # PopArt moves to these returns before they are learned
         self.return_scale.observe(*target_moments)
         mean_T, variance_T, _ = self._task_moments(advantage_SE, collected)
         std_T = variance_T.sqrt()
@@ -316,10 +319,15 @@ class PPO(Algorithm):
         """Make one step of the actor and one of the critic."""
         log_ratio_Rn, entropy = self.actor_update(lambda: self._actor_loss(batch))
         self.critic_update(lambda: self._critic_loss(batch))
+        # of the policy before this step: KL(pi_old || pi) ~ mean (ratio - 1) - log ratio
         kl, clip_fraction = advantages.kl_and_clip_fraction(log_ratio_Rn, self.clip)
         self.mean_metrics.add({"kl": kl, "clip_fraction": clip_fraction, "entropy": entropy})
         if self.max_kl is not None:
-            self._add_to_epoch(kl)
+            # a skipped step has no finite norm, and does not count in the epoch's mean
+            is_skipped = ~(self.actor_update.grad_norm < torch.inf)  # also for NaN
+            self.epoch_kl += distributed.mean(kl).masked_fill(is_skipped, 0.0)
+            self.epoch_updates += 1
+            self.epoch_skipped += is_skipped
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return each task's actor loss ``[R]``; ``log pi / pi_old`` and the mean entropy."""
@@ -377,6 +385,8 @@ class PPO(Algorithm):
         old_value_Rn = None
         if self.value_clip is not None:
             old_value_Rn = self.return_scale.normalize(batch.extra["value"], batch.task_Rn)
+        # L = (V - G)^2 in the units of the return scale; with value_clip, V stays near the value at
+        # the collection
         error_Rn = advantages.value_loss(value_Rn, target_Rn, old_value_Rn, self.value_clip)
         return task_losses(error_Rn, batch.task_Rn, self._task_R)
 
@@ -419,12 +429,6 @@ class PPO(Algorithm):
         # environments stand in the order of the tasks, the same number of each task
         column_Rn = column_SE.transpose(0, 1).reshape(self.num_trained, -1, *column_SE.shape[2:])
         return column_Rn, self._task_R[:, None].expand(column_Rn.shape[:2])
-
-    def _add_to_epoch(self, kl: Tensor) -> None:
-        is_skipped = ~(self.actor_update.grad_norm < torch.inf)  # also for NaN
-        self.epoch_kl += distributed.mean(kl).masked_fill(is_skipped, 0.0)
-        self.epoch_updates += 1
-        self.epoch_skipped += is_skipped
 
     def _begin_epoch(self) -> None:
         self.epoch_kl.zero_()

@@ -237,7 +237,13 @@ class _Start:
         self._parts = dict(_parts(algorithm))
         acting = algorithm.acting_modules().items()
         self._networks = [name for name, one in acting if not isinstance(one, GradientMethod)]
-        self._acting = [*self._networks, *_changes_of_observations(algorithm)]
+        # transforms that are no reward scale change the policy's observations
+        changes = [
+            f"transforms.{index}"
+            for index, transform in enumerate(algorithm.transforms)
+            if not isinstance(transform, RewardScale)
+        ]
+        self._acting = [*self._networks, *changes]
         optional = set(self._networks) - {"encoder", "actor"}
         self._needed = [name for name in self._acting if name not in optional]
         self._parameters = {name for name, _ in algorithm.named_parameters()}
@@ -497,12 +503,6 @@ def _parts(algorithm: Algorithm) -> Iterator[tuple[str, nn.Module]]:
             yield from ((f"{name}.{index}", member) for index, member in part.named_children())
         elif not (has_targets and name.startswith("target_")):
             yield name, part
-
-
-def _changes_of_observations(algorithm: Algorithm) -> list[str]:
-    """Return the names of the transforms that are no reward scale."""
-    transforms = enumerate(algorithm.transforms)
-    return [f"transforms.{i}" for i, one in transforms if not isinstance(one, RewardScale)]
 
 
 def _part_of(key: str) -> str:

@@ -95,6 +95,7 @@ class Update:
         """All parameters of the optimizer, also frozen ones."""
         self._networks = [module for module in modules if isinstance(module, TaskModule)]
         self._trained = self.task_parameters.shared + self.task_parameters.own
+        # a mask goes by the values of the losses, and all ranks must mask the same tasks
         masks = any(
             type(network).mask_losses is not TaskModule.mask_losses for network in self._networks
         )
@@ -168,11 +169,13 @@ class Update:
         loss_R = distributed.global_losses(own_loss_R) if self._needs_values else own_loss_R
         device = loss_R.device.type
         precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
-        weight_R = self._task_weights()
+        with torch.no_grad():
+            weight_R = self._weights() if self._weights is not None else None
         # restored below if the step is left out
         method_state = [buffer.clone() for buffer in self.method.buffers()]
         generator = self._generators.get("gradient", loss_R.device)
 
+        # of the last step, or of another update that shares the encoder
         for parameter in self.parameters:
             parameter.grad = None
         with torch.autocast(device, enabled=False):  # it would round the products of gradients
@@ -261,13 +264,8 @@ class Update:
             of_group = [p.grad for p in group if p.grad is not None]
             clip_(of_group, max_norm, get_total_norm(of_group))
 
-    def _task_weights(self) -> Tensor | None:
-        if self._weights is None:
-            return None
-        with torch.no_grad():
-            return self._weights()
-
     def _weighted(self, loss_R: Tensor, weight_R: Tensor | None) -> Tensor:
+        # PaCo leaves out tasks whose loss explodes
         for network in self._networks:
             loss_R = network.mask_losses(loss_R)
         return loss_R if weight_R is None else loss_R * weight_R
@@ -331,6 +329,7 @@ def skips_on_device(optimizer: Optimizer) -> bool:
 
 def clip_(gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
     """Scale gradients of this norm to at most ``max_norm``: PyTorch's function has more kernels."""
+    # g <- g / max(1, |g| / max_norm)
     if gradients:
         torch._foreach_div_(gradients, (norm / max_norm).clamp(min=1))
 
@@ -347,6 +346,8 @@ def task_parameters(modules: Sequence[nn.Module]) -> TaskParameters:
     for module in modules:
         if not isinstance(module, TaskModule):
             shared += _trained(module.parameters())
+    # GradNorm compares the tasks' gradients at the last layer that they share: the networks', or
+    # the encoder's where the networks share none
     last_shared = [parameter for parameter in shared if parameter.ndim > 1][-1:]
     sharing = [network for network in networks if any(True for _ in network.shared_parameters())]
     if sharing:
