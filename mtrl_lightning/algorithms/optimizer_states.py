@@ -35,9 +35,6 @@ def check_optimizer(
         parameters: of the optimizer, in its order.
         make_optimizer: builds an optimizer of the same kind; its state after one step shows what a
             state of these parameters looks like.
-
-    Raises:
-        ConfigurationError: if it does not fit.
     """
     current = optimizer.state_dict()["param_groups"]
     saved_groups = saved["param_groups"]

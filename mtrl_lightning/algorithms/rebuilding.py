@@ -145,11 +145,7 @@ def _check_rebuildable(described: Mapping[str, Any]) -> None:
 
 
 def _check_names(called: Any, names: Iterable[Any], where: str) -> None:
-    """Check that a class takes arguments of these names.
-
-    Raises:
-        ConfigurationError: if it does not.
-    """
+    """Check that a class takes arguments of these names."""
     parameters = parameters_of(called)
     if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return

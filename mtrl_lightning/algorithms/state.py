@@ -73,11 +73,7 @@ class SavedOptimizers(NamedTuple):
     """Whether options such as the learning rate are those of this run."""
 
     def check(self, updates: Sequence[Update]) -> None:
-        """Check the states before they are loaded into the updates' optimizers.
-
-        Raises:
-            ConfigurationError: if one does not fit.
-        """
+        """Check the states before they are loaded into the updates' optimizers."""
         with restoring("states of the optimizers"):
             for update, state in zip(updates, self.states, strict=True):
                 assert update.optimizer is not None
@@ -183,11 +179,7 @@ def check_weights(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
 
 
 def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
-    """Check that a loaded checkpoint is ours and of these tasks.
-
-    Raises:
-        ConfigurationError: if it is not.
-    """
+    """Check that a loaded checkpoint is ours and of these tasks."""
     check_format(checkpoint)
     saved = checkpoint["mtrl_lightning"]["spec"]
     names = saved["task_names"]

@@ -41,11 +41,7 @@ class TaskMatch(NamedTuple):
         return self.there.task_names == self.here.task_names
 
     def check_sizes(self) -> None:
-        """Check that observations and actions have the sizes that the policy was trained with.
-
-        Raises:
-            ConfigurationError: if they do not.
-        """
+        """Check that observations and actions have the sizes that the policy was trained with."""
         for what in ("observation", "action"):
             sizes = {"all tasks": tuple(_size(spec, what) for spec in (self.there, self.here))}
             for here, there in self.common.items():

@@ -77,9 +77,6 @@ def check_compile(how: str, device: torch.device, is_one_pass: bool = True) -> N
         how: the option.
         device: that trains.
         is_one_pass: whether every loss is differentiated once.
-
-    Raises:
-        ConfigurationError: naming the option to change.
     """
     if how == "graph":
         if device.type != "cuda":

@@ -168,11 +168,7 @@ class RewardScale(Transform):
         self._train_tasks = list(spec.train_tasks)
 
     def check(self, discount: float) -> None:
-        """Check that the scale fits the critic's discount.
-
-        Raises:
-            ConfigurationError: if it does not.
-        """
+        """Check that the scale fits the critic's discount."""
 
     def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
         """Return the batch with scaled rewards."""
@@ -314,11 +310,7 @@ class ReturnRange(RewardScale):
 
 
 def check_discount(own: float, critic: float) -> None:
-    """Check that a reward scale has the critic's discount.
-
-    Raises:
-        ConfigurationError: if it does not.
-    """
+    """Check that a reward scale has the critic's discount."""
     if own != critic:
         raise ConfigurationError(
             f"reward_scale has the discount {own} and the critic {critic}:"

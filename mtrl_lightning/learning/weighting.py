@@ -85,11 +85,7 @@ class TaskWeighting(nn.Module):
         super().__init__()
 
     def check(self, temperature: Temperature | None) -> None:
-        """Check that the weights can use the temperature; None for an algorithm without one.
-
-        Raises:
-            ConfigurationError: if it is not.
-        """
+        """Check that the weights can use the temperature; None for an algorithm without one."""
 
     def forward(self, log_alpha_R: Tensor) -> Tensor:
         """Return the trained tasks' weights ``[R]`` for log temperatures ``[R]``, detached."""
