@@ -56,7 +56,7 @@ class PopArt(ReturnScale):
     Van Hasselt et al. 2016, "Learning values across many orders of magnitude" (arXiv 1602.07714),
     with statistics per task as in Hessel et al. 2018 (arXiv 1809.04474). When the statistics move,
     each task's output layer is rescaled so that its values stay as they are. A critic without one
-    output layer per task (``Network.scale_outputs``) gets a learned factor and offset per task.
+    output layer per task (``Network.scales_outputs``) gets a learned factor and offset per task.
 
     Args:
         spec: the tasks.
@@ -85,7 +85,7 @@ class PopArt(ReturnScale):
         self._scale_outputs = critic.scale_outputs
         self.weight_T: Parameter | None = None
         self.bias_T: Parameter | None = None
-        if not critic.scale_outputs(torch.ones(num_tasks), torch.zeros(num_tasks)):
+        if not critic.scales_outputs:
             self.weight_T = nn.Parameter(torch.ones(num_tasks))
             self.bias_T = nn.Parameter(torch.zeros(num_tasks))
 

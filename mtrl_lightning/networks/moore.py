@@ -85,10 +85,14 @@ class MOORE(Network):
         features_BH = features_BH.view(*task_B.shape, features_BH.shape[-1])
         return self.heads(features_BH, task_B)  # type: ignore[no-any-return]
 
-    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:
+    @property
+    def scales_outputs(self) -> bool:
+        """Whether the heads are linear: always."""
+        return True
+
+    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:
         """Scale the heads."""
         self.heads.scale_outputs(scale_T, shift_T)
-        return True
 
     def shared_parameters(self) -> Iterator[Parameter]:
         """Yield the parameters of the experts, and those of ``w`` unless it is a table.

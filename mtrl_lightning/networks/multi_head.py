@@ -62,12 +62,15 @@ class MultiHead(MLP):
         input_BD = torch.cat([x_BD, self.conditioning(task_B)], dim=-1)
         return self.heads(self.trunk(input_BD), task_B)  # type: ignore[no-any-return]
 
-    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:
-        """Scale the heads if they are linear."""
-        if not isinstance(self.heads, LinearHeads):
-            return False
+    @property
+    def scales_outputs(self) -> bool:
+        """Whether the heads are linear."""
+        return isinstance(self.heads, LinearHeads)
+
+    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:
+        """Scale the linear heads."""
+        assert isinstance(self.heads, LinearHeads)
         self.heads.scale_outputs(scale_T, shift_T)
-        return True
 
     def shared_parameters(self) -> Iterator[Parameter]:
         """Yield all parameters except those of the heads."""

@@ -132,13 +132,14 @@ class Network(TaskModule):
         """
         raise NotImplementedError
 
-    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:
-        """Multiply each task's outputs by its scale and add its shift, ``[T]`` each.
-
-        Returns:
-            Whether this network can: it has one output layer per task.
-        """
+    @property
+    def scales_outputs(self) -> bool:
+        """Whether it has ``scale_outputs``: one linear output layer per task."""
         return False
+
+    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:
+        """Multiply each task's outputs by its scale and add its shift, ``[T]`` each."""
+        raise NotImplementedError
 
 
 def group_values(value_T: Tensor, task_Rn: Tensor) -> Tensor:

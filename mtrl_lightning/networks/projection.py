@@ -163,9 +163,14 @@ class ProjectedNetwork(Network):
         """Let the network change its parameters."""
         self.network.after_step(loss_R, task_R, generator)
 
-    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> bool:
+    @property
+    def scales_outputs(self) -> bool:
+        """Whether the network does."""
+        return self.network.scales_outputs
+
+    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:
         """Let the network scale its outputs."""
-        return self.network.scale_outputs(scale_T, shift_T)
+        self.network.scale_outputs(scale_T, shift_T)
 
 
 def with_projection(
