@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 
-from mtrl_lightning.saved import count
+from mtrl_lightning.checks import count
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
+from mtrl_lightning.checks import count
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.saved import count
 from mtrl_lightning.spec import EnvSpec, Field
 
 MOST_NUMBERS = 1 << 24

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mtrl_lightning.checks import above, at_least
-from mtrl_lightning.saved import count, flag, integer
+from mtrl_lightning.checks import above, at_least, count, flag, integer
 
 
 class Every:

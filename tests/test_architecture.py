@@ -37,7 +37,6 @@ BASE = {
     "resources",
     "cores",
     "progress",
-    "saved",
     "saved_spec",
     "signatures",
     "ranks",

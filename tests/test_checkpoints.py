@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.checkpoints import check_complete, load_checkpoint
+from mtrl_lightning.checkpoints import FORMAT, check_complete, load_checkpoint
 from mtrl_lightning.checkpoints.reading import MAX_DEPTH, SECTIONS, check_plain
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.saved import FORMAT
 
 SIZE = 1 << 20
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.algorithms.state import global_generators, restore_global_generators
@@ -33,7 +33,7 @@ NO_COUNTS = [-1, 1.0, "3", None, True, 2**60, 10**30, [3], float("nan")]
 @pytest.mark.parametrize("value", NO_COUNTS)
 def test_counts_are_whole_numbers(value):
     with pytest.raises(ConfigurationError, match=r"checkpoint's steps is .*, not a whole number"):
-        saved.count(value, "steps")
+        checks.count(value, "steps")
     state = Counters().state_dict() | {"updates": value}
     with pytest.raises(ConfigurationError, match=r"counters\.updates"):
         Counters().load_state_dict(state)
@@ -44,11 +44,11 @@ def test_counts_are_whole_numbers(value):
 
 
 def test_numbers_at_the_bounds_are_read():
-    assert saved.count(saved.LARGEST_COUNT, "steps") == 2**53
-    assert saved.integer(-5, "updates") == -5
-    assert saved.number(3, "best") == 3.0 and np.isnan(saved.number(float("nan"), "best"))
-    assert saved.numbers({"a": 1, "b": 0.5}, "results") == {"a": 1.0, "b": 0.5}
-    assert saved.flag(False, "over") is False
+    assert checks.count(checks.LARGEST_COUNT, "steps") == 2**53
+    assert checks.integer(-5, "updates") == -5
+    assert checks.number(3, "best") == 3.0 and np.isnan(checks.number(float("nan"), "best"))
+    assert checks.numbers({"a": 1, "b": 0.5}, "results") == {"a": 1.0, "b": 0.5}
+    assert checks.flag(False, "over") is False
 
 
 @pytest.mark.parametrize("value", [0, 1, None, "true"])
@@ -60,7 +60,7 @@ def test_switches_are_true_or_false(value):
 @pytest.mark.parametrize("values", [[1.0], {"a": "1"}, {1: 1.0}, {"a": None}, {"a": 10**40}, None])
 def test_results_are_numbers_by_name(values):
     with pytest.raises(ConfigurationError, match="results"):
-        saved.numbers(values, "results")
+        checks.numbers(values, "results")
 
 
 def test_any_error_of_damaged_values_names_the_part():
@@ -74,11 +74,11 @@ def test_any_error_of_damaged_values_names_the_part():
         refused = pytest.raises(
             ConfigurationError, match="checkpoint's counters cannot be restored"
         )
-        with refused, saved.restoring("counters"):
+        with refused, checks.restoring("counters"):
             raise error
-    with pytest.raises(OSError, match="full"), saved.restoring("counters"):
+    with pytest.raises(OSError, match="full"), checks.restoring("counters"):
         raise OSError("the disk is full")
-    with pytest.raises(ConfigurationError, match=r"^own$"), saved.restoring("counters"):
+    with pytest.raises(ConfigurationError, match=r"^own$"), checks.restoring("counters"):
         raise ConfigurationError("own")
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from mtrl_lightning.checks import restoring
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.devices import CPU, to_device, to_host
 from mtrl_lightning.errors import ConfigurationError
@@ -32,7 +33,6 @@ from mtrl_lightning.learning.update import Compile, Update, compile_mode, compil
 from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
-from mtrl_lightning.saved import restoring
 from mtrl_lightning.signatures import record_arguments
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
 from mtrl_lightning.types import (

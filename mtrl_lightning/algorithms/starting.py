@@ -15,7 +15,7 @@ from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.description import CLASS_PATH, INIT_ARGS, short_name
 from mtrl_lightning.algorithms.rebuilding import class_of_package
 from mtrl_lightning.algorithms.task_match import TaskMatch
-from mtrl_lightning.checks import one_of
+from mtrl_lightning.checks import one_of, restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.gradients import GradientMethod
@@ -30,7 +30,6 @@ from mtrl_lightning.networks import (
     TaskAxis,
     TaskModule,
 )
-from mtrl_lightning.saved import restoring
 from mtrl_lightning.saved_spec import rebuild_spec
 
 NewTasks = Literal["fresh", "mean"]

@@ -18,12 +18,12 @@ from mtrl_lightning.algorithms.description import (
     is_plain,
 )
 from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_options
-from mtrl_lightning.checkpoints import check_format
+from mtrl_lightning.checkpoints import FORMAT, check_format
+from mtrl_lightning.checks import count, restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.targets import weight_shapes
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.ranks.share import Rules, Share
-from mtrl_lightning.saved import FORMAT, count, restoring
 from mtrl_lightning.saved_spec import describe_spec
 from mtrl_lightning.spec import EnvSpec
 

@@ -15,19 +15,18 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.checkpoints.parts import manifests_of
-from mtrl_lightning.checks import at_least, one_of
+from mtrl_lightning.checks import at_least, one_of, restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from mtrl_lightning.run.checkpoint_file import DurableIO
 from mtrl_lightning.run.registered import StepAction
 from mtrl_lightning.runs import ensure_writable
-from mtrl_lightning.saved import restoring
 from mtrl_lightning.schedules import Every
 
 FILE_NAME = re.compile(r"step_\d{12,16}(_after_reset)?\.ckpt")
@@ -380,7 +379,7 @@ class CheckpointCallback(SessionCallback, Checkpoint):
         self._every.load_state_dict(state_dict["every"])
         self._saved = [_file_of_run(name) for name in state_dict["saved"]]
         best = state_dict["best"]
-        self._best = (saved.number(best[0], "best"), _file_of_run(best[1])) if best else None
+        self._best = (checks.number(best[0], "best"), _file_of_run(best[1])) if best else None
 
 
 def _check_counts(there: Any, here: Any, *, is_same_version: bool) -> None:
@@ -400,11 +399,11 @@ def _check_counts(there: Any, here: Any, *, is_same_version: bool) -> None:
         for name in here.keys() & there.keys():
             _check_counts(there[name], here[name], is_same_version=is_same_version)
     elif type(here) is int:
-        saved.count(there, "count of Lightning's loops")
+        checks.count(there, "count of Lightning's loops")
 
 
 def _file_of_run(name: Any) -> str:
     """Return the name of a checkpoint in the run's folder: files of these names are deleted."""
-    if not FILE_NAME.fullmatch(saved.text(name, "list of checkpoints")):
+    if not FILE_NAME.fullmatch(checks.text(name, "list of checkpoints")):
         raise ValueError(f"{name!r} is no name of a checkpoint")
     return name

@@ -10,8 +10,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning.callbacks.trainer_options import check_trainer
+from mtrl_lightning.checks import restoring
 from mtrl_lightning.run.session import Session
-from mtrl_lightning.saved import restoring
 
 
 class WarnOnce:

@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_early_stopping
@@ -212,8 +212,8 @@ class EvaluationCallback(SessionCallback):
     def restore(self, state_dict: dict[str, Any]) -> None:
         """Restore the schedule and the last results."""
         self._every.load_state_dict(state_dict["every"])
-        self.session.results = saved.numbers(state_dict["results"], "results of an evaluation")
-        self.session.evaluated_at = saved.integer(state_dict["env_steps"], "evaluation.env_steps")
+        self.session.results = checks.numbers(state_dict["results"], "results of an evaluation")
+        self.session.evaluated_at = checks.integer(state_dict["env_steps"], "evaluation.env_steps")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

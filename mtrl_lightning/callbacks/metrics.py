@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.loggers.wandb_logger import EnvStepWandbLogger
@@ -52,10 +52,10 @@ def saved_wandb_id(state: Mapping[str, Any]) -> str | None:
     wandb_id = state.get("wandb_id")
     if wandb_id is None:
         return None
-    if not WANDB_ID.fullmatch(saved.text(wandb_id, "id of a W&B run")):
+    if not WANDB_ID.fullmatch(checks.text(wandb_id, "id of a W&B run")):
         raise ConfigurationError(
             f"the checkpoint's id of a W&B run is {wandb_id!r}, which W&B does not allow:"
-            f" {saved.HINT}"
+            f" {checks.HINT}"
         )
     return wandb_id
 
@@ -190,7 +190,7 @@ class MetricsCallback(SessionCallback):
         fingerprint = state_dict["metrics_csv"]
         if fingerprint is not None:
             names = ("rows", "env_steps", "crc32")
-            fingerprint = {name: saved.integer(fingerprint[name], name) for name in names}
+            fingerprint = {name: checks.integer(fingerprint[name], name) for name in names}
         self._csv_fingerprint = fingerprint
 
     def on_save_checkpoint(

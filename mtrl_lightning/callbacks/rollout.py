@@ -15,7 +15,7 @@ from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
-from mtrl_lightning.checks import above, at_least, nearest_multiples, within
+from mtrl_lightning.checks import HINT, above, at_least, nearest_multiples, within
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
 from mtrl_lightning.learning.compiling import prepare_device
@@ -37,7 +37,6 @@ from mtrl_lightning.run.kinds import refuse_options, refused_by
 from mtrl_lightning.run.loop import TrainingLoop
 from mtrl_lightning.run.registered import StepAction
 from mtrl_lightning.run.session import Session
-from mtrl_lightning.saved import HINT
 from mtrl_lightning.schedules import Every, UpdateRatio
 
 WARMUP_STEPS = 10_000

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
 from mtrl_lightning.callbacks.images import log_tensorboard_image
 from mtrl_lightning.checks import above, at_least
@@ -177,7 +177,7 @@ class VideoCallback(SessionCallback):
 
     def restore(self, state_dict: dict[str, Any]) -> None:
         """Restore it."""
-        self._num_evaluations = saved.count(state_dict["evaluations"], "videos.evaluations")
+        self._num_evaluations = checks.count(state_dict["evaluations"], "videos.evaluations")
 
 
 def _log(logger: Logger, files: dict[str, Path], env_steps: int) -> None:

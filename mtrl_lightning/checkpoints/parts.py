@@ -10,8 +10,8 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mtrl_lightning.checks import HINT
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.saved import HINT
 
 RANKS = "ranks"
 """Key of the list of all ranks' parts, in a checkpoint of several ranks."""

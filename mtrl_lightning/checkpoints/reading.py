@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.checkpoints.pickles import check_pickle
+from mtrl_lightning.checks import count, restoring
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.saved import FORMAT, count, restoring
 
+FORMAT = 3
+"""Version of the checkpoint's format."""
 _READ_BY = {2: "0.1"}
 """The version of this package that reads an earlier format."""
 CONTAINERS = (dict, OrderedDict, list, tuple, set)

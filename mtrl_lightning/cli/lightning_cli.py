@@ -31,6 +31,7 @@ from mtrl_lightning.callbacks import MetricsCallback
 from mtrl_lightning.callbacks.metrics import saved_wandb_id
 from mtrl_lightning.callbacks.options import plain
 from mtrl_lightning.callbacks.signals import requeue_signal
+from mtrl_lightning.checks import restoring
 from mtrl_lightning.cli.parser import RunParser, parser_options
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, only_split
 from mtrl_lightning.errors import (
@@ -51,7 +52,6 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.runs import VALIDATIONS, ensure_writable, is_of_package, replacing
-from mtrl_lightning.saved import restoring
 
 WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
 """What a user does without the package of a logger."""

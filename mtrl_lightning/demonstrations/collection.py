@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.demonstrations.minari_files import (
     EXTRA,
     check_memory,
@@ -361,7 +361,7 @@ def _layout_of(manifest: dict[str, Any], files: Path) -> list[Field]:
     check_manifest(manifest)
     fields = []
     for name, shape, dtype in manifest["fields"]:
-        sizes = tuple(saved.count(size, f"size of {name}") for size in shape)
+        sizes = tuple(checks.count(size, f"size of {name}") for size in shape)
         if np.dtype(dtype).kind not in "biuf":
             raise ValueError(f"{name} is {dtype}, not numbers")
         fields.append(Field(name, sizes, dtype))
@@ -397,7 +397,7 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
     except (ValueError, *_DAMAGED) as error:
         reason = str(error).replace("the checkpoint's", "its")
-        for hint in (HINT, saved.HINT):
+        for hint in (HINT, checks.HINT):
             reason = reason.replace(f": {hint}", "")
         raise ConfigurationError(
             f"the collection {path} cannot be read ({reason}): copy it again from where it is"

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
+from mtrl_lightning.checks import check_booleans
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.replay.storage import Columns
 from mtrl_lightning.resources import free_memory
-from mtrl_lightning.saved import check_booleans
 from mtrl_lightning.saved_spec import describe_spec, rebuild_spec
 from mtrl_lightning.schema import POLICY_ACTION, STORED, policy_action_field, step_fields
 from mtrl_lightning.spec import EnvSpec, Field

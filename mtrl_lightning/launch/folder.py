@@ -22,6 +22,7 @@ from mtrl_lightning.callbacks.loggers.wandb_logger import note_name, sweep_run_i
 from mtrl_lightning.callbacks.signals import slurm_job
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.checkpoints.parts import manifests_of
+from mtrl_lightning.checks import restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch.quiet import quiet
 from mtrl_lightning.ranks import distributed
@@ -38,7 +39,6 @@ from mtrl_lightning.runs import (
     run_lock,
     versions,
 )
-from mtrl_lightning.saved import restoring
 from mtrl_lightning.spec import EnvSpec
 
 WANDB_RUN = "wandb_run"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.ranks import distributed
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Generators:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the states; one saved on another kind of device starts from the seed."""
-        self._seed = saved.integer(state["seed"], "seed", LARGEST_SEED)
+        self._seed = checks.integer(state["seed"], "seed", LARGEST_SEED)
         self._saved = {name: _checked_generator(value) for name, value in state["used"].items()}
         self._generators = {}
 
@@ -81,4 +81,4 @@ def _checked_generator(value: dict[str, Any]) -> dict[str, Any]:
     state = value["state"].cpu()
     if value["device"] == "cpu":
         torch.Generator().set_state(state)
-    return {"device": saved.text(value["device"], "device of a generator"), "state": state}
+    return {"device": checks.text(value["device"], "device of a generator"), "state": state}

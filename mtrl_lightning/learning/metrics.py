@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import DivergenceError
@@ -114,7 +114,7 @@ class MeanMetrics:
         if any(sum_.ndim > 1 or not sum_.numel() for sum_ in sums.values()):
             raise ValueError("a sum of metrics is neither a number nor one for each task")
         checked = {
-            saved.text(name, "metric"): (sum_, saved.count(counts[name], name))
+            checks.text(name, "metric"): (sum_, checks.count(counts[name], name))
             for name, sum_ in sums.items()
         }
         for name in self._sums.keys() - checked.keys():

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.learning.transforms import RewardScale, Transform, check_discount
 from mtrl_lightning.networks import TaskAxis
@@ -265,7 +265,7 @@ class NormalizeReward(RewardScale):
         """Restore them."""
         self.moments.load_state_dict(state)
         self._returns = {
-            int(env): saved.number(value, "return") for env, value in state["returns"].items()
+            int(env): checks.number(value, "return") for env, value in state["returns"].items()
         }
         self._use_moments()
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from mtrl_lightning.checks import HINT
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.saved import HINT
 
 V = TypeVar("V")
 Rules: TypeAlias = Mapping[str, Callable[[Sequence[Any]], Any]]

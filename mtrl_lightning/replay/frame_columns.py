@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checks import LARGEST_COUNT
 from mtrl_lightning.replay.storage import Columns, check_columns
-from mtrl_lightning.saved import LARGEST_COUNT
 from mtrl_lightning.spec import Field
 
 OBSERVATIONS = ("observation", "next_observation")

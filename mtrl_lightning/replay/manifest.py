@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.checkpoints.parts import MOVED
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Share
@@ -66,7 +66,7 @@ def reshard_manifests(
         if len(manifest["added"]) != share.num_envs:
             raise ConfigurationError(
                 f"the checkpoint's replay has {len(manifest['added'])} rings for"
-                f" {share.num_envs} environments: {saved.HINT}"
+                f" {share.num_envs} environments: {checks.HINT}"
             )
         rings = [
             [source.env, env]
@@ -87,7 +87,7 @@ def _what_is_wrong(manifest: dict[str, Any]) -> str:
             return f"names {chunk['file']!r}, no file of a replay"
     if len({chunk["file"] for chunk in manifest["chunks"]}) < len(manifest["chunks"]):
         return "names a file twice"
-    capacity = saved.count(manifest["capacity"], "capacity of the replay")
+    capacity = checks.count(manifest["capacity"], "capacity of the replay")
     num_envs = len(manifest["added"])
     added_E = _counts(manifest["added"], num_envs)
     oldest_E = _counts(manifest["oldest"], num_envs)
@@ -109,4 +109,4 @@ def _counts(values: Any, num_envs: int) -> npt.NDArray[np.int64]:
     """Return one whole number for each environment."""
     if len(values) != num_envs:
         raise ValueError(f"{len(values)} numbers for {num_envs} environments")
-    return np.array([saved.count(value, "number of transitions") for value in values], np.int64)
+    return np.array([checks.count(value, "number of transitions") for value in values], np.int64)

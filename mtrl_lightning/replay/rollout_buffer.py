@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
@@ -303,7 +303,7 @@ class RolloutBuffer:
                 f" with {self.collection._asdict()}: continue with the same numbers, or from a"
                 " checkpoint between two iterations"
             )
-        self._num_steps = saved.count(len(valid_SE), "iteration", self.collection.num_steps)
+        self._num_steps = checks.count(len(valid_SE), "iteration", self.collection.num_steps)
         self._valid_SE[: self._num_steps] = valid_SE
         for name, array in self._arrays.items():
             column = state["arrays"][name].numpy()
@@ -316,10 +316,10 @@ class RolloutBuffer:
         for name, column in state["computed"].items():
             _check_column(name, column.numpy(), self._valid_SE.shape, np.dtype(np.float32))
         total = self.collection.num_epochs * self.collection.num_minibatches
-        num_minibatches = saved.count(state["num_minibatches"], "num_minibatches", total)
+        num_minibatches = checks.count(state["num_minibatches"], "num_minibatches", total)
         self._orders_R = list(state["order"])
         paused = state.get("paused", [False] * self.num_envs)  # new in 0.3
-        self._paused_E = saved.flags(paused, "paused", self.num_envs)
+        self._paused_E = np.array(checks.flags(paused, "paused", self.num_envs), np.bool_)
         if num_minibatches % self.collection.num_minibatches:  # each epoch has an order of its own
             self._check_orders()
         computed = {name: column.to(self._device) for name, column in state["computed"].items()}

@@ -19,10 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mtrl_lightning.checks import check_booleans
 from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.resources import free_memory
-from mtrl_lightning.saved import check_booleans
 from mtrl_lightning.spec import Field
 
 Columns: TypeAlias = Mapping[str, Any]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mtrl_lightning.checks import HINT, flags, restoring
 from mtrl_lightning.envs.state.simulator import from_text, to_text
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
-from mtrl_lightning.saved import HINT, flags, restoring
 from mtrl_lightning.types import WeightedPolicy
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _set_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
     with restoring("running episodes"):
         collector.running.load_state_dict(state["running"])
         paused = state.get("paused", [False] * envs.num_envs)  # new in 0.3
-        collector.paused_E = flags(paused, "paused", envs.num_envs)
+        collector.paused_E = np.array(flags(paused, "paused", envs.num_envs), np.bool_)
         if state["observation"] is not None:
             dtype, text = state["observation"]
             shape = (envs.num_envs, *envs.single_observation_space.shape)  # type: ignore[misc]

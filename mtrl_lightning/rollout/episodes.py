@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checks import HINT
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Share
-from mtrl_lightning.saved import HINT
 from mtrl_lightning.types import Episode, StepResult
 
 STATISTICS = ("return", "length", "success")

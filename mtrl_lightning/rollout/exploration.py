@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.checks import within
+from mtrl_lightning.checks import flags, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Rules, Share
-from mtrl_lightning.saved import flags
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode, Policy
 
@@ -109,7 +108,8 @@ class CorrelatedNoise:
         if noise_EA.shape != self._noise_EA.shape or not (np.abs(noise_EA) < MOST_NOISE).all():
             raise ValueError(f"noise {state['noise']}")
         self._noise_EA = noise_EA
-        self._is_first_E = flags(state["is_first"], "is_first", len(self._is_first_E))
+        is_first = flags(state["is_first"], "is_first", len(self._is_first_E))
+        self._is_first_E = np.array(is_first, np.bool_)
         self._correlation_E = _fractions(state, "correlation", len(self._correlation_E))
         if state["generator"] is not None:
             self._generator.bit_generator.state = state["generator"]

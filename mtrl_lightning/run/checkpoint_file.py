@@ -15,13 +15,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 from mtrl_lightning.algorithms.state import reshard_extra_states, reshard_state
 from mtrl_lightning.checkpoints import check_complete, load_checkpoint
 from mtrl_lightning.checkpoints.parts import RANKS, manifests_of, parts_of, with_part
+from mtrl_lightning.checks import restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.share import Rules, Share, share_of
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import check_manifest, replay_folder
 from mtrl_lightning.run.session import Session
-from mtrl_lightning.saved import restoring
 
 
 class DurableIO(TorchCheckpointIO):

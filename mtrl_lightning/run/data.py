@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
 from mtrl_lightning.checkpoints.parts import MOVED
-from mtrl_lightning.checks import nearest_multiples
+from mtrl_lightning.checks import nearest_multiples, restoring
 from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers
@@ -31,7 +31,6 @@ from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import free_memory
 from mtrl_lightning.run.demonstrations import GIVE, check_identity, load_demonstrations
 from mtrl_lightning.run.kinds import refused_by
-from mtrl_lightning.saved import restoring
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.spec import Field
 from mtrl_lightning.types import BatchSource, OwedUpdates, RolloutConfig, TransitionBatch

@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import IterableDataset
 
-from mtrl_lightning import saved
+from mtrl_lightning import checks
 from mtrl_lightning.errors import EnvironmentFaultError, Interrupted, RestartsExhaustedError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import one_thread
@@ -475,21 +475,21 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         self._ratio.load_state_dict(state["ratio"])
         counters = self.session.counters
         refill_steps = state.get("refill_steps", 0)  # versions before 0.3 have none
-        self.refill_steps = saved.count(refill_steps, "refill_steps", counters.env_steps)
+        self.refill_steps = checks.count(refill_steps, "refill_steps", counters.env_steps)
         # each vector step has stepped an environment: more of them would owe updates for ever
         if counters.vector_steps > counters.env_steps + counters.dropped_transitions:
             raise ValueError(f"{counters.vector_steps} vector steps in {counters.env_steps} steps")
         if state["ratio"] and state["ratio"]["updates"] > counters.updates:
             raise ValueError(f"{counters.updates} updates, and more when learning began")
         saved_ratio = state["ratio"].get("ratio", self._ratio.ratio)  # likewise without ratio
-        if saved.number(saved_ratio, "ratio.ratio") != self._ratio.ratio:
+        if checks.number(saved_ratio, "ratio.ratio") != self._ratio.ratio:
             self._ratio.restart(counters.vector_steps, counters.updates)
 
 
 def _action_from_checkpoint(saved_action: Any) -> str | None:
     """Return the next action of a checkpoint."""
     if type(saved_action) is int:
-        index = saved.count(saved_action, "rollout.next_call", len(ACTIONS_OF_FORMAT_3) - 1)
+        index = checks.count(saved_action, "rollout.next_call", len(ACTIONS_OF_FORMAT_3) - 1)
         return ACTIONS_OF_FORMAT_3[index]
     if saved_action is not None and saved_action not in AFTER_UPDATES:
         raise ValueError(f"rollout.next_call {saved_action!r}")

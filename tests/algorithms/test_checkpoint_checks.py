@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checkpoints import FORMAT, load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Standardize
-from mtrl_lightning.saved import FORMAT
 from tests.helpers.algorithms import (
     attach,
     changed,

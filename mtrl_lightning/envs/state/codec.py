@@ -18,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec as RegisteredSpec
 from gymnasium.spaces import Box
 from numpy.random.bit_generator import SeedSequence
 
+from mtrl_lightning.checks import check_booleans
 from mtrl_lightning.envs.state.simulator import (
     PLAIN_KINDS,
     address_of,
@@ -30,7 +31,6 @@ from mtrl_lightning.envs.state.simulator import (
     to_text,
 )
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.saved import check_booleans
 
 PLAIN = (type(None), bool, int, float, str, bytes)
 CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checks import check_booleans
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.saved import check_booleans
 
 ASSETS = ("mesh_", "tex_", "skin_", "bvh_", "oct_", "name", "text_", "vis", "stat", "opt")
 """Prefixes of a model's attributes that are large and never edited, or no arrays."""

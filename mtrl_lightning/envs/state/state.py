@@ -15,10 +15,10 @@ from typing import Any
 
 import gymnasium as gym
 
+from mtrl_lightning.checks import restoring
 from mtrl_lightning.envs.state.codec import HINT, StateDecoder, StateEncoder, has_slots
 from mtrl_lightning.envs.state.simulator import MujocoState, is_mujoco
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.saved import restoring
 
 
 class EnvState:

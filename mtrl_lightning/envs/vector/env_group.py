@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
+from mtrl_lightning.checks import count
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.state.simulator import StabilityCheck
 from mtrl_lightning.envs.state.state import EnvState
@@ -18,7 +19,6 @@ from mtrl_lightning.envs.vector.midway_starts import MidwayStarts
 from mtrl_lightning.envs.vector.shared_arrays import StepArrays
 from mtrl_lightning.envs.vector.spaces import wrong_actions
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from mtrl_lightning.saved import count
 from mtrl_lightning.schema import info_column
 
 

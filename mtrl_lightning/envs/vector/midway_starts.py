@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.wrappers import TimeLimit
 
+from mtrl_lightning.checks import count, flag, number
 from mtrl_lightning.envs.state.state import layers_of
-from mtrl_lightning.saved import count, flag, number
 from mtrl_lightning.spec import EnvSpec
 
 INTERVAL = 10

@@ -18,7 +18,7 @@ from gymnasium.error import (
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from mtrl_lightning.checks import at_least
+from mtrl_lightning.checks import at_least, count, flag
 from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_same, check_spec
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of
@@ -33,7 +33,6 @@ from mtrl_lightning.errors import (
     RestartsExhaustedError,
 )
 from mtrl_lightning.progress import polled_progress_bar
-from mtrl_lightning.saved import count, flag
 from mtrl_lightning.schema import info_column, step_fields
 from mtrl_lightning.types import StepResult
 
