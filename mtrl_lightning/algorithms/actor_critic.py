@@ -160,9 +160,9 @@ class ActorCritic(Algorithm):
         }
         scale = reward_scale(spec)
         scale.check(discount)
-        self.transforms.add(scale)
+        self.transforms.add(scale, self.generators)
         for make_transform in transforms or []:
-            self.transforms.add(make_transform(spec))
+            self.transforms.add(make_transform(spec), self.generators)
 
         self._critic_target = self.compiled(self.critic_target)
         self._critic_loss = self.compiled(self.critic_loss)

@@ -95,20 +95,19 @@ class Transform(nn.Module):
 
 
 class Transforms(nn.ModuleList):
-    """The transforms of an algorithm, in their order.
+    """The transforms of an algorithm, in their order."""
 
-    Args:
-        generators: of the algorithm's random numbers.
-    """
-
-    def __init__(self, generators: Generators) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._generators = generators
         self.quantities: dict[str, Callable[[], Tensor]] = {}
         """Quantities of the algorithm that transforms may require, by name."""
 
-    def add(self, transform: Transform) -> None:
-        """Append a transform.
+    def add(self, transform: Transform, generators: Generators) -> None:
+        """Append a transform, which gets a generator of its own.
+
+        Args:
+            transform: to append.
+            generators: those of the algorithm.
 
         Raises:
             ConfigurationError: if it requires a quantity that the algorithm does not have.
@@ -120,8 +119,8 @@ class Transforms(nn.ModuleList):
                 f" and the algorithm has {', '.join(self.quantities) or 'none'}: choose another"
             )
         name = f"transform_{len(self)}"
-        self._generators.per_rank.add(name)
-        transform.generator = partial(self._generators.get, name)
+        generators.per_rank.add(name)
+        transform.generator = partial(generators.get, name)
         self.append(transform)
 
     def __iter__(self) -> Iterator[Transform]:
