@@ -11,6 +11,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import FAMO, PCGrad
 from mtrl_lightning.learning import compiling
 from tests.helpers.algorithms import make_batch, make_distral, make_sac, make_spec, make_td3, train
+from tests.helpers.recorder import recorded_graphs
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -132,3 +133,18 @@ def test_what_is_differentiated_task_by_task_cannot_be_compiled(with_triton):
         compiling.prepare_device(make_sac(compile=how, actor_gradient=PCGrad), CUDA)
     compiling.prepare_device(make_sac(compile=how, actor_gradient=FAMO), CUDA)
     compiling.prepare_device(make_sac(actor_gradient=PCGrad), CUDA)
+
+
+def test_a_new_device_has_no_graphs_of_the_last():
+    sac = make_sac()
+    sac.graphs = recorded_graphs(sac)
+    compiling.prepare_device(sac, CPU)
+    assert sac.graphs is None
+
+
+def test_several_processes_have_no_graphs(monkeypatch):
+    monkeypatch.setattr(compiling.distributed, "world_size", lambda: 2)
+    sac = make_sac(compile="graph")
+    with pytest.warns(UserWarning, match="no effect with several processes"):
+        compiling.prepare_device(sac, CUDA)
+    assert sac.graphs is None
