@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 import torch
 
+from mtrl_lightning.checkpoints import FORMAT
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.run.data import MultiTaskData
-from mtrl_lightning.saved import FORMAT
 from mtrl_lightning.saved_spec import describe_spec
 from tests.helpers.fakes import Uniform
 
