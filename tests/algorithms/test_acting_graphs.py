@@ -282,18 +282,18 @@ def test_updates_do_not_draw_from_the_generator_of_acting():
     acted(sac, 1)
     train(sac, 1)
     acting = sac.generators.get("act", torch.device("cpu"))
-    drawn_from = []
+    recorded = []
 
     class Recorder(CPURecorder):
         def record(self, function, generators):
-            drawn_from.extend(generators)
+            recorded.extend(generators)
             return super().record(function, generators)
 
     updates = graph.UpdateGraphs(sac, Recorder())
     batch = make_batch(sac.spec)
     with pytest.warns(UserWarning, match="made one by one"):  # the CPU waits for the norm
         updates.make(StaticBatches(lambda: batch, torch.device("cpu")), WARM_UPS + 1)
-    assert drawn_from and all(generator is not acting for generator in drawn_from)
+    assert recorded and all(generator is not acting for generator in recorded)
 
 
 def test_no_graph_is_left_after_a_fit():
