@@ -36,6 +36,7 @@ BASE = {
     "formats",
     "resources",
     "cores",
+    "former_paths",
     "progress",
     "saved_spec",
     "signatures",

@@ -16,6 +16,7 @@ from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_started_alike
 from mtrl_lightning.callbacks.metrics import PACKAGES
 from mtrl_lightning.errors import ConfigurationError, installed_versions
+from mtrl_lightning.former_paths import with_present_paths
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.runs import read_config
@@ -243,7 +244,7 @@ def _is_same(value: Any, other: Any) -> bool:
         return value.keys() == other.keys() and all(_is_same(value[k], other[k]) for k in value)
     if isinstance(value, list) and isinstance(other, list):
         return len(value) == len(other) and all(map(_is_same, value, other))
-    if value == other:
+    if with_present_paths(value) == with_present_paths(other):
         return True
     named = _class_named(value)
     return named is not None and named is _class_named(other)

@@ -350,6 +350,7 @@ class Collector:
             ConfigurationError: if the state is of other environments, or the policy has no weights.
         """
         collector_state.set_state(self, state)
+        self._unreported_info -= set(self.windows.info())
 
     # the names of every object with a state, by which a checkpoint saves and restores it
     state_dict = get_state

@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning import train
 from mtrl_lightning.algorithms import PPO, SAC, TD3
-from mtrl_lightning.api import _described_part
+from mtrl_lightning.api import _described_parts
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
@@ -189,13 +189,13 @@ def test_another_correlation_counts_from_the_next_episode_on():
 
 
 def test_train_describes_its_arguments_whatever_it_has_been_used_for():
-    described = _described_part("exploration", begun(AdaptiveNoise(0.8)), CorrelatedNoise)
-    assert described == {
+    parts = {"action_transforms": None, "exploration": begun(AdaptiveNoise(0.8)), "pausing": None}
+    assert _described_parts(parts)["exploration"] == {
         "class_path": "mtrl_lightning.rollout.AdaptiveNoise",
         "init_args": {"correlation": 0.8, "step_size": 0.2},
     }
     with pytest.raises(ConfigurationError, match=r"is 'pink': give an object, such as Correlated"):
-        _described_part("exploration", "pink", CorrelatedNoise)
+        _described_parts({**parts, "exploration": "pink"})
 
 
 def test_a_policy_of_other_sizes_gets_the_noise_of_its_own_actions():
