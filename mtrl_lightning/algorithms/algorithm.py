@@ -134,7 +134,7 @@ class Algorithm(LightningModule):
             self.counters,
             steps_envs=not self.is_offline,
         )
-        self.transforms = Transforms()
+        self.transforms = Transforms(algorithm=type(self).__name__)
         """Changes of sampled batches before an update, in order."""
         self.updates: list[Update] = []
         """The optimizer steps of ``update``; see ``make_update``."""

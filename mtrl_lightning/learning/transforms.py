@@ -6,7 +6,7 @@ Shapes: ``T`` tasks, ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -95,10 +95,18 @@ class Transform(nn.Module):
 
 
 class Transforms(nn.ModuleList):
-    """The transforms of an algorithm, in their order."""
+    """The transforms of an algorithm, in their order.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Args:
+        transforms: the first ones; ``add`` appends others.
+        algorithm: name of the algorithm in messages.
+    """
+
+    def __init__(
+        self, transforms: Iterable[Transform] | None = None, *, algorithm: str = "the algorithm"
+    ) -> None:
+        super().__init__(transforms)
+        self.algorithm = algorithm
         self.quantities: dict[str, Callable[[], Tensor]] = {}
         """Quantities of the algorithm that transforms may require, by name."""
 
@@ -116,12 +124,20 @@ class Transforms(nn.ModuleList):
         if missing:
             raise ConfigurationError(
                 f"{type(transform).__name__} requires {', '.join(missing)},"
-                f" and the algorithm has {', '.join(self.quantities) or 'none'}: choose another"
+                f" and {self.algorithm} has {', '.join(self.quantities) or 'none'}: choose another"
             )
         name = f"transform_{len(self)}"
         generators.per_rank.add(name)
         transform.generator = partial(generators.get, name)
         self.append(transform)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        """Return a transform, or those of a slice with the same quantities."""
+        found = super().__getitem__(index)
+        if isinstance(found, Transforms):
+            found.algorithm = self.algorithm
+            found.quantities = self.quantities
+        return found
 
     def __iter__(self) -> Iterator[Transform]:
         """Iterate over the transforms."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import MeanReward, Transform
+from mtrl_lightning.algorithms import MeanReward, ReturnRange, Transform
 from tests.helpers.algorithms import (
     attach,
     changed,
@@ -98,3 +98,15 @@ def test_the_trained_tasks_alone_have_factors():
     sac = make_sac(make_spec(3, train_tasks=(0, 2)), reward_scale=MeanReward)
     sac.begin_learning(np.array([1.0, 2.0]))
     assert sac.transforms[0].factor_T.tolist() == [2, 1, 1]
+
+
+def test_a_slice_makes_the_changes_of_its_transforms():
+    sac = make_sac(reward_scale=ReturnRange, transforms=[Shift, Double])
+    batch = make_batch(sac.spec)
+    scaled = sac.transforms[:1](batch)
+    assert torch.equal(scaled.reward_Rn, sac.transform(batch).reward_Rn)
+    assert not torch.equal(scaled.reward_Rn, batch.reward_Rn)
+    assert torch.equal(scaled.observation_RnD, batch.observation_RnD)
+    doubled = sac.transforms[-1:](batch)
+    assert torch.equal(doubled.observation_RnD, 2 * batch.observation_RnD)
+    assert [type(transform) for transform in sac.transforms[1:]] == [Shift, Double]
