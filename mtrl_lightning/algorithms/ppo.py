@@ -17,11 +17,14 @@ from torch.optim import Adam
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.checks import above, at_least, within
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward, task_losses
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
 from mtrl_lightning.learning import advantages
+from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
 from mtrl_lightning.learning.popart import PopArt, ReturnScale
+from mtrl_lightning.learning.transforms import Transform, Transforms
 from mtrl_lightning.networks import (
     MLP,
     ActionDistribution,
@@ -40,6 +43,21 @@ from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch
 
 MOST_MINIBATCHES = 16
 """Minibatches of a pass if their number is derived: more of them have too few rows of a task."""
+
+
+class NoTransforms(Transforms):
+    """Refuse all transforms: PPO computes advantages once, from the collected transitions."""
+
+    def add(self, transform: Transform, generators: Generators) -> None:
+        """Refuse the transform.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            f"{self.algorithm} takes no {type(transform).__name__}:"
+            f" {PPO.lacking_options['transforms']}"
+        )
 
 
 class PPO(Algorithm):
@@ -137,6 +155,7 @@ class PPO(Algorithm):
         **options: Any,
     ) -> None:
         super().__init__(spec, **options)
+        self.transforms = NoTransforms(algorithm=type(self).__name__)
         if num_minibatches is None:
             # a divisor of the steps divides the rows of any number of environments
             candidates = range(1, MOST_MINIBATCHES + 1)

@@ -228,3 +228,6 @@ def test_another_discount_than_the_critics_is_refused_and_ppo_names_its_own_opti
         make_sac(reward_scale=partial(NormalizeReward, discount=0.9), discount=0.99)
     with pytest.raises(ConfigurationError, match=r"return_scale.*Standardize"):
         make_ppo(transforms=[NormalizeObservation])
+    ppo = make_ppo()
+    with pytest.raises(ConfigurationError, match=r"return_scale.*Standardize"):
+        ppo.transforms.add(NormalizeObservation(make_spec()), ppo.generators)

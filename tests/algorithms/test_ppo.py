@@ -1207,3 +1207,7 @@ def test_numbers_at_the_end_of_their_range_are_taken(options):
 def test_a_transform_is_refused_with_what_to_use():
     with pytest.raises(ConfigurationError, match=r"PPO has no transforms: .*return_scale"):
         make_ppo(transforms=[Transform])
+    ppo = make_ppo()
+    with pytest.raises(ConfigurationError, match=r"PPO takes no Transform: .*return_scale"):
+        ppo.transforms.add(Transform(make_spec()), ppo.generators)
+    assert len(ppo.transforms) == 0
