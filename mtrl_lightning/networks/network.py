@@ -115,8 +115,19 @@ class Network(TaskModule):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let the constructor check the declarations after it has built all parts."""
+        """Let the constructor check the declarations after it has built all parts.
+
+        Raises:
+            ConfigurationError: if the class has ``scale_outputs`` and not ``scales_outputs``.
+        """
         super().__init_subclass__(**kwargs)
+        has_scaling = cls.scale_outputs is not Network.scale_outputs
+        if has_scaling and cls.scales_outputs is Network.scales_outputs:
+            raise ConfigurationError(
+                f"{cls.__name__} overrides scale_outputs and not scales_outputs, so PopArt would"
+                " not call it: define the property scales_outputs, which returns True;"
+                " scale_outputs returns nothing"
+            )
         if "__init__" in vars(cls):
             cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
 
@@ -134,7 +145,10 @@ class Network(TaskModule):
 
     @property
     def scales_outputs(self) -> bool:
-        """Whether it has ``scale_outputs``: one linear output layer per task."""
+        """Whether it has ``scale_outputs``: one linear output layer per task.
+
+        A class that overrides one of the two overrides the other.
+        """
         return False
 
     def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:

@@ -48,6 +48,25 @@ def values_of(scale, critic, x_BD, task_B=TASK_B):
         return scale.denormalize(scale(critic(x_BD, task_B), task_B), task_B)
 
 
+def test_a_network_that_scales_its_outputs_and_does_not_declare_it_is_refused():
+    with pytest.raises(ConfigurationError, match=r"Undeclared .*scales_outputs"):
+
+        class Undeclared(MLP):
+            def scale_outputs(self, scale_T, shift_T):
+                return True
+
+    class Declared(MLP):
+        scales_outputs = True
+
+        def scale_outputs(self, scale_T, shift_T):
+            self.received = scale_T, shift_T
+
+    critic = Declared(OBS_DIM, 1, spec_of(NUM_TASKS))
+    scale = PopArt(spec_of(NUM_TASKS), critic)
+    scale.observe(torch.zeros(3), torch.ones(3), SEEN_T)
+    assert scale.weight_T is None and len(critic.received) == 2
+
+
 # ---- the values stay ----
 
 
