@@ -5,7 +5,8 @@ values: sampled batches are normalized by the statistics of the moment, so that 
 have the scale of new ones. Only transitions of training move the statistics. An evaluation and a
 loaded policy use them as they are.
 
-Shapes: ``T`` tasks, ``B`` rows, ``D`` observation, ``N`` rows of one vector step.
+Shapes: ``T`` tasks, ``B`` rows of any tasks ``[B]`` or in groups of one task ``[R, n]``, ``D``
+observation, ``N`` rows of one vector step.
 """
 
 from __future__ import annotations
@@ -154,7 +155,15 @@ class NormalizeObservation(Transform):
         self._is_kept_T[list(tasks)] = self.moments.count_T[list(tasks)] > 0
 
     def observation(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return the normalized observations."""
+        """Return the normalized observations.
+
+        Args:
+            observation_BD: observations ``[B, D]``, or groups of rows ``[R, n, D]``.
+            task_B: the task of each row, integers ``[B]``, or ``[R, n]`` with one task per group.
+
+        Returns:
+            Normalized observations of the same shape, in single precision.
+        """
         mean_BD = task_values(self.mean_TD, task_B)
         std_BD = task_values(self.std_TD, task_B)
         normalized_BD = (observation_BD.float() - mean_BD) / std_BD

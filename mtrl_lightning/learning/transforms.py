@@ -83,7 +83,15 @@ class Transform(nn.Module):
         """
 
     def observation(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return the observations ``[B, D]`` that the policy acts on."""
+        """Return the observations that the policy acts on.
+
+        Args:
+            observation_BD: observations ``[B, D]``, or groups of rows ``[R, n, D]``.
+            task_B: the task of each row, integers ``[B]``, or ``[R, n]`` with one task per group.
+
+        Returns:
+            Observations of the same shape.
+        """
         return observation_BD
 
     def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
@@ -156,7 +164,7 @@ class Transforms(nn.ModuleList):
             transform.begin_learning(mean_reward_R)
 
     def observation(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return the observations ``[B, D]`` that the policy acts on."""
+        """Return the observations that the policy acts on; see ``Transform.observation``."""
         for transform in self:
             observation_BD = transform.observation(observation_BD, task_B)
         return observation_BD

@@ -101,7 +101,15 @@ class Standardize(Identity):
         return True
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return the standardized observations; padding stays 0."""
+        """Return the standardized observations; padding stays 0.
+
+        Args:
+            observation_BD: observations ``[B, D]``, or groups of rows ``[R, n, D]``.
+            task_B: the task of each row, integers ``[B]``, or ``[R, n]`` with one task per group.
+
+        Returns:
+            Standardized observations of the same shape.
+        """
         if self._per_task:
             mean = task_values(self.mean_TD, task_B)
             variance = task_values(self.variance_TD, task_B)
