@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, get_args
 
@@ -134,7 +134,7 @@ class Update:
             )
         return self.optimizer
 
-    def clear_state(self, parameters: Collection[Parameter]) -> None:
+    def clear_state(self, parameters: set[Parameter]) -> None:
         """Clear the optimizer's state of parameters that were reinitialized."""
         for parameter in self.parameters:
             if self.optimizer and parameter in parameters:
