@@ -126,6 +126,26 @@ def test_all_actions_equal_those_without_graphs(name):
     assert graphed.graphs.acting.reason == ""
 
 
+@pytest.mark.parametrize("name", MAKERS)
+def test_all_actions_equal_those_of_an_algorithm_that_has_no_graphs(name):
+    plain = MAKERS[name]()
+    graphed = with_graphs(MAKERS[name]())
+    assert plain.graphs is None
+
+    def in_turn(algorithm):
+        options = (
+            {},
+            {"mode": "exploit"},
+            {"noise": True},
+            {"task_E": MIXED_E},
+            {"mode": "random"},
+        )
+        return [acted(algorithm, 4, **one) for one in options], algorithm.generators.state_dict()
+
+    assert_same(in_turn(graphed), in_turn(plain))
+    assert graphed.graphs.acting.num_graphs == 4
+
+
 def test_a_graph_is_recorded_after_two_calls_of_its_kind():
     sac = with_graphs(make_sac())
     acted(sac, WARM_UPS)
