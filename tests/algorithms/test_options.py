@@ -15,6 +15,8 @@ from mtrl_lightning.algorithms import (
     Distral,
 )
 from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP, LatentDynamics, Reconstruction
+from mtrl_lightning.networks import MLP, Attention, Gate, MultiHead
+from mtrl_lightning.networks.mixture import ScoredAssignment
 
 
 def options_of(kind: type) -> set[str]:
@@ -39,6 +41,9 @@ def options_of(kind: type) -> set[str]:
         (LatentDynamics, Auxiliary),
         (HiPBMDP, LatentDynamics),
         (Reconstruction, Auxiliary),
+        (MultiHead, MLP),
+        (Gate, ScoredAssignment),
+        (Attention, ScoredAssignment),
     ],
 )
 def test_a_class_has_the_options_of_its_base(kind, base):
