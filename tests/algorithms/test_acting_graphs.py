@@ -140,7 +140,8 @@ def test_all_actions_equal_those_of_an_algorithm_that_has_no_graphs(name):
             {"task_E": MIXED_E},
             {"mode": "random"},
         )
-        return [acted(algorithm, 4, **one) for one in options], algorithm.generators.state_dict()
+        found = [acted(algorithm, 4, **more) for more in options]
+        return found, algorithm.generators.state_dict()
 
     assert_same(in_turn(graphed), in_turn(plain))
     assert graphed.graphs.acting.num_graphs == 4
