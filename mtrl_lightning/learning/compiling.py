@@ -1,4 +1,7 @@
-"""The option ``compile`` on a run's device: a check, and the graphs that it asks for."""
+"""The option ``compile`` on a run's device: a check, and the graphs that it asks for.
+
+The option's values and ``torch.compile`` of losses are in ``update.py``, which needs no graphs.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ class AlgorithmGraphs:
     """The CUDA graphs of an algorithm.
 
     Args:
-        updates: those of its updates.
-        acting: those of its acting.
+        updates: records whole updates, and replays them.
+        acting: records and replays the computation of actions.
     """
 
     def __init__(self, updates: UpdateGraphs, acting: ActingGraphs) -> None:
@@ -44,15 +47,15 @@ class AlgorithmGraphs:
         self.acting.forget()
 
 
-class Compiled(Learner, Acting, Protocol):
-    """An algorithm, as far as the option concerns it."""
+class HasGraphs(Learner, Acting, Protocol):
+    """An algorithm whose updates and actions graphs can compute."""
 
     compile_mode: str
     updates: list[Update]
     graphs: AlgorithmGraphs | None
 
 
-def prepare_device(algorithm: Compiled, device: torch.device) -> None:
+def prepare_device(algorithm: HasGraphs, device: torch.device) -> None:
     """Check before training that an algorithm's option works on the device; make its graphs.
 
     Raises:

@@ -1,6 +1,7 @@
 """One optimizer step from the tasks' losses, for actors, critics, temperatures, auxiliaries.
 
-The functions below the class compile losses, and say what an optimizer and its device can do.
+The functions below the class compile losses, and say what an optimizer and its device can do. What
+the option ``compile`` needs of a device, and its graphs, are in ``compiling.py``.
 
 Shapes: ``R`` trained tasks.
 """
