@@ -207,8 +207,7 @@ class ScoredAssignment(Assignment):
 class Gate(ScoredAssignment):
     """Choose a task's experts with the highest scores, weighted by the softmax of these scores.
 
-    An MLP scores the experts. All other experts get the weight 0. The task conditioning is
-    frozen and detached: this does not train it.
+    An MLP scores the experts. All other experts get the weight 0.
 
     Args:
         num_experts: number of experts, ``K``.
@@ -236,8 +235,6 @@ class Gate(ScoredAssignment):
 
 class Attention(ScoredAssignment):
     """Weight the experts by the softmax of an MLP's scores for the task.
-
-    The task conditioning is frozen and detached: this does not train it.
 
     Args:
         num_experts: number of experts, ``K``.

@@ -39,6 +39,7 @@ class MultiHead(MLP):
         self, in_dim: int, out_dim: int, spec: EnvSpec, *, head_width: int = 0, **options: Any
     ) -> None:
         at_least(0, head_width=head_width, hint=", 0 for linear heads")
+        # the constructor of MLP calls add_output, which reads it
         self._head_width = head_width
         super().__init__(in_dim, out_dim, spec, **options)
 
