@@ -80,9 +80,10 @@ class Collector:
         self.times = EpisodeTimes(envs.task_E)
         """Wall-clock seconds of finished episodes."""
         self.running = RunningEpisodes(envs.task_E, envs.spec_.info_keys)
-        """Sums over the running episodes."""
+        """Sums over the running episodes. Read-only: ``step`` and ``set_state`` change them."""
         self.observation_ED: npt.NDArray | None = None
-        """The last observations, on which the next actions are chosen; None before ``reset``."""
+        """The last observations, on which the next actions are chosen; None before ``reset``.
+        Read-only: ``step`` and ``set_state`` change them."""
         self._unreported_info = set(envs.spec_.info_keys)
         self._events = EpisodeEvents(self.listeners, envs)
         self._env_E = np.arange(envs.num_envs)
@@ -220,7 +221,9 @@ class Collector:
         result = self.envs.receive()
         self.observation_ED = result.observation_ED
         paused_E = result.paused_E
-        if paused_E.any():  # not stepped: they wait with their last observation
+        # not stepped: they wait with their last observation. Restored environments have reported
+        # none yet, so the result has none of theirs
+        if paused_E.any():
             self.observation_ED[paused_E] = observation_ED[paused_E]
         ended = self.running.add(result)
         self.windows.add(ended.values())
