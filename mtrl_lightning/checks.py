@@ -1,12 +1,12 @@
-"""Checks of values: options are in their ranges, and values of a file are of their types.
+"""Checks of values that users and files give.
 
-Checks of options have one message: ``discount is 1.5: give a number from 0 to 1``. Each names the
-option by its keyword. None, by which an option is off, passes ``at_least``, ``above`` and
-``within``; they refuse NaN and all that is no number.
+``at_least`` to ``one_of`` check the ranges of options. They have one message: ``discount is 1.5:
+give a number from 0 to 1``. Each names the option by its keyword. None, by which an option is off,
+passes ``at_least``, ``above`` and ``within``; they refuse NaN and all that is no number.
 
-A checkpoint is data that may be damaged, or made to do harm: its values are checked before they
-choose an index, a size or a path. A function that returns a value, from ``count`` on, raises
-``ConfigurationError`` if it is another one.
+The functions from ``count`` on check values of files. A checkpoint is data that may be damaged, or
+made to do harm: its values are checked before they choose an index, a size or a path. A function
+that returns a value raises ``ConfigurationError`` if it is of another type or out of range.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The losses of multi-task soft actor-critic and TD3, and the meaning of a critic's outputs.
+"""Losses of the off-policy algorithms, multi-task soft actor-critic and TD3.
+
+The functions compute targets and losses. A ``Value`` maps a critic's outputs to values and computes
+the loss of these outputs, which are one number or a distribution over a range of values.
 
 Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), with one
 loss per task as in Yu et al. 2019 (MetaWorld). Equations are of this paper unless said otherwise.

@@ -1,4 +1,7 @@
-"""The outcomes of updates, kept on the device until they are read: metrics, and skipped steps.
+"""Outcomes of updates, which stay on the device until they are read, so that no update waits.
+
+``MeanMetrics`` averages metrics. ``DivergenceGuard`` counts the steps whose gradient was not
+finite, and ends the run where they are too many.
 
 Shapes: ``R`` trained tasks, ``N`` updates, ``U`` steps of an update, ``L`` numbers of a step.
 """

@@ -1,4 +1,7 @@
-"""Changes of transitions before an algorithm learns from them; one brings rewards to one scale.
+"""Changes of transitions before an algorithm learns from them.
+
+``Transform`` is the base class, and ``Transforms`` the list of an algorithm. A ``RewardScale``
+brings the tasks' rewards to one scale.
 
 Shapes: ``T`` tasks, ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or ``R, n``,
 ``D`` observation, ``E`` environments of one vector step.

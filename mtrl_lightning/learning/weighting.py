@@ -1,4 +1,7 @@
-"""How much the entropy counts, and each task's loss.
+"""Coefficients of the terms of a loss.
+
+A ``Temperature`` is that of the entropy. ``TaskWeighting`` has one for each task's loss, such as a
+number given by hand.
 
 Shapes: ``T`` tasks, ``R`` trained tasks.
 """
