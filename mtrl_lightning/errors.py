@@ -85,6 +85,8 @@ def name_hint(name: str, known: Iterable[str]) -> str:
 def requirement(package: str) -> str:
     """Return pip's argument for a package, in the version that this one requires.
 
+    It is quoted for a shell, and lower bounds come first, however the build tool has sorted them.
+
     Args:
         package: its name; one that is not required, such as an extra, is returned as it is.
     """
@@ -94,8 +96,10 @@ def requirement(package: str) -> str:
         required = []
     for line in required:
         specification = line.partition(";")[0].strip()
-        if re.split(r"[\[<>=!~ ]", specification)[0] == package:
-            return f'"{specification}"'
+        parts = re.fullmatch(r"([\w.-]+)(\[[^\]]*\])?(.*)", specification)
+        if parts is not None and parts[1] == package:
+            bounds = sorted(parts[3].split(","), key=lambda bound: bound.startswith("<"))
+            return f'"{package}{parts[2] or ""}{",".join(bounds)}"'
     return package
 
 

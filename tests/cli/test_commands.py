@@ -156,6 +156,11 @@ def test_a_package_is_installed_in_the_version_that_is_required(monkeypatch):
     assert requirement("dm_control") == '"dm_control>=1.0.28,<1.1"'
     assert requirement('"mtrl_lightning[video]"') == '"mtrl_lightning[video]"'
     assert requirement("unknown") == "unknown"
+    # as setuptools sorts them in the metadata of an installed package
+    required = ["torch<3,>=2.8", "jsonargparse[signatures]<5,>=4.53", 'b!=2,<3,>=1; extra == "x"']
+    assert requirement("torch") == '"torch>=2.8,<3"'
+    assert requirement("jsonargparse") == '"jsonargparse[signatures]>=4.53,<5"'
+    assert requirement("b") == '"b!=2,>=1,<3"'
 
 
 def test_list_ends_quietly_where_nobody_reads_on():
