@@ -24,22 +24,27 @@ class WarnOnce:
         self._warned: set[str] = set()
 
     @contextlib.contextmanager
-    def __call__(self, failure: str, *, kind: str = "", hint: str = "") -> Iterator[None]:
+    def __call__(
+        self, failure: str, *, continuation: str, kind: str = "", hint: str = ""
+    ) -> Iterator[None]:
         """Return the context of the block.
 
         Args:
             failure: beginning of the warning.
+            continuation: a clause about the next attempt, after "Training continues, and".
             kind: of the errors.
-            hint: a sentence in the warning.
+            hint: a sentence in the warning; empty for none.
         """
         try:
             yield
         except Exception as error:
             if kind not in self._warned:
-                rank_zero_warn(
-                    f"{failure} ({type(error).__name__}: {error}).{hint}"
-                    " Training continues, and it is retried; there is no further warning"
-                )
+                sentences = [
+                    f"{failure} ({type(error).__name__}: {error}).",
+                    hint,
+                    f"Training continues, and {continuation}; there is no further warning",
+                ]
+                rank_zero_warn(" ".join(filter(None, sentences)))
             self._warned.add(kind)
 
 

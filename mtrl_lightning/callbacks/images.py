@@ -78,7 +78,8 @@ class ImagesCallback(SessionCallback):
     def _write(self) -> None:
         session = self.session
         env_steps = session.counters.env_steps
-        with self._warn_once("the algorithm's images could not be written"):
+        failure = "the algorithm's images could not be written"
+        with self._warn_once(failure, continuation="new ones are tried at the next evaluation"):
             for name, image in session.algorithm.images().items():
                 path = session.folder / FOLDER / f"{name}_{env_steps:010d}.png"
                 write_image(path, image)

@@ -64,7 +64,8 @@ class ReportCallback(SessionCallback):
         if not (folder / "metrics.csv").exists():
             return
         start = time.perf_counter()
-        with self._warn_once("report.html and curves.png could not be written"):
+        failure = "report.html and curves.png could not be written"
+        with self._warn_once(failure, continuation="they are written again later"):
             path = plot_curves(folder)  # the page has a link to it
             write_report(folder, refresh_seconds)
             env_steps = self.session.counters.env_steps

@@ -142,16 +142,19 @@ class VideoCallback(SessionCallback):
         unit = self.session.algorithm.step_unit
         recording = None
         failure = f"no video was made after {env_steps:,} {unit}"
+        later = "a video is tried at the next evaluation"
+        warn_once = self._warn_once(failure, continuation=later, kind="recording")
         # an interruption ends the run at the next check: the evaluation is complete
-        with contextlib.suppress(Interrupted), self._warn_once(failure, kind="recording"):
+        with contextlib.suppress(Interrupted), warn_once:
             recording = self._record(env_steps)
         if recording is None:
             return
         for logger in self.session.loggers:
             name = type(logger).__name__
             failure = f"{name} could not take the videos of {env_steps:,} {unit}"
-            hint = f" They are in {self.session.folder / 'videos'}."
-            with self._warn_once(failure, kind=name, hint=hint):
+            hint = f"They are in {self.session.folder / 'videos'}."
+            later = "the next ones are given to it, too"
+            with self._warn_once(failure, continuation=later, kind=name, hint=hint):
                 _log(logger, recording.files, env_steps)
 
     def _record(self, env_steps: int) -> Recording:

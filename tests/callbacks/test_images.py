@@ -54,7 +54,10 @@ def test_an_image_that_cannot_be_written_does_not_end_a_run(tmp_path):
         algorithm=SimpleNamespace(images=broken),
         loggers=[],
     )
-    with pytest.warns(UserWarning, match=r"could not be written \(RuntimeError: no decoder\)"):
+    message = (
+        r"could not be written \(RuntimeError: no decoder\)\. Training continues, and new ones"
+    )
+    with pytest.warns(UserWarning, match=message):
         callback._write()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -404,7 +404,10 @@ def test_a_page_that_cannot_be_written_is_said_once(callback, monkeypatch):
         raise RuntimeError("no page")
 
     monkeypatch.setattr(report, "write_report", fail)
-    message = r"report\.html and curves\.png could not be written \(RuntimeError"
+    message = (
+        r"report\.html and curves\.png could not be written \(RuntimeError: no page\)\. Training"
+        r" continues, and they are written again later; there is no further warning"
+    )
     with pytest.warns(UserWarning, match=message) as seen:
         callback.on_train_end(None, None)
         callback.on_train_end(None, None)
