@@ -101,6 +101,20 @@ class _Run(argparse.Action):
         parser.check_run(values)
 
 
+class _NamedFile(argparse.Action):
+    """An option ``--config.NAME``, whose files are collected in the order of the command line."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        """Add a file.
+
+        Raises:
+            ConfigurationError: if none is given.
+        """
+        if not values:
+            raise ConfigurationError(f"{option} needs a configuration, such as env/toy")
+        namespace.named_files = [*getattr(namespace, "named_files", ()), values]
+
+
 class _TrainerHelp(argparse.Action):
     """Print the options of Lightning's trainer."""
 
@@ -383,13 +397,9 @@ def _with_named_files(args: Sequence[str]) -> list[str]:
     options = [argument.partition("=")[0] for argument in args if argument.startswith(NAMED_FILE)]
     parser = _partial_parser()
     for option in dict.fromkeys(options):
-        parser.add_argument(option, dest=option, nargs="?", action="append")
+        parser.add_argument(option, action=_NamedFile, nargs="?")
     named, others = parser.parse_known_args(args)
-    files: list[str] = []
-    for option, values in vars(named).items():
-        if not all(values):
-            raise ConfigurationError(f"{option} needs a configuration, such as env/toy")
-        files += [f"--config={value}" for value in values]
+    files = [f"--config={file}" for file in getattr(named, "named_files", ())]
     ends = [
         place + (1 if "=" in argument else 2)
         for place, argument in enumerate(others)

@@ -90,8 +90,23 @@ def test_files_come_before_options_and_behind_files_in_any_order():
         actor = config["model"]["init_args"]["actor"]
         assert actor["class_path"] == "mtrl_lightning.networks.MOORE", "it replaces quickstart's"
         assert actor["init_args"]["width"] == 7 and config["name"] == "x"
-    with pytest.raises(ConfigurationError, match=r"--config.x needs a configuration"):
-        parsed(["fit", "--config.x"])
+    for missing in (["--config.x"], ["--config.x="], ["--config.a=env/toy", "--config.x", "-c=a"]):
+        with pytest.raises(ConfigurationError, match=r"--config.x needs a configuration"):
+            parsed(["fit", *missing])
+
+
+def test_files_of_a_repeated_name_keep_the_order_of_the_command_line(tmp_path):
+    contents = {
+        "one": "name: one\nroot: one",
+        "two": "name: two\nroot: two",
+        "three": "name: three",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    named = zip(("a", "b", "a"), contents, strict=True)
+    files = [f"--config.{parameter}={tmp_path / file}" for parameter, file in named]
+    config = parsed(["fit", "-c", "quickstart", *files])
+    assert (config["name"], config["root"]) == ("three", "two")
 
 
 @pytest.mark.slow
