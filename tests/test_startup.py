@@ -94,6 +94,7 @@ def test_fit_and_validate_import_no_simulator_and_no_logger_before_they_answer(t
         ["validate", "mt10", "--rollot.total_steps=5"],
     )
     assert "--resume RUN" in help_of_fit[0] and "--tasks TASK" in help_of_validate[0]
+    assert "--rollout.total_steps" in help_of_fit[0]
     for printed, _ in misspelled:
         assert "did you mean rollout.total_steps" in printed
     for _, packages in (help_of_fit, help_of_validate, *misspelled):
