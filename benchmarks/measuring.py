@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from mtrl_lightning.envs.vector.vector import usable_cores
+from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.formats import UNKNOWN, number, text_table, with_interval
 

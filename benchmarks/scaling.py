@@ -52,7 +52,7 @@ from benchmarks.measuring import (
 )
 from benchmarks.updates import GRADIENTS, Work, direct_of
 from benchmarks.whole_runs import NO_INTERVALS, paced_arguments
-from mtrl_lightning.envs.vector.vector import usable_cores
+from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.strategy import backend_for

@@ -47,12 +47,13 @@ from benchmarks.measuring import (
     spread,
     take_turns,
 )
+from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.envs import DMControl, DMControlFamily, MetaWorld
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.benchmarks.dm_control import DMC19, DMC21, SuiteTasks
 from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite
 from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
-from mtrl_lightning.envs.vector.vector import VectorEnv, usable_cores
+from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
 KINDS = ("ours", "original", "sync", "async", "envpool")

@@ -50,7 +50,7 @@ from benchmarks.measuring import (
     started,
 )
 from benchmarks.whole_runs import paced_arguments
-from mtrl_lightning.envs.vector.vector import usable_cores
+from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.reports.charts import MINUTES, Chart, Curve, save_png
 from mtrl_lightning.reports.comparison import reaches
