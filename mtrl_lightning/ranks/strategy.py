@@ -30,6 +30,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning.checkpoints.parts import RANKS, own_part
 from mtrl_lightning.checks import above
+from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.errors import ConfigurationError, RankLostError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.distributed import RANK_TIMEOUT
@@ -192,11 +193,11 @@ def processes_for(options: Mapping[str, Any], rank_timeout: float = RANK_TIMEOUT
             " strategy of its own, because others do not average gradients that manual"
             " optimization computes, and the processes would drift apart"
         )
-    cores = os.cpu_count() or 1
+    cores = usable_cores()
     if strategy.root_device.type == "cpu" and per_node > cores:
         rank_zero_warn(
-            f"trainer.devices is {per_node} and this machine has {cores} cores: processes that"
-            " share a core make a run slower than fewer of them"
+            f"trainer.devices is {per_node} and this process may use {cores} cores: processes"
+            " that share a core make a run slower than fewer of them"
         )
     environment = connector.cluster_environment
     if isinstance(environment, LightningEnvironment):
