@@ -138,7 +138,7 @@ class MultiTaskCLI(LightningCLI):
             "--seed_everything",
             type=int,
             default=1,
-            help="seed of weights, environments, all draws",
+            help="seed of weights, environments, all random numbers",
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -223,8 +223,9 @@ class DMControl(SuiteTasks):
             not divide the horizon, the last environment step of an episode has fewer.
         horizon: control steps in an episode, at most 1000, which is dm_control's own.
         reward_scale: factor of every reward, above 0; the score does not depend on it.
-        fast: step with cheaper code, whose observations and rewards are bit-exact. dm_control's own
-            code is used, with a warning, if the installed version was not compared.
+        fast: step with cheaper code, whose observations and rewards are bit-exact with
+            dm_control's. dm_control's own code is used, with a warning, if the installed version
+            was not compared.
 
     Raises:
         ConfigurationError: if dm_control is missing, or a task is unknown or named twice or has
