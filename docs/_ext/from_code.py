@@ -28,6 +28,8 @@ from sphinx.application import Sphinx
 from sphinx.domains.python import PythonDomain
 from sphinx.util.docutils import SphinxDirective
 
+from mtrl_lightning.cli.config_list import head_comment
+
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 
 
@@ -134,7 +136,7 @@ class Options(SphinxDirective):
 
 
 class Configs(SphinxDirective):
-    """List the files of a folder of ``configs/`` with their first comment."""
+    """List the files of a folder of ``configs/`` with the comments at their heads."""
 
     required_arguments = 1
 
@@ -147,7 +149,8 @@ class Configs(SphinxDirective):
             raise self.error(f"configs/{folder} has no files")
         for file in files:
             self.env.note_dependency(str(file))
-            lines += [f"`{folder}/{file.name}`", f": {first_comment(file)}", ""]
+            text = " ".join(head_comment(file))
+            lines += [f"`{folder}/{file.name}`", f": {_sentence(text)}", ""]
         return self.parse_text_to_nodes("\n".join(lines))
 
 
@@ -162,17 +165,6 @@ class PublicNames(SphinxDirective):
             for name in package.__all__
         ]
         return self.parse_text_to_nodes(", ".join(roles) + ".")
-
-
-def first_comment(file: Path) -> str:
-    """Return the comment at a file's head as one line, without indented lines such as commands."""
-    comment: list[str] = []
-    for line in file.read_text().splitlines():
-        if not line.startswith("#"):
-            break
-        if not line.startswith("#   "):
-            comment.append(line.removeprefix("#").strip())
-    return _sentence(" ".join(comment))
 
 
 def _sentence(text: str) -> str:

@@ -6,6 +6,7 @@ PyTorch is not imported.
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import textwrap
 from collections.abc import Mapping
@@ -182,10 +183,20 @@ def _section(group: str, names: list[str], width: int) -> str:
 
 def _description(name: str) -> str:
     """Return the comment at the head of a configuration file, up to its command, in one line."""
-    words: list[str] = []
-    path = configs_folder() / f"{name}.yaml"
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#") or line.startswith("#   "):
-            break
-        words.append(line.lstrip("# "))
-    return " ".join(words).removesuffix(":")
+    paragraphs = head_comment(configs_folder() / f"{name}.yaml")
+    return paragraphs[0].removesuffix(":") if paragraphs else ""
+
+
+def head_comment(file: Path) -> list[str]:
+    """Return the paragraphs of the comment at a file's head, each in one line.
+
+    The commands between them, which are indented, are left out.
+    """
+    lines = file.read_text(encoding="utf-8").splitlines()
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    groups = itertools.groupby(comment, key=lambda line: line.startswith("#   "))
+    return [
+        " ".join(line.removeprefix("#").strip() for line in group)
+        for is_command, group in groups
+        if not is_command
+    ]
