@@ -270,8 +270,8 @@ class RunParser(LightningArgumentParser):
             ConfigurationError: if a run is given that cannot be used.
         """
         given = _with_nulls(_with_named_files(sys.argv[1:] if args is None else args))
-        own = _given_options(given, self._command)
-        self._run = own.get("resume", [None])[0]
+        given_options = _given_options(given, self._command)
+        self._run = given_options.get("resume", [None])[0]
         if self._command == "validate":
             self._run, given = _without_run(given)
         if self._run is None:
@@ -282,14 +282,15 @@ class RunParser(LightningArgumentParser):
             # the run's own options come first, so that all other arguments override them
             first = ["-c", str(config_file), f"--ckpt_path={checkpoint}"]
             config = super().parse_args([*first, *given], *rest, **kwargs)
-            self._keep_identity(config, stored, str(checkpoint), own)
+            self._keep_identity(config, stored, str(checkpoint), given_options)
         if self._command == "fit":
             continued = self._run or config.ckpt_path or None
-            # what a run to continue has in its file are the options with which it started
-            counts = {name: name in own or not continued for name in START_OPTIONS}
+            # A continued run has these options in its file from when it started: they take no
+            # effect now. Given on the command line, they are a mistake.
+            is_chosen = {name: name in given_options or not continued for name in START_OPTIONS}
             check_start(
-                config.init_from if counts["init_from"] else None,
-                config.init_new_tasks if counts["init_new_tasks"] else "fresh",
+                config.init_from if is_chosen["init_from"] else None,
+                config.init_new_tasks if is_chosen["init_new_tasks"] else "fresh",
                 continued,
             )
         return config
@@ -311,10 +312,14 @@ class RunParser(LightningArgumentParser):
             raise ConfigurationError(str(error)) from error
 
     def _keep_identity(
-        self, config: Namespace, stored: dict[str, Any], checkpoint: str, own: Mapping[str, Any]
+        self,
+        config: Namespace,
+        stored: dict[str, Any],
+        checkpoint: str,
+        given_options: Mapping[str, Any],
     ) -> None:
         """Keep the run's checkpoint, name and root, which a file after ``-c`` may set too."""
-        if "ckpt_path" in own:
+        if "ckpt_path" in given_options:
             raise ConfigurationError(
                 f"a run, {self._run}, and --ckpt_path are both given: give one of them."
                 " In place of the run's folder, one of its checkpoints can be given"
@@ -324,7 +329,7 @@ class RunParser(LightningArgumentParser):
             return
         for name in ("name", "root"):
             kept = stored.get(name, config[name])
-            if name in own and config[name] != kept:
+            if name in given_options and config[name] != kept:
                 raise ConfigurationError(
                     f"--{name} cannot be given with --resume: the run continues in {self._run}."
                     " Leave it out, or copy the folder and resume the copy"
@@ -376,15 +381,16 @@ def _partial_parser() -> argparse.ArgumentParser:
 def _without_run(args: list[str]) -> tuple[str | None, list[str]]:
     """Return the run that ``validate`` is given, wherever it stands, and the other arguments.
 
-    It is known by what it is: the options before it may take several values, or none, and those of
-    the classes in its configuration are not known before that is read.
+    The run is recognized by its path: the folder of a run, or a checkpoint. Its position among the
+    arguments does not tell, because an option before it may take several values or none, and the
+    options of the classes in its configuration are unknown until that is read.
     """
-    for place, (previous, argument) in enumerate(itertools.pairwise(["", *args])):
+    for index, (previous, argument) in enumerate(itertools.pairwise(["", *args])):
         if argument.startswith("-") or previous in (*FILE_OPTIONS, "--ckpt_path"):
             continue
         is_run = os.path.isdir(f"{argument}/{CHECKPOINTS}") or argument.endswith(".ckpt")
-        if is_run or (place == 0 and policy_folder(argument) is not None):
-            return argument, [*args[:place], *args[place + 1 :]]
+        if is_run or (index == 0 and policy_folder(argument) is not None):
+            return argument, [*args[:index], *args[index + 1 :]]
     return None, args
 
 
@@ -401,12 +407,12 @@ def _with_named_files(args: Sequence[str]) -> list[str]:
     named, others = parser.parse_known_args(args)
     files = [f"--config={file}" for file in getattr(named, "named_files", ())]
     ends = [
-        place + (1 if "=" in argument else 2)
-        for place, argument in enumerate(others)
+        index + (1 if "=" in argument else 2)
+        for index, argument in enumerate(others)
         if argument.partition("=")[0] in FILE_OPTIONS
     ]
-    place = max(ends, default=0)
-    return [*others[:place], *files, *others[place:]]
+    end = max(ends, default=0)
+    return [*others[:end], *files, *others[end:]]
 
 
 def _with_nulls(args: Sequence[str]) -> list[str]:
