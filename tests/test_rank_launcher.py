@@ -14,7 +14,6 @@ import torch.distributed as dist
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
 from mtrl_lightning.launch import folder as run_folder
 from mtrl_lightning.launch.folder import LOCATION_VARIABLE, locate_run
-from mtrl_lightning.launch.start import find_policy
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks import launcher as rank_launcher
 from mtrl_lightning.ranks.launcher import RankLauncher
@@ -185,14 +184,15 @@ def test_a_process_starts_from_the_policy_that_its_parent_has_found(tmp_path, mo
     best.symlink_to("first.ckpt")
     location = locate_run(str(tmp_path), "run", num_processes=2)
     with location.hold():
-        found = find_policy(tmp_path / "source", location)
-        assert found == (checkpoints / "first.ckpt").resolve()
+        location.set_policy(tmp_path / "source")
+        assert location.policy == (checkpoints / "first.ckpt").resolve()
         # the other process reads it later, when the run of the policy has a better one
         best.unlink()
         best.symlink_to("second.ckpt")
         monkeypatch.setenv("LOCAL_RANK", "1")
         received = locate_run(str(tmp_path), "run", num_processes=2)
-        assert find_policy(tmp_path / "source", received) == found
+        received.set_policy(tmp_path / "source")
+        assert received.policy == location.policy
 
 
 def test_processes_that_are_started_again_do_not_read_what_the_former_ones_wrote():

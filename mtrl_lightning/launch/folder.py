@@ -29,6 +29,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.manifest import check_manifest
 from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.runs import (
+    best_checkpoint,
     check_name,
     discard_unstarted,
     ensure_writable,
@@ -88,7 +89,7 @@ class RunLocation:
     """Processes of the run."""
     policy: Path | None = None
     """The checkpoint of the policy with which a new run starts, once it is found; see
-    ``find_policy``."""
+    ``set_policy``."""
     is_first: bool = True
     """Whether this process found the folder; it holds the lock."""
     new_folders: Sequence[Path] = ()
@@ -140,10 +141,28 @@ class RunLocation:
         finally:
             os.environ.pop(LOCATION_VARIABLE, None)
 
-    def set_policy(self, policy: Path | None) -> None:
-        """Set the policy with which the run starts, also for processes that Lightning starts."""
-        self.policy = policy
-        if LOCATION_VARIABLE in os.environ:
+    def set_policy(self, init_from: str | Path | None) -> None:
+        """Find the policy with which the run starts, the same file in all processes.
+
+        It is the file behind a link such as ``best.ckpt``, which a run in training moves. A run
+        that continues, as one that a scheduler has restarted, starts from no policy.
+
+        Args:
+            init_from: the policy, as ``best_checkpoint`` takes it; None for none.
+
+        Raises:
+            ConfigurationError: if there is no such policy.
+        """
+        if init_from is None or self.checkpoint is not None:
+            return
+        if self.policy is not None:
+            return  # the process that has started this one has found it
+        policy = None
+        with distributed.raise_on_all_ranks(ConfigurationError):
+            if distributed.rank() == 0:
+                policy = best_checkpoint(init_from).resolve()
+        self.policy = distributed.broadcast(policy)
+        if LOCATION_VARIABLE in os.environ:  # processes that Lightning starts receive it
             os.environ[LOCATION_VARIABLE] = json.dumps(self.paths())
 
     def paths(self) -> dict[str, str | None]:

@@ -37,7 +37,6 @@ from mtrl_lightning.launch.sections import LEARNING_OPTIONS
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.strategy import Processes, processes_for
 from mtrl_lightning.run.data import MultiTaskData
-from mtrl_lightning.runs import best_checkpoint
 
 FIXED_TRAINER_OPTIONS: dict[str, Any] = {
     "max_epochs": -1,
@@ -78,7 +77,7 @@ class RunStart:
                 ``metrics.csv`` would be lost, or there is no such policy.
         """
         with self.location.hold():
-            find_policy(self.init_from, self.location)
+            self.location.set_policy(self.init_from)
             yield
 
     def make_trainer(
@@ -210,32 +209,6 @@ def check_start(
             f"init_new_tasks is {new_tasks}, and the run starts from no policy: give init_from, or"
             " leave it out"
         )
-
-
-def find_policy(init_from: str | Path | None, location: RunLocation) -> Path | None:
-    """Return the checkpoint of the policy with which a run starts, the same in all processes.
-
-    It is the file behind a link such as ``best.ckpt``, which a run in training moves.
-
-    Args:
-        init_from: the policy, as ``best_checkpoint`` takes it.
-        location: of the run.
-
-    Returns:
-        None if there is none, or the run continues, as one that a scheduler has restarted.
-
-    Raises:
-        ConfigurationError: if there is no such policy.
-    """
-    if init_from is None or location.checkpoint is not None:
-        return None
-    if location.policy is None:  # else the process that has started this one has found it
-        policy = None
-        with distributed.raise_on_all_ranks(ConfigurationError):
-            if distributed.rank() == 0:
-                policy = best_checkpoint(init_from).resolve()
-        location.set_policy(distributed.broadcast(policy))
-    return location.policy
 
 
 def as_list(given: Any) -> list[Any]:

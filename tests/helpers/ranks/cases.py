@@ -31,7 +31,6 @@ from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP
 from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch.folder import RunLocation
-from mtrl_lightning.launch.start import find_policy
 from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
@@ -381,6 +380,9 @@ def moments_of_parts(rank: int) -> dict[str, Tensor]:
 
 def probes(rank: int) -> dict[str, Any]:
     """Return what a rank sees of several exchanges."""
+    location = RunLocation(Path())
+    # what a link names may have changed before another process reads it
+    location.set_policy(("mt10", "mt50")[rank % 2])
     return {
         "fails on 0": error_of(lambda: fail_on(rank, 0)),
         "fails on 1": error_of(lambda: fail_on(rank, 1)),
@@ -394,7 +396,6 @@ def probes(rank: int) -> dict[str, Any]:
         "largest": distributed.largest(torch.tensor([rank, -rank])).tolist(),
         "total": distributed.total(rank + 1),
         "seed": distributed.seed_of_rank(5),
-        # what a link names may have changed before another process reads it
-        "policy": str(find_policy(("mt10", "mt50")[rank % 2], RunLocation(Path()))),
-        "no policy": error_of(lambda: find_policy("nothing", RunLocation(Path()))),
+        "policy": str(location.policy),
+        "no policy": error_of(lambda: RunLocation(Path()).set_policy("nothing")),
     }
