@@ -44,7 +44,6 @@ from mtrl_lightning.callbacks import (
     RolloutCallback,
 )
 from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.launch.start import fit
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.rollout import ActionNoise, EpisodeListener, ScaleAction, TransformedPolicy
@@ -160,7 +159,7 @@ def composed(root, order):
 
     evaluation._evaluate = noting
     random.Random(order).shuffle(callbacks)
-    fit(trainer_in(folder, callbacks), SMALL_SAC(data.spec), data)
+    trainer_in(folder, callbacks).fit(SMALL_SAC(data.spec), datamodule=data)
     return folder, watching.seen
 
 
@@ -505,13 +504,13 @@ def test_a_second_trainer_with_the_same_objects_has_a_session_of_its_own(tmp_pat
     ]
     assert "eval/return/goal-2" in evaluation.session.results
     assert not (tmp_path / "first" / "metrics.csv").exists() and first.loggers
-    fit(trainer_in(tmp_path / "second", parts_of_a_run()), model, data)
+    trainer_in(tmp_path / "second", parts_of_a_run()).fit(model, datamodule=data)
     assert (tmp_path / "second" / "checkpoints" / "last.ckpt").is_file()
     assert not (tmp_path / "first" / "checkpoints").exists()
     held = len(data.buffer)
     again = parts_of_a_run()
     again[0] = RolloutCallback(total_steps=240, warmup_steps=30, num_workers=0)
-    fit(trainer_in(tmp_path / "second", again), model, data)
+    trainer_in(tmp_path / "second", again).fit(model, datamodule=data)
     assert len(data.buffer) == held + 120, "the replay of the first fit is still there"
 
 

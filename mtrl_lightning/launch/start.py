@@ -136,7 +136,33 @@ class RunStart:
         if policy is not None:
             table = start_from(algorithm, load_checkpoint(policy), self.init_new_tasks)
             rank_zero_info(f"The run starts from {policy}\n{table}")
-        fit(trainer, algorithm, data, self.location.checkpoint)
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        rollout = next(one for one in callbacks if isinstance(one, RolloutCallback))
+        if rollout.learner_threads is not None:
+            torch.set_num_threads(rollout.learner_threads)
+        rank_zero_info(f"The run's folder is {trainer.default_root_dir}")
+        checkpoint = self.location.checkpoint
+        with quiet():
+            try:
+                trainer.fit(
+                    algorithm,
+                    datamodule=data,
+                    ckpt_path=None if checkpoint is None else str(checkpoint),
+                    weights_only=True,  # nothing in the checkpoint is executed
+                )
+            except Interrupted as interrupted:
+                for logger in trainer.loggers if trainer.is_global_zero else ():
+                    if isinstance(logger, EnvStepWandbLogger):
+                        interrupted.code = logger.end_interrupted(interrupted.code)
+                requeue(trainer, interrupted)
+                # a launcher may end the others as soon as one has ended
+                with contextlib.suppress(RankLostError), distributed.extended_timeout():
+                    distributed.total(0)
+                raise
+        session = rollout.session
+        counted_steps = session.loop.counted_steps
+        unit = session.algorithm.step_unit
+        rank_zero_info(_end_message(trainer, counted_steps, rollout.total_steps, unit))
 
 
 def prepare(
@@ -216,42 +242,6 @@ def as_list(given: Any) -> list[Any]:
     if given is None or isinstance(given, bool):
         return []
     return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def fit(
-    trainer: Trainer, algorithm: Algorithm, data: MultiTaskData, checkpoint: Path | None = None
-) -> None:
-    """Train; a checkpoint is read without executing anything in it.
-
-    Raises:
-        Interrupted: if a signal ended the run, which is saved by then.
-    """
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    rollout = next(one for one in callbacks if isinstance(one, RolloutCallback))
-    if rollout.learner_threads is not None:
-        torch.set_num_threads(rollout.learner_threads)
-    rank_zero_info(f"The run's folder is {trainer.default_root_dir}")
-    with quiet():
-        try:
-            trainer.fit(
-                algorithm,
-                datamodule=data,
-                ckpt_path=None if checkpoint is None else str(checkpoint),
-                weights_only=True,
-            )
-        except Interrupted as interrupted:
-            for logger in trainer.loggers if trainer.is_global_zero else ():
-                if isinstance(logger, EnvStepWandbLogger):
-                    interrupted.code = logger.end_interrupted(interrupted.code)
-            requeue(trainer, interrupted)
-            # a launcher may end the others as soon as one has ended
-            with contextlib.suppress(RankLostError), distributed.extended_timeout():
-                distributed.total(0)
-            raise
-    session = rollout.session
-    counted_steps = session.loop.counted_steps
-    unit = session.algorithm.step_unit
-    rank_zero_info(_end_message(trainer, counted_steps, rollout.total_steps, unit))
 
 
 def _end_message(trainer: Trainer, env_steps: int, total_steps: int, unit: str) -> str:
