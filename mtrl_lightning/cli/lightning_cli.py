@@ -186,7 +186,7 @@ class MultiTaskCLI(LightningCLI):
             init_new_tasks=config.init_new_tasks,
             restart_id=self._restart_id,
             overwrite_metrics=config.overwrite_metrics,
-            fitting=is_fitting,
+            is_fitting=is_fitting,
         )
         self._location = self._start.location
         if is_fitting:

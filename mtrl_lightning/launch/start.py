@@ -59,7 +59,7 @@ class RunStart:
     """Its folder, and the checkpoint that it continues from."""
     processes: Processes
     """How many there are, and the trainer's strategy."""
-    fitting: bool
+    is_fitting: bool
     """Whether it trains."""
     restart_id: dict[str, str] | None
     """Identifies its checkpoints if a scheduler restarts it."""
@@ -83,9 +83,9 @@ class RunStart:
     def make_trainer(
         self,
         options: Mapping[str, Any],
-        first: Sequence[Callback],
+        callbacks_before: Sequence[Callback],
         described: Mapping[str, Any],
-        last: Sequence[Callback] = (),
+        callbacks_after: Sequence[Callback] = (),
     ) -> Trainer:
         """Return Lightning's trainer with what every run has.
 
@@ -93,29 +93,30 @@ class RunStart:
         the given callbacks replaces ours.
 
         Args:
-            options: of the trainer; its callbacks are in ``first`` and ``last``.
-            first: callbacks before those of every run, the sections' among them.
+            options: of the trainer; its callbacks are given by the other arguments.
+            callbacks_before: callbacks before those of every run, the sections' among them.
             described: all options of the run, as ``config.yaml`` holds them.
-            last: callbacks after them.
+            callbacks_after: callbacks after those of every run.
 
         Raises:
             ConfigurationError: if an option cannot work.
         """
         folder = str(self.location.folder)
         loggers: Any = False
-        callbacks = [*first]
-        if self.fitting:
+        callbacks = [*callbacks_before]
+        if self.is_fitting:
             loggers = [MetricsCSV(folder), *as_list(options["logger"])]
             callbacks += [ReportCallback(), InterruptionCallback(self.restart_id)]
             callbacks += [OptionsCallback(described, LEARNING_OPTIONS), ImagesCallback()]
-        has_own_bar = any(isinstance(callback, ProgressBar) for callback in (*first, *last))
+        given = (*callbacks_before, *callbacks_after)
+        has_own_bar = any(isinstance(callback, ProgressBar) for callback in given)
         if options["enable_progress_bar"] is not False and not has_own_bar:
             callbacks.append(EnvStepProgressBar())
         own: dict[str, Any] = {
             **FIXED_TRAINER_OPTIONS,
             "default_root_dir": folder,
             "logger": loggers,
-            "callbacks": [*callbacks, *last],
+            "callbacks": [*callbacks, *callbacks_after],
             "strategy": options["strategy"] or "auto",
         }
         if self.processes.number > 1:
@@ -175,7 +176,7 @@ def prepare(
     init_new_tasks: NewTasks,
     restart_id: dict[str, str] | None,
     overwrite_metrics: bool,
-    fitting: bool = True,
+    is_fitting: bool = True,
 ) -> RunStart:
     """Check the options that concern all processes of a run, connect them, and find its folder.
 
@@ -188,14 +189,14 @@ def prepare(
         init_new_tasks: initial weights of tasks that the policy was not trained on.
         restart_id: identifies the checkpoints of a run that a scheduler restarts.
         overwrite_metrics: whether later rows of ``metrics.csv`` may be deleted.
-        fitting: whether it trains.
+        is_fitting: whether it trains.
 
     Raises:
         ConfigurationError: if an option cannot work, or there is no such checkpoint.
     """
     check_trainer_options(options["trainer"])
     processes = processes_for(options["trainer"], options["rollout"]["rank_timeout"])
-    if fitting:
+    if is_fitting:
         # before Lightning starts the other processes
         with distributed.raise_on_all_ranks(ConfigurationError):
             if options["data"]["demonstrations"] is None:  # else no environments are stepped
@@ -204,12 +205,12 @@ def prepare(
         root,
         name,
         ckpt_path,
-        restore_replay=fitting and options["replay"]["restore"],
-        restart_id=restart_id if fitting else None,
+        restore_replay=is_fitting and options["replay"]["restore"],
+        restart_id=restart_id if is_fitting else None,
         overwrite_metrics=overwrite_metrics,
         num_processes=processes.number,
     )
-    return RunStart(location, processes, fitting, restart_id, init_from, init_new_tasks)
+    return RunStart(location, processes, is_fitting, restart_id, init_from, init_new_tasks)
 
 
 def check_start(
