@@ -36,7 +36,7 @@ from mtrl_lightning.envs.names import callable_name, plain_values
 from mtrl_lightning.errors import ConfigurationError, closest
 from mtrl_lightning.launch.folder import find_restart_id
 from mtrl_lightning.launch.sections import CALLBACKS, SECTIONS, SEEDS, complete, options_of
-from mtrl_lightning.launch.start import RunStart, check_start, prepare
+from mtrl_lightning.launch.start import RunStart, as_list, check_start, prepare
 from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.rollout import (
     ActionTransform,
@@ -240,11 +240,11 @@ def train(
     benchmark = _resolved_benchmark(data.pop("benchmark"))
     make_algorithm = _factory(algorithm)
     given_callbacks = options["trainer"].pop("callbacks")
-    callbacks = _listed(given_callbacks, Callback, "callbacks", "EarlyStopping('eval/return')")
+    callbacks = _list_of(given_callbacks, Callback, "callbacks", "EarlyStopping('eval/return')")
     example = "TensorBoardLogger('logs')"
     hint = "; metrics.csv is always written"
-    loggers = _listed(options["trainer"].pop("logger"), Logger, "loggers", example, hint)
-    rollout["listeners"] = _listed(
+    loggers = _list_of(options["trainer"].pop("logger"), Logger, "loggers", example, hint)
+    rollout["listeners"] = _list_of(
         rollout["listeners"], EpisodeListener, "listeners", "MyListener()"
     )
     total_steps = _whole("total_steps", rollout["total_steps"], 1)
@@ -516,17 +516,18 @@ def _whole(name: str, value: Any, least: int, most: int | None = None, hint: str
     return int(number)
 
 
-def _listed(given: Any, kind: type, name: str, example: str, hint: str = "") -> list[Any]:
-    """Return callbacks, loggers or listeners as a list, also if a single one is given."""
-    if given is None or given is False:
-        return []
-    listed = [given] if isinstance(given, kind) else given
-    is_list = isinstance(listed, Sequence) and not isinstance(listed, str)
-    if not is_list or not all(isinstance(one, kind) for one in listed):
+def _list_of(given: Any, kind: type, name: str, example: str, hint: str = "") -> list[Any]:
+    """Return objects as ``as_list`` does.
+
+    Raises:
+        ConfigurationError: if one of them is not of this kind.
+    """
+    listed = as_list(given)
+    if given is True or not all(isinstance(one, kind) for one in listed):
         raise ConfigurationError(
             f"{name} is {given!r}: give a list of objects, such as [{example}]{hint}"
         )
-    return list(listed)
+    return listed
 
 
 def _round_up(number: int) -> int:

@@ -239,10 +239,11 @@ def check_start(
 
 
 def as_list(given: Any) -> list[Any]:
-    """Return loggers or callbacks as a list, however they are given."""
+    """Return loggers, callbacks or listeners as a list, also if a single one or none is given."""
     if given is None or isinstance(given, bool):
         return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    is_several = isinstance(given, Sequence) and not isinstance(given, str)
+    return list(given) if is_several else [given]
 
 
 def _end_message(trainer: Trainer, env_steps: int, total_steps: int, unit: str) -> str:
