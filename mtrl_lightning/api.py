@@ -60,6 +60,15 @@ TRAINER = {
 """Defaults of Lightning's trainer that differ from Lightning's, as in ``configs/base.yaml``."""
 ROLLOUT_PARTS = {"exploration": CorrelatedNoise, "pausing": PauseSolved}
 """Options of the section ``rollout`` that are objects, and their classes."""
+DERIVED_OPTIONS = (
+    "evaluation.every",
+    "metrics.every",
+    "checkpoint.every",
+    "data.batch_size",
+    "data.capacity",
+    "rollout.warmup_steps",
+)
+"""Options that ``train`` derives from the others where they are not given."""
 FORMER_ARGUMENTS = {
     "batch_size": "data.batch_size",
     "capacity": "data.capacity",
@@ -277,7 +286,8 @@ def train(
         overwrite_metrics=overwrite_metrics,
     )
     with start.hold():
-        _derive(options, given, start, model, benchmark)
+        _complete_options(options, given, start, model, benchmark)
+        _print_derived(options)
         described = {
             "name": name,
             "root": root,
@@ -350,14 +360,14 @@ def _set(given: dict[str, dict[str, Any]], option: str, value: Any, argument: st
         )
 
 
-def _derive(
+def _complete_options(
     options: Mapping[str, dict[str, Any]],
     given: Mapping[str, Mapping[str, Any]],
     start: RunStart,
     model: Algorithm,
     benchmark: Benchmark,
 ) -> None:
-    """Derive schedules, batch size, capacity and warm-up where they are not given, and print them.
+    """Derive schedules, batch size, capacity and warm-up where they are not given.
 
     Args:
         options: all options of the run by section, which are completed.
@@ -393,10 +403,16 @@ def _derive(
             tenth = math.ceil(total_steps / 10 / num_envs) * num_envs
             most = min(WARMUP_VECTOR_STEPS * num_envs, total_steps - num_envs)
             rollout["warmup_steps"] = max(num_envs, min(tenth, most))
-    shown = {f"{section}.every": options[section]["every"] for section in schedules}
-    shown |= {f"data.{option}": data[option] for option in ("batch_size", "capacity")}
-    shown |= {"rollout.warmup_steps": rollout["warmup_steps"]}
-    texts = [f"{option} {value:,}" for option, value in shown.items() if value is not None]
+
+
+def _print_derived(options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the options that ``_complete_options`` derives, also those that are given."""
+    texts: list[str] = []
+    for path in DERIVED_OPTIONS:
+        section, name = path.split(".")
+        value = options[section][name]
+        if value is not None:
+            texts.append(f"{path} {value:,}")
     rank_zero_info(", ".join(texts))
 
 
