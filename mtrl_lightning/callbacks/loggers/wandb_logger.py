@@ -295,7 +295,7 @@ class EnvStepWandbLogger(WandbLogger):
             rank_zero_warn(
                 f"the W&B run {run.id} has points up to step {logged},"
                 f" later than the checkpoint's {env_steps}. W&B cannot delete points:"
-                f" those of steps {env_steps + 1} to {logged} stay,"
+                f" its points of steps {env_steps + 1} to {logged} stay,"
                 " and this run logs from the next one on."
                 " With the same options it repeats them exactly;"
                 " with others, metrics.csv has this run's own,"
