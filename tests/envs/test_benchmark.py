@@ -136,7 +136,7 @@ def test_spec_and_protocol_say_what_belongs_beside_every_number():
 
 def test_missing_metaworld_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "metaworld", None)
-    with pytest.raises(ConfigurationError, match=r'pip install "metaworld<4,>=3\.1"'):
+    with pytest.raises(ConfigurationError, match=r'pip install "metaworld>=3\.1,<4"'):
         MetaWorld("MT10")
 
 
