@@ -12,6 +12,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -98,10 +99,12 @@ def test_a_sweep_that_is_killed_finishes_the_same_trials(tmp_path, capfd):
     for text in process.stdout:  # killed while another trial is under way
         if "eval/return" in text:
             break
+    runs = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
     process.stdout.close()
-    time.sleep(0.5)  # the runs of the killed sweep end by themselves
+    _, running = psutil.wait_procs(runs, timeout=60)
+    assert not running, "the runs of a killed sweep end by themselves"
     study = run(given, tmp_path / "try", trials=3, jobs=2)
     printed = capfd.readouterr().out
     assert re.search(r"trial_000\d: continues gain=", printed)
