@@ -157,7 +157,7 @@ def serve_ranks(size: int, device: str, works: dict[str, dict[str, Any]]) -> Non
     Args:
         size: number of ranks.
         device: kind of device of each.
-        works: what is updated by name: the options of ``Work``, and ``gradient``.
+        works: the updates by name, each with the options of ``Work``, and ``gradient``.
     """
     rank = start_ranks(size)
     keep_freed_memory()  # as a run does

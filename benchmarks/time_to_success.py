@@ -312,7 +312,9 @@ def row_of(name: str, seeds: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str,
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Train what is not trained yet; write and return the sets of tasks with their runs."""
-    sets, tables, charts = [], [], []
+    sets = []
+    tables = []
+    charts = []
     for tasks in options.tasks:
         folder = options.folder / "_".join(tasks)
         folder.mkdir(parents=True, exist_ok=True)

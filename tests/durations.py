@@ -15,7 +15,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 FILE = Path(__file__).with_name("durations.csv")
-TIERS = ("fast", "slow")
 LEAST = 2.0
 """Seconds, of all cases of a test together, from which on it has a row."""
 
@@ -50,13 +49,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("reports", nargs=2, type=Path, metavar=("FAST", "SLOW"))
+    parser.add_argument("fast", type=Path, help="pytest's report of the fast tier")
+    parser.add_argument("slow", type=Path, help="pytest's report of the slow tier")
     options = parser.parse_args()
     with FILE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["tier", "seconds", "cases", "test"])
-        for tier, report in reversed(list(zip(TIERS, options.reports, strict=True))):
-            writer.writerows(rows_of(tier, report))
+        writer.writerows(rows_of("slow", options.slow))
+        writer.writerows(rows_of("fast", options.fast))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 import ast
 import csv
+import sys
 from functools import cache
+
+import pytest
 
 from tests import durations
 
@@ -22,6 +25,22 @@ def test_cases_of_a_test_are_added_and_short_tests_have_no_row(tmp_path):
         ("fast", "3.0", 1, "tests/test_d.py::test_long"),
         ("fast", "2.2", 2, "tests/a/test_b.py::test_c"),
     ]
+
+
+def test_the_program_writes_both_tiers_and_says_how_it_is_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(durations, "FILE", tmp_path / "durations.csv")
+    for tier in ("fast", "slow"):
+        (tmp_path / f"{tier}.xml").write_text(REPORT)
+    monkeypatch.setattr(sys, "argv", ["durations", *map(str, sorted(tmp_path.glob("*.xml")))])
+    durations.main()
+    lines = durations.FILE.read_text().splitlines()
+    assert lines[0] == "tier,seconds,cases,test" and len(lines) == 5
+    assert lines[1] == "slow,3.0,1,tests/test_d.py::test_long" and lines[4].startswith("fast,2.2")
+
+    monkeypatch.setattr(sys, "argv", ["durations", "--help"])
+    with pytest.raises(SystemExit):
+        durations.main()
+    assert "--junitxml fast.xml" in capsys.readouterr().out
 
 
 def test_every_row_names_a_test():

@@ -381,7 +381,7 @@ def moments_of_parts(rank: int) -> dict[str, Tensor]:
 def probes(rank: int) -> dict[str, Any]:
     """Return what a rank sees of several exchanges."""
     location = RunLocation(Path())
-    # what a link names may have changed before another process reads it
+    # the target of a link such as best.ckpt may change before another process reads it
     location.set_policy(("mt10", "mt50")[rank % 2])
     return {
         "fails on 0": error_of(lambda: fail_on(rank, 0)),
