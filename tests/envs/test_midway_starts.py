@@ -58,6 +58,19 @@ class Clocked(Hill):
         self.steps = 0
 
 
+class Counted(Hill):
+    steps_taken = []  # noqa: RUF012
+
+    def step(self, action):
+        self.steps_taken.append(action)
+        return super().step(action)
+
+
+class Stateless(Hill):
+    def get_state(self):
+        raise ConfigurationError("its state is on another machine")
+
+
 def started(env, fraction=1.0, spec=SPEC):
     wrapped = MidwayStarts(env, spec, 7, fraction)
     wrapped.reset()
@@ -114,7 +127,7 @@ def test_midway_starts_follow_one_another_up_to_some_horizons():
     episode(env, best_step=35)
     for number in range(12):
         env.reset()
-        env._repeat(env._beginnings[0], None)
+        env._start(env._beginnings[0], None)
         episode(env, best_step=25, largest=0.51 + 0.01 * number)
     found = [len(beginning.action_SA) for beginning in env._beginnings]
     assert found == [150, 130, 110, 90, 70], "by 20 each; the next one is beyond 160"
@@ -189,6 +202,29 @@ def test_a_given_seed_begins_a_whole_episode_and_all_that_follows_is_the_same():
 
     assert run() == run()
     assert any(steps for _, steps in run()) and not all(steps for _, steps in run())
+
+
+@pytest.mark.parametrize(("options", "num_repeated"), [(None, 20), ({"a": 1}, 60)])
+def test_a_beginning_is_repeated_once_and_then_its_state_is_restored(options, num_repeated):
+    """Options may lead elsewhere, so that with them it is repeated each time."""
+    env = started(Counted())
+    episode(env, 25)
+    steps_before = len(Counted.steps_taken)
+    starts = []
+    for _ in range(3):
+        observation, info = env.reset(options=options)
+        starts.append((observation.tolist(), info, env.unwrapped.steps))
+        observation[:] = np.nan
+        info["more"] = 1
+    assert starts[0][2] == 20 and starts == [starts[0]] * 3
+    assert len(Counted.steps_taken) - steps_before == num_repeated
+
+
+def test_an_environment_without_a_state_to_take_repeats_its_steps_each_time():
+    env = started(Stateless())
+    episode(env, 25)
+    starts = [env.reset()[0].tolist() for _ in range(3)]
+    assert env.unwrapped.steps == 20 and starts == [starts[0]] * 3
 
 
 def test_where_an_episode_is_not_repeated_another_begins_with_a_reset():
@@ -290,13 +326,15 @@ def test_tasks_of_metaworld_repeat_their_episodes_and_continue_bit_exact(tasks):
         return [one.receive() for one in which]
 
     envs.reset()
-    for _ in range(2 * HORIZON + HORIZON // 2):
+    for _ in range(5 * HORIZON + HORIZON // 2):
         step(envs)
     starts = [env._num_repeated > 0 for env in envs._groups[0]._group._envs]
     assert np.mean(starts) > 0.5
     assert {len(env._actions) % INTERVAL for env in envs._groups[0]._group._envs} == {0}
-    other.set_state(envs.get_state())
-    for _ in range(HORIZON + HORIZON // 2):
+    beginnings = [kept for env in envs._groups[0]._group._envs for kept in env._beginnings]
+    assert any(kept.start for kept in beginnings)
+    other.set_state(envs.get_state())  # in which all beginnings are repeated, not restored
+    for _ in range(4 * HORIZON):
         here, there = step(envs, other)
         assert np.array_equal(here.observation_ED, there.observation_ED)
         assert np.array_equal(here.reward_E, there.reward_E)

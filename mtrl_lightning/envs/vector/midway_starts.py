@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
 import warnings
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -14,7 +17,8 @@ import numpy.typing as npt
 from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.checks import count, flag, number
-from mtrl_lightning.envs.state.state import layers_of
+from mtrl_lightning.envs.state.state import EnvState, layers_of
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec
 
 INTERVAL = 10
@@ -39,7 +43,16 @@ class Moment(NamedTuple):
     """Of the observation."""
 
 
-class Beginning(NamedTuple):
+class Start(NamedTuple):
+    """Where repeated steps have led."""
+
+    state: list[Any]
+    observation: npt.NDArray
+    info: dict[str, Any]
+
+
+@dataclass(eq=False)
+class Beginning:
     """The first steps of an episode, which can be repeated."""
 
     reward: float
@@ -50,6 +63,8 @@ class Beginning(NamedTuple):
     """The actions of its first ``S`` steps."""
     checksum: int
     """Of the observation that they lead to."""
+    start: Start | None = None
+    """Once they have been repeated."""
 
 
 class MidwayStarts(gym.Wrapper):
@@ -60,9 +75,11 @@ class MidwayStarts(gym.Wrapper):
     how seldom it was visited; here by the reward that it led to). Beginnings end at most
     ``INTERVAL`` steps before an episode's largest reward. They are repeated from the seed of the
     reset and the actions, so that every environment can have them whose episodes depend on nothing
-    else; where one does not repeat, an episode begins with a reset instead. The repeated steps are
-    no part of the new episode, and count in no number of steps. It is shorter by them, unless the
-    environment has a method ``restart_clock()``, which is called after each of them.
+    else; where one does not repeat, an episode begins with a reset instead. Where the environment's
+    state can be taken (``EnvState``), a beginning is repeated once, and from then on the state is
+    restored that it led to. The repeated steps are no part of the new episode, and count in no
+    number of steps. It is shorter by them, unless the environment has a method ``restart_clock()``,
+    which is called after each of them.
 
     The more the other episodes succeed, the fewer begin this way, in a solved task none. In tasks
     without a success signal, the score takes its place.
@@ -84,6 +101,7 @@ class MidwayStarts(gym.Wrapper):
         super().__init__(env)
         self._spec = spec
         self._fraction = fraction
+        self._env_state = EnvState(env)
         self._generator = np.random.default_rng([seed, 1])
         self._success = 0.0
         """Average over the episodes that began with a reset."""
@@ -105,9 +123,10 @@ class MidwayStarts(gym.Wrapper):
         is_repeated = self._generator.random() < self._fraction * (1 - self._success)
         sampled = int(self._generator.integers(SEEDS))
         if is_repeated and self._beginnings:
-            repeated = self._repeat(self._beginnings[sampled % len(self._beginnings)], options)
-            if repeated is not None:
-                return repeated
+            beginning = self._beginnings[sampled % len(self._beginnings)]
+            start = self._start(beginning, options)
+            if start is not None:
+                return start
         episode_seed = sampled if seed is None else seed
         observation, info = self.env.reset(seed=episode_seed, options=options)
         self._begin(episode_seed, [], _checksum(observation))
@@ -140,16 +159,16 @@ class MidwayStarts(gym.Wrapper):
         self._best = self._latest
         self._best_reward = -math.inf
 
-    def _repeat(
+    def _start(
         self, beginning: Beginning, options: dict | None
     ) -> tuple[npt.NDArray, dict[str, Any]] | None:
-        """Repeat a beginning; return None, and forget it, if it leads to another observation."""
-        observation, info = self.env.reset(seed=beginning.seed, options=options)
-        restart_clock = self._clock()
-        for action in beginning.action_SA:
-            observation, _, _, _, info = self.env.step(action.copy())
-            if restart_clock is not None:
-                restart_clock()
+        """Begin where a beginning leads; return None, and forget it, if it leads elsewhere."""
+        start = beginning.start
+        if start is not None and options is None:
+            self._env_state.set(start.state)
+            self._begin(beginning.seed, list(beginning.action_SA), beginning.checksum)
+            return start.observation.copy(), copy.deepcopy(start.info)
+        observation, info = self._repeat(beginning, options)
         if _checksum(observation) != beginning.checksum:
             warnings.warn(
                 f"the same seed and actions led {type(self.unwrapped).__name__} to another"
@@ -160,7 +179,24 @@ class MidwayStarts(gym.Wrapper):
             )
             self._beginnings = [kept for kept in self._beginnings if kept is not beginning]
             return None
+        if options is None:
+            # an environment whose state cannot be taken repeats the steps each time
+            with contextlib.suppress(ConfigurationError):
+                state = self._env_state.get()
+                beginning.start = Start(state, observation.copy(), copy.deepcopy(info))
         self._begin(beginning.seed, list(beginning.action_SA), beginning.checksum)
+        return observation, info
+
+    def _repeat(
+        self, beginning: Beginning, options: dict | None
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
+        """Repeat a beginning's steps."""
+        observation, info = self.env.reset(seed=beginning.seed, options=options)
+        restart_clock = self._clock()
+        for action in beginning.action_SA:
+            observation, _, _, _, info = self.env.step(action.copy())
+            if restart_clock is not None:
+                restart_clock()
         return observation, info
 
     def _clock(self) -> Callable[[], None] | None:
@@ -199,7 +235,9 @@ class MidwayStarts(gym.Wrapper):
         return {
             "generator": self._generator.bit_generator.state,
             "success": self._success,
-            "beginnings": [list(beginning) for beginning in self._beginnings],
+            "beginnings": [
+                [kept.reward, kept.seed, kept.action_SA, kept.checksum] for kept in self._beginnings
+            ],
             "seed": self._seed,
             "actions": list(self._actions),
             "num_repeated": self._num_repeated,
