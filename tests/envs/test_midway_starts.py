@@ -127,7 +127,7 @@ def test_midway_starts_follow_one_another_up_to_some_horizons():
     episode(env, best_step=35)
     for number in range(12):
         env.reset()
-        env._start(env._beginnings[0], None)
+        env._start(env._beginnings[0], len(env._beginnings[0].action_SA), None)
         episode(env, best_step=25, largest=0.51 + 0.01 * number)
     found = [len(beginning.action_SA) for beginning in env._beginnings]
     assert found == [150, 130, 110, 90, 70], "by 20 each; the next one is beyond 160"
@@ -172,6 +172,37 @@ def test_the_more_a_task_succeeds_the_fewer_episodes_begin_midway():
         shares.append(num_midway / 400)
     assert shares[0] == pytest.approx(0.6, abs=0.08)
     assert shares[1] < 0.03
+
+
+def test_once_an_episode_from_there_succeeds_others_begin_anywhere_on_the_way():
+    env = started(Hill(success_from=0.9))
+    episode(env, 38)
+    assert {env.reset() and env.unwrapped.steps for _ in range(9)} == {30}
+    episode(env, 5, largest=1.0)
+    starts = [env.reset() and env.unwrapped.steps for _ in range(300)]
+    assert set(starts) == {10, 20, 30}
+    assert all(0.25 < starts.count(steps) / 300 < 0.42 for steps in (10, 20, 30))
+    observation, _ = env.reset()
+    assert observation[1] == pytest.approx(
+        sum(0.01 * (step % 7) for step in range(1, env.unwrapped.steps + 1)), abs=1e-6
+    )
+    before = env._beginnings.copy()
+    episode(env, 8, largest=0.8)
+    assert env._beginnings == before, "what is later on the way teaches nothing"
+
+
+def test_a_restored_environment_knows_from_where_its_episode_began():
+    env, other = started(Hill(success_from=0.9)), MidwayStarts(Hill(0.9), SPEC, 8, 1.0)
+    other_state = EnvState(other)
+    episode(env, 38)
+    env.reset()
+    other_state.set(through_a_file(EnvState(env).get()))
+    for one in (env, other):
+        episode(one, 5, largest=1.0)
+    starts, others = (
+        [one.reset() and one.unwrapped.steps for _ in range(20)] for one in (env, other)
+    )
+    assert starts == others and set(starts) == {10, 20, 30}
 
 
 def test_a_task_without_a_success_signal_follows_its_score():
@@ -284,13 +315,15 @@ def test_a_restored_environment_continues_as_the_uninterrupted_one(num_steps):
 @pytest.mark.parametrize(
     "change",
     [
-        {"beginnings": [["a", 3, np.zeros((10, 2), np.float32), 5]]},
-        {"beginnings": [[0.5, -3, np.zeros((10, 2), np.float32), 5]]},
-        {"beginnings": [[0.5, 3, np.zeros((10, 3), np.float32), 5]]},
+        {"beginnings": [["a", 3, np.zeros((10, 2), np.float32), 5, False]]},
+        {"beginnings": [[0.5, -3, np.zeros((10, 2), np.float32), 5, False]]},
+        {"beginnings": [[0.5, 3, np.zeros((10, 3), np.float32), 5, False]]},
         {"actions": [np.array([np.nan, 0.0], np.float32)]},
         {"actions": ["a"]},
         {"success": None},
         {"num_repeated": -2},
+        {"source": 1},
+        {"beginnings": [[0.5, 3, np.zeros((10, 2), np.float32), 5, "no"]]},
         {"best": [1.5, 2]},
     ],
 )

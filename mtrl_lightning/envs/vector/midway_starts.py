@@ -63,8 +63,10 @@ class Beginning:
     """The actions of its first ``S`` steps."""
     checksum: int
     """Of the observation that they lead to."""
+    has_succeeded: bool = False
+    """Whether an episode that began so has succeeded."""
     start: Start | None = None
-    """Once they have been repeated."""
+    """Once all of them have been repeated."""
 
 
 class MidwayStarts(gym.Wrapper):
@@ -81,8 +83,11 @@ class MidwayStarts(gym.Wrapper):
     number of steps. It is shorter by them, unless the environment has a method ``restart_clock()``,
     which is called after each of them.
 
-    The more the other episodes succeed, the fewer begin this way, in a solved task none. In tasks
-    without a success signal, the score takes its place.
+    Once an episode that began midway has succeeded, others begin anywhere on the way there, so that
+    the whole way is learned and not its end alone ("Overcoming Exploration in Reinforcement
+    Learning with Demonstrations", Nair et al. 2018, arXiv 1709.10089, begins in states of
+    demonstrations). The more the episodes that begin with a reset succeed, the fewer begin midway,
+    in a solved task none. In tasks without a success signal, the score takes its place.
 
     Args:
         env: the environment, not yet reset.
@@ -124,7 +129,10 @@ class MidwayStarts(gym.Wrapper):
         sampled = int(self._generator.integers(SEEDS))
         if is_repeated and self._beginnings:
             beginning = self._beginnings[sampled % len(self._beginnings)]
-            start = self._start(beginning, options)
+            num_steps = len(beginning.action_SA)
+            if beginning.has_succeeded:  # from somewhere on the way
+                num_steps = INTERVAL * int(self._generator.integers(1, num_steps // INTERVAL + 1))
+            start = self._start(beginning, num_steps, options)
             if start is not None:
                 return start
         episode_seed = sampled if seed is None else seed
@@ -149,6 +157,8 @@ class MidwayStarts(gym.Wrapper):
         return observation, reward, terminated, truncated, info
 
     def _begin(self, seed: int, actions: list[npt.NDArray], checksum: int) -> None:
+        self._source: Beginning | None = None
+        """Of an episode that began midway."""
         self._seed = seed
         self._actions = actions
         """Since the reset, repeated ones included."""
@@ -160,40 +170,45 @@ class MidwayStarts(gym.Wrapper):
         self._best_reward = -math.inf
 
     def _start(
-        self, beginning: Beginning, options: dict | None
+        self, beginning: Beginning, num_steps: int, options: dict | None
     ) -> tuple[npt.NDArray, dict[str, Any]] | None:
         """Begin where a beginning leads; return None, and forget it, if it leads elsewhere."""
-        start = beginning.start
-        if start is not None and options is None:
-            self._env_state.set(start.state)
-            self._begin(beginning.seed, list(beginning.action_SA), beginning.checksum)
-            return start.observation.copy(), copy.deepcopy(start.info)
-        observation, info = self._repeat(beginning, options)
-        if _checksum(observation) != beginning.checksum:
-            warnings.warn(
-                f"the same seed and actions led {type(self.unwrapped).__name__} to another"
-                " observation: an episode begins with a reset in place of midway. If it is often"
-                " so, let reset(seed=...) decide all that is random, or set rollout.midway_starts"
-                " to 0",
-                stacklevel=2,
+        is_whole = num_steps == len(beginning.action_SA)
+        if is_whole and beginning.start is not None and options is None:
+            self._env_state.set(beginning.start.state)
+            observation = beginning.start.observation.copy()
+            info = copy.deepcopy(beginning.start.info)
+        else:
+            observation, info = self._repeat(
+                beginning.seed, beginning.action_SA[:num_steps], options
             )
-            self._beginnings = [kept for kept in self._beginnings if kept is not beginning]
-            return None
-        if options is None:
-            # an environment whose state cannot be taken repeats the steps each time
-            with contextlib.suppress(ConfigurationError):
-                state = self._env_state.get()
-                beginning.start = Start(state, observation.copy(), copy.deepcopy(info))
-        self._begin(beginning.seed, list(beginning.action_SA), beginning.checksum)
+            if is_whole and _checksum(observation) != beginning.checksum:
+                warnings.warn(
+                    f"the same seed and actions led {type(self.unwrapped).__name__} to another"
+                    " observation: an episode begins with a reset in place of midway. If it is"
+                    " often so, let reset(seed=...) decide all that is random, or set"
+                    " rollout.midway_starts to 0",
+                    stacklevel=2,
+                )
+                self._beginnings = [kept for kept in self._beginnings if kept is not beginning]
+                return None
+            if is_whole and options is None:
+                # an environment whose state cannot be taken repeats the steps each time
+                with contextlib.suppress(ConfigurationError):
+                    state = self._env_state.get()
+                    beginning.start = Start(state, observation.copy(), copy.deepcopy(info))
+        actions = list(beginning.action_SA[:num_steps])
+        self._begin(beginning.seed, actions, _checksum(observation))
+        self._source = beginning
         return observation, info
 
     def _repeat(
-        self, beginning: Beginning, options: dict | None
+        self, seed: int, action_SA: npt.NDArray, options: dict | None
     ) -> tuple[npt.NDArray, dict[str, Any]]:
-        """Repeat a beginning's steps."""
-        observation, info = self.env.reset(seed=beginning.seed, options=options)
+        """Repeat the first steps of an episode."""
+        observation, info = self.env.reset(seed=seed, options=options)
         restart_clock = self._clock()
-        for action in beginning.action_SA:
+        for action in action_SA:
             observation, _, _, _, info = self.env.step(action.copy())
             if restart_clock is not None:
                 restart_clock()
@@ -218,6 +233,10 @@ class MidwayStarts(gym.Wrapper):
         if not self._num_repeated:
             score = self._spec.score(self._return, self._has_succeeded)
             self._success += STEP_SIZE * (score - self._success)
+        if self._source is not None and self._has_succeeded:
+            self._source.has_succeeded = True
+        if self._source is not None and self._source.has_succeeded:
+            return  # what begins there succeeds: later beginnings teach nothing
         num_steps, checksum = self._best
         # without a clock to restart, repeated steps count towards the episode's horizon
         most = self._spec.horizon - 1
@@ -236,8 +255,12 @@ class MidwayStarts(gym.Wrapper):
             "generator": self._generator.bit_generator.state,
             "success": self._success,
             "beginnings": [
-                [kept.reward, kept.seed, kept.action_SA, kept.checksum] for kept in self._beginnings
+                [kept.reward, kept.seed, kept.action_SA, kept.checksum, kept.has_succeeded]
+                for kept in self._beginnings
             ],
+            "source": next(
+                (i for i, kept in enumerate(self._beginnings) if kept is self._source), None
+            ),
             "seed": self._seed,
             "actions": list(self._actions),
             "num_repeated": self._num_repeated,
@@ -258,11 +281,15 @@ class MidwayStarts(gym.Wrapper):
                 count(seed, "seed"),
                 self._checked(action_SA),
                 count(checksum, "checksum"),
+                flag(has_succeeded, "has_succeeded"),
             )
-            for reward, seed, action_SA, checksum in state["beginnings"]
+            for reward, seed, action_SA, checksum, has_succeeded in state["beginnings"]
         ]
         actions = [self._checked(action_A) for action_A in state["actions"]]
         self._begin(count(state["seed"], "seed"), actions, 0)
+        if state["source"] is not None:
+            last = len(self._beginnings) - 1
+            self._source = self._beginnings[count(state["source"], "source", last)]
         self._num_repeated = count(state["num_repeated"], "num_repeated")
         self._return = number(state["return"], "return")
         self._has_succeeded = flag(state["has_succeeded"], "has_succeeded")
