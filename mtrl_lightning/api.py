@@ -44,6 +44,7 @@ from mtrl_lightning.rollout import (
     EpisodeListener,
     Evaluator,
     PauseSolved,
+    PolicyReuse,
 )
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.run.data import ROWS_PER_TASK, TRANSITIONS_PER_TASK, MultiTaskData
@@ -58,7 +59,7 @@ TRAINER = {
     "enable_model_summary": False,
 }
 """Defaults of Lightning's trainer that differ from Lightning's, as in ``configs/base.yaml``."""
-ROLLOUT_PARTS = {"exploration": CorrelatedNoise, "pausing": PauseSolved}
+ROLLOUT_PARTS = {"exploration": CorrelatedNoise, "pausing": PauseSolved, "reuse": PolicyReuse}
 """Options of the section ``rollout`` that are objects, and their classes."""
 DERIVED_OPTIONS = (
     "evaluation.every",

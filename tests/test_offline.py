@@ -64,6 +64,7 @@ REFUSED = {
     "--rollout.midway_starts=0.5": "rollout.midway_starts 0.5",
     "--rollout.exploration=mtrl_lightning.rollout.AdaptiveNoise": "rollout.exploration ",
     "--rollout.pausing=mtrl_lightning.rollout.PauseSolved": "rollout.pausing ",
+    "--rollout.reuse=mtrl_lightning.rollout.PolicyReuse": "rollout.reuse ",
     "--replay.save=false": "replay.save False",
 }
 

@@ -30,6 +30,7 @@ from mtrl_lightning.rollout import (
     CorrelatedNoise,
     EpisodeListener,
     PauseSolved,
+    PolicyReuse,
 )
 from mtrl_lightning.rollout.exploration import check_takes_noise
 from mtrl_lightning.run.data import check_share
@@ -86,6 +87,8 @@ class RolloutCallback(SessionCallback):
             success. Repeated steps are not counted. See ``MidwayStarts``.
         pausing: not offline: fewer steps of solved tasks, so that the others get more of
             ``total_steps``; null steps all environments. Chosen by ``class_path``: ``PauseSolved``.
+        reuse: not offline: policies of solved tasks act in some episodes of unsolved ones; null for
+            none. Chosen by ``class_path``: ``PolicyReuse``.
         check_every: environment steps between two checks that all processes of a run still have the
             same weights, statistics and optimizer states; a difference ends the run. One process
             checks nothing.
@@ -101,11 +104,18 @@ class RolloutCallback(SessionCallback):
         "exploration",
         "midway_starts",
         "pausing",
+        "reuse",
     )
 
     @refused_by(("on-policy", "offline"), "warmup_steps", "warmup_updates", "updates_per_step")
     @refused_by(
-        ("offline",), "envs_per_task", "listeners", "exploration", "midway_starts", "pausing"
+        ("offline",),
+        "envs_per_task",
+        "listeners",
+        "exploration",
+        "midway_starts",
+        "pausing",
+        "reuse",
     )
     def __init__(
         self,
@@ -124,6 +134,7 @@ class RolloutCallback(SessionCallback):
         exploration: CorrelatedNoise | None = None,
         midway_starts: float = 0.0,
         pausing: PauseSolved | None = None,
+        reuse: PolicyReuse | None = None,
         check_every: int = 10_000,
         rank_timeout: float = RANK_TIMEOUT,
         seed: int = 0,
@@ -160,6 +171,7 @@ class RolloutCallback(SessionCallback):
         self._exploration = exploration
         self._midway_starts = midway_starts
         self._pausing = pausing
+        self._reuse = reuse
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Start the training environments and take the memory for their transitions.
@@ -190,6 +202,8 @@ class RolloutCallback(SessionCallback):
         if self._exploration is not None:
             # four numbers: keys of environments and transforms are shorter
             self._exploration.seed(self._seed_of(0, 0, 0, rank))
+        if self._reuse is not None:
+            self._reuse.seed(self._seed_of(0, 0, 1, rank))
         with distributed.raise_on_all_ranks(ConfigurationError):
             collector = Collector(
                 envs,
@@ -200,6 +214,7 @@ class RolloutCallback(SessionCallback):
                 action_transforms=self._action_transforms,
                 exploration=self._exploration,
                 pausing=self._pausing,
+                reuse=self._reuse,
             )
             session.open(device, collector)
         _print_summary(session)  # with the exploration's noise, known once open
@@ -279,10 +294,17 @@ class RolloutCallback(SessionCallback):
         if self._exploration is not None:
             self._exploration.check(self.session.spec)
             check_takes_noise(self.session.algorithm)
-        if self._pausing is not None:
-            size = distributed.world_size()
-            window = -(-self._window // size)
-            self._pausing.check(self.session.spec, window, self._envs_per_task // size)
+        size = distributed.world_size()
+        window = -(-self._window // size)
+        for part in (self._pausing, self._reuse):
+            if part is not None:
+                part.check(self.session.spec, window, self._envs_per_task // size)
+        is_on_policy = self.session.algorithm.kind == "on-policy"
+        if is_on_policy and self._reuse is not None and not self._midway_starts:
+            raise ConfigurationError(
+                "an on-policy algorithm learns from rollout.reuse through episodes that begin"
+                " midway, and rollout.midway_starts is 0: raise it, or leave rollout.reuse out"
+            )
         if self._midway_starts and not self.session.spec.has_score:
             raise ConfigurationError(
                 "rollout.midway_starts is above 0, and the tasks have neither a success signal nor"
@@ -407,6 +429,7 @@ def _print_summary(session: Session) -> None:
         lines += [
             "" if collector.exploration is None else f"Exploration: {collector.exploration}",
             "" if collector.pausing is None else f"Pausing: {collector.pausing}",
+            "" if collector.reuse is None else f"Reuse: {collector.reuse}",
             f"{each}Stepping {envs.num_envs} environments of {len(session.spec.train_tasks)} tasks"
             f" in {envs.num_workers} workers",
         ]

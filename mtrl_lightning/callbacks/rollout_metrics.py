@@ -49,12 +49,15 @@ def episode_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
     ``rollout/episodes`` counts them since the run began; ``time/seconds_per_episode`` is the
     mean over this process' finished episodes since the last call; ``train/exploration`` is the
     correlation of the noise, ``rollout/stepped`` the fraction of environments that are not paused,
-    both in this process; see ``EpisodeWindows.metrics`` for the others.
+    ``rollout/reused`` the fraction in which another task's policy acts, all in this process; see
+    ``EpisodeWindows.metrics`` for the others.
     """
     names = session.spec.task_names
     counts = {task: float(windows.count_T[task]) for task in session.spec.train_tasks}
     metrics = named("rollout/episodes", session.counters.episodes, counts, names)
     metrics |= windows.metrics(names)
+    if session.collector.reuse is not None:
+        metrics |= with_mean("rollout/reused", session.collector.reuse.fractions(), names)
     exploration = session.collector.exploration
     if exploration is not None:
         metrics |= with_mean("train/exploration", exploration.correlations(), names)

@@ -13,6 +13,7 @@ from mtrl_lightning.rollout.evaluator import Evaluation, Evaluator
 from mtrl_lightning.rollout.exploration import AdaptiveNoise, CorrelatedNoise
 from mtrl_lightning.rollout.listeners import EpisodeListener
 from mtrl_lightning.rollout.pausing import PauseSolved
+from mtrl_lightning.rollout.reuse import PolicyReuse
 from mtrl_lightning.rollout.sample import Sample
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Evaluation",
     "Evaluator",
     "PauseSolved",
+    "PolicyReuse",
     "RunningEpisodes",
     "Sample",
     "ScaleAction",

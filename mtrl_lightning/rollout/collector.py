@@ -21,6 +21,7 @@ from mtrl_lightning.rollout.exploration import CorrelatedNoise, check_takes_nois
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.rollout.pausing import PauseSolved
+from mtrl_lightning.rollout.reuse import PolicyReuse
 from mtrl_lightning.rollout.sample import Sample, collect
 from mtrl_lightning.types import (
     Episode,
@@ -47,6 +48,7 @@ class Collector:
             in the transitions.
         exploration: makes the noise of explored actions in place of the policy.
         pausing: which environments ``choose_paused`` pauses.
+        reuse: in which episodes that explore the policy of another task acts.
 
     Raises:
         ConfigurationError: if the policy does not know a task, or takes no noise.
@@ -63,6 +65,7 @@ class Collector:
         action_transforms: Sequence[ActionTransform] = (),
         exploration: CorrelatedNoise | None = None,
         pausing: PauseSolved | None = None,
+        reuse: PolicyReuse | None = None,
     ) -> None:
         at_least(1, window=window)
         self.envs = envs
@@ -74,6 +77,9 @@ class Collector:
         self.action_transforms = list(action_transforms)
         if exploration is not None:
             exploration.begin(envs.spec_, envs.task_E)
+        self.reuse = reuse
+        if reuse is not None:
+            reuse.begin(envs.spec_, envs.task_E)
         self.pausing = pausing
         self.paused_E = np.zeros(envs.num_envs, np.bool_)
         """Environments that are not stepped at present; none after ``reset``."""
@@ -139,6 +145,8 @@ class Collector:
         self.times.start(slice(None))
         if self.exploration is not None:
             self.exploration.start_episodes(np.ones(self.envs.num_envs, np.bool_), {})
+        if self.reuse is not None:
+            self.reuse.start_episodes(np.ones(self.envs.num_envs, np.bool_), self.windows)
         self._events.started(self.observation_ED, everywhere)
 
     def choose_paused(self) -> None:
@@ -154,6 +162,13 @@ class Collector:
         return {
             int(task): float(np.mean(~self.paused_E[task_E == task])) for task in np.unique(task_E)
         }
+
+    @property
+    def reused_E(self) -> npt.NDArray[np.bool_]:
+        """Environments in which the policy of another task acts in the running episode."""
+        if self.reuse is None:
+            return np.zeros(self.envs.num_envs, np.bool_)
+        return self.reuse.is_reused_E
 
     def remake_envs(self, benchmark: Benchmark | None = None) -> None:
         """Rebuild every environment, as for a curriculum that changes them.
@@ -188,6 +203,8 @@ class Collector:
         # into its argument (MetaWorld's scripted door-open policy does)
         copied_ED = self.observation_ED.copy()
         task_E = self.envs.task_E
+        if self.reuse is not None and mode == "explore":
+            task_E = self.reuse.task_E
         if self.exploration is None or mode != "explore":
             output = self._matched_policy.act(copied_ED, task_E, mode)
         else:
@@ -198,7 +215,7 @@ class Collector:
         # the transition has the policy's own action; the environments receive the transformed one
         action_EA = np.array(chosen_EA, np.float32)
         is_training = mode != "exploit"
-        sent_EA = sent_actions(self.action_transforms, action_EA, task_E, is_training)
+        sent_EA = sent_actions(self.action_transforms, action_EA, self.envs.task_E, is_training)
         self.envs.send(sent_EA, self.paused_E)
         self._action_EA = action_EA
 
@@ -226,14 +243,19 @@ class Collector:
         if paused_E.any():
             self.observation_ED[paused_E] = observation_ED[paused_E]
         ended = self.running.add(result)
-        self.windows.add(ended.values())
+        # episodes in which the policy of another task acted say nothing about a task's success
+        reused_E = self.reused_E
+        own_ended = {env: episode for env, episode in ended.items() if not reused_E[env]}
+        self.windows.add(own_ended.values())
         self.times.end(ended)
         # a rebuilt environment starts a new episode, too, but its old one never counts as finished
         done_E = result.done_E
         if done_E.any():
             self.times.start(done_E)
             if self.exploration is not None:
-                self.exploration.start_episodes(done_E, ended)
+                self.exploration.start_episodes(done_E, own_ended)
+            if self.reuse is not None:
+                self.reuse.start_episodes(done_E, self.windows)
         if ended and self._unreported_info:
             self._warn_of_unreported_info()
         kept_E = result.valid_E if selected_E is None else result.valid_E & selected_E
@@ -333,9 +355,9 @@ class Collector:
         Args:
             components: some of ``windows`` (finished episodes), ``episodes`` (running episodes and
                 the environments' states, for which the workers are asked), ``listeners``,
-                ``action_transforms``, ``exploration``, and ``weights`` (the policy's, with their
-                ``weights_seq_no``); by default all but the weights. The weights alone fit a
-                collector of other environments.
+                ``action_transforms``, ``exploration``, ``reuse``, and ``weights`` (the policy's,
+                with their ``weights_seq_no``); by default all but the weights. The weights alone
+                fit a collector of other environments.
 
         Raises:
             ConfigurationError: if a component is unknown, or the policy has no weights.

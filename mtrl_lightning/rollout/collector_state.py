@@ -22,11 +22,11 @@ from mtrl_lightning.types import WeightedPolicy
 if TYPE_CHECKING:
     from mtrl_lightning.rollout.collector import Collector
 
-COMPONENTS = ("windows", "episodes", "listeners", "action_transforms", "exploration")
+COMPONENTS = ("windows", "episodes", "listeners", "action_transforms", "exploration", "reuse")
 """Parts of a collector's state.
 
 Statistics of finished episodes; running episodes with their environments; the states of the
-listeners, of the action transforms and of the exploration.
+listeners, of the action transforms, of the exploration, and of the policies' reuse.
 """
 WEIGHTS = "weights"
 """A further part: the policy's weights. A run's checkpoints hold them beside this state."""
@@ -91,6 +91,8 @@ def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
         _load_states(parts[name], state.get(name, {}))
     with restoring("noise of the exploration"):
         _load_states(parts["exploration"], state.get("exploration", {}))
+    with restoring("reuse of policies"):
+        _load_states(parts["reuse"], state.get("reuse", {}))
 
 
 def reshard(
@@ -119,6 +121,7 @@ def _parts(collector: Collector) -> dict[str, Sequence[Any]]:
         "listeners": collector.listeners,
         "action_transforms": collector.action_transforms,
         "exploration": [] if exploration is None else [exploration],
+        "reuse": [] if collector.reuse is None else [collector.reuse],
     }
 
 

@@ -15,11 +15,33 @@ import numpy.typing as npt
 from mtrl_lightning.checks import HINT
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Share
+from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode, StepResult
 
 STATISTICS = ("return", "length", "success")
 SPREADS = ("min", "max", "std")
 """Logged beside the means of returns and lengths; of a share they have no meaning."""
+
+
+def check_scores(option: str, spec: EnvSpec, window: int, number: int) -> None:
+    """Check that an option can tell by its recent episodes how well a task is solved.
+
+    Args:
+        option: its name.
+        spec: the tasks.
+        window: finished episodes that this process keeps of a task.
+        number: episodes that the option takes.
+    """
+    if not spec.has_score:
+        raise ConfigurationError(
+            f"{option} has to know which tasks are solved, and they have neither a success signal"
+            " nor a largest return: leave it out"
+        )
+    if window < number:
+        raise ConfigurationError(
+            f"{option} takes the success of {number} episodes, and rollout.window keeps {window} in"
+            " each process: give fewer episodes, or a larger window"
+        )
 
 
 class RunningEpisodes:
@@ -192,9 +214,16 @@ class EpisodeWindows:
             self._windows[episode.task].append(episode)
             self.count_T[episode.task] += 1
 
-    def recent(self, task: int, number: int) -> list[Episode]:
-        """Return the last episodes of a task, at most as many as are given and kept."""
-        return list(self._windows[task])[-number:]
+    def recent_score(self, task: int, number: int, spec: EnvSpec) -> float | None:
+        """Return the mean score of a task's last episodes; None if there are fewer of them.
+
+        It is the success rate, in tasks without a success signal the return divided by the largest
+        possible one.
+        """
+        episodes = list(self._windows[task])[-number:]
+        if len(episodes) < number:
+            return None
+        return statistics.fmean(spec.score(one.return_, one.success) for one in episodes)
 
     def summary(self) -> dict[int, dict[str, dict[str, float]]]:
         """Return statistics of return, length and success of each task with episodes.

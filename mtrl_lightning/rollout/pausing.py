@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rollout.episodes import EpisodeWindows
+from mtrl_lightning.rollout.episodes import EpisodeWindows, check_scores
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -62,17 +62,7 @@ class PauseSolved:
             window: finished episodes that this process keeps of a task.
             envs_per_task: this process' environments of a task.
         """
-        if not spec.has_score:
-            raise ConfigurationError(
-                "rollout.pausing is PauseSolved, and the tasks have neither a success signal nor a"
-                " largest return that would tell which are solved: leave it out"
-            )
-        if window < self._episodes:
-            raise ConfigurationError(
-                f"rollout.pausing takes the success of {self._episodes} episodes, and"
-                f" rollout.window keeps {window} in each process: give fewer episodes, or a larger"
-                " window"
-            )
+        check_scores("rollout.pausing", spec, window, self._episodes)
         if self.num_stepped(envs_per_task, 1.0) == envs_per_task:
             raise ConfigurationError(
                 f"rollout.pausing would pause no environment of the {envs_per_task} that a task has"
@@ -87,11 +77,9 @@ class PauseSolved:
         paused_E = np.zeros(len(task_E), np.bool_)
         for task in np.unique(task_E):
             env_N = np.flatnonzero(task_E == task)
-            episodes = windows.recent(int(task), self._episodes)
-            if len(episodes) == self._episodes:
-                scores = [spec.score(episode.return_, episode.success) for episode in episodes]
-                num_stepped = self.num_stepped(len(env_N), float(np.mean(scores)))
-                paused_E[env_N[num_stepped:]] = True
+            score = windows.recent_score(int(task), self._episodes, spec)
+            if score is not None:
+                paused_E[env_N[self.num_stepped(len(env_N), score) :]] = True
         return paused_E
 
     def num_stepped(self, num_envs: int, success: float) -> int:

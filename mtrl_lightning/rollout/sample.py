@@ -41,14 +41,17 @@ def collect(
         raise ConfigurationError("give either num_steps or num_episodes")
     at_least(1, num_steps=num_steps, num_episodes=num_episodes)
     is_fresh = force_reset or seed is not None or num_episodes is not None
-    if is_fresh or not collector.has_started:
-        collector.reset(seed)
     if seed is not None:
-        of_policy, of_exploration = np.random.SeedSequence(seed).generate_state(2).tolist()
+        seeds = np.random.SeedSequence(seed).generate_state(3).tolist()
+        of_policy, of_exploration, of_reuse = seeds
         if isinstance(collector.policy, SeededPolicy):
             collector.policy.seed_actions(of_policy)
         if collector.exploration is not None:
             collector.exploration.seed(of_exploration)
+        if collector.reuse is not None:
+            collector.reuse.seed(of_reuse)
+    if is_fresh or not collector.has_started:
+        collector.reset(seed)
     weights_seq_no = collector.weights_seq_no
 
     num_envs = collector.envs.num_envs

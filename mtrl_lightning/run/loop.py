@@ -313,8 +313,10 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         """Wait for the step that ``_send`` started, and keep its transitions to learn from."""
         session = self.session
         episodes = session.counters.episodes
+        # an on-policy update is wrong for actions that the policy of another task chose
+        learned_E = None if self._is_off_policy else ~session.collector.reused_E
         with session.stopwatch.measure("step"):
-            transitions, _ = session.collector.receive()
+            transitions, _ = session.collector.receive(learned_E)
             self._sync_ranks()  # from here on counts are those of all processes
         buffer = session.replay if self._is_off_policy else session.rollout_buffer
         buffer.add(transitions)

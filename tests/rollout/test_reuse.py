@@ -1,0 +1,316 @@
+"""Episodes in which another task's policy acts: who acts where, and who learns from them."""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+
+from mtrl_lightning.algorithms import PPO
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.envs import ToyReach, VectorEnv
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.ranks.share import share_of
+from mtrl_lightning.rollout import AdaptiveNoise, Collector, PolicyReuse
+from mtrl_lightning.rollout.episodes import EpisodeWindows
+from mtrl_lightning.types import Episode
+from tests.helpers.command_line import fails
+from tests.helpers.fakes import Scripted
+from tests.helpers.runs import assert_same, signal_in_call
+
+TASKS = [0, 0, 0, 1, 1, 1, 2, 2, 2]
+SPEC = ToyReach(3).spec
+REUSE = "--rollout.reuse=mtrl_lightning.rollout.PolicyReuse"
+
+
+def windows_with(*success_of_task, num_episodes=20):
+    """The windows after episodes of which a fraction has succeeded."""
+    windows = EpisodeWindows(len(success_of_task), 50)
+    for task, success in enumerate(success_of_task):
+        successes = np.arange(num_episodes) >= num_episodes * (1 - success)
+        windows.add(Episode(task, 0.0, 10, bool(s), bool(s)) for s in successes)
+    return windows
+
+
+def begun(reuse, tasks=TASKS, spec=SPEC, seed=0):
+    reuse.begin(spec, np.array(tasks))
+    reuse.seed(seed)
+    return reuse
+
+
+def everywhere(reuse):
+    return np.ones(len(reuse.task_E), np.bool_)
+
+
+def test_solved_tasks_act_in_unsolved_ones_but_for_the_first_environment_of_each():
+    reuse = begun(PolicyReuse(1.0))
+    reuse.start_episodes(everywhere(reuse), windows_with(0.0, 1.0, 0.0))
+    assert reuse.task_E.tolist() == [0, 1, 1, 1, 1, 1, 2, 1, 1]
+    assert reuse.is_reused_E.tolist() == [False, True, True] + [False] * 4 + [True, True]
+    assert reuse.fractions() == pytest.approx({0: 2 / 3, 1: 0.0, 2: 2 / 3})
+
+
+def test_environments_in_an_episode_keep_their_policy():
+    reuse = begun(PolicyReuse(1.0))
+    reuse.start_episodes(np.arange(9) == 1, windows_with(0.0, 1.0, 0.0))
+    assert reuse.task_E.tolist() == [0, 1, 0, 1, 1, 1, 2, 2, 2]
+    reuse.start_episodes(np.arange(9) == 1, windows_with(0.6, 1.0, 0.0))
+    assert reuse.task_E.tolist() == TASKS, "it has been solved since"
+
+
+def test_the_less_a_task_succeeds_the_more_and_every_solved_task_has_its_turn():
+    num_envs = 30_000
+    reuse = begun(PolicyReuse(0.4), [0] * num_envs + [1, 2, 2])
+    reuse.start_episodes(everywhere(reuse), windows_with(0.25, 0.5, 1.0))
+    acting = reuse.task_E[:num_envs]
+    # 0.4 times 1 - 0.25, of which each of two has a half
+    assert np.mean(acting == 1) == pytest.approx(0.15, abs=0.01)
+    assert np.mean(acting == 2) == pytest.approx(0.15, abs=0.01)
+    again = begun(PolicyReuse(0.4), [0] * num_envs + [1, 2, 2])
+    again.start_episodes(everywhere(again), windows_with(0.25, 0.5, 1.0))
+    assert (again.task_E == reuse.task_E).all()
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        windows_with(0.0, 0.0, 0.45),
+        windows_with(0.5, 0.5, 0.5),
+        windows_with(0.0, 1.0, 1.0, num_episodes=19),
+        EpisodeWindows(3, 50),
+    ],
+    ids=["none is solved", "all are", "few episodes", "none"],
+)
+def test_else_every_task_acts_for_itself(windows):
+    reuse = begun(PolicyReuse(1.0))
+    reuse.start_episodes(everywhere(reuse), windows)
+    assert reuse.task_E.tolist() == TASKS
+
+
+def test_a_policy_acts_in_tasks_of_its_sizes_alone():
+    spec = SPEC._replace(action_sizes=(2, 1, 2), observation_sizes=(2, 2, 2))
+    reuse = begun(PolicyReuse(1.0), spec=spec)
+    reuse.start_episodes(everywhere(reuse), windows_with(0.0, 1.0, 1.0))
+    assert reuse.task_E.tolist() == [0, 2, 2, 1, 1, 1, 2, 2, 2]
+
+
+def test_without_a_success_signal_the_score_decides():
+    spec = SPEC._replace(has_success=False, max_return=10.0)
+    windows = EpisodeWindows(3, 50)
+    windows.add(Episode(task, 4.0 * task, 10, False, False) for task in range(3))
+    reuse = begun(PolicyReuse(1.0, success=0.8, episodes=1), spec=spec)
+    reuse.start_episodes(everywhere(reuse), windows)
+    assert reuse.is_reused_E[1:3].all(), "a score of 0 against 0.8"
+    assert (reuse.task_E[1:6] == [2, 2, 1, *reuse.task_E[4:6]]).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "window", "envs_per_task", "message"),
+    [
+        (SPEC._replace(has_success=False), 50, 5, "neither a success signal nor a largest return"),
+        (SPEC, 19, 5, r"rollout\.reuse takes the success of 20 episodes, and rollout\.window"),
+        (SPEC, 50, 1, r"needs two environments of a task in each process.*envs_per_task"),
+        (ToyReach(1).spec, 50, 5, "there is one task: leave it out"),
+    ],
+)
+def test_tasks_that_cannot_use_it_are_refused(spec, window, envs_per_task, message):
+    with pytest.raises(ConfigurationError, match=message):
+        PolicyReuse().check(spec, window, envs_per_task)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fraction": 1.5}, "fraction is 1.5"),
+        ({"success": 0.0}, "success is 0.0"),
+        ({"episodes": 0}, "episodes is 0"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        PolicyReuse(**options)
+
+
+class Asked:
+    """A policy that stands still, and keeps the tasks of each step."""
+
+    def __init__(self):
+        self.tasks = []
+
+    def act(self, observation_ED, task_E, mode, noise_EA=None):
+        self.tasks.append(task_E.tolist())
+        return np.zeros((len(task_E), 2), np.float32)
+
+
+class Noted(AdaptiveNoise):
+    """Noise that keeps the environments of the episodes that it is told of."""
+
+    def begin(self, spec, task_E):
+        super().begin(spec, task_E)
+        self.told = []
+
+    def start_episodes(self, done_E, ended):
+        super().start_episodes(done_E, ended)
+        self.told += list(ended)
+
+
+def collector_of(fraction=1.0, tasks=(0, 0, 1, 1)):
+    envs = VectorEnv(Scripted(2), tasks, num_workers=0)
+    collector = Collector(envs, Asked(), exploration=Noted(), reuse=PolicyReuse(fraction))
+    collector.windows = windows_with(0.0, 1.0)
+    collector.reset([0] * len(tasks))
+    return collector
+
+
+def test_a_collector_explores_as_another_task_and_records_the_own_one():
+    collector = collector_of()
+    transitions, _ = collector.step("explore")
+    assert collector.policy.tasks == [[0, 1, 1, 1]]
+    assert transitions.task_E.tolist() == [0, 0, 1, 1]
+    collector.step("exploit")
+    assert collector.policy.tasks[1] == [0, 0, 1, 1], "a policy that is tested acts for itself"
+
+
+def test_its_episodes_are_in_no_statistic_and_its_steps_are_counted():
+    """Task 0 has episodes of 3, 1 and 4 steps, task 1 of 1, 4 and 2."""
+    collector = collector_of()
+    count_T = collector.windows.count_T.copy()
+    ended_envs = []
+    for _ in range(4):
+        learned_E = ~collector.reused_E
+        transitions, ended = collector.step("explore", learned_E)
+        assert transitions.env_E.tolist() == [0, 2, 3]
+        ended_envs += list(ended)
+    assert sorted(ended_envs) == [0, 0, 1, 1, 2, 3]
+    assert (collector.windows.count_T - count_T).tolist() == [2, 2]
+    assert sorted(collector.exploration.told) == [0, 0, 2, 3]
+    assert collector.counters.env_steps == 4 * 4
+    assert collector.counters.episodes == 6
+
+
+def test_the_same_seed_gives_the_same_choices():
+    def tasks(seed):
+        collector = collector_of(0.5, [0] * 12 + [1] * 2)
+        collector.sample(num_steps=14 * 6, seed=seed)
+        return collector.policy.tasks
+
+    assert tasks(4) == tasks(4) != tasks(5)
+
+
+def test_a_restored_collector_continues_with_the_same_choices():
+    collector, other = collector_of(0.5, [0] * 12 + [1] * 2), collector_of(0.5, [0] * 12 + [1] * 2)
+    for _ in range(5):
+        collector.step("explore")
+    other.set_state(collector.get_state())
+    collector.policy.tasks.clear()
+    for _ in range(12):
+        collector.step("explore")
+        other.step("explore")
+    assert collector.policy.tasks == other.policy.tasks[-12:]
+    assert len({tuple(tasks) for tasks in collector.policy.tasks}) > 1
+
+
+def test_a_process_takes_over_the_choices_of_its_environments():
+    tasks = [0, 0, 0, 0, 1, 1, 1, 1]
+    reuse = begun(PolicyReuse(1.0), tasks)
+    reuse.start_episodes(everywhere(reuse), windows_with(0.0, 1.0))
+    saved = reuse.state_dict()
+    assert saved["tasks"] == [0, 1, 1, 1, 1, 1, 1, 1]
+    of_ranks = [PolicyReuse.reshard([saved], share_of([tasks], rank, 2)) for rank in (0, 1)]
+    assert [part["tasks"] for part in of_ranks] == [[0, 1, 1, 1], [1, 1, 1, 1]]
+    assert [part["generator"] for part in of_ranks] == [saved["generator"], None]
+    second = begun(PolicyReuse(1.0), [0, 0, 1, 1], seed=5)
+    second.load_state_dict(of_ranks[1])
+    assert second.task_E.tolist() == [0, 1, 1, 1], "its first environment acts for itself"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tasks": [0] * 8},
+        {"tasks": [3] * 9},
+        {"tasks": [-1] * 9},
+        {"tasks": [0.5] * 9},
+        {"generator": {"bit_generator": "PCG64"}},
+    ],
+)
+def test_a_damaged_state_is_refused(change):
+    reuse = begun(PolicyReuse())
+    with pytest.raises((ValueError, KeyError)):
+        reuse.load_state_dict({**reuse.state_dict(), **change})
+
+
+def test_a_damaged_checkpoint_is_named():
+    collector = collector_of()
+    state = collector.get_state()
+    (own,) = state["reuse"].values()
+    own["tasks"] = []
+    with pytest.raises(ConfigurationError, match="reuse of policies"):
+        collector.set_state(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rollout.envs_per_task=1"], "rollout.reuse needs two environments of a task"),
+        (["--rollout.reuse.fraction=2"], "fraction is 2"),
+        (["--rollout.envs_per_task=2"], "rollout.midway_starts is 0: raise it, or leave rollout.r"),
+    ],
+)
+def test_bad_input_ends_the_program_with_it(command_line, capsys, options, message):
+    configs = ("base", "env/toy", "algorithm/mtppo", "network/multi_head", "gradient/mean")
+    code, error = fails(command_line, capsys, "fit", REUSE, *options, configs=configs, small=False)
+    assert code == 2 and message in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["mtsac", "mtppo"])
+def test_an_interrupted_run_continues_as_the_uninterrupted_one(
+    command_line, monkeypatch, algorithm
+):
+    """On-policy no update has a row of an episode in which another task's policy acted."""
+    configs = ("base", "env/toy", f"algorithm/{algorithm}", "network/multi_head", "gradient/mean")
+    options = [REUSE, "--rollout.reuse.success=0.01", "--rollout.reuse.episodes=2"]
+    options += ["--rollout.reuse.fraction=0.5", "--metrics.every=60"]
+    options += ["--rollout.envs_per_task=4", "--rollout.midway_starts=0.5"]
+    options += ["--evaluation.every=9000", "--evaluation.num_episodes=1", "--checkpoint.every=9000"]
+    options += ["--data.benchmark.init_args.horizon=30", "--trainer.enable_progress_bar=false"]
+    options += ["--rollout.total_steps=2880"]
+    if algorithm == "mtppo":
+        options += ["--model.init_args.num_steps=60", "--model.init_args.num_minibatches=4"]
+    else:
+        options += ["--rollout.warmup_steps=60", "--data.batch_size=12"]
+    reused_steps = []
+    begin_iteration, receive = PPO.begin_iteration, Collector.receive
+
+    def noting(self, selected_E=None):
+        if self.reuse is not None:
+            reused_steps.append(self.reused_E)
+        return receive(self, selected_E)
+
+    def checking(self, collected, progress):
+        assert (collected.valid_SE.numpy() == ~np.stack(reused_steps[-60:])).all()
+        return begin_iteration(self, collected, progress)
+
+    monkeypatch.setattr(Collector, "receive", noting)
+    monkeypatch.setattr(PPO, "begin_iteration", checking)
+
+    def run(name, *more):
+        command_line("fit", *options, f"--name={name}", *more, configs=configs, small=False)
+        return load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")
+
+    whole = run("whole")
+    with monkeypatch.context() as patch:
+        signal_in_call(patch, Collector, "receive", 130, signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            run("parts")
+    parts = run("parts", "--ckpt_path=last")
+    for one in (whole, parts):
+        # they list the interruption's files
+        del one["callbacks"]["checkpoint"], one["MultiTaskData"]
+    assert_same(whole, parts)
+    assert command_line.rows("whole") == command_line.rows("parts")
+    found = [row["rollout/reused"] for row in command_line.rows("whole")]
+    assert 0 < max(float(fraction) for fraction in found if fraction) <= 0.75
+    assert 0 < np.mean(reused_steps) < 0.5
