@@ -103,6 +103,8 @@ BASES: dict[str, list[str]] = {
         "--rollout.midway_starts=0.5",
         "--rollout.pausing={class_path: mtrl_lightning.rollout.PauseSolved,"
         " init_args: {success: 0.5, minimum: 0.5}}",
+        "--rollout.reuse={class_path: mtrl_lightning.rollout.PolicyReuse,"
+        " init_args: {success: 0.05, episodes: 2}}",
         "--rollout.envs_per_task=2",
         "--model.init_args.num_steps=32",
         "--model.init_args.num_minibatches=4",
