@@ -324,8 +324,10 @@ class Algorithm(LightningModule):
             shape = (self.num_trained, num_rows)
         elif num_envs and (task_E == task_E[0]).all():
             shape = (1, num_envs)
-        task_B = to_device(task_E.reshape(shape), self.device)
-        self._acting_tasks = (task_E.copy(), task_B)
+        # a copy: the caller may write into its array, whose memory a tensor on a CPU shares
+        copied_E = task_E.copy()
+        task_B = to_device(copied_E.reshape(shape), self.device)
+        self._acting_tasks = (copied_E, task_B)
         return task_B
 
     def _compute_actions(

@@ -33,9 +33,9 @@ class RolloutBuffer:
     after which the next iteration starts.
 
     A minibatch holds ``n`` rows of every trained task. Each epoch has its own random order. Where
-    transitions were dropped because of a fault, rows of the same task are repeated. Where
-    environments are paused, tasks have different numbers of rows, and a minibatch has a share of
-    each task's: rows ``[B]``, task after task.
+    transitions were dropped because of a fault or left out (``rollout.reuse``), rows of the same
+    task are repeated. Where environments are paused, tasks have different numbers of rows, and a
+    minibatch has a share of each task's: rows ``[B]``, task after task.
 
     Args:
         spec: the trained tasks, shapes and types.
@@ -126,7 +126,7 @@ class RolloutBuffer:
         return num_minibatches - self._num_minibatches % num_minibatches
 
     def add(self, transitions: Transitions) -> None:
-        """Add the transitions of one vector step; environments without one were rebuilt."""
+        """Add the transitions of one vector step; others are no row to learn from."""
         assert not self.is_full, "the iteration is complete"
         columns = transitions.columns()
         for name, array in self._arrays.items():

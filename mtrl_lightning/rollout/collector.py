@@ -48,7 +48,8 @@ class Collector:
             in the transitions.
         exploration: makes the noise of explored actions in place of the policy.
         pausing: which environments ``choose_paused`` pauses.
-        reuse: in which episodes that explore the policy of another task acts.
+        reuse: in which episodes that explore the policy of another task acts; ``foreign_E`` says
+            where.
 
     Raises:
         ConfigurationError: if the policy does not know a task, or takes no noise.
@@ -164,11 +165,11 @@ class Collector:
         }
 
     @property
-    def reused_E(self) -> npt.NDArray[np.bool_]:
-        """Environments in which the policy of another task acts in the running episode."""
+    def foreign_E(self) -> npt.NDArray[np.bool_]:
+        """Environments in whose running episode the policy of another task acts."""
         if self.reuse is None:
             return np.zeros(self.envs.num_envs, np.bool_)
-        return self.reuse.is_reused_E
+        return self.reuse.is_foreign_E
 
     def remake_envs(self, benchmark: Benchmark | None = None) -> None:
         """Rebuild every environment, as for a curriculum that changes them.
@@ -203,8 +204,10 @@ class Collector:
         # into its argument (MetaWorld's scripted door-open policy does)
         copied_ED = self.observation_ED.copy()
         task_E = self.envs.task_E
-        if self.reuse is not None and mode == "explore":
-            task_E = self.reuse.task_E
+        if self.reuse is not None:
+            if mode != "explore":
+                self.reuse.end()
+            task_E = self.reuse.acting_task_E
         if self.exploration is None or mode != "explore":
             output = self._matched_policy.act(copied_ED, task_E, mode)
         else:
@@ -243,17 +246,17 @@ class Collector:
         if paused_E.any():
             self.observation_ED[paused_E] = observation_ED[paused_E]
         ended = self.running.add(result)
-        # episodes in which the policy of another task acted say nothing about a task's success
-        reused_E = self.reused_E
-        own_ended = {env: episode for env, episode in ended.items() if not reused_E[env]}
-        self.windows.add(own_ended.values())
+        # an episode in which the policy of another task acted says nothing about the task's own
+        foreign_E = self.foreign_E
+        counted = {env: episode for env, episode in ended.items() if not foreign_E[env]}
+        self.windows.add(counted.values())
         self.times.end(ended)
         # a rebuilt environment starts a new episode, too, but its old one never counts as finished
         done_E = result.done_E
         if done_E.any():
             self.times.start(done_E)
             if self.exploration is not None:
-                self.exploration.start_episodes(done_E, own_ended)
+                self.exploration.start_episodes(done_E, counted)
             if self.reuse is not None:
                 self.reuse.start_episodes(done_E, self.windows)
         if ended and self._unreported_info:

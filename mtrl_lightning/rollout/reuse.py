@@ -31,12 +31,13 @@ class PolicyReuse:
     An off-policy algorithm learns from these episodes as from others. An on-policy one cannot: it
     leaves out their steps, which count as environment steps all the same, and learns from them
     through ``rollout.midway_starts``, with which later episodes begin where these came near a
-    success. No statistic of training episodes has them: neither success rates, nor what explores
-    and pauses by them.
+    success. These episodes are left out of success rates, so that ``PauseSolved`` and
+    ``AdaptiveNoise`` do not count them; ``MidwayStarts``, which does not know whose policy acts,
+    does. Episodes that began midway count as others.
 
-    The first environment of a task always acts for itself, so that every task has something to
-    learn from. In tasks without a success signal, the score takes the place of success: the return
-    divided by the largest possible one.
+    In the first environment of a task its own policy always acts, so that every task has something
+    to learn from. In tasks without a success signal, the score takes the place of success: the
+    return divided by the largest possible one.
 
     A ``Collector`` calls ``begin`` once, then ``start_episodes`` where episodes have ended.
 
@@ -72,23 +73,25 @@ class PolicyReuse:
             envs_per_task: this process' environments of a task.
         """
         check_scores("rollout.reuse", spec, window, self._episodes)
-        if spec.num_tasks == 1:
+        sizes = [_sizes(spec, task) for task in spec.train_tasks]
+        if len(set(sizes)) == len(sizes):
             raise ConfigurationError(
-                "rollout.reuse lets the policy of one task act in another, and there is one task:"
-                " leave it out"
+                "rollout.reuse lets the policy of one task act in another, and no two tasks have"
+                " observations and actions of the same sizes: leave it out"
             )
         if envs_per_task == 1:
             raise ConfigurationError(
-                "rollout.reuse needs two environments of a task in each process, the first of which"
-                " always acts for itself: raise rollout.envs_per_task, or leave it out"
+                "rollout.reuse needs two environments of a task in each process, as in the first"
+                " one the task's own policy always acts: raise rollout.envs_per_task, or leave it"
+                " out"
             )
 
     def begin(self, spec: EnvSpec, task_E: npt.NDArray[np.int64]) -> None:
-        """Begin in a number of environments, all of which act for themselves."""
+        """Begin in a number of environments, where at first every task's own policy acts."""
         self._spec = spec
-        self._own_task_E = task_E
-        self.task_E = task_E.copy()
-        """The tasks as which the environments act."""
+        self._task_E = task_E
+        self.acting_task_E = task_E
+        """The task whose policy acts in each environment; not written into, but replaced."""
         self._first_E = np.unique(task_E, return_index=True)[1]
         """The first environment of each task."""
 
@@ -97,58 +100,56 @@ class PolicyReuse:
         self._generator = np.random.default_rng(seed)
 
     @property
-    def is_reused_E(self) -> npt.NDArray[np.bool_]:
-        """In which environments the policy of another task acts."""
-        return self.task_E != self._own_task_E
+    def is_foreign_E(self) -> npt.NDArray[np.bool_]:
+        """Where the policy of another task acts."""
+        return self.acting_task_E != self._task_E
+
+    def end(self) -> None:
+        """Let every task's own policy act until other episodes begin."""
+        self.acting_task_E = self._task_E
 
     def start_episodes(self, done_E: npt.NDArray[np.bool_], windows: EpisodeWindows) -> None:
-        """Choose who acts in the episodes that begin.
+        """Choose whose policy acts in each new episode.
 
         Args:
             done_E: environments whose next step is the first of an episode.
-            windows: the episodes in which tasks acted for themselves.
+            windows: the episodes in which the tasks' own policies acted.
         """
-        self.task_E[done_E] = self._own_task_E[done_E]
+        self.acting_task_E = np.where(done_E, self._task_E, self.acting_task_E)
         scores = self._scores(windows)
         for env in np.setdiff1d(np.flatnonzero(done_E), self._first_E):
-            own_task = int(self._own_task_E[env])
+            own_task = int(self._task_E[env])
             if scores.get(own_task, 1.0) >= self._success:
                 continue
             solved = [
                 task
                 for task, score in scores.items()
-                if score >= self._success and self._is_same_size(task, own_task)
+                if score >= self._success
+                and _sizes(self._spec, task) == _sizes(self._spec, own_task)
             ]
             if solved and self._generator.random() < self._fraction * (1 - scores[own_task]):
-                self.task_E[env] = self._generator.choice(solved)
+                self.acting_task_E[env] = self._generator.choice(solved)
 
     def _scores(self, windows: EpisodeWindows) -> dict[int, float]:
         """Return the recent mean score of each task that has had enough episodes."""
         scores = {}
-        for task in np.unique(self._own_task_E).tolist():
+        for task in np.unique(self._task_E).tolist():
             score = windows.recent_score(task, self._episodes, self._spec)
             if score is not None:
                 scores[task] = score
         return scores
 
-    def _is_same_size(self, task: int, other: int) -> bool:
-        names = self._spec.task_names
-        return all(
-            own_shape(self._spec, kind, names[task]) == own_shape(self._spec, kind, names[other])
-            for kind in ("observation", "action")
-        )
-
     def fractions(self) -> dict[int, float]:
         """Return the fraction of each task's environments in which another's policy acts."""
         return {
-            int(task): float(self.is_reused_E[self._own_task_E == task].mean())
-            for task in np.unique(self._own_task_E)
+            int(task): float(self.is_foreign_E[self._task_E == task].mean())
+            for task in np.unique(self._task_E)
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who acts, and the generator's state."""
+        """Return the tasks whose policies act, and the generator's state."""
         return {
-            "tasks": self.task_E.tolist(),
+            "tasks": self.acting_task_E.tolist(),
             "generator": self._generator.bit_generator.state,
         }
 
@@ -156,11 +157,11 @@ class PolicyReuse:
         """Restore them; a new process of a run has no generator's state."""
         most = self._spec.num_tasks - 1
         tasks = [count(task, "tasks", most) for task in state["tasks"]]
-        if len(tasks) != len(self.task_E):
+        if len(tasks) != len(self._task_E):
             raise ValueError(f"tasks {tasks}")
-        self.task_E = np.array(tasks, np.int64)
+        self.acting_task_E = np.array(tasks, np.int64)
         # another number of processes has other first environments
-        self.task_E[self._first_E] = self._own_task_E[self._first_E]
+        self.acting_task_E[self._first_E] = self._task_E[self._first_E]
         if state["generator"] is not None:
             self._generator.bit_generator.state = state["generator"]
 
@@ -174,3 +175,9 @@ class PolicyReuse:
         """
         rules: Rules = {"tasks": share.of_envs, "generator": share.own}
         return share.join("rollout.reuse", states, rules)
+
+
+def _sizes(spec: EnvSpec, task: int) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of a task's own observation and action."""
+    name = spec.task_names[task]
+    return tuple(own_shape(spec, kind, name) for kind in ("observation", "action"))

@@ -80,6 +80,8 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         """Environment steps that filled a lost replay: they come on top of the total."""
         self._warmup = Until(warmup_steps)
         self._ratio = ratio
+        self._iteration_start = 0
+        """On-policy: environment steps before this iteration."""
         self._next_action: str | None = None
         """The next one of ``AFTER_UPDATES``; None when all are done."""
         self._wants_stop = False
@@ -274,6 +276,8 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
     def _collect(self) -> None:
         """Step until the iteration is complete, or something asks to end the run."""
         buffer = self.session.rollout_buffer
+        if buffer.is_empty:
+            self._iteration_start = self.session.counters.env_steps
         with one_thread():
             while not buffer.is_full and not self._should_stop:
                 self._send("explore")
@@ -286,8 +290,8 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         """Let the algorithm compute the columns of its updates, such as advantages."""
         session = self.session
         buffer = session.rollout_buffer
-        steps_before = session.counters.env_steps - distributed.total(len(buffer))
-        progress = min(steps_before / self.total_steps, 1.0)  # for schedules of learning rates
+        # for schedules of learning rates
+        progress = min(self._iteration_start / self.total_steps, 1.0)
         with session.stopwatch.measure("update"):
             # a task without a valid transition ends the run on all processes
             with distributed.raise_on_all_ranks(EnvironmentFaultError):
@@ -314,7 +318,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         session = self.session
         episodes = session.counters.episodes
         # an on-policy update is wrong for actions that the policy of another task chose
-        learned_E = None if self._is_off_policy else ~session.collector.reused_E
+        learned_E = None if self._is_off_policy else ~session.collector.foreign_E
         with session.stopwatch.measure("step"):
             transitions, _ = session.collector.receive(learned_E)
             self._sync_ranks()  # from here on counts are those of all processes
@@ -454,8 +458,10 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
             raise exhausted
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the next action; of an off-policy algorithm also the schedules."""
+        """Return the next action; off-policy the schedules, on-policy the iteration's begin."""
         state: dict[str, Any] = {"next_call": self._next_action}
+        if self.session.algorithm.kind == "on-policy":
+            state["iteration_start"] = self._iteration_start
         if self._is_off_policy:
             state |= {
                 "warmup": self._warmup.state_dict(),
@@ -471,11 +477,13 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
             ValueError: if it is damaged.
         """
         self._next_action = _action_from_checkpoint(state["next_call"])
+        counters = self.session.counters
+        start = state.get("iteration_start", counters.env_steps)  # versions before 0.3 have none
+        self._iteration_start = checks.count(start, "iteration_start", counters.env_steps)
         if not self._is_off_policy:
             return
         self._warmup.load_state_dict(state["warmup"])
         self._ratio.load_state_dict(state["ratio"])
-        counters = self.session.counters
         refill_steps = state.get("refill_steps", 0)  # versions before 0.3 have none
         self.refill_steps = checks.count(refill_steps, "refill_steps", counters.env_steps)
         # each vector step has stepped an environment: more of them would owe updates for ever

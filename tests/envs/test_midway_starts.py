@@ -66,6 +66,15 @@ class Counted(Hill):
         return super().step(action)
 
 
+class Changing(Hill):
+    refuses = False
+
+    def set_state(self, state):
+        if self.refuses:
+            raise ConfigurationError("it is another one")
+        super().set_state(state)
+
+
 class Stateless(Hill):
     def get_state(self):
         raise ConfigurationError("its state is on another machine")
@@ -127,7 +136,7 @@ def test_midway_starts_follow_one_another_up_to_some_horizons():
     episode(env, best_step=35)
     for number in range(12):
         env.reset()
-        env._start(env._beginnings[0], len(env._beginnings[0].action_SA), None)
+        env._start_from(env._beginnings[0], len(env._beginnings[0].action_SA), None)
         episode(env, best_step=25, largest=0.51 + 0.01 * number)
     found = [len(beginning.action_SA) for beginning in env._beginnings]
     assert found == [150, 130, 110, 90, 70], "by 20 each; the next one is beyond 160"
@@ -256,6 +265,17 @@ def test_an_environment_without_a_state_to_take_repeats_its_steps_each_time():
     episode(env, 25)
     starts = [env.reset()[0].tolist() for _ in range(3)]
     assert env.unwrapped.steps == 20 and starts == [starts[0]] * 3
+
+
+def test_where_a_state_no_longer_fits_the_steps_are_repeated_again():
+    """As one with an attribute that has become an object of another class."""
+    env = started(Changing())
+    episode(env, 25)
+    env.reset()
+    env.unwrapped.refuses = True
+    observation, _ = env.reset()
+    assert env.unwrapped.steps == 20
+    assert observation.tolist() == env.reset()[0].tolist()
 
 
 def test_where_an_episode_is_not_repeated_another_begins_with_a_reset():

@@ -6,6 +6,7 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 
 from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.checkpoints import load_checkpoint
@@ -40,36 +41,36 @@ def begun(reuse, tasks=TASKS, spec=SPEC, seed=0):
 
 
 def everywhere(reuse):
-    return np.ones(len(reuse.task_E), np.bool_)
+    return np.ones(len(reuse.acting_task_E), np.bool_)
 
 
 def test_solved_tasks_act_in_unsolved_ones_but_for_the_first_environment_of_each():
     reuse = begun(PolicyReuse(1.0))
     reuse.start_episodes(everywhere(reuse), windows_with(0.0, 1.0, 0.0))
-    assert reuse.task_E.tolist() == [0, 1, 1, 1, 1, 1, 2, 1, 1]
-    assert reuse.is_reused_E.tolist() == [False, True, True] + [False] * 4 + [True, True]
+    assert reuse.acting_task_E.tolist() == [0, 1, 1, 1, 1, 1, 2, 1, 1]
+    assert reuse.is_foreign_E.tolist() == [False, True, True] + [False] * 4 + [True, True]
     assert reuse.fractions() == pytest.approx({0: 2 / 3, 1: 0.0, 2: 2 / 3})
 
 
 def test_environments_in_an_episode_keep_their_policy():
     reuse = begun(PolicyReuse(1.0))
     reuse.start_episodes(np.arange(9) == 1, windows_with(0.0, 1.0, 0.0))
-    assert reuse.task_E.tolist() == [0, 1, 0, 1, 1, 1, 2, 2, 2]
+    assert reuse.acting_task_E.tolist() == [0, 1, 0, 1, 1, 1, 2, 2, 2]
     reuse.start_episodes(np.arange(9) == 1, windows_with(0.6, 1.0, 0.0))
-    assert reuse.task_E.tolist() == TASKS, "it has been solved since"
+    assert reuse.acting_task_E.tolist() == TASKS, "it has been solved since"
 
 
 def test_the_less_a_task_succeeds_the_more_and_every_solved_task_has_its_turn():
     num_envs = 30_000
     reuse = begun(PolicyReuse(0.4), [0] * num_envs + [1, 2, 2])
     reuse.start_episodes(everywhere(reuse), windows_with(0.25, 0.5, 1.0))
-    acting = reuse.task_E[:num_envs]
+    acting = reuse.acting_task_E[:num_envs]
     # 0.4 times 1 - 0.25, of which each of two has a half
     assert np.mean(acting == 1) == pytest.approx(0.15, abs=0.01)
     assert np.mean(acting == 2) == pytest.approx(0.15, abs=0.01)
     again = begun(PolicyReuse(0.4), [0] * num_envs + [1, 2, 2])
     again.start_episodes(everywhere(again), windows_with(0.25, 0.5, 1.0))
-    assert (again.task_E == reuse.task_E).all()
+    assert (again.acting_task_E == reuse.acting_task_E).all()
 
 
 @pytest.mark.parametrize(
@@ -85,14 +86,14 @@ def test_the_less_a_task_succeeds_the_more_and_every_solved_task_has_its_turn():
 def test_else_every_task_acts_for_itself(windows):
     reuse = begun(PolicyReuse(1.0))
     reuse.start_episodes(everywhere(reuse), windows)
-    assert reuse.task_E.tolist() == TASKS
+    assert reuse.acting_task_E.tolist() == TASKS
 
 
 def test_a_policy_acts_in_tasks_of_its_sizes_alone():
     spec = SPEC._replace(action_sizes=(2, 1, 2), observation_sizes=(2, 2, 2))
     reuse = begun(PolicyReuse(1.0), spec=spec)
     reuse.start_episodes(everywhere(reuse), windows_with(0.0, 1.0, 1.0))
-    assert reuse.task_E.tolist() == [0, 2, 2, 1, 1, 1, 2, 2, 2]
+    assert reuse.acting_task_E.tolist() == [0, 2, 2, 1, 1, 1, 2, 2, 2]
 
 
 def test_without_a_success_signal_the_score_decides():
@@ -101,8 +102,8 @@ def test_without_a_success_signal_the_score_decides():
     windows.add(Episode(task, 4.0 * task, 10, False, False) for task in range(3))
     reuse = begun(PolicyReuse(1.0, success=0.8, episodes=1), spec=spec)
     reuse.start_episodes(everywhere(reuse), windows)
-    assert reuse.is_reused_E[1:3].all(), "a score of 0 against 0.8"
-    assert (reuse.task_E[1:6] == [2, 2, 1, *reuse.task_E[4:6]]).all()
+    assert reuse.is_foreign_E[1:3].all(), "a score of 0 against 0.8"
+    assert (reuse.acting_task_E[1:6] == [2, 2, 1, *reuse.acting_task_E[4:6]]).all()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_without_a_success_signal_the_score_decides():
         (SPEC._replace(has_success=False), 50, 5, "neither a success signal nor a largest return"),
         (SPEC, 19, 5, r"rollout\.reuse takes the success of 20 episodes, and rollout\.window"),
         (SPEC, 50, 1, r"needs two environments of a task in each process.*envs_per_task"),
-        (ToyReach(1).spec, 50, 5, "there is one task: leave it out"),
+        (ToyReach(1).spec, 50, 5, "no two tasks have observations and actions of the same"),
     ],
 )
 def test_tasks_that_cannot_use_it_are_refused(spec, window, envs_per_task, message):
@@ -168,8 +169,48 @@ def test_a_collector_explores_as_another_task_and_records_the_own_one():
     transitions, _ = collector.step("explore")
     assert collector.policy.tasks == [[0, 1, 1, 1]]
     assert transitions.task_E.tolist() == [0, 0, 1, 1]
-    collector.step("exploit")
-    assert collector.policy.tasks[1] == [0, 0, 1, 1], "a policy that is tested acts for itself"
+
+
+@pytest.mark.parametrize("mode", ["exploit", "random"])
+def test_in_other_modes_every_task_acts_for_itself(mode):
+    collector = collector_of()
+    collector.step("explore")
+    for _ in range(3):
+        collector.step(mode)
+    assert collector.policy.tasks[1] == [0, 0, 1, 1]
+    assert collector.windows.count_T[0] == 20 + 4, "episodes that it ended for itself count"
+
+
+def test_an_algorithm_acts_with_the_policies_that_were_chosen():
+    """Of PPO the log densities tell whose policy it was."""
+    algorithm = PPO(SPEC, seed=1)
+    envs = VectorEnv(ToyReach(3, horizon=4), TASKS, num_workers=0)
+    collector = Collector(envs, algorithm, reuse=PolicyReuse(0.5))
+    collector.windows = windows_with(0.0, 1.0, 1.0)
+    collector.reset(0)
+    num_foreign = 0
+    for _ in range(20):
+        acting_E = collector.reuse.acting_task_E.copy()
+        num_foreign += (acting_E != TASKS).sum()
+        transitions, _ = collector.step("explore")
+        own = log_densities(algorithm, transitions, TASKS)
+        chosen = log_densities(algorithm, transitions, acting_E)
+        found = transitions.extra["log_prob"]
+        np.testing.assert_allclose(found, chosen, rtol=1e-4)
+        assert (np.isclose(found, own, rtol=1e-4) == (acting_E == TASKS)).all()
+    assert 0 < num_foreign < 20 * 6
+    action_EA = algorithm.act(collector.observation_ED, np.array(TASKS), "exploit")
+    expected = algorithm.policy(
+        torch.from_numpy(collector.observation_ED.copy()), torch.tensor(TASKS)
+    ).mean_BA
+    np.testing.assert_allclose(action_EA, expected.detach().clamp(-1, 1), atol=1e-6)
+
+
+def log_densities(algorithm, transitions, tasks):
+    observation_ED = torch.from_numpy(transitions.observation_ED.copy())
+    policy = algorithm.policy(observation_ED, torch.from_numpy(np.array(tasks)))
+    sample_EA = torch.from_numpy(transitions.extra["unclipped_action"])
+    return policy.log_prob(sample_EA).detach().numpy()
 
 
 def test_its_episodes_are_in_no_statistic_and_its_steps_are_counted():
@@ -178,7 +219,7 @@ def test_its_episodes_are_in_no_statistic_and_its_steps_are_counted():
     count_T = collector.windows.count_T.copy()
     ended_envs = []
     for _ in range(4):
-        learned_E = ~collector.reused_E
+        learned_E = ~collector.foreign_E
         transitions, ended = collector.step("explore", learned_E)
         assert transitions.env_E.tolist() == [0, 2, 3]
         ended_envs += list(ended)
@@ -222,7 +263,7 @@ def test_a_process_takes_over_the_choices_of_its_environments():
     assert [part["generator"] for part in of_ranks] == [saved["generator"], None]
     second = begun(PolicyReuse(1.0), [0, 0, 1, 1], seed=5)
     second.load_state_dict(of_ranks[1])
-    assert second.task_E.tolist() == [0, 1, 1, 1], "its first environment acts for itself"
+    assert second.acting_task_E.tolist() == [0, 1, 1, 1], "its first environment acts for itself"
 
 
 @pytest.mark.parametrize(
@@ -281,15 +322,16 @@ def test_an_interrupted_run_continues_as_the_uninterrupted_one(
         options += ["--model.init_args.num_steps=60", "--model.init_args.num_minibatches=4"]
     else:
         options += ["--rollout.warmup_steps=60", "--data.batch_size=12"]
-    reused_steps = []
+    reused_steps, progresses = [], []
     begin_iteration, receive = PPO.begin_iteration, Collector.receive
 
     def noting(self, selected_E=None):
         if self.reuse is not None:
-            reused_steps.append(self.reused_E)
+            reused_steps.append(self.foreign_E)
         return receive(self, selected_E)
 
     def checking(self, collected, progress):
+        progresses.append(progress)
         assert (collected.valid_SE.numpy() == ~np.stack(reused_steps[-60:])).all()
         return begin_iteration(self, collected, progress)
 
@@ -301,6 +343,9 @@ def test_an_interrupted_run_continues_as_the_uninterrupted_one(
         return load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")
 
     whole = run("whole")
+    if algorithm == "mtppo":
+        # of 60 steps in 12 environments each, which count whoever acts
+        assert progresses == [0.0, 0.25, 0.5, 0.75]
     with monkeypatch.context() as patch:
         signal_in_call(patch, Collector, "receive", 130, signal.SIGTERM)
         with pytest.raises(SystemExit):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import warnings
 import zlib
@@ -43,8 +42,8 @@ class Moment(NamedTuple):
     """Of the observation."""
 
 
-class Start(NamedTuple):
-    """Where repeated steps have led."""
+class Snapshot(NamedTuple):
+    """The environment after a beginning's steps."""
 
     state: list[Any]
     observation: npt.NDArray
@@ -64,9 +63,9 @@ class Beginning:
     checksum: int
     """Of the observation that they lead to."""
     has_succeeded: bool = False
-    """Whether an episode that began so has succeeded."""
-    start: Start | None = None
-    """Once all of them have been repeated."""
+    """Whether an episode that started from it has succeeded."""
+    snapshot: Snapshot | None = None
+    """None until the steps have been repeated once."""
 
 
 class MidwayStarts(gym.Wrapper):
@@ -77,17 +76,18 @@ class MidwayStarts(gym.Wrapper):
     how seldom it was visited; here by the reward that it led to). Beginnings end at most
     ``INTERVAL`` steps before an episode's largest reward. They are repeated from the seed of the
     reset and the actions, so that every environment can have them whose episodes depend on nothing
-    else; where one does not repeat, an episode begins with a reset instead. Where the environment's
-    state can be taken (``EnvState``), a beginning is repeated once, and from then on the state is
-    restored that it led to. The repeated steps are no part of the new episode, and count in no
-    number of steps. It is shorter by them, unless the environment has a method ``restart_clock()``,
-    which is called after each of them.
+    else; where one does not repeat, an episode begins with a reset instead. The repeated steps are
+    no part of the new episode, and count in no number of steps. It is shorter by them, unless the
+    environment has a method ``restart_clock()``, which is called after each of them. Where the
+    environment's state can be taken (``EnvState``), all of a beginning is repeated once, and from
+    then on the state is restored that it led to.
 
-    Once an episode that began midway has succeeded, others begin anywhere on the way there, so that
+    Once an episode that began midway has succeeded, others repeat a part of that beginning, so that
     the whole way is learned and not its end alone ("Overcoming Exploration in Reinforcement
     Learning with Demonstrations", Nair et al. 2018, arXiv 1709.10089, begins in states of
     demonstrations). The more the episodes that begin with a reset succeed, the fewer begin midway,
-    in a solved task none. In tasks without a success signal, the score takes its place.
+    in a solved task none. Without a success signal, the score decides how many begin midway, and
+    all of a beginning is repeated.
 
     Args:
         env: the environment, not yet reset.
@@ -132,7 +132,7 @@ class MidwayStarts(gym.Wrapper):
             num_steps = len(beginning.action_SA)
             if beginning.has_succeeded:  # from somewhere on the way
                 num_steps = INTERVAL * int(self._generator.integers(1, num_steps // INTERVAL + 1))
-            start = self._start(beginning, num_steps, options)
+            start = self._start_from(beginning, num_steps, options)
             if start is not None:
                 return start
         episode_seed = sampled if seed is None else seed
@@ -169,15 +169,14 @@ class MidwayStarts(gym.Wrapper):
         self._best = self._latest
         self._best_reward = -math.inf
 
-    def _start(
+    def _start_from(
         self, beginning: Beginning, num_steps: int, options: dict | None
     ) -> tuple[npt.NDArray, dict[str, Any]] | None:
         """Begin where a beginning leads; return None, and forget it, if it leads elsewhere."""
         is_whole = num_steps == len(beginning.action_SA)
-        if is_whole and beginning.start is not None and options is None:
-            self._env_state.set(beginning.start.state)
-            observation = beginning.start.observation.copy()
-            info = copy.deepcopy(beginning.start.info)
+        snapshot = beginning.snapshot if is_whole and options is None else None
+        if snapshot is not None and self._has_restored(snapshot):
+            observation, info = snapshot.observation.copy(), snapshot.info.copy()
         else:
             observation, info = self._repeat(
                 beginning.seed, beginning.action_SA[:num_steps], options
@@ -196,11 +195,19 @@ class MidwayStarts(gym.Wrapper):
                 # an environment whose state cannot be taken repeats the steps each time
                 with contextlib.suppress(ConfigurationError):
                     state = self._env_state.get()
-                    beginning.start = Start(state, observation.copy(), copy.deepcopy(info))
+                    beginning.snapshot = Snapshot(state, observation.copy(), info.copy())
         actions = list(beginning.action_SA[:num_steps])
         self._begin(beginning.seed, actions, _checksum(observation))
         self._source = beginning
         return observation, info
+
+    def _has_restored(self, snapshot: Snapshot) -> bool:
+        """Restore the environment; False if it has changed so that it cannot take the state."""
+        try:
+            self._env_state.set(snapshot.state)
+        except ConfigurationError:
+            return False
+        return True
 
     def _repeat(
         self, seed: int, action_SA: npt.NDArray, options: dict | None
@@ -236,7 +243,7 @@ class MidwayStarts(gym.Wrapper):
         if self._source is not None and self._has_succeeded:
             self._source.has_succeeded = True
         if self._source is not None and self._source.has_succeeded:
-            return  # what begins there succeeds: later beginnings teach nothing
+            return  # a longer beginning is not needed
         num_steps, checksum = self._best
         # without a clock to restart, repeated steps count towards the episode's horizon
         most = self._spec.horizon - 1
