@@ -62,8 +62,8 @@ class Beginning:
     """The actions of its first ``S`` steps."""
     checksum: int
     """Of the observation that they lead to."""
-    has_succeeded: bool = False
-    """Whether an episode that started from it has succeeded."""
+    num_successes: int = 0
+    """Of the episodes that started from it."""
     snapshot: Snapshot | None = None
     """None until the steps have been repeated once."""
 
@@ -82,12 +82,12 @@ class MidwayStarts(gym.Wrapper):
     environment's state can be taken (``EnvState``), all of a beginning is repeated once, and from
     then on the state is restored that it led to.
 
-    Once an episode that began midway has succeeded, others repeat a part of that beginning, so that
-    the whole way is learned and not its end alone ("Overcoming Exploration in Reinforcement
-    Learning with Demonstrations", Nair et al. 2018, arXiv 1709.10089, begins in states of
-    demonstrations). The more the episodes that begin with a reset succeed, the fewer begin midway,
-    in a solved task none. Without a success signal, the score decides how many begin midway, and
-    all of a beginning is repeated.
+    With each success of an episode that started from a beginning, others may start ``INTERVAL``
+    steps earlier on the same way, so that the way is learned backwards, and not its end alone
+    (Salimans and Chen 2018, "Learning Montezuma's Revenge from a Single Demonstration", arXiv
+    1812.03381, where the way is a person's). The more the episodes that begin with a reset succeed,
+    the fewer begin midway, in a solved task none. Without a success signal, the score decides how
+    many begin midway, and all of a beginning is repeated.
 
     Args:
         env: the environment, not yet reset.
@@ -130,8 +130,9 @@ class MidwayStarts(gym.Wrapper):
         if is_repeated and self._beginnings:
             beginning = self._beginnings[sampled % len(self._beginnings)]
             num_steps = len(beginning.action_SA)
-            if beginning.has_succeeded:  # from somewhere on the way
-                num_steps = INTERVAL * int(self._generator.integers(1, num_steps // INTERVAL + 1))
+            if beginning.num_successes:  # from somewhere on the way
+                most_back = min(beginning.num_successes, num_steps // INTERVAL - 1)
+                num_steps -= INTERVAL * int(self._generator.integers(most_back + 1))
             start = self._start_from(beginning, num_steps, options)
             if start is not None:
                 return start
@@ -240,10 +241,10 @@ class MidwayStarts(gym.Wrapper):
         if not self._num_repeated:
             score = self._spec.score(self._return, self._has_succeeded)
             self._success += STEP_SIZE * (score - self._success)
-        if self._source is not None and self._has_succeeded:
-            self._source.has_succeeded = True
-        if self._source is not None and self._source.has_succeeded:
-            return  # a longer beginning is not needed
+        if self._source is not None:
+            self._source.num_successes += self._has_succeeded
+            if self._source.num_successes:
+                return  # a longer beginning is not needed
         num_steps, checksum = self._best
         # without a clock to restart, repeated steps count towards the episode's horizon
         most = self._spec.horizon - 1
@@ -262,7 +263,7 @@ class MidwayStarts(gym.Wrapper):
             "generator": self._generator.bit_generator.state,
             "success": self._success,
             "beginnings": [
-                [kept.reward, kept.seed, kept.action_SA, kept.checksum, kept.has_succeeded]
+                [kept.reward, kept.seed, kept.action_SA, kept.checksum, kept.num_successes]
                 for kept in self._beginnings
             ],
             "source": next(
@@ -288,9 +289,9 @@ class MidwayStarts(gym.Wrapper):
                 count(seed, "seed"),
                 self._checked(action_SA),
                 count(checksum, "checksum"),
-                flag(has_succeeded, "has_succeeded"),
+                count(num_successes, "num_successes"),
             )
-            for reward, seed, action_SA, checksum, has_succeeded in state["beginnings"]
+            for reward, seed, action_SA, checksum, num_successes in state["beginnings"]
         ]
         actions = [self._checked(action_A) for action_A in state["actions"]]
         self._begin(count(state["seed"], "seed"), actions, 0)
