@@ -387,7 +387,7 @@ def test_tasks_of_metaworld_repeat_their_episodes_and_continue_bit_exact(tasks):
     assert np.mean(starts) > 0.5
     assert {len(env._actions) % INTERVAL for env in envs._groups[0]._group._envs} == {0}
     beginnings = [kept for env in envs._groups[0]._group._envs for kept in env._beginnings]
-    assert any(kept.start for kept in beginnings)
+    assert any(kept.snapshot for kept in beginnings)
     other.set_state(envs.get_state())  # in which all beginnings are repeated, not restored
     for _ in range(4 * HORIZON):
         here, there = step(envs, other)

@@ -702,7 +702,7 @@ def test_parts_of_the_state_can_be_taken_and_restored(monkeypatch):
     before = other.get_state(["episodes"])
     with monkeypatch.context() as patched:
         patched.setattr(VectorEnv, "get_state", None)  # the workers are not asked
-        parts = ["windows", "listeners", "action_transforms", "exploration"]
+        parts = ["windows", "listeners", "action_transforms", "exploration", "reuse"]
         windows = through_a_file(collector.get_state(parts))
     assert set(windows) == {"tasks", *parts}
     other.set_state(windows)

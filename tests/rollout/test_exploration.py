@@ -189,7 +189,8 @@ def test_another_correlation_counts_from_the_next_episode_on():
 
 
 def test_train_describes_its_arguments_whatever_it_has_been_used_for():
-    parts = {"action_transforms": None, "exploration": begun(AdaptiveNoise(0.8)), "pausing": None}
+    parts = dict.fromkeys(("action_transforms", "pausing", "reuse"))
+    parts["exploration"] = begun(AdaptiveNoise(0.8))
     assert _described_parts(parts)["exploration"] == {
         "class_path": "mtrl_lightning.rollout.AdaptiveNoise",
         "init_args": {"correlation": 0.8, "step_size": 0.2},
