@@ -478,8 +478,9 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         """
         self._next_action = _action_from_checkpoint(state["next_call"])
         counters = self.session.counters
-        start = state.get("iteration_start", counters.env_steps)  # versions before 0.3 have none
-        self._iteration_start = checks.count(start, "iteration_start", counters.env_steps)
+        if self.session.algorithm.kind == "on-policy":
+            start = state.get("iteration_start", counters.env_steps)  # versions before 0.3: none
+            self._iteration_start = checks.count(start, "iteration_start", counters.env_steps)
         if not self._is_off_policy:
             return
         self._warmup.load_state_dict(state["warmup"])
