@@ -126,7 +126,7 @@ class RolloutBuffer:
         return num_minibatches - self._num_minibatches % num_minibatches
 
     def add(self, transitions: Transitions) -> None:
-        """Add the transitions of one vector step; others are no row to learn from."""
+        """Add the transitions of one vector step; an environment without one has no row there."""
         assert not self.is_full, "the iteration is complete"
         columns = transitions.columns()
         for name, array in self._arrays.items():

@@ -16,7 +16,12 @@ from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.ranks.share import Share
 from mtrl_lightning.rollout import collector_state
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
-from mtrl_lightning.rollout.episodes import EpisodeTimes, EpisodeWindows, RunningEpisodes
+from mtrl_lightning.rollout.episodes import (
+    EpisodeTimes,
+    EpisodeWindows,
+    RunningEpisodes,
+    task_means,
+)
 from mtrl_lightning.rollout.exploration import CorrelatedNoise, check_takes_noise
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
 from mtrl_lightning.rollout.matching import matched_policy
@@ -159,10 +164,7 @@ class Collector:
 
     def stepped_fractions(self) -> dict[int, float]:
         """Return the fraction of each task's environments that are not paused."""
-        task_E = self.envs.task_E
-        return {
-            int(task): float(np.mean(~self.paused_E[task_E == task])) for task in np.unique(task_E)
-        }
+        return task_means(~self.paused_E, self.envs.task_E)
 
     @property
     def foreign_E(self) -> npt.NDArray[np.bool_]:

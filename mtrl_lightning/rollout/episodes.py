@@ -23,6 +23,11 @@ SPREADS = ("min", "max", "std")
 """Logged beside the means of returns and lengths; of a share they have no meaning."""
 
 
+def task_means(value_E: npt.NDArray, task_E: npt.NDArray[np.int64]) -> dict[int, float]:
+    """Return each task's mean over its environments."""
+    return {int(task): float(np.mean(value_E[task_E == task])) for task in np.unique(task_E)}
+
+
 def check_scores(option: str, spec: EnvSpec, window: int, number: int) -> None:
     """Check that an option can tell by its recent episodes how well a task is solved.
 

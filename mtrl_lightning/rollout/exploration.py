@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mtrl_lightning.checks import flags, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Rules, Share
+from mtrl_lightning.rollout.episodes import task_means
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode, Policy
 
@@ -88,10 +89,7 @@ class CorrelatedNoise:
 
     def correlations(self) -> dict[int, float]:
         """Return each task's mean correlation over these environments."""
-        return {
-            int(task): float(self._correlation_E[self._task_E == task].mean())
-            for task in np.unique(self._task_E)
-        }
+        return task_means(self._correlation_E, self._task_E)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the noise of the last step, the correlations and the generator's state."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mtrl_lightning.checks import at_least, count, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Rules, Share
-from mtrl_lightning.rollout.episodes import EpisodeWindows, check_scores
+from mtrl_lightning.rollout.episodes import EpisodeWindows, check_scores, task_means
 from mtrl_lightning.rollout.matching import own_shape
 from mtrl_lightning.spec import EnvSpec
 
@@ -92,6 +92,7 @@ class PolicyReuse:
         self._task_E = task_E
         self.acting_task_E = task_E
         """The task whose policy acts in each environment; not written into, but replaced."""
+        self._sizes_T = [_sizes(spec, task) for task in range(spec.num_tasks)]
         self._first_E = np.unique(task_E, return_index=True)[1]
         """The first environment of each task."""
 
@@ -124,8 +125,7 @@ class PolicyReuse:
             solved = [
                 task
                 for task, score in scores.items()
-                if score >= self._success
-                and _sizes(self._spec, task) == _sizes(self._spec, own_task)
+                if score >= self._success and self._sizes_T[task] == self._sizes_T[own_task]
             ]
             if solved and self._generator.random() < self._fraction * (1 - scores[own_task]):
                 self.acting_task_E[env] = self._generator.choice(solved)
@@ -141,10 +141,7 @@ class PolicyReuse:
 
     def fractions(self) -> dict[int, float]:
         """Return the fraction of each task's environments in which another's policy acts."""
-        return {
-            int(task): float(self.is_foreign_E[self._task_E == task].mean())
-            for task in np.unique(self._task_E)
-        }
+        return task_means(self.is_foreign_E, self._task_E)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tasks whose policies act, and the generator's state."""

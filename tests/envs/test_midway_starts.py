@@ -199,7 +199,7 @@ def test_with_each_success_episodes_may_begin_earlier_on_the_way():
     )
     before = env._beginnings.copy()
     episode(env, 8, largest=0.8)
-    assert env._beginnings == before, "what is later on the way teaches nothing"
+    assert env._beginnings == before, "a longer beginning is not needed"
 
 
 def test_a_restored_environment_knows_from_where_its_episode_began():

@@ -145,7 +145,7 @@ class Asked:
 
 
 class Noted(AdaptiveNoise):
-    """Noise that keeps the environments of the episodes that it is told of."""
+    """Noise that keeps the environments whose episodes it counts."""
 
     def begin(self, spec, task_E):
         super().begin(spec, task_E)
