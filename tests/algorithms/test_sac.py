@@ -630,6 +630,15 @@ def test_environments_in_the_order_of_the_tasks_are_computed_in_groups(task_E, r
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_an_array_of_tasks_may_be_written_into_after_acting():
+    algorithm = make_sac(make_spec(3), actor=partial(MultiHead, width=8, depth=1))
+    task_E = np.array([0, 1, 2, 2])
+    expected = algorithm.act(OBSERVATION_ED[:4], task_E, "exploit")
+    task_E[:] = [2, 0, 1, 1]
+    found = algorithm.act(OBSERVATION_ED[:4], np.array([0, 1, 2, 2]), "exploit")
+    assert np.array_equal(found, expected)
+
+
 def test_exploiting_is_deterministic_and_draws_nothing():
     sac, reference = make_sac(seed=3), make_sac(seed=3)
     first, second = act(sac, "exploit", times=2)
