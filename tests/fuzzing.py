@@ -101,6 +101,7 @@ BASES: dict[str, list[str]] = {
         "-c=gradient/mean",
         "--rollout.exploration=mtrl_lightning.rollout.AdaptiveNoise",
         "--rollout.midway_starts=0.5",
+        "--rollout.after_success=2",
         "--rollout.pausing={class_path: mtrl_lightning.rollout.PauseSolved,"
         " init_args: {success: 0.5, minimum: 0.5}}",
         "--rollout.reuse={class_path: mtrl_lightning.rollout.PolicyReuse,"

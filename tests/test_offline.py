@@ -62,6 +62,7 @@ REFUSED = {
     "--rollout.updates_per_step=0.5": "rollout.updates_per_step 0.5",
     "--rollout.envs_per_task=2": "rollout.envs_per_task 2",
     "--rollout.midway_starts=0.5": "rollout.midway_starts 0.5",
+    "--rollout.after_success=10": "rollout.after_success 10",
     "--rollout.exploration=mtrl_lightning.rollout.AdaptiveNoise": "rollout.exploration ",
     "--rollout.pausing=mtrl_lightning.rollout.PauseSolved": "rollout.pausing ",
     "--rollout.reuse=mtrl_lightning.rollout.PolicyReuse": "rollout.reuse ",

@@ -85,6 +85,9 @@ class RolloutCallback(SessionCallback):
         midway_starts: not offline: fraction of the training episodes that begin where an earlier
             one came near a success, from 0 to 1, in a task that never succeeds; it falls with
             success. Repeated steps are not counted. See ``MidwayStarts``.
+        after_success: not offline: steps after its first success at which a training episode is
+            truncated, for tasks with a success signal; null lets it last to its end. See
+            ``SuccessLimit``.
         pausing: not offline: fewer steps of solved tasks, so that the others get more of
             ``total_steps``; null steps all environments. Chosen by ``class_path``: ``PauseSolved``.
         reuse: not offline: policies of solved tasks act in some episodes of unsolved ones; null for
@@ -103,6 +106,7 @@ class RolloutCallback(SessionCallback):
         "action_transforms",
         "exploration",
         "midway_starts",
+        "after_success",
         "pausing",
         "reuse",
     )
@@ -114,6 +118,7 @@ class RolloutCallback(SessionCallback):
         "listeners",
         "exploration",
         "midway_starts",
+        "after_success",
         "pausing",
         "reuse",
     )
@@ -133,6 +138,7 @@ class RolloutCallback(SessionCallback):
         action_transforms: list[ActionTransform] | None = None,
         exploration: CorrelatedNoise | None = None,
         midway_starts: float = 0.0,
+        after_success: int | None = None,
         pausing: PauseSolved | None = None,
         reuse: PolicyReuse | None = None,
         check_every: int = 10_000,
@@ -150,6 +156,7 @@ class RolloutCallback(SessionCallback):
         at_least(0, prefix="rollout.", max_restarts=max_restarts)
         above(0, prefix="rollout.", timeout=timeout)
         within(0, 1, prefix="rollout.", midway_starts=midway_starts)
+        at_least(0, prefix="rollout.", hint=", or null for none", after_success=after_success)
         if warmup_steps is not None:
             check_warmup(warmup_steps, total_steps)
         self._warmup_steps = WARMUP_STEPS if warmup_steps is None else warmup_steps
@@ -170,6 +177,7 @@ class RolloutCallback(SessionCallback):
         self._action_transforms = action_transforms or []
         self._exploration = exploration
         self._midway_starts = midway_starts
+        self._after_success = after_success
         self._pausing = pausing
         self._reuse = reuse
 
@@ -273,6 +281,7 @@ class RolloutCallback(SessionCallback):
             on_restart=note_restart,
             indices=indices,
             midway_starts=self._midway_starts,
+            after_success=self._after_success,
             progress=progress,
         )
         return envs
@@ -309,6 +318,11 @@ class RolloutCallback(SessionCallback):
             raise ConfigurationError(
                 "rollout.midway_starts is above 0, and the tasks have neither a success signal nor"
                 " a largest return, with which it would end: set it to 0"
+            )
+        if self._after_success is not None and not self.session.spec.has_success:
+            raise ConfigurationError(
+                "rollout.after_success ends episodes after a success, and the tasks report none:"
+                " set it to null"
             )
         data = self.session.data
         num_tasks = len(self.session.spec.train_tasks)

@@ -14,12 +14,16 @@ from gymnasium.spaces import Box
 from mtrl_lightning.checks import count
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.state.simulator import StabilityCheck
-from mtrl_lightning.envs.state.state import EnvState
+from mtrl_lightning.envs.state.state import EnvState, layers_of
 from mtrl_lightning.envs.vector.midway_starts import MidwayStarts
 from mtrl_lightning.envs.vector.shared_arrays import StepArrays
 from mtrl_lightning.envs.vector.spaces import wrong_actions
+from mtrl_lightning.envs.vector.success_limit import SuccessLimit
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.schema import info_column
+
+OPTIONS = {MidwayStarts.__name__: "midway_starts", SuccessLimit.__name__: "after_success"}
+"""Wrappers of training environments, and the options that add them."""
 
 
 class GroupPlan(NamedTuple):
@@ -38,6 +42,8 @@ class GroupPlan(NamedTuple):
     """Row of the group's first environment in the arrays; the others follow."""
     midway_starts: float = 0.0
     """See ``MidwayStarts``; 0 for none."""
+    after_success: int | None = None
+    """See ``SuccessLimit``; None for none."""
 
 
 class EnvGroup:
@@ -57,6 +63,8 @@ class EnvGroup:
         self._envs: list[gym.Env] = []
         for row, (task, seed) in enumerate(zip(plan.tasks, plan.seeds, strict=True), plan.first):
             env = plan.benchmark.make_env(task, plan.split, seed)
+            if plan.after_success is not None:
+                env = SuccessLimit(env, plan.after_success)
             if plan.midway_starts:
                 env = MidwayStarts(env, spec, seed, plan.midway_starts)
             self._envs.append(env)
@@ -156,21 +164,24 @@ class EnvGroup:
             if "seed" in state:
                 self._reset(i, state["seed"])
             else:
-                self._check_beginnings(i, state["env"])
+                self._check_options(i, state["env"])
                 self._steps[i] = count(state["steps"], f"steps of task {self._names[i]!r}")
                 self._states[i].set(state["env"])
                 self._stability[i].clear()
 
-    def _check_beginnings(self, i: int, state: Sequence[Any]) -> None:
-        has_beginnings = isinstance(self._envs[i], MidwayStarts)
-        names = [layer[0] for layer in state[1:]]
-        if has_beginnings != (MidwayStarts.__name__ in names):
-            there, here = ("without", "with") if has_beginnings else ("with", "without")
-            raise ConfigurationError(
-                f"the checkpoint is of a run {there} rollout.midway_starts, this run is {here} it,"
-                " and a continued run can begin or end it no more: set it as it was (any number"
-                " above 0 is with it), or start a new run"
-            )
+    def _check_options(self, i: int, state: Sequence[Any]) -> None:
+        """Check that a state is of an environment with the same wrappers of this package."""
+        layers_there = {layer[0] for layer in state[1:]}
+        layers_here = {type(layer).__name__ for layer in layers_of(self._envs[i])}
+        for wrapper, option in OPTIONS.items():
+            is_there = wrapper in layers_there
+            if is_there != (wrapper in layers_here):
+                there, here = ("with", "without") if is_there else ("without", "with")
+                raise ConfigurationError(
+                    f"the checkpoint is of a run {there} rollout.{option}, this run is {here} it,"
+                    " and a continued run can begin or end it no more: set it as it was, or start a"
+                    " new run"
+                )
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Return an attribute of every environment, called with the arguments if it is callable."""

@@ -83,6 +83,8 @@ class VectorEnv(gym.vector.VectorEnv):
             its random numbers; None for its index here.
         midway_starts: how many of the episodes of a task that never succeeds begin in the middle
             of an earlier one, from 0 to 1: see ``MidwayStarts``.
+        after_success: steps after its first success at which an episode is truncated; None for
+            none: see ``SuccessLimit``.
         progress: whether a bar shows how many environments are built, on a terminal.
 
     Raises:
@@ -105,6 +107,7 @@ class VectorEnv(gym.vector.VectorEnv):
         on_restart: Callable[[str], None] = lambda _: None,
         indices: Sequence[int] | None = None,
         midway_starts: float = 0.0,
+        after_success: int | None = None,
         progress: bool = False,
     ) -> None:
         if split not in benchmark.splits:
@@ -133,6 +136,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self._indices = list(range(self.num_envs) if indices is None else indices)
         self._timeout = timeout
         self._midway_starts = midway_starts
+        self._after_success = after_success
         self._progress = progress
         self.max_restarts = max_restarts
         self._on_restart = on_restart
@@ -476,6 +480,7 @@ class VectorEnv(gym.vector.VectorEnv):
             num_envs=self.num_envs,
             first=rows.start,
             midway_starts=self._midway_starts,
+            after_success=self._after_success,
         )
         if self._memory is None:
             return LocalGroup(plan, self._arrays)

@@ -1,0 +1,56 @@
+"""Training episodes that end some steps after their first success."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy.typing as npt
+
+from mtrl_lightning.checks import count
+
+
+class SuccessLimit(gym.Wrapper):
+    """Truncate an episode some steps after its first success.
+
+    A test episode succeeds with success in any step: what comes after it need not be learned, and
+    the steps are of more use in further episodes. The end is a truncation, so that the value of the
+    last state is bootstrapped.
+
+    Args:
+        env: the environment, which reports ``success`` in its ``info``.
+        num_steps: steps after the first one with success, at least 0.
+    """
+
+    def __init__(self, env: gym.Env, num_steps: int) -> None:
+        super().__init__(env)
+        self._num_steps = num_steps
+        self._num_left: int | None = None
+        """Steps until the end; None before a success."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict | None = None
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
+        """Begin an episode."""
+        self._num_left = None
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step; truncate where the steps after the first success are made."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if self._num_left is not None:
+            self._num_left -= 1
+        elif info.get("success", False):
+            self._num_left = self._num_steps
+        return observation, reward, terminated, truncated or self._num_left == 0, info
+
+    def get_state(self) -> dict[str, Any]:
+        """Return how many steps are left."""
+        return {"num_left": self._num_left}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        num_left = state["num_left"]
+        if num_left is not None:
+            num_left = count(num_left, "num_left", self._num_steps)
+        self._num_left = num_left

@@ -1,0 +1,173 @@
+"""Training episodes that end some steps after their first success."""
+
+from __future__ import annotations
+
+import csv
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box
+
+from mtrl_lightning import train
+from mtrl_lightning.algorithms import PPO
+from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
+from mtrl_lightning.envs.state.state import EnvState
+from mtrl_lightning.envs.vector.success_limit import SuccessLimit
+from mtrl_lightning.errors import ConfigurationError
+from tests.helpers.command_line import fails
+from tests.helpers.environments import through_a_file
+
+HORIZON = 12
+
+
+class Scheduled(gym.Env):
+    """It succeeds in given steps of an episode."""
+
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+    observation_space = Box(-np.inf, np.inf, (1,), np.float64)
+
+    def __init__(self, *successes):
+        self._successes = successes
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self.steps += 1
+        info = {"success": self.steps in self._successes}
+        return np.array([float(self.steps)]), 1.0, False, self.steps == HORIZON, info
+
+
+def length(env):
+    env.reset()
+    for step in range(1, HORIZON + 1):
+        _, _, terminated, truncated, _ = env.step(np.zeros(1))
+        assert not terminated, "the last state's value is bootstrapped"
+        if truncated:
+            return step
+    raise AssertionError("it has no end")
+
+
+@pytest.mark.parametrize(
+    ("successes", "num_steps", "expected"),
+    [
+        ((), 3, HORIZON),
+        ((4,), 0, 4),
+        ((4,), 3, 7),
+        ((4, 6, 7), 3, 7),
+        ((4, 5, 6, 7, 8), 3, 7),
+        ((1,), 2, 3),
+        ((10,), 3, HORIZON),
+        ((HORIZON,), 0, HORIZON),
+    ],
+)
+def test_an_episode_ends_so_many_steps_after_its_first_success(successes, num_steps, expected):
+    env = SuccessLimit(Scheduled(*successes), num_steps)
+    assert [length(env), length(env)] == [expected, expected], "and so does the next one"
+
+
+def test_a_reset_before_the_end_forgets_the_success():
+    env = SuccessLimit(Scheduled(2), 5)
+    env.reset()
+    for _ in range(4):
+        env.step(np.zeros(1))
+    assert length(env) == 7
+
+
+@pytest.mark.parametrize("num_steps", [0, 3, 5, 6])
+def test_a_restored_environment_ends_where_the_other_one_does(num_steps):
+    env, other = (SuccessLimit(Scheduled(4), 3) for _ in range(2))
+    for one in (env, other):
+        one.reset()
+    states = EnvState(env), EnvState(other)
+    for _ in range(num_steps):
+        env.step(np.zeros(1))
+    states[1].set(through_a_file(states[0].get()))
+    while not (truncated := env.step(np.zeros(1))[3]):
+        assert not other.step(np.zeros(1))[3]
+    assert other.step(np.zeros(1))[3] is truncated
+    assert env.unwrapped.steps == other.unwrapped.steps == 7
+
+
+@pytest.mark.parametrize("num_left", [4, -1, 1.5, True, "a"])
+def test_a_damaged_state_is_refused(num_left):
+    with pytest.raises((ConfigurationError, ValueError)):
+        SuccessLimit(Scheduled(4), 3).set_state({"num_left": num_left})
+
+
+@pytest.mark.parametrize(("there", "here"), [(3, None), (None, 3)])
+def test_a_state_with_and_an_environment_without_are_refused(there, here):
+    envs, other = (
+        VectorEnv(ToyReach(1), [0], num_workers=0, after_success=option) for option in (there, here)
+    )
+    envs.reset()
+    with pytest.raises(ConfigurationError, match=r"rollout.after_success, this run is with"):
+        other.set_state(envs.get_state())
+
+
+@pytest.mark.usefixtures("few_goals")
+def test_an_episode_of_metaworld_ends_after_the_success_of_its_expert():
+    """The scripted expert of reach-v3; without the option the episode lasts 60 steps."""
+    from metaworld.policies import SawyerReachV3Policy
+
+    benchmark = MetaWorld(["reach"], horizon=60, num_goals=2)
+    ends, firsts = [], []
+    for after_success in (None, 4):
+        envs = VectorEnv(benchmark, [0], seed=1, num_workers=0, after_success=after_success)
+        observation_ED, _ = envs.reset()
+        expert = SawyerReachV3Policy()
+        successes = []
+        while True:
+            action_A = expert.get_action(observation_ED[0].copy()).clip(-1, 1)
+            envs.send(action_A[None].astype(np.float32))
+            result = envs.receive()
+            observation_ED = result.observation_ED
+            successes.append(bool(result.success_E[0]))
+            if result.truncated_E[0]:
+                break
+        ends.append(len(successes))
+        firsts.append(successes.index(True) + 1)
+    assert firsts[0] == firsts[1] < 56
+    assert ends == [60, firsts[1] + 4]
+
+
+@pytest.mark.slow
+def test_training_episodes_end_after_a_success_and_test_episodes_do_not(tmp_path):
+    def metrics_of(after_success, name):
+        run = train(
+            ToyReach(2, horizon=40),
+            partial(PPO, num_steps=80, num_minibatches=4),
+            total_steps=16_000,
+            rollout={"envs_per_task": 5, "after_success": after_success},
+            evaluation={"every": 4_000, "num_episodes": 4},
+            name=name,
+            root=tmp_path,
+        )
+        with (run.folder / "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        names = ("eval/success", "eval/return", "rollout/length")
+        return {name: [float(row[name]) for row in rows if row[name]][-1] for name in names}
+
+    limited, whole = metrics_of(10, "limited"), metrics_of(None, "whole")
+    assert limited["rollout/length"] < 30.0 < whole["rollout/length"] == 40.0
+    assert limited["eval/success"] == whole["eval/success"] == 1.0
+    # each step has a reward of at most 1, so that a shorter test episode has a smaller return
+    assert limited["eval/return"] > 30.0
+
+
+@pytest.mark.parametrize(
+    ("config", "option", "message"),
+    [
+        ("env/toy", "-1", "rollout.after_success is -1"),
+        ("env/dmcontrol", "10", "rollout.after_success ends episodes after a success, and the t"),
+    ],
+)
+def test_bad_input_ends_the_program_with_it(command_line, capsys, config, option, message):
+    configs = ("base", config, "algorithm/mtppo", "network/multi_head", "gradient/mean")
+    options = [f"--rollout.after_success={option}", "--rollout.num_workers=0"]
+    code, error = fails(command_line, capsys, "fit", *options, configs=configs, small=False)
+    assert code == 2 and message in error
