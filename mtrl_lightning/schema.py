@@ -28,6 +28,7 @@ def step_fields(spec: EnvSpec) -> tuple[Field, ...]:
         Field("terminated", (), "bool"),
         Field("truncated", (), "bool"),
         Field("success", (), "bool"),
+        Field("midway", (), "bool"),
         *spec.info_fields,
         *(Field(info_column(key), (), "float64") for key in spec.info_keys),
     )

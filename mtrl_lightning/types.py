@@ -43,6 +43,8 @@ class StepResult(NamedTuple):
     truncated_E: npt.NDArray
     """The time was over: the successor is bootstrapped."""
     success_E: npt.NDArray
+    midway_E: npt.NDArray
+    """Where the step's episode began in the middle of an earlier one (``MidwayStarts``)."""
     valid_E: npt.NDArray
     """False where the transition never happened: a worker was restarted, or it is paused."""
     paused_E: npt.NDArray
@@ -157,6 +159,8 @@ class Episode(NamedTuple):
     info: Mapping[str, float] = {}
     """For each of the spec's ``info_keys`` that it reported, the mean over its steps by the key's
     name, and the last value by ``<key>_last``."""
+    midway: bool = False
+    """Whether it began in the middle of an earlier one (``rollout.midway_starts``)."""
 
 
 class RolloutConfig(NamedTuple):

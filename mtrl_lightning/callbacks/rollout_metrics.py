@@ -48,7 +48,8 @@ def episode_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
 
     ``rollout/episodes`` counts them since the run began; ``time/seconds_per_episode`` is the
     mean over this process' finished episodes since the last call; ``train/exploration`` is the
-    correlation of the noise, ``rollout/stepped`` the fraction of environments that are not paused,
+    correlation of the noise, ``rollout/success_from_reset`` the success rate without episodes that
+    began midway, ``rollout/stepped`` the fraction of environments that are not paused,
     ``rollout/reused`` the fraction in which another task's policy acts, all in this process; see
     ``EpisodeWindows.metrics`` for the others.
     """
@@ -56,6 +57,10 @@ def episode_metrics(session: Session, windows: EpisodeWindows) -> dict[str, floa
     counts = {task: float(windows.count_T[task]) for task in session.spec.train_tasks}
     metrics = named("rollout/episodes", session.counters.episodes, counts, names)
     metrics |= windows.metrics(names)
+    if session.collector.envs.midway_starts and session.spec.has_success:
+        from_reset = windows.success_from_reset()
+        if from_reset:
+            metrics |= with_mean("rollout/success_from_reset", from_reset, names)
     if session.collector.reuse is not None:
         metrics |= with_mean("rollout/reused", session.collector.reuse.fractions(), names)
     exploration = session.collector.exploration

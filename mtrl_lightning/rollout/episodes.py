@@ -90,6 +90,7 @@ class RunningEpisodes:
                 success_last=bool(result.success_E[e]),
                 env=int(e),
                 info=self._info_of(int(e)),
+                midway=bool(result.midway_E[e]),
             )
             for e in np.flatnonzero(done_E & result.valid_E)
         }
@@ -251,6 +252,17 @@ class EpisodeWindows:
                     for name, v in zip(STATISTICS, values.T, strict=True)
                 }
         return result
+
+    def success_from_reset(self) -> dict[int, float]:
+        """Return each task's success rate over the episodes that did not begin midway.
+
+        A task that has none in its window is left out.
+        """
+        successes = {
+            task: [episode.success for episode in window if not episode.midway]
+            for task, window in enumerate(self._windows)
+        }
+        return {task: statistics.fmean(of_task) for task, of_task in successes.items() if of_task}
 
     def info(self) -> dict[str, dict[int, float]]:
         """Return the means of the numbers of ``info``: ``{name: {task: mean}}``."""

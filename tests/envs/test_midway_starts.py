@@ -395,6 +395,20 @@ def test_tasks_of_metaworld_repeat_their_episodes_and_continue_bit_exact(tasks):
         assert np.array_equal(here.reward_E, there.reward_E)
 
 
+def test_steps_say_whether_their_episode_began_midway():
+    envs = VectorEnv(ToyReach(2, HORIZON), [0, 1, 1], num_workers=0, seed=3, midway_starts=0.5)
+    envs.reset()
+    wrappers = envs._groups[0]._group._envs
+    generator = np.random.default_rng(0)
+    seen = []
+    for _ in range(20 * HORIZON):
+        expected = [env._num_repeated > 0 for env in wrappers]
+        envs.send(generator.uniform(-1, 1, (3, 2)).astype(np.float32))
+        assert envs.receive().midway_E.tolist() == expected
+        seen += expected
+    assert 0.1 < np.mean(seen) < 0.5
+
+
 def test_a_fraction_out_of_range_ends_the_program_with_it(command_line, capsys):
     code, error = fails(command_line, capsys, "fit", "--rollout.midway_starts=1.5")
     assert code == 2 and "rollout.midway_starts is 1.5" in error

@@ -177,12 +177,14 @@ class ReplayedEnvs:
         return next(self._results)
 
 
-def step_result(reward, terminated, truncated, success, valid):
+def step_result(reward, terminated, truncated, success, valid, midway=None):
     """Make a step result whose observations count up from the reward."""
     reward_E = np.array(reward, np.float64)
     next_observation_ED = np.repeat(reward_E[:, None], 4, axis=1)
-    paused = [False] * len(valid)
-    flags = (np.array(flag, np.bool_) for flag in (terminated, truncated, success, valid, paused))
+    none = [False] * len(valid)
+    midway = none if midway is None else midway
+    columns = (terminated, truncated, success, midway, valid, none)
+    flags = (np.array(flag, np.bool_) for flag in columns)
     return StepResult(next_observation_ED + 0.5, next_observation_ED, reward_E, *flags)
 
 

@@ -18,6 +18,7 @@ def random_results(num_steps, num_envs, seed=0, broken=0.0):
             truncated=generator.random(num_envs) < 0.1,
             success=generator.random(num_envs) < 0.2,
             valid=generator.random(num_envs) >= broken,
+            midway=generator.random(num_envs) < 0.5,
         )
         for _ in range(num_steps)
     ]
@@ -37,12 +38,32 @@ def naive(results, task_E):
             if result.terminated_E[e] or result.truncated_E[e] or not result.valid_E[e]:
                 if not broken:
                     ended[s, e] = Episode(
-                        task, sum(rewards), len(rewards), any(successes), successes[-1], e
+                        task,
+                        sum(rewards),
+                        len(rewards),
+                        any(successes),
+                        successes[-1],
+                        e,
+                        midway=bool(result.midway_E[e]),
                     )
                 rewards = []
                 successes = []
                 broken = False
     return ended
+
+
+def test_the_success_from_a_reset_leaves_out_episodes_that_began_midway():
+    windows = EpisodeWindows(3, 4)
+    outcomes = [(0, True, True), (0, True, False), (0, False, False), (0, False, False)]
+    outcomes += [(1, True, True), (0, True, False)]
+    for task, success, midway in outcomes:
+        windows.add([Episode(task, 0.0, 10, success, success, midway=midway)])
+    # task 0 keeps the last four of its five, of which none began midway; task 1 has no other
+    assert windows.success_from_reset() == {0: 0.5}
+    restored = EpisodeWindows(3, 4)
+    restored.load_state_dict(json.loads(json.dumps(windows.state_dict())))
+    assert restored.success_from_reset() == {0: 0.5}
+    assert EpisodeWindows(3, 4).success_from_reset() == {}
 
 
 @pytest.mark.parametrize("broken", [0.0, 0.05])

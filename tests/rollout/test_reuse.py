@@ -356,6 +356,7 @@ def test_an_interrupted_run_continues_as_the_uninterrupted_one(
         del one["callbacks"]["checkpoint"], one["MultiTaskData"]
     assert_same(whole, parts)
     assert command_line.rows("whole") == command_line.rows("parts")
+    assert any(row["rollout/success_from_reset"] for row in command_line.rows("whole"))
     found = [row["rollout/reused"] for row in command_line.rows("whole")]
     assert 0 < max(float(fraction) for fraction in found if fraction) <= 0.75
     assert 0 < np.mean(reused_steps) < 0.5

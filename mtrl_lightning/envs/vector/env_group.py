@@ -138,6 +138,7 @@ class EnvGroup:
             arrays["terminated"][row] = terminated
             arrays["truncated"][row] = truncated
             arrays["success"][row] = bool(info.get("success", False))
+            arrays["midway"][row] = isinstance(env, MidwayStarts) and env.is_midway
             if self._info_fields:
                 self._write_info(i, info)
             if self._info_keys:

@@ -114,6 +114,11 @@ class MidwayStarts(gym.Wrapper):
         """The best one first."""
         self._begin(0, [], 0)
 
+    @property
+    def is_midway(self) -> bool:
+        """Whether the running episode began midway."""
+        return self._num_repeated > 0
+
     def reset(
         self, *, seed: int | None = None, options: dict | None = None
     ) -> tuple[npt.NDArray, dict[str, Any]]:

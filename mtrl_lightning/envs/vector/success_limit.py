@@ -15,7 +15,9 @@ class SuccessLimit(gym.Wrapper):
 
     A test episode succeeds with success in any step: what comes after it need not be learned, and
     the steps are of more use in further episodes. The end is a truncation, so that the value of the
-    last state is bootstrapped.
+    last state is bootstrapped. Nothing is learned from there on, so that its value is extrapolated
+    from the few steps before: with 2 or 5 of them PPO on ``ToyReach`` learned to stay away from the
+    goals, with 10 and 20 to reach them.
 
     Args:
         env: the environment, which reports ``success`` in its ``info``.

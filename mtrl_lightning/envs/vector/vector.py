@@ -135,7 +135,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self._seed = seed
         self._indices = list(range(self.num_envs) if indices is None else indices)
         self._timeout = timeout
-        self._midway_starts = midway_starts
+        self.midway_starts = midway_starts
         self._after_success = after_success
         self._progress = progress
         self.max_restarts = max_restarts
@@ -253,6 +253,7 @@ class VectorEnv(gym.vector.VectorEnv):
             terminated_E=copies["terminated"],
             truncated_E=copies["truncated"],
             success_E=copies["success"],
+            midway_E=copies["midway"],
             valid_E=valid_E,
             paused_E=paused_E,
             extra={name: copies[name] for name in self._info_names},
@@ -479,7 +480,7 @@ class VectorEnv(gym.vector.VectorEnv):
             seeds=[self._seed_of(e) for e in range(rows.start, rows.stop)],
             num_envs=self.num_envs,
             first=rows.start,
-            midway_starts=self._midway_starts,
+            midway_starts=self.midway_starts,
             after_success=self._after_success,
         )
         if self._memory is None:
