@@ -2,7 +2,7 @@
 
   ours            the command line with configs/quickstart.yaml (SAC)
   ours_ppo        the command line with configs/quickstart_ppo.yaml
-  ours_midway     the same with mt10_quickstart's exploration: midway starts and pausing
+  ours_midway     the same with midway starts, pausing, an end after success (mt10_quickstart)
   sb3             Stable-Baselines3's SAC with its defaults, one environment per task
   sb3_quickstart  the same with the quickstart's hyper-parameters and environments
   sb3_updates     the same with as many updates per vector step as environments
@@ -65,6 +65,7 @@ PPO_ITERATIONS = 2
 """Of PPO between test episodes; they have 12,000 env steps."""
 MIDWAY = {
     "rollout.midway_starts": 0.5,
+    "rollout.after_success": 10,
     "rollout.pausing": "mtrl_lightning.rollout.PauseSolved",
 }
 """The exploration of ``configs/mt10_quickstart.yaml``."""
@@ -77,7 +78,7 @@ TASKS = (
 VARIANTS = {
     "ours": "this package, SAC",
     "ours_ppo": "this package, PPO",
-    "ours_midway": "this package, PPO with midway starts and pausing",
+    "ours_midway": "this package, PPO with midway starts, pausing, an end after success",
     "sb3": "Stable-Baselines3 SAC, its defaults",
     "sb3_quickstart": "Stable-Baselines3 SAC, the quickstart's hyper-parameters",
     "sb3_updates": "Stable-Baselines3 SAC, likewise, one update per env step",

@@ -207,6 +207,7 @@ def test_ppo_trains_its_own_configuration_in_windows_of_two_iterations(name, tmp
     explored = resolve("mt10_quickstart")["rollout"]
     midway = {
         f"--rollout.midway_starts={explored['midway_starts']}",
+        f"--rollout.after_success={explored['after_success']}",
         f"--rollout.pausing={explored['pausing']['class_path']}",
     }
     assert (midway <= {*command}) == (name == "ours_midway")
