@@ -65,7 +65,7 @@ PPO_ITERATIONS = 2
 """Of PPO between test episodes; they have 12,000 env steps."""
 MIDWAY = {
     "rollout.midway_starts": 0.5,
-    "rollout.after_success": 10,
+    "rollout.after_success": 30,
     "rollout.pausing": "mtrl_lightning.rollout.PauseSolved",
 }
 """The exploration of ``configs/mt10_quickstart.yaml``."""
