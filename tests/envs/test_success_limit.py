@@ -93,7 +93,21 @@ def test_a_restored_environment_ends_where_the_other_one_does(num_steps):
     assert env.unwrapped.steps == other.unwrapped.steps == 7
 
 
-@pytest.mark.parametrize("num_left", [4, -1, 1.5, True, "a"])
+@pytest.mark.parametrize(("there", "here", "expected"), [(6, 2, 8), (6, 0, 7), (2, 6, 7)])
+def test_a_run_may_continue_with_another_number_of_steps(there, here, expected):
+    """It is restored in the sixth step, of which the fifth had a success."""
+    env, other = SuccessLimit(Scheduled(5), there), SuccessLimit(Scheduled(5), here)
+    for one in (env, other):
+        one.reset()
+    for _ in range(6):
+        env.step(np.zeros(1))
+    EnvState(other).set(through_a_file(EnvState(env).get()))
+    while not other.step(np.zeros(1))[3]:
+        pass
+    assert other.unwrapped.steps == expected
+
+
+@pytest.mark.parametrize("num_left", [-1, 1.5, True, "a"])
 def test_a_damaged_state_is_refused(num_left):
     with pytest.raises((ConfigurationError, ValueError)):
         SuccessLimit(Scheduled(4), 3).set_state({"num_left": num_left})

@@ -136,6 +136,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self._indices = list(range(self.num_envs) if indices is None else indices)
         self._timeout = timeout
         self.midway_starts = midway_starts
+        """See the arguments."""
         self._after_success = after_success
         self._progress = progress
         self.max_restarts = max_restarts
