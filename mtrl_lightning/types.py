@@ -137,7 +137,8 @@ class Rollout(NamedTuple):
     """The transitions of one iteration of an on-policy algorithm, ``S`` steps of ``E``."""
 
     columns: Mapping[str, Tensor]
-    """The fields of the schema and ``truncated`` by name, ``[S, E, ...]``."""
+    """By name, ``[S, E, ...]``: the fields of the schema; ``truncated``; with ``rollout.reuse``
+    also ``foreign``, whether the policy of another task acted."""
     valid_SE: Tensor
     """False where a transition never happened: its environment was rebuilt, or is paused."""
     task_E: Tensor

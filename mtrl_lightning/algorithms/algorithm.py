@@ -549,7 +549,8 @@ class Algorithm(LightningModule):
         """Receive the rollout that an on-policy algorithm learns from next.
 
         Args:
-            collected: the transitions of the iteration.
+            collected: the transitions of the iteration. With ``rollout.reuse`` its column
+                ``foreign`` says in which of them the policy of another task acted.
             progress: fraction of the run's environment steps made before them, from 0 to 1.
 
         Returns:

@@ -41,6 +41,9 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch
 
+LEAST_LOG_PROB = -60.0
+"""Of actions that another task's policy chose: a ratio to a smaller density could overflow. Those
+with smaller ones are hardly learned from, as their ratios begin far below 1."""
 MOST_MINIBATCHES = 16
 """Minibatches of a pass if their number is derived: more of them have too few rows of a task."""
 
@@ -66,6 +69,12 @@ class PPO(Algorithm):
     An iteration collects ``num_steps`` of every environment, then makes ``num_epochs`` passes over
     them in ``num_minibatches`` minibatches. Advantages are normalized per task. The critic learns
     returns normalized per task (``return_scale``).
+
+    Steps in which the policy of another task acted (``rollout.reuse``) can only be imitated: the
+    actor learns from those that turned out better than the value, and the others have an advantage
+    of 0 (Oh et al. 2018, "Self-Imitation Learning", arXiv 1806.05635). The old policy of the ratios
+    is the task's own one at the collection, so that these ratios are clipped, too. The critic
+    learns from all steps: its value is that of the policies that acted.
 
     Args:
         spec: the tasks; filled in from the data.
@@ -255,14 +264,15 @@ class PPO(Algorithm):
 
         Returns:
             ``advantage``, normalized per task; ``value`` at the collection; ``target``, the return
-            that the critic learns. In the first iteration of an encoder with statistics also
-            ``log_prob``, in place of the collected ones.
+            that the critic learns. In the first iteration of an encoder with statistics, and if
+            the policy of another task has acted, also ``log_prob``, in place of the collected ones.
         """
         self._is_first_update = True
         # annealed between iterations: all epochs of one have the same rate
         self.learning_rate.set(self.updates, progress)
         columns = collected.columns
         task_E = collected.task_E
+        foreign_SE = columns.get("foreign", torch.zeros_like(collected.valid_SE))
         computed = {}
         has_statistics = type(self.encoder).observe is not Encoder.observe
         if has_statistics and self._iterations_made == 0:
@@ -271,6 +281,9 @@ class PPO(Algorithm):
             # actions are samples of the policy before is a bias of this iteration alone
             self._observe(collected)
             computed["log_prob"] = self._log_probs(columns)
+        elif foreign_SE.any():
+            log_prob_SE = self._log_probs(columns).clamp(min=LEAST_LOG_PROB)
+            computed["log_prob"] = torch.where(foreign_SE, log_prob_SE, columns["log_prob"])
         cut_SE = advantages.episode_cuts(
             columns["terminated"], columns["truncated"], collected.valid_SE
         )
@@ -287,17 +300,23 @@ class PPO(Algorithm):
         )
         # the lambda-return
         target_SE = advantage_SE + value_SE
-        target_moments = self._task_moments(target_SE, collected)
+        target_moments = self._task_moments(target_SE, collected.valid_SE, task_E)
         # PopArt moves to these returns before they are learned
         self.return_scale.observe(*target_moments)
-        mean_T, variance_T, _ = self._task_moments(advantage_SE, collected)
+        _, variance_T, _ = self._task_moments(advantage_SE, collected.valid_SE, task_E)
         std_T = variance_T.sqrt()
         # the target is value + advantage, so the advantage is the residual of the value
         explained_T = 1 - variance_T / target_moments[1].clamp(min=advantages.EPSILON)
         self._log_per_task("advantage_std", std_T[self._task_R])
         self._log_per_task("explained_variance", explained_T[self._task_R])
         # per task: else the task with the largest returns would dominate the policy's gradient
-        normalized_SE = (advantage_SE - mean_T[task_E]) / (std_T[task_E] + advantages.EPSILON)
+        own_SE = collected.valid_SE & ~foreign_SE
+        own_mean_T, _, _ = self._task_moments(advantage_SE, own_SE, task_E)
+        # that another policy did worse is no reason to move this one
+        gain_SE = torch.where(
+            foreign_SE, advantage_SE.clamp(min=0), advantage_SE - own_mean_T[task_E]
+        )
+        normalized_SE = gain_SE / (std_T[task_E] + advantages.EPSILON)
         if self.value_clip is not None:
             # a task's first statistics change its values: clip around the changed ones
             value_SE = self._observation_values(columns["observation"])
@@ -349,7 +368,12 @@ class PPO(Algorithm):
             self.epoch_skipped += is_skipped
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return each task's actor loss ``[R]``; ``log pi / pi_old`` and the mean entropy."""
+        """Return each task's actor loss ``[R]``; ``log pi / pi_old`` and the mean entropy.
+
+        Where the policy of another task acted, the returned ``log pi / pi_old`` is 0: these actions
+        are no samples of ``pi_old``, with which the KL divergence is estimated, and count there as
+        rows in which the policy has not moved.
+        """
         # bfloat16 has too few digits for the ratio of two probabilities
         with torch.autocast(batch.task_Rn.device.type, enabled=False):
             with torch.no_grad():
@@ -365,7 +389,10 @@ class PPO(Algorithm):
         # L = -E[min(ratio A, clip(ratio, 1 - clip, 1 + clip) A)] - entropy_coef E[H(pi)]
         loss_Rn = torch.add(surrogate_Rn, entropy_Rn, alpha=-self.entropy_coef)
         loss_R = task_losses(loss_Rn, batch.task_Rn, self._task_R)
-        return loss_R, (log_ratio_Rn.detach(), entropy_Rn.detach().mean())
+        own_log_ratio_Rn = log_ratio_Rn.detach()
+        if "foreign" in batch.extra:
+            own_log_ratio_Rn = own_log_ratio_Rn.masked_fill(batch.extra["foreign"], 0.0)
+        return loss_R, (own_log_ratio_Rn, entropy_Rn.detach().mean())
 
     def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
         """Return each task's critic loss ``[R]``."""
@@ -465,10 +492,10 @@ class PPO(Algorithm):
         task_SE = collected.task_E.expand(len(valid_SE), -1)
         self.encoder.observe(collected.columns["observation"][valid_SE], task_SE[valid_SE])
 
-    def _task_moments(self, value_SE: Tensor, collected: Rollout) -> tuple[Tensor, Tensor, Tensor]:
-        moments = advantages.task_moments(
-            value_SE, collected.task_E, collected.valid_SE, self.spec.num_tasks
-        )
+    def _task_moments(
+        self, value_SE: Tensor, valid_SE: Tensor, task_E: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        moments = advantages.task_moments(value_SE, task_E, valid_SE, self.spec.num_tasks)
         return distributed.merged_moments(*moments)
 
     def _log_gradient_shares(self, batch: TransitionBatch) -> None:

@@ -308,12 +308,6 @@ class RolloutCallback(SessionCallback):
         for part in (self._pausing, self._reuse):
             if part is not None:
                 part.check(self.session.spec, window, self._envs_per_task // size)
-        is_on_policy = self.session.algorithm.kind == "on-policy"
-        if is_on_policy and self._reuse is not None and not self._midway_starts:
-            raise ConfigurationError(
-                "an on-policy algorithm learns from rollout.reuse through episodes that begin"
-                " midway, and rollout.midway_starts is 0: raise it, or leave rollout.reuse out"
-            )
         if self._midway_starts and not self.session.spec.has_score:
             raise ConfigurationError(
                 "rollout.midway_starts is above 0, and the tasks have neither a success signal nor"

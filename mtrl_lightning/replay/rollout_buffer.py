@@ -33,9 +33,9 @@ class RolloutBuffer:
     after which the next iteration starts.
 
     A minibatch holds ``n`` rows of every trained task. Each epoch has its own random order. Where
-    transitions were dropped because of a fault or left out (``rollout.reuse``), rows of the same
-    task are repeated. Where environments are paused, tasks have different numbers of rows, and a
-    minibatch has a share of each task's: rows ``[B]``, task after task.
+    transitions were dropped because of a fault, rows of the same task are repeated. Where
+    environments are paused, tasks have different numbers of rows, and a minibatch has a share of
+    each task's: rows ``[B]``, task after task.
 
     Args:
         spec: the trained tasks, shapes and types.
@@ -70,7 +70,13 @@ class RolloutBuffer:
         self._task_names = spec.task_names
         self._task_R = torch.tensor(spec.train_tasks, device=device)
         self._generator = torch.Generator().manual_seed(distributed.seed_of_rank(seed))
-        fields = (*transition_fields(spec, policy_fields), Field("truncated", (), "bool"))
+        fields = transition_fields(spec, policy_fields)
+        if "foreign" in {field.name for field in fields}:
+            raise ConfigurationError(
+                "an on-policy iteration has a field 'foreign' of its own (rollout.reuse): rename"
+                " the one in the spec's info_fields"
+            )
+        fields = (*fields, Field("truncated", (), "bool"))
         shape = (collection.num_steps, self.num_envs)
         self._arrays = {
             field.name: np.zeros((*shape, *field.shape), field.dtype) for field in fields
@@ -125,10 +131,19 @@ class RolloutBuffer:
         num_minibatches = self.collection.num_minibatches
         return num_minibatches - self._num_minibatches % num_minibatches
 
-    def add(self, transitions: Transitions) -> None:
-        """Add the transitions of one vector step; an environment without one has no row there."""
+    def add(self, transitions: Transitions, foreign_E: npt.NDArray[np.bool_] | None = None) -> None:
+        """Add the transitions of one vector step; an environment without one has no row there.
+
+        Args:
+            transitions: of the step.
+            foreign_E: environments in which the policy of another task acted; None without
+                ``rollout.reuse``.
+        """
         assert not self.is_full, "the iteration is complete"
         columns = transitions.columns()
+        if foreign_E is not None:
+            self._allocate_foreign()
+            columns["foreign"] = foreign_E[transitions.env_E]
         for name, array in self._arrays.items():
             array[self._num_steps, transitions.env_E] = columns[name]
         self._valid_SE[self._num_steps] = False
@@ -305,6 +320,8 @@ class RolloutBuffer:
             )
         self._num_steps = checks.count(len(valid_SE), "iteration", self.collection.num_steps)
         self._valid_SE[: self._num_steps] = valid_SE
+        if "foreign" in state["arrays"]:
+            self._allocate_foreign()
         for name, array in self._arrays.items():
             column = state["arrays"][name].numpy()
             _check_column(name, column, (self._num_steps, *array.shape[1:]), array.dtype)
@@ -325,6 +342,11 @@ class RolloutBuffer:
         computed = {name: column.to(self._device) for name, column in state["computed"].items()}
         self.begin(computed, self._paused_E)
         self._num_minibatches = num_minibatches
+
+    def _allocate_foreign(self) -> None:
+        """Add a column where the policies of other tasks may act."""
+        if "foreign" not in self._arrays:
+            self._arrays["foreign"] = np.zeros(self._valid_SE.shape, np.bool_)
 
     def _check_orders(self) -> None:
         for order, num_rows in zip(self._orders_R, self._rows_of_tasks(), strict=True):

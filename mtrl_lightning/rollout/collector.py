@@ -152,7 +152,7 @@ class Collector:
         if self.exploration is not None:
             self.exploration.start_episodes(np.ones(self.envs.num_envs, np.bool_), {})
         if self.reuse is not None:
-            self.reuse.start_episodes(np.ones(self.envs.num_envs, np.bool_), self.windows)
+            self.reuse.start_episodes(np.ones(self.envs.num_envs, np.bool_), {}, self.windows)
         self._events.started(self.observation_ED, everywhere)
 
     def choose_paused(self) -> None:
@@ -260,7 +260,7 @@ class Collector:
             if self.exploration is not None:
                 self.exploration.start_episodes(done_E, counted)
             if self.reuse is not None:
-                self.reuse.start_episodes(done_E, self.windows)
+                self.reuse.start_episodes(done_E, ended, self.windows)
         if ended and self._unreported_info:
             self._warn_of_unreported_info()
         kept_E = result.valid_E if selected_E is None else result.valid_E & selected_E

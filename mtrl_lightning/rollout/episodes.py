@@ -231,6 +231,22 @@ class EpisodeWindows:
             return None
         return statistics.fmean(spec.score(one.return_, one.success) for one in episodes)
 
+    def recent_from_reset(self, task: int, number: int) -> tuple[float, float] | None:
+        """Return the mean success and return of a task's last episodes that began with a reset.
+
+        Args:
+            task: the task.
+            number: of the last episodes, of which those that began midway are left out.
+
+        Returns:
+            None if there are none.
+        """
+        episodes = [e for e in list(self._windows[task])[-number:] if not e.midway]
+        if not episodes:
+            return None
+        success = statistics.fmean(episode.success for episode in episodes)
+        return success, statistics.fmean(episode.return_ for episode in episodes)
+
     def summary(self) -> dict[int, dict[str, dict[str, float]]]:
         """Return statistics of return, length and success of each task with episodes.
 

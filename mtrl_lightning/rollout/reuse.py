@@ -5,35 +5,45 @@ Shapes: ``T`` tasks, ``E`` environments.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.checks import at_least, count, within
+from mtrl_lightning.checks import at_least, count, number, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.rollout.episodes import EpisodeWindows, check_scores, task_means
 from mtrl_lightning.rollout.matching import own_shape
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.types import Episode
+
+FRACTION_OF_TRIALS = 0.1
+"""Of the episodes of a task that never succeeds: those in which any other policy is tried."""
+NUM_RESULTS = 5
+"""Episodes in a task with another one's policy by which that policy is judged."""
 
 
 class PolicyReuse:
     """Let the policies of solved tasks act in some episodes of an unsolved task.
 
     What a task needs first, such as to grasp an object, another one may have learned already. In a
-    part of its episodes the policy is therefore told that it is in another task, sampled from those
-    that succeed, with the same sizes of observations and actions. (Fernández and Veloso 2006,
-    "Probabilistic policy reuse in a reinforcement learning agent", where the other policy acts for
-    a part of an episode.)
+    part of its episodes the policy is therefore told that it is in another task, one of those that
+    succeed, with the same sizes of observations and actions. Any of them is tried in a tenth of the
+    episodes, those that have been tried least first; the one with the best results so far acts in
+    ``fraction`` of them, as long as it does better than the task's own policy. Better is a larger
+    success rate, and with the same one, such as 0, a larger return, on average over episodes that
+    began with a reset. (Fernández and Veloso 2006, "Probabilistic policy reuse in a reinforcement
+    learning agent", where the other policy acts for a part of an episode, and a softmax of returns
+    chooses among it and the own one.)
 
-    An off-policy algorithm learns from these episodes as from others. An on-policy one cannot: it
-    leaves out their steps, which count as environment steps all the same, and learns from them
-    through ``rollout.midway_starts``, with which later episodes begin where these came near a
-    success. These episodes are left out of success rates, so that ``PauseSolved`` and
-    ``AdaptiveNoise`` do not count them; ``MidwayStarts``, which does not know whose policy acts,
-    does. Episodes that began midway count as others.
+    An off-policy algorithm learns from these episodes as from others, ``PPO`` from their steps that
+    turned out better than its value. With ``rollout.midway_starts`` later episodes begin where
+    these came near a success. These episodes are left out of success rates, so that ``PauseSolved``
+    and ``AdaptiveNoise`` do not count them; ``MidwayStarts``, which does not know whose policy
+    acts, does.
 
     In the first environment of a task its own policy always acts, so that every task has something
     to learn from. In tasks without a success signal, the score takes the place of success: the
@@ -42,15 +52,17 @@ class PolicyReuse:
     A ``Collector`` calls ``begin`` once, then ``start_episodes`` where episodes have ended.
 
     Args:
-        fraction: of the episodes of a task that never succeeds, from 0 to 1; it falls with success.
+        fraction: of the episodes of a task that never succeeds, from 0 to 0.9, in which the best
+            other policy acts; it falls with success, as does the tenth in which any other acts. The
+            first environment of a task takes no part.
         success: success rate up to which a task is unsolved, and from which on its policy acts in
             others, above 0 and at most 1.
         episodes: number of recent episodes of a task, in each process, for its success rate, at
             least 1; a task with fewer neither acts in others nor lets them act.
     """
 
-    def __init__(self, fraction: float = 0.2, success: float = 0.5, episodes: int = 20) -> None:
-        within(0, 1, fraction=fraction)
+    def __init__(self, fraction: float = 0.4, success: float = 0.5, episodes: int = 20) -> None:
+        within(0, 1 - FRACTION_OF_TRIALS, fraction=fraction)
         within(0, 1, above_low=True, success=success)
         at_least(1, episodes=episodes)
         self._fraction = fraction
@@ -60,8 +72,8 @@ class PolicyReuse:
 
     def __str__(self) -> str:
         return (
-            f"{type(self).__name__}, {self._fraction:g} of the episodes of a task below success"
-            f" {self._success:g}"
+            f"{type(self).__name__}, in a task below success {self._success:g} the best other"
+            f" policy in {self._fraction:g} of its episodes, any in {FRACTION_OF_TRIALS:g}"
         )
 
     def check(self, spec: EnvSpec, window: int, envs_per_task: int) -> None:
@@ -92,6 +104,9 @@ class PolicyReuse:
         self._task_E = task_E
         self.acting_task_E = task_E
         """The task whose policy acts in each environment; not written into, but replaced."""
+        self._results: dict[tuple[int, int], deque[tuple[float, float]]] = {}
+        """Success and return of the last episodes in a task with another one's policy, by the two
+        tasks."""
         self._sizes_T = [_sizes(spec, task) for task in range(spec.num_tasks)]
         self._first_E = np.unique(task_E, return_index=True)[1]
         """The first environment of each task."""
@@ -109,13 +124,20 @@ class PolicyReuse:
         """Let every task's own policy act until other episodes begin."""
         self.acting_task_E = self._task_E
 
-    def start_episodes(self, done_E: npt.NDArray[np.bool_], windows: EpisodeWindows) -> None:
+    def start_episodes(
+        self,
+        done_E: npt.NDArray[np.bool_],
+        ended: Mapping[int, Episode],
+        windows: EpisodeWindows,
+    ) -> None:
         """Choose whose policy acts in each new episode.
 
         Args:
             done_E: environments whose next step is the first of an episode.
+            ended: episodes that have finished, by environment.
             windows: the episodes in which the tasks' own policies acted.
         """
+        self._count(ended)
         self.acting_task_E = np.where(done_E, self._task_E, self.acting_task_E)
         scores = self._scores(windows)
         for env in np.setdiff1d(np.flatnonzero(done_E), self._first_E):
@@ -127,8 +149,47 @@ class PolicyReuse:
                 for task, score in scores.items()
                 if score >= self._success and self._sizes_T[task] == self._sizes_T[own_task]
             ]
-            if solved and self._generator.random() < self._fraction * (1 - scores[own_task]):
-                self.acting_task_E[env] = self._generator.choice(solved)
+            if solved:
+                own_result = windows.recent_from_reset(own_task, self._episodes)
+                failures = 1 - scores[own_task]
+                self.acting_task_E[env] = self._choose(own_task, solved, own_result, failures)
+
+    def _count(self, ended: Mapping[int, Episode]) -> None:
+        """Take the results of the episodes in which another policy acted."""
+        for env, episode in ended.items():
+            pair = int(self._task_E[env]), int(self.acting_task_E[env])
+            # what comes from the middle says little about the way there
+            if pair[0] != pair[1] and not episode.midway:
+                results = self._results.setdefault(pair, deque(maxlen=NUM_RESULTS))
+                results.append((float(episode.success), episode.return_))
+
+    def _mean_result(self, own_task: int, acting_task: int) -> tuple[float, float]:
+        """Return the mean success and return of another task's policy."""
+        success, return_ = np.mean(self._results[own_task, acting_task], axis=0)
+        return float(success), float(return_)
+
+    def _choose(
+        self,
+        own_task: int,
+        solved: list[int],
+        own_result: tuple[float, float] | None,
+        failures: float,
+    ) -> int:
+        """Return the task whose policy is to act in a new episode of a task."""
+        sampled = self._generator.random()
+        if sampled < FRACTION_OF_TRIALS * failures:
+            # the one that has been tried least
+            num_tried = {task: len(self._results.get((own_task, task), ())) for task in solved}
+            fewest = min(num_tried.values())
+            candidates = [task for task in solved if num_tried[task] == fewest]
+            return int(self._generator.choice(candidates))
+        tried = [task for task in solved if (own_task, task) in self._results]
+        if tried and sampled < (FRACTION_OF_TRIALS + self._fraction) * failures:
+            # the return decides where none succeeds
+            result, best = max((self._mean_result(own_task, task), task) for task in tried)
+            if own_result is None or result > own_result:
+                return best
+        return own_task
 
     def _scores(self, windows: EpisodeWindows) -> dict[int, float]:
         """Return the recent mean score of each task that has had enough episodes."""
@@ -144,9 +205,13 @@ class PolicyReuse:
         return task_means(self.is_foreign_E, self._task_E)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tasks whose policies act, and the generator's state."""
+        """Return the tasks whose policies act, their results, and the generator's state."""
         return {
             "tasks": self.acting_task_E.tolist(),
+            "results": [
+                [*pair, [[*result] for result in results]]
+                for pair, results in self._results.items()
+            ],
             "generator": self._generator.bit_generator.state,
         }
 
@@ -159,6 +224,16 @@ class PolicyReuse:
         self.acting_task_E = np.array(tasks, np.int64)
         # another number of processes has other first environments
         self.acting_task_E[self._first_E] = self._task_E[self._first_E]
+        # checkpoints of earlier versions have no results, and new processes none either
+        self._results = {}
+        for own, acting, results in state.get("results") or []:
+            pair = count(own, "results", most), count(acting, "results", most)
+            if not results:
+                raise ValueError(f"no results of tasks {pair}")
+            self._results[pair] = deque(maxlen=NUM_RESULTS)
+            for success, return_ in results:
+                result = number(success, "results"), number(return_, "results")
+                self._results[pair].append(result)
         if state["generator"] is not None:
             self._generator.bit_generator.state = state["generator"]
 
@@ -170,7 +245,7 @@ class PolicyReuse:
             states: of all processes of the checkpoint.
             share: the rank, and the environments that it takes over.
         """
-        rules: Rules = {"tasks": share.of_envs, "generator": share.own}
+        rules: Rules = {"tasks": share.of_envs, "results": share.own, "generator": share.own}
         return share.join("rollout.reuse", states, rules)
 
 

@@ -317,13 +317,15 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         """Wait for the step that ``_send`` started, and keep its transitions to learn from."""
         session = self.session
         episodes = session.counters.episodes
-        # an on-policy update is wrong for actions that the policy of another task chose
-        learned_E = None if self._is_off_policy else ~session.collector.foreign_E
+        # of this step: where its episode ends, another policy may act from here on
+        foreign_E = session.collector.foreign_E if session.collector.reuse is not None else None
         with session.stopwatch.measure("step"):
-            transitions, _ = session.collector.receive(learned_E)
+            transitions, _ = session.collector.receive()
             self._sync_ranks()  # from here on counts are those of all processes
-        buffer = session.replay if self._is_off_policy else session.rollout_buffer
-        buffer.add(transitions)
+        if self._is_off_policy:
+            session.replay.add(transitions)
+        else:
+            session.rollout_buffer.add(transitions, foreign_E)
         session.algorithm.observe(transitions, session.counters.episodes > episodes)
         for call in session.after_vector_step:
             call(session.counters.env_steps)

@@ -252,7 +252,9 @@ def ppo_batches(algorithm):
         draws = [torch.randn(batch.reward_Rn.shape, generator=generator) for _ in range(4)]
         names = ("advantage", "value", "target", "log_prob")
         extra = dict(zip(names, draws, strict=True))
-        yield batch._replace(extra={**extra, "unclipped_action": batch.action_RnA * 1.5})
+        extra["unclipped_action"] = batch.action_RnA * 1.5
+        extra["foreign"] = torch.rand(batch.reward_Rn.shape, generator=generator) < 0.2
+        yield batch._replace(extra=extra)
 
 
 @pytest.mark.parametrize("at_once", [ONE_BY_ONE, SEVERAL])

@@ -44,13 +44,14 @@ GARBAGE = 1e4
 SMALL_HEADS = partial(MultiHead, width=16, depth=2, output_bound=0.3)
 
 
-def make_collected(ppo, seed=0, gap=0.1, end=0.12, mean=0.0, std=1.0):
+def make_collected(ppo, seed=0, gap=0.1, end=0.12, mean=0.0, std=1.0, foreign=0.0):
     """Random transitions of an iteration, with the actions of the present policy.
 
     An observation is the successor of the row before, unless an episode has ended in between or
-    the environment was rebuilt.
+    the environment was rebuilt. A fraction of the rows is another policy's.
     """
     generator = np.random.default_rng(seed)
+    other = np.random.default_rng([seed, 1])
     task_E = np.repeat(ppo.spec.train_tasks, ENVS_PER_TASK)
     shape_ED = (len(task_E), *ppo.spec.observation_space.shape)
     observation_ED = generator.normal(mean, std, shape_ED).astype(np.float32)
@@ -73,6 +74,12 @@ def make_collected(ppo, seed=0, gap=0.1, end=0.12, mean=0.0, std=1.0):
         steps.append({name: column.copy() for name, column in step.items()})
         for name in ("observation", "reward", "next_observation", "log_prob"):
             steps[-1][name][is_gap_E] = GARBAGE
+        is_foreign_E = other.random(len(task_E)) < foreign
+        sample_EA = other.normal(0, 0.5, action_EA.shape).astype(np.float32)
+        steps[-1]["unclipped_action"][is_foreign_E] = sample_EA[is_foreign_E]
+        # of the other policy
+        steps[-1]["log_prob"][is_foreign_E] = GARBAGE
+        steps[-1]["foreign"] = is_foreign_E
         steps[-1]["valid"] = ~is_gap_E
         fresh_ED = generator.normal(mean, std, shape_ED).astype(np.float32)
         observation_ED = np.where((kind_E > 0)[:, None], fresh_ED, next_observation_ED)
@@ -262,7 +269,8 @@ class PlainPPO:
         observation, next_observation = columns["observation"], columns["next_observation"]
         reward, terminated = columns["reward"].tolist(), columns["terminated"].tolist()
         truncated = columns["truncated"].tolist()
-        self.advantage, self.old_value, self.target = {}, {}, {}
+        is_foreign = columns["foreign"].tolist()
+        self.advantage, self.old_value, self.target, self.old_log_prob = {}, {}, {}, {}
         for env in range(num_envs):
             advantage = 0.0
             for step in reversed(range(num_steps)):
@@ -283,6 +291,11 @@ class PlainPPO:
                 self.advantage[row] = advantage
                 self.old_value[row] = value
                 self.target[row] = advantage + value
+                self.old_log_prob[row] = columns["log_prob"][step, env]
+                if is_foreign[step][env]:
+                    own = self.policy(observation[step, env][None], torch.tensor([task]))
+                    sample_A = columns["unclipped_action"][step, env]
+                    self.old_log_prob[row] = own.log_prob(sample_A).sum().detach()
         for task in range(NUM_TASKS):
             rows = [row for row in self.advantage if task_E[row % num_envs] == task]
             advantages = np.array([self.advantage[row] for row in rows])
@@ -292,8 +305,12 @@ class PlainPPO:
             self.log(f"advantage_std/{name}", advantages.std())
             explained = 1 - (targets - [self.old_value[row] for row in rows]).var() / targets.var()
             self.log(f"explained_variance/{name}", explained)
-            for row in rows:
-                self.advantage[row] = (self.advantage[row] - advantages.mean()) / advantages.std()
+            places = [divmod(row, num_envs) for row in rows]
+            foreign = np.array([is_foreign[step][env] for step, env in places])
+            for row, one in zip(rows, foreign, strict=True):
+                advantage = self.advantage[row]
+                gain = max(advantage, 0.0) if one else advantage - advantages[~foreign].mean()
+                self.advantage[row] = gain / advantages.std()
 
         if self.options["value_clip"] is not None:
             # the first statistics have moved the values
@@ -347,7 +364,8 @@ class PlainPPO:
             self.log_shares(self.critic_losses(collected, row_B))
         policy = self.policy(columns["observation"], task_B)
         log_prob_B = policy.log_prob(columns["unclipped_action"]).sum(1)
-        ratio_B = torch.exp(log_prob_B - columns["log_prob"])
+        old_log_prob_B = torch.stack([self.old_log_prob[row] for row in row_B.tolist()])
+        ratio_B = torch.exp(log_prob_B - old_log_prob_B)
         clip = self.options["clip"]
         gains = []
         for i, row in enumerate(row_B.tolist()):
@@ -363,6 +381,7 @@ class PlainPPO:
             self.log_std_TA.clip_(-2.3, 0.4)
         critic_loss = sum(self.critic_losses(collected, row_B)) / NUM_TASKS
         self.step("critic", critic_loss, self.critic_parameters, self.critic_optimizer)
+        ratio_B = torch.where(columns["foreign"], 1.0, ratio_B)
         self.log("kl", (ratio_B.double() - 1 - ratio_B.double().log()).mean())
         self.log("clip_fraction", ((ratio_B < 1 - clip) | (ratio_B > 1 + clip)).double().mean())
         self.log("entropy", entropy_B.mean())
@@ -441,11 +460,13 @@ def assert_same_weights(ppo, plain, tolerance):
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
-def test_every_update_equals_that_of_an_independent_program(pair):
+@pytest.mark.parametrize("foreign", [0.0, 0.3])
+def test_every_update_equals_that_of_an_independent_program(pair, foreign):
     ppo, plain = pair
     before = copy_of(ppo)
     for iteration in range(3):
-        collected = make_collected(ppo, seed=iteration)
+        collected = make_collected(ppo, seed=iteration, foreign=foreign)
+        assert collected.columns["foreign"].any() == (foreign > 0)
         computed = ppo.begin_iteration(collected, 0.0)
         plain.begin_iteration(collected)
         assert_same_weights(ppo, plain, 2e-6)
@@ -466,6 +487,25 @@ def test_every_update_equals_that_of_an_independent_program(pair):
     trained = {name for name, _ in ppo.named_parameters()}
     assert changed(ppo, before) >= trained
     assert ppo.drain_metrics() == {}
+
+
+def test_actions_far_from_the_own_policy_leave_losses_and_gradients_finite():
+    ppo = make_ppo()
+    attach(ppo)
+    collected = make_collected(ppo, gap=0.0, foreign=0.5)
+    foreign_SE = collected.columns["foreign"]
+    collected.columns["unclipped_action"][foreign_SE] = 50.0
+    computed = ppo.begin_iteration(collected, 0.0)
+    assert (computed["log_prob"][foreign_SE] == -60).all()
+    assert (computed["advantage"][foreign_SE] == 0).any()
+    with torch.no_grad():
+        ppo.noise.log_std_TA += 0.5  # by which their densities grow by more than float32 can hold
+    batch = batch_of(collected, computed, all_rows(collected))
+    loss_R, (log_ratio_Rn, _) = ppo.actor_loss(batch)
+    assert (log_ratio_Rn[batch.extra["foreign"]] == 0).all()
+    loss_R.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in ppo.actor.parameters())
+    assert torch.isfinite(loss_R).all() and torch.isfinite(ppo.noise.log_std_TA.grad).all()
 
 
 def test_the_gradients_are_clipped_in_the_comparison():

@@ -80,7 +80,9 @@ def batch_of(algorithm, seed):
     generator = torch.Generator().manual_seed(seed)
     names = ("log_prob", "advantage", "value", "target")
     extra = {name: torch.randn(batch.reward_Rn.shape, generator=generator) for name in names}
-    return batch._replace(extra={**extra, "unclipped_action": batch.action_RnA})
+    extra["unclipped_action"] = batch.action_RnA
+    extra["foreign"] = torch.rand(batch.reward_Rn.shape, generator=generator) < 0.2
+    return batch._replace(extra=extra)
 
 
 def traced_whole(algorithm, graphs):

@@ -37,7 +37,8 @@ def add_step(buffer, step, tasks=TASKS, missing=(), iteration=0):
     transitions = make_transitions(ids, [tasks[env] for env in envs], envs)
     extra = {"unclipped_action": np.stack([ids / 7, -ids / 7], axis=1), "log_prob": -0.5 * ids}
     is_truncated_E = ids % 5 == 0
-    buffer.add(transitions._replace(extra=extra, truncated_E=is_truncated_E))
+    is_foreign_E = np.array([row_id(step, env, iteration) % 3 == 0 for env in range(len(tasks))])
+    buffer.add(transitions._replace(extra=extra, truncated_E=is_truncated_E), is_foreign_E)
 
 
 def collect(buffer, first=0, end=None, **options):
@@ -67,8 +68,10 @@ def checked_ids(batch):
         batch.extra["unclipped_action"], torch.stack([id_Rn / 7, -id_Rn / 7], dim=-1)
     )
     assert torch.equal(batch.extra["truncated"], id_Rn % 5 == 0)
+    assert torch.equal(batch.extra["foreign"], id_Rn % 3 == 0)
     assert torch.equal(batch.extra["advantage"], 3.0 * id_Rn)
-    assert set(batch.extra) == {"log_prob", "unclipped_action", "truncated", "advantage"}
+    names = {"log_prob", "unclipped_action", "truncated", "foreign", "advantage"}
+    assert set(batch.extra) == names
     return ids
 
 
@@ -110,6 +113,12 @@ def test_a_minibatch_names_the_trained_tasks_where_others_are_not_trained_on():
     batch = buffer.next_minibatch()
     assert batch.task_Rn.tolist() == [[1, 1], [4, 4]]
     assert (checked_ids(batch) // 1000).tolist() == [0, 0, 1, 1]
+
+
+def test_a_field_of_the_environments_with_the_name_of_its_own_one_is_refused():
+    spec = make_spec(3, info_fields=(Field("foreign"),))
+    with pytest.raises(ConfigurationError, match=r"field 'foreign' of its own \(rollout\.reuse\)"):
+        make(spec=spec)
 
 
 @pytest.mark.parametrize("tasks", [[0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 2, 2]])
@@ -227,7 +236,12 @@ def test_the_memory_is_that_of_one_iteration():
     row_bytes = 4 * (3 + 3 + 2 + 2 + 1 + 1) + 2
     assert buffer.num_bytes == NUM_STEPS * len(TASKS) * row_bytes
     collect(buffer)
-    assert buffer.num_bytes == NUM_STEPS * len(TASKS) * row_bytes
+    # and one for whether the policy of another task acted, where it may
+    assert buffer.num_bytes == NUM_STEPS * len(TASKS) * (row_bytes + 1)
+    clear = buffer.num_bytes
+    buffer.clear()
+    collect(buffer)
+    assert buffer.num_bytes == clear
 
 
 # ---- faults ----
@@ -372,6 +386,19 @@ def test_a_collection_is_resumed_in_its_middle(num_steps):
         collect(buffer, first=num_steps, missing=missing)
         begin(buffer)
     assert_same_rest(first, second)
+
+
+def test_a_state_of_a_run_without_reuse_has_no_rows_of_other_policies():
+    first = make()
+    collect(first, end=4)
+    state = first.state_dict()
+    assert state["arrays"].pop("foreign").any()
+    second = make()
+    second.load_state_dict(state)
+    assert "foreign" not in second.state_dict()["arrays"]
+    collect(second, first=4)
+    is_foreign_SE = second.collected().columns["foreign"]
+    assert not is_foreign_SE[:4].any() and is_foreign_SE[4:].any()
 
 
 @pytest.mark.parametrize("num_made", [0, 1, 3, 4, 6, 11, 12])

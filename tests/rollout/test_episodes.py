@@ -52,6 +52,19 @@ def naive(results, task_E):
     return ended
 
 
+def test_recent_results_from_a_reset_are_of_the_last_episodes_that_did_not_begin_midway():
+    windows = EpisodeWindows(2, 4)
+    assert windows.recent_from_reset(0, 3) is None
+    for return_, success, midway in [(9, True, False), (4, True, False), (7, False, True)]:
+        windows.add([Episode(0, float(return_), 10, success, success, midway=midway)])
+    windows.add([Episode(0, 1.0, 10, False, False)])
+    # of the last three the second began midway
+    assert windows.recent_from_reset(0, 3) == (0.5, 2.5)
+    assert windows.recent_from_reset(1, 3) is None
+    windows.add([Episode(1, 1.0, 10, True, True, midway=True)])
+    assert windows.recent_from_reset(1, 3) is None
+
+
 def test_the_success_from_a_reset_leaves_out_episodes_that_began_midway():
     windows = EpisodeWindows(3, 4)
     outcomes = [(0, True, True), (0, True, False), (0, False, False), (0, False, False)]

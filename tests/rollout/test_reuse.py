@@ -40,37 +40,93 @@ def begun(reuse, tasks=TASKS, spec=SPEC, seed=0):
     return reuse
 
 
+def with_results(reuse, *results):
+    """Give it results of other policies: task, acting task, success, return."""
+    lists = [[own, acting, [[success, return_]]] for own, acting, success, return_ in results]
+    reuse.load_state_dict({**reuse.state_dict(), "results": lists})
+    return reuse
+
+
+def always(tasks=TASKS, spec=SPEC):
+    """Another policy acts in all episodes of a task without success, if there is a solved task."""
+    pairs = [(own, other, 1.0, 9.0) for own in range(3) for other in range(3)]
+    return with_results(begun(PolicyReuse(0.9), tasks, spec), *pairs)
+
+
 def everywhere(reuse):
     return np.ones(len(reuse.acting_task_E), np.bool_)
 
 
 def test_solved_tasks_act_in_unsolved_ones_but_for_the_first_environment_of_each():
-    reuse = begun(PolicyReuse(1.0))
-    reuse.start_episodes(everywhere(reuse), windows_with(0.0, 1.0, 0.0))
+    reuse = always()
+    reuse.start_episodes(everywhere(reuse), {}, windows_with(0.0, 1.0, 0.0))
     assert reuse.acting_task_E.tolist() == [0, 1, 1, 1, 1, 1, 2, 1, 1]
     assert reuse.is_foreign_E.tolist() == [False, True, True] + [False] * 4 + [True, True]
     assert reuse.fractions() == pytest.approx({0: 2 / 3, 1: 0.0, 2: 2 / 3})
 
 
 def test_environments_in_an_episode_keep_their_policy():
-    reuse = begun(PolicyReuse(1.0))
-    reuse.start_episodes(np.arange(9) == 1, windows_with(0.0, 1.0, 0.0))
+    reuse = always()
+    reuse.start_episodes(np.arange(9) == 1, {}, windows_with(0.0, 1.0, 0.0))
     assert reuse.acting_task_E.tolist() == [0, 1, 0, 1, 1, 1, 2, 2, 2]
-    reuse.start_episodes(np.arange(9) == 1, windows_with(0.6, 1.0, 0.0))
+    reuse.start_episodes(np.arange(9) == 1, {}, windows_with(0.6, 1.0, 0.0))
     assert reuse.acting_task_E.tolist() == TASKS, "it has been solved since"
 
 
-def test_the_less_a_task_succeeds_the_more_and_every_solved_task_has_its_turn():
+def shares(*results, success=(0.25, 1.0, 1.0)):
+    """How often the policies of tasks 1 and 2 are chosen for an episode of task 0."""
     num_envs = 30_000
-    reuse = begun(PolicyReuse(0.4), [0] * num_envs + [1, 2, 2])
-    reuse.start_episodes(everywhere(reuse), windows_with(0.25, 0.5, 1.0))
-    acting = reuse.acting_task_E[:num_envs]
-    # 0.4 times 1 - 0.25, of which each of two has a half
-    assert np.mean(acting == 1) == pytest.approx(0.15, abs=0.01)
-    assert np.mean(acting == 2) == pytest.approx(0.15, abs=0.01)
-    again = begun(PolicyReuse(0.4), [0] * num_envs + [1, 2, 2])
-    again.start_episodes(everywhere(again), windows_with(0.25, 0.5, 1.0))
-    assert (again.acting_task_E == reuse.acting_task_E).all()
+    reuse = with_results(begun(PolicyReuse(0.4), [0] * num_envs + [1, 2, 2]), *results)
+    reuse.start_episodes(everywhere(reuse), {}, windows_with(*success))
+    acting_E = reuse.acting_task_E[:num_envs]
+    return [pytest.approx(np.mean(acting_E == task), abs=0.01) for task in (1, 2)]
+
+
+def test_the_less_a_task_succeeds_the_more_and_every_solved_task_has_its_turn():
+    # 0.1 times 1 - success, of which each of two has a half
+    assert shares() == [0.0375, 0.0375]
+    # and 0.4 times 1 - success for the best one
+    results = [(0, 1, 0.3, 9.0), (0, 2, 0.5, 1.0)]
+    assert shares(*results) == [0.0375, 0.0375 + 0.3]
+    assert shares(*results, success=(0.0, 1.0, 1.0)) == [0.05, 0.05 + 0.4]
+    # the best one has unlearned its own task
+    assert shares(*results, success=(0.25, 1.0, 0.4)) == [0.075 + 0.3, 0.0]
+
+
+def test_one_that_does_no_better_than_the_own_policy_is_tried_alone():
+    # the own policy has a success of 0.25 and returns of 0
+    assert shares((0, 1, 0.2, 99.0), (0, 2, 0.25, 0.0)) == [0.0375, 0.0375]
+    assert shares((0, 1, 0.2, 99.0), (0, 2, 0.25, 0.1)) == [0.0375, 0.0375 + 0.3]
+
+
+def test_those_that_have_been_tried_least_are_tried_first():
+    assert shares((0, 1, 0.0, -1.0)) == [0.0, 0.075]
+    assert shares((0, 1, 0.0, 1.0), success=(0.0, 1.0, 1.0)) == [0.4, 0.1]
+
+
+def test_without_a_success_the_return_decides():
+    results = [(0, 1, 0.0, 2.0), (0, 2, 0.0, 1.0)]
+    assert shares(*results, success=(0.0, 1.0, 1.0)) == [0.05 + 0.4, 0.05]
+
+
+def test_a_policy_is_judged_by_its_last_five_episodes_that_began_with_a_reset():
+    reuse = begun(PolicyReuse())
+
+    def end(acting, return_, success=False, midway=False):
+        """End an episode in the second environment."""
+        reuse.acting_task_E = np.array([0, acting, 0, 1, 1, 1, 2, 2, 2])
+        ended = {1: Episode(0, return_, 10, success, False, 1, midway=midway)}
+        reuse.start_episodes(np.zeros(9, np.bool_), ended, windows_with(0.0, 1.0, 1.0))
+        return reuse.state_dict()["results"]
+
+    assert end(1, 5.0) == [[0, 1, [[0.0, 5.0]]]]
+    for return_ in range(4):
+        results = end(1, float(return_), success=True)
+    assert results == [[0, 1, [[0.0, 5.0], [1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 3.0]]]]
+    assert end(2, 99.0, success=True, midway=True) == results
+    assert end(0, 99.0, success=True) == results, "its own policy"
+    results[0][2] = [*results[0][2][1:], [0.0, 9.0]]
+    assert end(1, 9.0) == results
 
 
 @pytest.mark.parametrize(
@@ -84,15 +140,15 @@ def test_the_less_a_task_succeeds_the_more_and_every_solved_task_has_its_turn():
     ids=["none is solved", "all are", "few episodes", "none"],
 )
 def test_else_every_task_acts_for_itself(windows):
-    reuse = begun(PolicyReuse(1.0))
-    reuse.start_episodes(everywhere(reuse), windows)
+    reuse = always()
+    reuse.start_episodes(everywhere(reuse), {}, windows)
     assert reuse.acting_task_E.tolist() == TASKS
 
 
 def test_a_policy_acts_in_tasks_of_its_sizes_alone():
     spec = SPEC._replace(action_sizes=(2, 1, 2), observation_sizes=(2, 2, 2))
-    reuse = begun(PolicyReuse(1.0), spec=spec)
-    reuse.start_episodes(everywhere(reuse), windows_with(0.0, 1.0, 1.0))
+    reuse = always(spec=spec)
+    reuse.start_episodes(everywhere(reuse), {}, windows_with(0.0, 1.0, 1.0))
     assert reuse.acting_task_E.tolist() == [0, 2, 2, 1, 1, 1, 2, 2, 2]
 
 
@@ -100,8 +156,9 @@ def test_without_a_success_signal_the_score_decides():
     spec = SPEC._replace(has_success=False, max_return=10.0)
     windows = EpisodeWindows(3, 50)
     windows.add(Episode(task, 4.0 * task, 10, False, False) for task in range(3))
-    reuse = begun(PolicyReuse(1.0, success=0.8, episodes=1), spec=spec)
-    reuse.start_episodes(everywhere(reuse), windows)
+    reuse = begun(PolicyReuse(0.9, success=0.8, episodes=1), spec=spec)
+    reuse = with_results(reuse, (0, 1, 0.0, 1.0), (0, 2, 0.0, 2.0), (1, 2, 0.0, 5.0))
+    reuse.start_episodes(everywhere(reuse), {}, windows)
     assert reuse.is_foreign_E[1:3].all(), "a score of 0 against 0.8"
     assert (reuse.acting_task_E[1:6] == [2, 2, 1, *reuse.acting_task_E[4:6]]).all()
 
@@ -123,7 +180,7 @@ def test_tasks_that_cannot_use_it_are_refused(spec, window, envs_per_task, messa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fraction": 1.5}, "fraction is 1.5"),
+        ({"fraction": 0.95}, "fraction is 0.95: give a number from 0 to 0.9"),
         ({"success": 0.0}, "success is 0.0"),
         ({"episodes": 0}, "episodes is 0"),
     ],
@@ -156,9 +213,10 @@ class Noted(AdaptiveNoise):
         self.told += list(ended)
 
 
-def collector_of(fraction=1.0, tasks=(0, 0, 1, 1)):
+def collector_of(fraction=0.9, tasks=(0, 0, 1, 1)):
     envs = VectorEnv(Scripted(2), tasks, num_workers=0)
     collector = Collector(envs, Asked(), exploration=Noted(), reuse=PolicyReuse(fraction))
+    with_results(collector.reuse, (0, 1, 1.0, 9.0))
     collector.windows = windows_with(0.0, 1.0)
     collector.reset([0] * len(tasks))
     return collector
@@ -219,9 +277,7 @@ def test_its_episodes_are_in_no_statistic_and_its_steps_are_counted():
     count_T = collector.windows.count_T.copy()
     ended_envs = []
     for _ in range(4):
-        learned_E = ~collector.foreign_E
-        transitions, ended = collector.step("explore", learned_E)
-        assert transitions.env_E.tolist() == [0, 2, 3]
+        _, ended = collector.step("explore")
         ended_envs += list(ended)
     assert sorted(ended_envs) == [0, 0, 1, 1, 2, 3]
     assert (collector.windows.count_T - count_T).tolist() == [2, 2]
@@ -241,8 +297,7 @@ def test_the_same_seed_gives_the_same_choices():
 
 def test_a_restored_collector_continues_with_the_same_choices():
     collector, other = collector_of(0.5, [0] * 12 + [1] * 2), collector_of(0.5, [0] * 12 + [1] * 2)
-    for _ in range(5):
-        collector.step("explore")
+    collector.step("explore")
     other.set_state(collector.get_state())
     collector.policy.tasks.clear()
     for _ in range(12):
@@ -254,16 +309,26 @@ def test_a_restored_collector_continues_with_the_same_choices():
 
 def test_a_process_takes_over_the_choices_of_its_environments():
     tasks = [0, 0, 0, 0, 1, 1, 1, 1]
-    reuse = begun(PolicyReuse(1.0), tasks)
-    reuse.start_episodes(everywhere(reuse), windows_with(0.0, 1.0))
+    reuse = with_results(begun(PolicyReuse(0.9), tasks), (0, 1, 1.0, 9.0))
+    reuse.start_episodes(everywhere(reuse), {}, windows_with(0.0, 1.0))
     saved = reuse.state_dict()
     assert saved["tasks"] == [0, 1, 1, 1, 1, 1, 1, 1]
     of_ranks = [PolicyReuse.reshard([saved], share_of([tasks], rank, 2)) for rank in (0, 1)]
     assert [part["tasks"] for part in of_ranks] == [[0, 1, 1, 1], [1, 1, 1, 1]]
-    assert [part["generator"] for part in of_ranks] == [saved["generator"], None]
-    second = begun(PolicyReuse(1.0), [0, 0, 1, 1], seed=5)
+    for name in ("results", "generator"):
+        assert [part[name] for part in of_ranks] == [saved[name], None]
+    second = begun(PolicyReuse(), [0, 0, 1, 1], seed=5)
     second.load_state_dict(of_ranks[1])
     assert second.acting_task_E.tolist() == [0, 1, 1, 1], "its first environment acts for itself"
+    assert second.state_dict()["results"] == []
+
+
+def test_a_state_of_an_earlier_version_has_no_results():
+    reuse = begun(PolicyReuse())
+    saved = reuse.state_dict()
+    del saved["results"]
+    reuse.load_state_dict(saved)
+    assert reuse.state_dict()["results"] == []
 
 
 @pytest.mark.parametrize(
@@ -273,6 +338,10 @@ def test_a_process_takes_over_the_choices_of_its_environments():
         {"tasks": [3] * 9},
         {"tasks": [-1] * 9},
         {"tasks": [0.5] * 9},
+        {"results": [[0, 3, [[1.0, 1.0]]]]},
+        {"results": [[0, 1, [[0.0, "1.0"]]]]},
+        {"results": [[0, 1, [[1.0]]]]},
+        {"results": [[0, 1, []]]},
         {"generator": {"bit_generator": "PCG64"}},
     ],
 )
@@ -296,7 +365,6 @@ def test_a_damaged_checkpoint_is_named():
     [
         (["--rollout.envs_per_task=1"], "rollout.reuse needs two environments of a task"),
         (["--rollout.reuse.fraction=2"], "fraction is 2"),
-        (["--rollout.envs_per_task=2"], "rollout.midway_starts is 0: raise it, or leave rollout.r"),
     ],
 )
 def test_bad_input_ends_the_program_with_it(command_line, capsys, options, message):
@@ -310,7 +378,6 @@ def test_bad_input_ends_the_program_with_it(command_line, capsys, options, messa
 def test_an_interrupted_run_continues_as_the_uninterrupted_one(
     command_line, monkeypatch, algorithm
 ):
-    """On-policy no update has a row of an episode in which another task's policy acted."""
     configs = ("base", "env/toy", f"algorithm/{algorithm}", "network/multi_head", "gradient/mean")
     options = [REUSE, "--rollout.reuse.success=0.01", "--rollout.reuse.episodes=2"]
     options += ["--rollout.reuse.fraction=0.5", "--metrics.every=60"]
@@ -332,7 +399,8 @@ def test_an_interrupted_run_continues_as_the_uninterrupted_one(
 
     def checking(self, collected, progress):
         progresses.append(progress)
-        assert (collected.valid_SE.numpy() == ~np.stack(reused_steps[-60:])).all()
+        assert (collected.columns["foreign"].numpy() == np.stack(reused_steps[-60:])).all()
+        assert collected.valid_SE.all()
         return begin_iteration(self, collected, progress)
 
     monkeypatch.setattr(Collector, "receive", noting)
