@@ -41,9 +41,9 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch
 
-LEAST_LOG_PROB = -60.0
-"""Of actions that another task's policy chose: a ratio to a smaller density could overflow. Those
-with smaller ones are hardly learned from, as their ratios begin far below 1."""
+MOST_LOG_RATIO = 80.0
+"""Of actions that another task's policy chose: far from the task's own policy, the ratio of
+densities could exceed what single precision can hold."""
 MOST_MINIBATCHES = 16
 """Minibatches of a pass if their number is derived: more of them have too few rows of a task."""
 
@@ -272,7 +272,8 @@ class PPO(Algorithm):
         self.learning_rate.set(self.updates, progress)
         columns = collected.columns
         task_E = collected.task_E
-        foreign_SE = columns.get("foreign", torch.zeros_like(collected.valid_SE))
+        valid_SE = collected.valid_SE
+        foreign_SE = columns.get("foreign")
         computed = {}
         has_statistics = type(self.encoder).observe is not Encoder.observe
         if has_statistics and self._iterations_made == 0:
@@ -281,12 +282,10 @@ class PPO(Algorithm):
             # actions are samples of the policy before is a bias of this iteration alone
             self._observe(collected)
             computed["log_prob"] = self._log_probs(columns)
-        elif foreign_SE.any():
-            log_prob_SE = self._log_probs(columns).clamp(min=LEAST_LOG_PROB)
+        elif foreign_SE is not None and foreign_SE.any():
+            log_prob_SE = self._log_probs(columns)
             computed["log_prob"] = torch.where(foreign_SE, log_prob_SE, columns["log_prob"])
-        cut_SE = advantages.episode_cuts(
-            columns["terminated"], columns["truncated"], collected.valid_SE
-        )
+        cut_SE = advantages.episode_cuts(columns["terminated"], columns["truncated"], valid_SE)
         value_SE, next_value_SE = self._values(collected, cut_SE)
         # A_t = sum_l (discount lambda)^l delta_(t + l), up to the end of the episode or the rollout
         advantage_SE = advantages.generalized_advantages(
@@ -300,22 +299,23 @@ class PPO(Algorithm):
         )
         # the lambda-return
         target_SE = advantage_SE + value_SE
-        target_moments = self._task_moments(target_SE, collected.valid_SE, task_E)
+        target_moments = self._task_moments(target_SE, valid_SE, task_E)
         # PopArt moves to these returns before they are learned
         self.return_scale.observe(*target_moments)
-        _, variance_T, _ = self._task_moments(advantage_SE, collected.valid_SE, task_E)
+        mean_T, variance_T, _ = self._task_moments(advantage_SE, valid_SE, task_E)
         std_T = variance_T.sqrt()
         # the target is value + advantage, so the advantage is the residual of the value
         explained_T = 1 - variance_T / target_moments[1].clamp(min=advantages.EPSILON)
         self._log_per_task("advantage_std", std_T[self._task_R])
         self._log_per_task("explained_variance", explained_T[self._task_R])
+        if foreign_SE is None:
+            gain_SE = advantage_SE - mean_T[task_E]
+        else:
+            own_mean_T, _, _ = self._task_moments(advantage_SE, valid_SE & ~foreign_SE, task_E)
+            own_gain_SE = advantage_SE - own_mean_T[task_E]
+            # that another policy did worse is no reason to move this one
+            gain_SE = torch.where(foreign_SE, advantage_SE.clamp(min=0), own_gain_SE)
         # per task: else the task with the largest returns would dominate the policy's gradient
-        own_SE = collected.valid_SE & ~foreign_SE
-        own_mean_T, _, _ = self._task_moments(advantage_SE, own_SE, task_E)
-        # that another policy did worse is no reason to move this one
-        gain_SE = torch.where(
-            foreign_SE, advantage_SE.clamp(min=0), advantage_SE - own_mean_T[task_E]
-        )
         normalized_SE = gain_SE / (std_T[task_E] + advantages.EPSILON)
         if self.value_clip is not None:
             # a task's first statistics change its values: clip around the changed ones
@@ -385,13 +385,14 @@ class PPO(Algorithm):
             log_prob_Rn = policy.log_prob(batch.extra["unclipped_action"])
             entropy_Rn = policy.entropy()
         log_ratio_Rn = log_prob_Rn - batch.extra["log_prob"]
+        own_log_ratio_Rn = log_ratio_Rn.detach()
+        if "foreign" in batch.extra:
+            own_log_ratio_Rn = own_log_ratio_Rn.masked_fill(batch.extra["foreign"], 0.0)
+            log_ratio_Rn = log_ratio_Rn.clamp(max=MOST_LOG_RATIO)
         surrogate_Rn = advantages.surrogate_loss(log_ratio_Rn, batch.extra["advantage"], self.clip)
         # L = -E[min(ratio A, clip(ratio, 1 - clip, 1 + clip) A)] - entropy_coef E[H(pi)]
         loss_Rn = torch.add(surrogate_Rn, entropy_Rn, alpha=-self.entropy_coef)
         loss_R = task_losses(loss_Rn, batch.task_Rn, self._task_R)
-        own_log_ratio_Rn = log_ratio_Rn.detach()
-        if "foreign" in batch.extra:
-            own_log_ratio_Rn = own_log_ratio_Rn.masked_fill(batch.extra["foreign"], 0.0)
         return loss_R, (own_log_ratio_Rn, entropy_Rn.detach().mean())
 
     def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:

@@ -79,6 +79,9 @@ def shares(*results, success=(0.25, 1.0, 1.0)):
     reuse = with_results(begun(PolicyReuse(0.4), [0] * num_envs + [1, 2, 2]), *results)
     reuse.start_episodes(everywhere(reuse), {}, windows_with(*success))
     acting_E = reuse.acting_task_E[:num_envs]
+    again = with_results(begun(PolicyReuse(0.4), [0] * num_envs + [1, 2, 2]), *results)
+    again.start_episodes(everywhere(again), {}, windows_with(*success))
+    assert (again.acting_task_E == reuse.acting_task_E).all()
     return [pytest.approx(np.mean(acting_E == task), abs=0.01) for task in (1, 2)]
 
 
@@ -277,7 +280,9 @@ def test_its_episodes_are_in_no_statistic_and_its_steps_are_counted():
     count_T = collector.windows.count_T.copy()
     ended_envs = []
     for _ in range(4):
-        _, ended = collector.step("explore")
+        own_E = ~collector.foreign_E
+        transitions, ended = collector.step("explore", own_E)
+        assert transitions.env_E.tolist() == [0, 2, 3]
         ended_envs += list(ended)
     assert sorted(ended_envs) == [0, 0, 1, 1, 2, 3]
     assert (collector.windows.count_T - count_T).tolist() == [2, 2]
