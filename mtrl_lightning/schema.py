@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.spec import Field as Field  # defined here until it moved beside EnvSpec
 
@@ -57,7 +58,17 @@ def transition_fields(spec: EnvSpec, policy_fields: Sequence[Field] = ()) -> tup
     Args:
         spec: the tasks.
         policy_fields: outputs of the policy's ``act`` beside its actions.
+
+    Raises:
+        ConfigurationError: if one of the ``info_fields`` has the name of one of these outputs.
     """
+    policy_names = {field.name for field in policy_fields}
+    in_both = [field.name for field in spec.info_fields if field.name in policy_names]
+    if in_both:
+        raise ConfigurationError(
+            f"info_fields name {in_both}, as outputs of the algorithm's policy are named: rename"
+            " them"
+        )
     by_name = {field.name: field for field in step_fields(spec)}
     extra = (*spec.info_fields, *policy_fields)
     return tuple(field.stored() for field in (*(by_name[name] for name in STORED), *extra))

@@ -67,6 +67,12 @@ def test_the_fields_of_a_transition_are_the_core_and_then_the_others_in_single_p
     assert [field.name for field in transition_fields(make_spec(2))] == list(STORED)
 
 
+def test_a_field_of_the_environments_with_the_name_of_an_output_of_the_policy_is_refused():
+    spec = make_spec(2, info_fields=(COST, LOG_PROB))
+    with pytest.raises(ConfigurationError, match=r"name \['log_prob'\], as outputs .* rename them"):
+        transition_fields(spec, POLICY_FIELDS)
+
+
 def test_memory_is_estimated_with_every_field():
     fields = transition_fields(make_spec(2, info_fields=INFO_FIELDS), POLICY_FIELDS)
     assert bytes_needed(fields, 10) == 10 * (ROW_BYTES + 4 + 4 * 8 + 4)
