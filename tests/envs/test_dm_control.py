@@ -4,10 +4,12 @@ import copy
 import importlib.metadata
 import inspect
 import os
+import platform
 import subprocess
 import sys
 
 import numpy as np
+import psutil
 import pytest
 
 pytest.importorskip("dm_control")
@@ -27,6 +29,7 @@ from mtrl_lightning.envs.fast.dm_control_fast import (
     tolerance,
 )
 from mtrl_lightning.envs.fast.guard import unchecked_versions
+from mtrl_lightning.envs.render.renderer import SimulationRenderer
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import ROOT
@@ -288,6 +291,29 @@ def test_equal_sizes_are_not_padded():
     benchmark = DMControl(["walker-walk", "walker-run"])
     assert benchmark.spec.observation_sizes == benchmark.spec.action_sizes == ()
     assert not isinstance(benchmark.make_env(1, "train", 0), Padded)
+
+
+# ---- Memory and pictures ----
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="pages are returned to Linux")
+def test_a_further_environment_takes_two_mebibytes_at_most():
+    benchmark = DMControl(["walker-walk"])
+    envs = [benchmark.make_env(0, "train", 0)]
+    before = psutil.Process().memory_full_info().uss
+    envs += [benchmark.make_env(0, "train", seed) for seed in range(20)]
+    taken = psutil.Process().memory_full_info().uss - before
+    assert taken < 20 * 2 * 2**20 < 20 * envs[0].unwrapped.model.nbuffer
+
+
+def test_an_environment_that_is_drawn_has_dm_controls_own_textures():
+    benchmark = DMControl(["walker-walk"])
+    trained = benchmark.make_env(0, "eval", 0)
+    drawn = benchmark.make_rendered_env(0, "eval", 0)
+    wanted = own("walker-walk").physics.model.ptr.tex_data
+    assert np.array_equal(drawn.unwrapped.model.tex_data, wanted)
+    with pytest.raises(ConfigurationError, match=r"with the benchmark's make_rendered_env\("):
+        SimulationRenderer(trained, None, (16, 16))()
 
 
 # ---- What cannot be ----

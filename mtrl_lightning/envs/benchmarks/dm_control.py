@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Sequence
@@ -77,6 +78,7 @@ def _some_steps(fast: bool) -> list[tuple[bytes, float]]:
         action_repeat=1,
         horizon=CHECK_STEPS,
         reward_scale=1.0,
+        is_drawable=False,
         is_for_evaluation=True,
         seed=0,
     )
@@ -136,6 +138,7 @@ class SuiteTasks(Benchmark):
         self.reward_scale = reward_scale
         self.fast = fast and not reason
         self._train_tasks = tuple(train_tasks)
+        self._is_drawable = False
         self._spec = self._make_spec()
 
     def load(self, name: str) -> Any:
@@ -157,6 +160,12 @@ class SuiteTasks(Benchmark):
         env = self._make(self.task_names[task], split != "train", seed)
         return pad_to_spec(env, self._spec)
 
+    def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
+        """Make an environment that can be drawn, whose model has 12 MiB of textures."""
+        drawable = copy.copy(self)
+        drawable._is_drawable = True
+        return drawable.make_env(task, split, seed)
+
     def camera(self, task: int) -> str | int | None:
         """Return the number of the camera that videos show."""
         return CAMERAS.get(self.task_names[task].partition("-")[0], 0)
@@ -170,6 +179,7 @@ class SuiteTasks(Benchmark):
                 action_repeat=self.action_repeat,
                 horizon=self.horizon,
                 reward_scale=self.reward_scale,
+                is_drawable=self._is_drawable,
                 is_for_evaluation=is_for_evaluation,
                 seed=seed,
             )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box
 
-from mtrl_lightning.envs.state.simulator import MujocoState
+from mtrl_lightning.envs.state.simulator import MujocoState, release
 from mtrl_lightning.errors import ConfigurationError
 
 UNLIMITED = 1e10
@@ -89,6 +89,7 @@ class SuiteEnv(gym.Env):
         action_repeat: control steps per environment step; their rewards are added.
         horizon: control steps in an episode, at most dm_control's own.
         reward_scale: factor of every reward.
+        is_drawable: whether it can be rendered; if not, its textures take no memory on Linux.
         is_for_evaluation: whether a seed is the number of a test episode, and each further reset
             starts the next one; test episode ``k`` is dm_control's first with ``random=k``.
         seed: of the task's random generator, until ``reset`` gets another one.
@@ -105,6 +106,7 @@ class SuiteEnv(gym.Env):
         action_repeat: int,
         horizon: int,
         reward_scale: float,
+        is_drawable: bool,
         is_for_evaluation: bool,
         seed: int,
     ) -> None:
@@ -115,6 +117,10 @@ class SuiteEnv(gym.Env):
         """MuJoCo's model."""
         self.data = environment.physics.data.ptr
         """MuJoCo's data."""
+        self.is_drawable = is_drawable
+        """Whether its model has the textures that rendering needs."""
+        if not is_drawable:
+            release(self.model.tex_data)
         self._simulation = MujocoState(self.model, self.data)
         self._action_repeat = action_repeat
         self._horizon = horizon

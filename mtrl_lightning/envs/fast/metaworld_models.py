@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import mmap
 import platform
 from functools import lru_cache
 from typing import Any
 
-import numpy.typing as npt
-
-from mtrl_lightning.envs.state.simulator import address_of, arrays_of
+from mtrl_lightning.envs.state.simulator import arrays_of, release
 
 VISUAL_ARRAYS = ("geom_type", "geom_dataid", "mat_texid")
 """Arrays that say which mesh or texture a geom or a material has."""
@@ -34,7 +31,7 @@ def new_model(path: str, is_drawable: bool) -> Any:
     if not is_drawable:
         num_of_bodies = (model.body_bvhadr + model.body_bvhnum).max()
         for name in VOLUMES:
-            _release(getattr(model, name)[num_of_bodies:])
+            release(getattr(model, name)[num_of_bodies:])
     return model
 
 
@@ -53,18 +50,6 @@ def _compiled(path: str, is_drawable: bool) -> Any:
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)  # what compiling took: 50 MiB
     return model
-
-
-def _release(array: npt.NDArray) -> None:
-    """Set an array to zeros, and return its pages to the system, where it is Linux."""
-    if platform.system() != "Linux":
-        return
-    array[...] = 0  # also on pages that other arrays share, so that all models are equal
-    start = -(-address_of(array) // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (address_of(array) + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if start < end:
-        size = ctypes.c_size_t(end - start)
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), size, mmap.MADV_DONTNEED)
 
 
 def _without_visuals(path: str, whole: Any) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import platform
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -68,6 +71,18 @@ def _attributes_of(kind: type) -> list[str]:
 def address_of(array: npt.NDArray) -> int:
     """Return where an array's memory begins."""
     return array.__array_interface__["data"][0]
+
+
+def release(array: npt.NDArray) -> None:
+    """Set an array to zeros, and return its pages to the system, where it is Linux."""
+    if platform.system() != "Linux":
+        return
+    array[...] = 0  # also on pages that other arrays share, so that all models are equal
+    start = -(-address_of(array) // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address_of(array) + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < end:
+        size = ctypes.c_size_t(end - start)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), size, mmap.MADV_DONTNEED)
 
 
 def to_text(array: npt.NDArray) -> str:
