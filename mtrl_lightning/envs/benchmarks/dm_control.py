@@ -161,7 +161,7 @@ class SuiteTasks(Benchmark):
         return pad_to_spec(env, self._spec)
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment that can be drawn, whose model has 12 MiB of textures."""
+        """Make an environment that can be drawn, whose model has 11 MiB of textures."""
         drawable = copy.copy(self)
         drawable._is_drawable = True
         return drawable.make_env(task, split, seed)
