@@ -19,6 +19,9 @@ from torch.autograd.function import once_differentiable
 
 EPSILON = 1e-8
 """Keeps divisors above 0: deviations of advantages, variances of returns, sums of norms."""
+MOST_ROW_KL = 1.0
+"""Of a row in the estimate of a KL divergence. A policy that extends to observations far from all
+others moves far there, by log ratios of -300: a few such rows would decide for all."""
 
 
 def episode_cuts(terminated_SE: Tensor, truncated_SE: Tensor, valid_SE: Tensor) -> Tensor:
@@ -115,11 +118,11 @@ def kl_and_clip_fraction(log_ratio_Rn: Tensor, clip: float) -> tuple[Tensor, Ten
     """Return an estimate of ``KL(pi_old || pi)``, and the fraction of clipped rows.
 
     The estimate ``mean (ratio - 1) - log ratio`` (Schulman 2020, "Approximating KL Divergence", k3)
-    is from samples of ``pi_old`` and never negative. Clipped is a ratio below ``1 - clip`` or above
-    ``1 + clip``.
+    is from samples of ``pi_old`` and never negative. A row counts as ``MOST_ROW_KL`` at most.
+    Clipped is a ratio below ``1 - clip`` or above ``1 + clip``.
     """
     excess_Rn = log_ratio_Rn.expm1()
-    kl = (excess_Rn - log_ratio_Rn).mean()
+    kl = (excess_Rn - log_ratio_Rn).clamp_(max=MOST_ROW_KL).mean()
     return kl, excess_Rn.abs().gt_(clip).mean()
 
 
