@@ -230,6 +230,14 @@ def test_a_small_divergence_keeps_its_digits_in_single_precision():
     assert found.item() == pytest.approx(0.5e-6, rel=1e-3)
 
 
+@pytest.mark.parametrize("far", [-300.0, 50.0, 1000.0])
+def test_a_row_of_the_divergence_counts_as_one_at_most(far):
+    log_ratio_N = torch.tensor([0.1, -0.2, far, 0.0])
+    found, _ = advantages.kl_and_clip_fraction(log_ratio_N, CLIP)
+    # exp(0.1) - 1.1 = 0.0051709, exp(-0.2) - 0.8 = 0.0187308
+    assert found.item() == pytest.approx((0.0051709 + 0.0187308 + 1) / 4, rel=1e-5)
+
+
 def test_the_clip_fraction_counts_ratios_beyond_both_bounds():
     ratio_N = torch.tensor([1 - 2 * CLIP, 1 - 0.9 * CLIP, 1.0, 1 + 0.9 * CLIP, 1 + 1.1 * CLIP])
     _, fraction = advantages.kl_and_clip_fraction(ratio_N.log(), CLIP)

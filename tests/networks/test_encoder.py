@@ -118,6 +118,23 @@ def test_outliers_are_clipped_on_both_sides():
     torch.testing.assert_close(out, torch.tensor([[2.4, 2.5, -2.5]]))
 
 
+@pytest.mark.parametrize("per_task", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 20])
+def test_an_object_that_falls_for_ever_does_not_decide_the_deviation(number, per_task):
+    encoder = Standardize(spec_of(2, SPACE), per_task=per_task)
+    plain = torch.from_numpy(batches(number, rows=4_000))
+    falling = plain.clone()
+    falling[:, [0, 2], 0] = torch.tensor([-100.0, -190.0])  # of the first task, each second row's
+    task_B = torch.tensor([0, 1]).repeat(2_000)
+    for x_BD in falling:
+        encoder.observe(x_BD, task_B)
+    step = 2 if per_task else 1
+    wanted_D = plain[:, ::step].flatten(0, 1).std(0)
+    assert falling[:, ::step, 0].std() > 2 * wanted_D[0]
+    variance_D = encoder.variance_TD[0] if per_task else encoder.variance_D
+    assert variance_D.sqrt().tolist() == pytest.approx(wanted_D.tolist(), rel=0.1)
+
+
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 6, 9])
 def test_a_restored_encoder_goes_on_as_the_one_that_was_saved(saved_after):
     data = batches(10)
