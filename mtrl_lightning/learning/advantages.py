@@ -19,9 +19,9 @@ from torch.autograd.function import once_differentiable
 
 EPSILON = 1e-8
 """Keeps divisors above 0: deviations of advantages, variances of returns, sums of norms."""
-MOST_ROW_KL = 1.0
-"""Of a row in the estimate of a KL divergence. A policy that extends to observations far from all
-others moves far there, by log ratios of -300: a few such rows would decide for all."""
+MOST_ROW_KL = 10.0
+"""The largest estimate of a row's KL divergence. Where an observation is far from all others, a
+small step changes the policy much, by log ratios of -300: few such rows would decide the mean."""
 
 
 def episode_cuts(terminated_SE: Tensor, truncated_SE: Tensor, valid_SE: Tensor) -> Tensor:

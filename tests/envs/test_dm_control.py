@@ -312,6 +312,8 @@ def test_an_environment_that_is_drawn_has_dm_controls_own_textures():
     drawn = benchmark.make_rendered_env(0, "eval", 0)
     wanted = own("walker-walk").physics.model.ptr.tex_data
     assert np.array_equal(drawn.unwrapped.model.tex_data, wanted)
+    if platform.system() == "Linux":
+        assert not trained.unwrapped.model.tex_data.any() and wanted.any()
     with pytest.raises(ConfigurationError, match=r"with the benchmark's make_rendered_env\("):
         SimulationRenderer(trained, None, (16, 16))()
 

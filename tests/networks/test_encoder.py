@@ -11,6 +11,7 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import Identity, Standardize
+from mtrl_lightning.networks.standardize import ROUNDS
 from tests.helpers.specs import spec_of
 
 DIM = 3
@@ -116,6 +117,25 @@ def test_outliers_are_clipped_on_both_sides():
     encoder.observe(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]), NO_TASK.expand(2))
     out = encoder(torch.tensor([[2.4, 2.6, -1e6]]), NO_TASK)
     torch.testing.assert_close(out, torch.tensor([[2.4, 2.5, -2.5]]))
+
+
+def test_clipped_rows_make_the_statistics_that_a_loop_finds():
+    encoder = observe(Standardize(spec_of(2, SPACE), clip=1.5, min_std=1e-3), batches(1, rows=30))
+    x_ND = batches(1, rows=30)[0].astype(np.float64)
+    clipped_ND = x_ND
+    for _ in range(ROUNDS):
+        reach_D = 1.5 * clipped_ND.std(0)
+        mean_D = clipped_ND.mean(0)
+        clipped_ND = np.minimum(np.maximum(x_ND, mean_D - reach_D), mean_D + reach_D)
+    assert (clipped_ND.std(0) < 0.95 * x_ND.std(0)).all()
+    assert encoder.mean_D.tolist() == pytest.approx(clipped_ND.mean(0).tolist(), rel=1e-4)
+    assert encoder.variance_D.sqrt().tolist() == pytest.approx(clipped_ND.std(0).tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.0, -2.0])
+def test_a_clip_below_one_deviation_is_refused(clip):
+    with pytest.raises(ConfigurationError, match=f"clip is {clip}: give a number above 1"):
+        Standardize(spec_of(2, SPACE), clip=clip)
 
 
 @pytest.mark.parametrize("per_task", [False, True])

@@ -118,7 +118,7 @@ class SuiteEnv(gym.Env):
         self.data = environment.physics.data.ptr
         """MuJoCo's data."""
         self.is_drawable = is_drawable
-        """Whether its model has the textures that rendering needs."""
+        """Whether it may be rendered."""
         if not is_drawable:
             release(self.model.tex_data)
         self._simulation = MujocoState(self.model, self.data)

@@ -160,7 +160,7 @@ def check_drawable(env: gym.Env) -> None:
     """Check that a simulation has its textures and meshes, which some leave out to save memory."""
     if not getattr(env.unwrapped, "is_drawable", True):
         raise ConfigurationError(
-            "this environment's simulation has no textures and visual meshes, which saves memory:"
+            "this environment's simulation has no textures or visual meshes, which saves memory:"
             " make one that can be drawn with the benchmark's make_rendered_env(task, split, seed)"
         )
 

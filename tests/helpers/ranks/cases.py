@@ -126,6 +126,12 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
     "masked bodies, standardize per task": lambda: make_sac(
         masked_spec(), encoder=networks.Standardize
     ),
+    "masked bodies, standardize per task, outliers": lambda: make_sac(
+        masked_spec(), encoder=partial(networks.Standardize, clip=1.5)
+    ),
+    "standardize, outliers": lambda: make_sac(
+        SPEC, encoder=partial(networks.Standardize, clip=1.5)
+    ),
     "standardize, auxiliary, one temperature": lambda: make_sac(
         SPEC,
         encoder=networks.Standardize,
