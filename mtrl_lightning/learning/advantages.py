@@ -19,9 +19,6 @@ from torch.autograd.function import once_differentiable
 
 EPSILON = 1e-8
 """Keeps divisors above 0: deviations of advantages, variances of returns, sums of norms."""
-MOST_ROW_KL = 10.0
-"""The largest estimate of a row's KL divergence. Where an observation is far from all others, a
-small step changes the policy much, by log ratios of -300: few such rows would decide the mean."""
 
 
 def episode_cuts(terminated_SE: Tensor, truncated_SE: Tensor, valid_SE: Tensor) -> Tensor:
@@ -118,11 +115,11 @@ def kl_and_clip_fraction(log_ratio_Rn: Tensor, clip: float) -> tuple[Tensor, Ten
     """Return an estimate of ``KL(pi_old || pi)``, and the fraction of clipped rows.
 
     The estimate ``mean (ratio - 1) - log ratio`` (Schulman 2020, "Approximating KL Divergence", k3)
-    is from samples of ``pi_old`` and never negative. A row counts as ``MOST_ROW_KL`` at most.
-    Clipped is a ratio below ``1 - clip`` or above ``1 + clip``.
+    is from samples of ``pi_old`` and never negative. Clipped is a ratio below ``1 - clip`` or above
+    ``1 + clip``.
     """
     excess_Rn = log_ratio_Rn.expm1()
-    kl = (excess_Rn - log_ratio_Rn).clamp_(max=MOST_ROW_KL).mean()
+    kl = (excess_Rn - log_ratio_Rn).mean()
     return kl, excess_Rn.abs().gt_(clip).mean()
 
 

@@ -385,7 +385,7 @@ class PlainPPO:
         critic_loss = sum(self.critic_losses(collected, row_B)) / NUM_TASKS
         self.step("critic", critic_loss, self.critic_parameters, self.critic_optimizer)
         ratio_B = torch.where(columns["foreign"], 1.0, ratio_B)
-        self.log("kl", (ratio_B.double() - 1 - ratio_B.double().log()).clip(max=10).mean())
+        self.log("kl", (ratio_B.double() - 1 - ratio_B.double().log()).mean())
         self.log("clip_fraction", ((ratio_B < 1 - clip) | (ratio_B > 1 + clip)).double().mean())
         self.log("entropy", entropy_B.mean())
 
