@@ -34,9 +34,9 @@ class Standardize(Identity):
 
     Where fewer than one in ``1 + clip^2`` observations lie far from the others (1 % with 10), they
     count in the statistics as if they lay ``clip`` standard deviations from the mean. An object
-    that falls from MetaWorld's table does so for the rest of the episode, up to 190 m in 500 steps:
-    one such observation in 5,000 would make the standard deviation of an object's height eight
-    times as large, and centimetres would be lost.
+    that falls from MetaWorld's table does so for the rest of the episode, up to 190 m in 500 steps.
+    Unclipped, such observations made the standard deviation of an object's height eight times as
+    large in a run of MT50, and centimetres were lost.
 
     With statistics per task, a task that is not trained has those of all trained tasks whose
     observations have its size; its observations stay as they are if there is none.
