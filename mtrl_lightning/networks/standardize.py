@@ -21,7 +21,7 @@ from mtrl_lightning.spec import EnvSpec
 
 ROUNDS = 8
 """How often a batch is clipped, each time by the statistics with it as clipped before. Where 0.1 %
-of its rows are far from the others, each time takes nine tenths of what they add to the variance.
+of its rows are far from the others, each time removes nine tenths of the variance that they add.
 """
 
 
@@ -35,7 +35,7 @@ class Standardize(Identity):
     Where fewer than one in ``1 + clip^2`` observations lie far from the others (1 % with 10), they
     count in the statistics as if they lay ``clip`` standard deviations from the mean. An object
     that falls from MetaWorld's table does so for the rest of the episode, up to 190 m in 500 steps.
-    Unclipped, such observations made the standard deviation of an object's height eight times as
+    Unclipped, such observations made the standard deviation of an object's height ten times as
     large in a run of MT50, and centimetres were lost.
 
     With statistics per task, a task that is not trained has those of all trained tasks whose
@@ -132,8 +132,7 @@ class Standardize(Identity):
         else:
             mean = self.mean_D
             variance = self.variance_D
-        std = variance.sqrt().clamp(min=self._min_std)
-        return ((observation_BD - mean) / std).clamp(-self._clip, self._clip)
+        return ((observation_BD - mean) / self._std(variance)).clamp(-self._clip, self._clip)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the statistics if each task has its own."""
@@ -175,14 +174,16 @@ class Standardize(Identity):
         The rows are clipped by the union's statistics. With clipped rows its deviation is smaller,
         so they are clipped again, ``ROUNDS`` times.
         """
-        union = _union(mean_D, variance_D, rows_ND, weight)
+        union_mean_D, union_variance_D = _union(mean_D, variance_D, rows_ND, weight)
         for _ in range(ROUNDS):
-            union_mean_D, union_variance_D = union
-            reach_D = self._clip * union_variance_D.sqrt().clamp(min=self._min_std)
+            reach_D = self._clip * self._std(union_variance_D)
             clipped_ND = rows_ND.clamp(union_mean_D - reach_D, union_mean_D + reach_D)
-            union = _union(mean_D, variance_D, clipped_ND, weight)
-        mean_D.copy_(union[0])
-        variance_D.copy_(union[1])
+            union_mean_D, union_variance_D = _union(mean_D, variance_D, clipped_ND, weight)
+        mean_D.copy_(union_mean_D)
+        variance_D.copy_(union_variance_D)
+
+    def _std(self, variance: Tensor) -> Tensor:
+        return variance.sqrt().clamp(min=self._min_std)
 
     def _rows_by_task(self, observation_BD: Tensor, task_B: Tensor) -> list[Tensor]:
         """Return the observations ``[N, D]`` of each task."""
