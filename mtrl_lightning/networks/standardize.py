@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtrl_lightning.checks import above
+from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Identity
 from mtrl_lightning.networks.network import TaskAxis, task_values
@@ -44,7 +44,7 @@ class Standardize(Identity):
     Args:
         spec: the tasks; observations are vectors.
         num_updates: number of first updates whose batches are used, at least 1.
-        min_std: lower bound of the standard deviations.
+        min_std: lower bound of the standard deviations, above 0.
         clip: largest absolute value of the output, in standard deviations, above 1. The
             statistics clip by it, too: below 5 it makes the deviations of ordinary observations
             smaller.
@@ -52,8 +52,8 @@ class Standardize(Identity):
             observations are of different sizes, and one set for all tasks otherwise.
 
     Raises:
-        ConfigurationError: if ``clip`` is too small, or ``per_task`` is False and observations are
-            of different sizes.
+        ConfigurationError: if a number is outside its range, or ``per_task`` is False and
+            observations are of different sizes.
     """
 
     mean_D: Tensor
@@ -74,6 +74,8 @@ class Standardize(Identity):
         per_task: bool | None = None,
     ) -> None:
         super().__init__(spec)
+        at_least(1, num_updates=num_updates)
+        above(0, min_std=min_std)
         above(1, clip=clip)
         self._num_updates = num_updates
         self._min_std = min_std

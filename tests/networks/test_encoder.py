@@ -138,6 +138,18 @@ def test_a_clip_below_one_deviation_is_refused(clip):
         Standardize(spec_of(2, SPACE), clip=clip)
 
 
+@pytest.mark.parametrize("num_updates", [0, -1])
+def test_statistics_of_no_batch_are_refused(num_updates):
+    with pytest.raises(ConfigurationError, match=f"num_updates is {num_updates}: give at least 1"):
+        Standardize(spec_of(2, SPACE), num_updates=num_updates)
+
+
+@pytest.mark.parametrize("min_std", [0.0, -0.1])
+def test_a_deviation_that_may_be_zero_is_refused(min_std):
+    with pytest.raises(ConfigurationError, match=f"min_std is {min_std}: give a number above 0"):
+        Standardize(spec_of(2, SPACE), min_std=min_std)
+
+
 @pytest.mark.parametrize("per_task", [False, True])
 @pytest.mark.parametrize("number", [1, 2, 20])
 def test_an_object_that_falls_for_ever_does_not_decide_the_deviation(number, per_task):
