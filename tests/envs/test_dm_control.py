@@ -123,6 +123,44 @@ def test_every_task_gives_dm_controls_own_numbers(name):
         compare_steps(env, theirs, actions)
 
 
+TURNING = {
+    "reacher-easy": (0, "shoulder"),
+    "hopper-stand": (1, "rooty"),
+    "cheetah-run": (1, "rooty"),
+}
+"""The entry of the observation that counts full turns, and the joint that makes them."""
+
+
+@pytest.mark.parametrize("name", [*TURNING, "acrobot-swingup", "finger-spin", "fish-swim"])
+def test_full_turns_are_taken_off_the_angles_that_count_them_alone(name):
+    wrapped_env = env_of(name, wrap_angles=True)
+    env = env_of(name)
+    entry, joint = TURNING.get(name, (None, None))
+    entries = [] if entry is None else [entry]
+    others = np.setdiff1d(np.arange(env.observation_space.shape[0]), entries)
+    assert same(wrapped_env.reset()[0][others], env.reset()[0][others])
+    if joint is not None:
+        for one in (wrapped_env, env):
+            one.unwrapped._environment.physics.named.data.qpos[joint] += 6 * np.pi  # three turns
+
+    for action in actions_of(env, 25):
+        wrapped, *rest = wrapped_env.step(action)
+        observation, *own_rest = env.step(action)
+
+        assert rest == own_rest
+        assert same(wrapped[others], observation[others])
+        assert np.abs(wrapped[entries]).max(initial=0) <= np.pi + 1e-6
+        turns = (observation[entries] - wrapped[entries]) / (2 * np.pi)
+        assert np.allclose(turns, np.round(turns), atol=1e-5)
+        assert np.all(np.round(turns) >= 1)
+
+
+def test_the_protocol_says_that_full_turns_are_taken_off():
+    protocols = [DMControl(["reacher-easy"], wrap_angles=wrap).spec.protocol for wrap in (0, 1)]
+    assert "angles" not in protocols[0]
+    assert protocols[1] == {**protocols[0], "angles": "without full turns"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cartpole-swingup", "reacher-easy", "finger-turn_hard"])
 def test_whole_episodes_are_equal_and_end_by_truncation(name):

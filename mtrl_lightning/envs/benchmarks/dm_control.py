@@ -78,6 +78,7 @@ def _some_steps(fast: bool) -> list[tuple[bytes, float]]:
         action_repeat=1,
         horizon=CHECK_STEPS,
         reward_scale=1.0,
+        wrap_angles=False,
         is_drawable=False,
         is_for_evaluation=True,
         seed=0,
@@ -103,6 +104,7 @@ class SuiteTasks(Benchmark):
         horizon: control steps in an episode, at most 1000.
         reward_scale: factor of every reward, above 0; the score does not depend on it.
         fast: step with cheaper code, if the installed version was compared.
+        wrap_angles: whether full turns are taken off the angles that count them.
 
     Raises:
         ConfigurationError: if a task cannot be used.
@@ -116,6 +118,7 @@ class SuiteTasks(Benchmark):
         horizon: int,
         reward_scale: float,
         fast: bool,
+        wrap_angles: bool = False,
     ) -> None:
         self.task_names = tuple(task_names)
         import_suite()  # its error names the package to install; versions are looked up below
@@ -137,6 +140,7 @@ class SuiteTasks(Benchmark):
         self.horizon = horizon
         self.reward_scale = reward_scale
         self.fast = fast and not reason
+        self.wrap_angles = wrap_angles
         self._train_tasks = tuple(train_tasks)
         self._is_drawable = False
         self._spec = self._make_spec()
@@ -179,6 +183,7 @@ class SuiteTasks(Benchmark):
                 action_repeat=self.action_repeat,
                 horizon=self.horizon,
                 reward_scale=self.reward_scale,
+                wrap_angles=self.wrap_angles,
                 is_drawable=self._is_drawable,
                 is_for_evaluation=is_for_evaluation,
                 seed=seed,
@@ -211,6 +216,7 @@ class SuiteTasks(Benchmark):
                 "horizon": self.horizon,
                 "frames": f"{self.horizon} control steps in {decisions} env steps",
                 "reward_scale": self.reward_scale,
+                **({"angles": "without full turns"} if self.wrap_angles else {}),
             },
             observation_sizes=shared.observation_sizes,
             action_sizes=shared.action_sizes,
@@ -236,6 +242,10 @@ class DMControl(SuiteTasks):
         fast: step with cheaper code, whose observations and rewards are bit-exact with
             dm_control's. dm_control's own code is used, with a warning, if the installed version
             was not compared.
+        wrap_angles: whether full turns are taken off the angles in observations that count them,
+            so that these lie between -pi and pi: reacher's shoulder, the pitch of cheetah and
+            hopper. An arm that turns for a whole episode is at 100 rad, and the standard deviation
+            by which ``Standardize`` divides is 10 to 20 rad then. False: dm_control's observations.
 
     Raises:
         ConfigurationError: if dm_control is missing, or a task is unknown or named twice or has
@@ -249,9 +259,12 @@ class DMControl(SuiteTasks):
         horizon: int = MAX_HORIZON,
         reward_scale: float = 1.0,
         fast: bool = True,
+        wrap_angles: bool = False,
     ) -> None:
         names = _names(tasks)
-        super().__init__(names, range(len(names)), action_repeat, horizon, reward_scale, fast)
+        super().__init__(
+            names, range(len(names)), action_repeat, horizon, reward_scale, fast, wrap_angles
+        )
 
     def load(self, name: str) -> Any:
         """Return dm_control's ``Environment`` of a task."""

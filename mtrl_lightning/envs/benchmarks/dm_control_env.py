@@ -17,6 +17,9 @@ UNLIMITED = 1e10
 """MuJoCo's ``mjMAXVAL``, which dm_control gives as the bound of an action that has none."""
 
 
+FULL_TURN = 2 * np.pi
+
+
 class Stepper(Protocol):
     """How a control step is made."""
 
@@ -89,6 +92,7 @@ class SuiteEnv(gym.Env):
         action_repeat: control steps per environment step; their rewards are added.
         horizon: control steps in an episode, at most dm_control's own.
         reward_scale: factor of every reward.
+        wrap_angles: whether full turns are taken off the angles that count them.
         is_drawable: whether it can be rendered; if not, its textures take no memory on Linux.
         is_for_evaluation: whether a seed is the number of a test episode, and each further reset
             starts the next one; test episode ``k`` is dm_control's first with ``random=k``.
@@ -106,6 +110,7 @@ class SuiteEnv(gym.Env):
         action_repeat: int,
         horizon: int,
         reward_scale: float,
+        wrap_angles: bool,
         is_drawable: bool,
         is_for_evaluation: bool,
         seed: int,
@@ -125,6 +130,7 @@ class SuiteEnv(gym.Env):
         self._action_repeat = action_repeat
         self._horizon = horizon
         self._reward_scale = reward_scale
+        self._turning_entries = _find_turning_entries(environment) if wrap_angles else []
         self._num_steps = horizon  # no episode has begun
         self._next_episode = 0 if is_for_evaluation else None
         self._first_seed = None if is_for_evaluation else seed
@@ -159,7 +165,7 @@ class SuiteEnv(gym.Env):
         if seed is not None:
             self._task._random = np.random.RandomState(seed)
         self._num_steps = 0
-        return _flat(self._environment.reset().observation), {}
+        return self._flat(self._environment.reset().observation), {}
 
     def step(
         self, action: npt.NDArray
@@ -180,7 +186,7 @@ class SuiteEnv(gym.Env):
                 break
         is_over = self._num_steps == self._horizon
         terminated = is_over and last_discount == 0
-        observation = _flat(self._stepper.observation())
+        observation = self._flat(self._stepper.observation())
         truncated = is_over and not terminated
         return observation, float(total) * self._reward_scale, terminated, truncated, {}
 
@@ -207,7 +213,43 @@ class SuiteEnv(gym.Env):
         self._environment._step_count = self._num_steps
         self._environment._reset_next_step = False
 
+    def _flat(self, observation: dict[str, Any]) -> npt.NDArray[np.float32]:
+        flat_D = _flat(observation)
+        if self._turning_entries:
+            angles = flat_D[self._turning_entries]
+            flat_D[self._turning_entries] = angles - FULL_TURN * np.round(angles / FULL_TURN)
+        return flat_D
+
 
 def _flat(observation: dict[str, Any]) -> npt.NDArray[np.float32]:
     parts = [part.ravel() for part in observation.values()]
     return np.concatenate(parts, dtype=np.float32, casting="same_kind")
+
+
+def _find_turning_entries(environment: Any) -> list[int]:
+    """Return the entries of an observation that count the full turns of a joint.
+
+    These grow by a full turn when the joint makes one; others hold an angle's sine and cosine, or
+    positions. Where a spring, a limit or a position actuator acts, a full turn changes the
+    accelerations: the joint is then in another state, and its angle is kept.
+    """
+    import mujoco
+
+    task = environment.task
+    physics = environment.physics
+    model = physics.model.ptr
+    data = physics.data.ptr
+    before_D = _flat(environment.reset().observation)
+    mujoco.mj_forward(model, data)
+    acceleration = data.qacc.copy()
+    entries: set[int] = set()
+    for joint in np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_HINGE):
+        address = model.jnt_qposadr[joint]
+        data.qpos[address] += FULL_TURN
+        mujoco.mj_forward(model, data)
+        if np.allclose(data.qacc, acceleration, atol=1e-3):
+            change_D = _flat(task.get_observation(physics)) - before_D
+            entries.update(np.flatnonzero(np.isclose(change_D, FULL_TURN, atol=1e-3)).tolist())
+        data.qpos[address] -= FULL_TURN
+    mujoco.mj_forward(model, data)
+    return sorted(entries)
