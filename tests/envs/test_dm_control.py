@@ -155,6 +155,18 @@ def test_full_turns_are_taken_off_the_angles_that_count_them_alone(name):
         assert np.all(np.round(turns) >= 1)
 
 
+def test_a_joint_that_a_spring_turns_back_keeps_its_angle():
+    envs = [env_of("fish-swim", action_repeat=1, wrap_angles=wrap) for wrap in (True, False)]
+    observations = []
+    for env in envs:
+        env.reset()
+        env.unwrapped._environment.physics.named.data.qpos["tail1"] = 4.0
+        observations.append(env.step(np.zeros(env.action_space.shape, np.float32))[0])
+
+    assert observations[1][0] > np.pi + 0.1
+    assert same(*observations)
+
+
 def test_the_protocol_says_that_full_turns_are_taken_off():
     protocols = [DMControl(["reacher-easy"], wrap_angles=wrap).spec.protocol for wrap in (0, 1)]
     assert "angles" not in protocols[0]
