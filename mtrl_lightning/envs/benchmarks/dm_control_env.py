@@ -15,8 +15,6 @@ from mtrl_lightning.errors import ConfigurationError
 
 UNLIMITED = 1e10
 """MuJoCo's ``mjMAXVAL``, which dm_control gives as the bound of an action that has none."""
-
-
 FULL_TURN = 2 * np.pi
 
 
@@ -165,7 +163,7 @@ class SuiteEnv(gym.Env):
         if seed is not None:
             self._task._random = np.random.RandomState(seed)
         self._num_steps = 0
-        return self._flat(self._environment.reset().observation), {}
+        return self._observed(self._environment.reset().observation), {}
 
     def step(
         self, action: npt.NDArray
@@ -186,7 +184,7 @@ class SuiteEnv(gym.Env):
                 break
         is_over = self._num_steps == self._horizon
         terminated = is_over and last_discount == 0
-        observation = self._flat(self._stepper.observation())
+        observation = self._observed(self._stepper.observation())
         truncated = is_over and not terminated
         return observation, float(total) * self._reward_scale, terminated, truncated, {}
 
@@ -213,7 +211,8 @@ class SuiteEnv(gym.Env):
         self._environment._step_count = self._num_steps
         self._environment._reset_next_step = False
 
-    def _flat(self, observation: dict[str, Any]) -> npt.NDArray[np.float32]:
+    def _observed(self, observation: dict[str, Any]) -> npt.NDArray[np.float32]:
+        """Return dm_control's observation as one vector, and its angles as they are asked for."""
         flat_D = _flat(observation)
         if self._turning_entries:
             angles = flat_D[self._turning_entries]
@@ -231,7 +230,8 @@ def _find_turning_entries(environment: Any) -> list[int]:
 
     These grow by a full turn when the joint makes one; others hold an angle's sine and cosine, or
     positions. Where a spring, a limit or a position actuator acts, a full turn changes the
-    accelerations: the joint is then in another state, and its angle is kept.
+    accelerations: the joint is then in another state, and its angle is kept. The environment has
+    to be reset afterwards.
     """
     import mujoco
 
@@ -251,5 +251,4 @@ def _find_turning_entries(environment: Any) -> list[int]:
             change_D = _flat(task.get_observation(physics)) - before_D
             entries.update(np.flatnonzero(np.isclose(change_D, FULL_TURN, atol=1e-3)).tolist())
         data.qpos[address] -= FULL_TURN
-    mujoco.mj_forward(model, data)
     return sorted(entries)
