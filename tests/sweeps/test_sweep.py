@@ -101,6 +101,7 @@ def test_a_sweep_that_is_killed_finishes_the_same_trials(tmp_path, capfd):
         before += line
         if before.count("started") == 3:  # the third when one of two has finished
             break
+    assert before.count("started") == 3, before
     metrics = tmp_path / "try" / "trial_0002" / "version_0" / "metrics.csv"
     while not metrics.exists():  # the last trial is under way
         time.sleep(0.02)
