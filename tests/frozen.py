@@ -14,10 +14,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.fuzzing import exit_code_of, import_what_runs_need
 from tests.helpers.matrix import GRADIENTS
 
 TIMES = ("time/", "system/")
@@ -91,8 +91,19 @@ def configs(
     return ["-c=base", *(f"-c={name}" for name in names)]
 
 
-def runs() -> Iterator[tuple[str, list[str]]]:
-    """Yield the runs: a name and the options of ``fit``."""
+def runs() -> Iterator[tuple[str, list[list[str]]]]:
+    """Yield the runs: a name, and the arguments of each command in order; the last one is hashed.
+
+    ``RUN`` in an argument is the folder of the previous ``fit``, ``ROOT`` that of all.
+    """
+    for name, options in single_runs():
+        yield name, [["fit", *options]]
+    yield from continued_runs()
+    yield from started_runs()
+
+
+def single_runs() -> Iterator[tuple[str, list[str]]]:
+    """Yield the runs of one command: a name and the options of ``fit``."""
     yield "sac", [*configs(), *OFF_POLICY, *NARROW]
     yield "sac workers", [*configs(), *OFF_POLICY, *NARROW, "--rollout.num_workers=2"]
     more = ["--rollout.updates_per_step=1.5", "--resets.every=200", "--evaluation.at_start=true"]
@@ -125,9 +136,96 @@ def runs() -> Iterator[tuple[str, list[str]]]:
     for assignment in ASSIGNMENTS:
         option = f"--model.init_args.encoder.init_args.assignment={assignment}"
         yield f"mixture {assignment}", [*configs(encoder="mixture"), *OFF_POLICY, *NARROW, option]
+    yield from rollout_runs()
 
 
 TWO_COPIES = ["--rollout.envs_per_task=2"]
+PAUSING = ["--rollout.pausing=mtrl_lightning.rollout.PauseSolved"]
+REUSE = ["--rollout.reuse=mtrl_lightning.rollout.PolicyReuse"]
+RETURN_RANGE = ["--model.init_args.reward_scale=mtrl_lightning.algorithms.ReturnRange"]
+MIDWAY = ["--rollout.midway_starts=0.5"]
+METAWORLD = [
+    '--data.benchmark.init_args.tasks=["reach","push"]',
+    "--data.benchmark.init_args.horizon=50",
+]
+SHORT_SUITE = [
+    '--data.benchmark.init_args.tasks=["cartpole_swingup","walker_walk"]',
+    "--data.benchmark.init_args.horizon=50",
+]
+SOLVED_SOON = [*TWO_COPIES, "--rollout.total_steps=1500"]
+"""The toy tasks have successes by then, so that pausing and reuse have something to do."""
+
+
+def rollout_runs() -> Iterator[tuple[str, list[str]]]:
+    """Yield runs that collect in a special way: pausing, reuse, midway starts, ends, noise."""
+    sac = [*configs(), *OFF_POLICY, *NARROW]
+    ppo = [*configs("mtppo"), *ON_POLICY, *NARROW]
+    yield "sac pausing", [*sac, *SOLVED_SOON, *PAUSING]
+    yield "sac pausing return range", [*sac, *SOLVED_SOON, *PAUSING, *RETURN_RANGE]
+    yield "sac return range", [*sac, *RETURN_RANGE]
+    yield "sac reuse", [*sac, *SOLVED_SOON, *REUSE]
+    yield "sac after success", [*sac, "--rollout.after_success=2"]
+    yield "sac midway", [*sac, *SOLVED_SOON, *MIDWAY]
+    yield "ppo pausing", [*ppo, *SOLVED_SOON, *PAUSING]
+    yield "ppo reuse", [*ppo, *SOLVED_SOON, *REUSE]
+    yield "ppo pausing reuse", [*ppo, *SOLVED_SOON, *PAUSING, *REUSE]
+    yield "ppo midway", [*ppo, *SOLVED_SOON, *MIDWAY, "--rollout.after_success=2"]
+    noise = "--rollout.exploration=mtrl_lightning.rollout.CorrelatedNoise"
+    yield "ppo correlated", [*ppo, noise]
+    metaworld = [*configs("mtppo", "metaworld_custom"), *ON_POLICY, *NARROW, *METAWORLD]
+    yield "metaworld midway", [*metaworld, *TWO_COPIES, *MIDWAY, "--rollout.after_success=2"]
+    for algorithm, options in (("mtsac", OFF_POLICY), ("mtppo", ON_POLICY)):
+        yield f"suite {algorithm}", [*configs(algorithm, "dmc21"), *options, *NARROW, *SHORT_SUITE]
+
+
+def continued_runs() -> Iterator[tuple[str, list[list[str]]]]:
+    """Yield runs that end in the middle of episodes, and continue with more steps."""
+    sac = [*configs(), *OFF_POLICY, *NARROW]
+    ppo = [*configs("mtppo"), *ON_POLICY, *NARROW]
+    metaworld = [*configs(env="metaworld_custom"), *OFF_POLICY, *NARROW, *METAWORLD]
+    suite = [*configs(env="dmc21"), *OFF_POLICY, *NARROW, *SHORT_SUITE]
+    pausing = [*ppo, *TWO_COPIES, *PAUSING, *REUSE, *MIDWAY]
+    two = [*TWO_COPIES, "--trainer.devices=2"]
+    for name, first, steps, changed in (
+        ("sac", sac, (213, 330), []),
+        ("sac return range", [*sac, *RETURN_RANGE], (213, 330), []),
+        ("sac workers", [*sac, "--rollout.num_workers=2"], (213, 330), []),
+        ("td3", [*configs("mttd3"), *OFF_POLICY, *NARROW], (213, 330), []),
+        ("distral", [*configs("distral"), *OFF_POLICY], (213, 330), []),
+        ("ppo", ppo, (270, 540), []),
+        ("ppo pausing reuse midway", pausing, (540, 1500), []),
+        ("sac ranks", [*sac, *two], (210, 330), []),
+        ("ranks to one", [*sac, *two], (210, 330), ["--trainer.devices=1"]),
+        ("one to ranks", [*sac, *TWO_COPIES], (210, 330), ["--trainer.devices=2"]),
+        ("metaworld", metaworld, (214, 330), []),
+        ("suite", suite, (214, 330), []),
+    ):
+        begun = ["fit", *first, f"--rollout.total_steps={steps[0]}"]
+        continued = ["fit", "--resume=RUN", f"--rollout.total_steps={steps[1]}", *changed]
+        yield f"resume {name}", [begun, continued]
+
+
+def started_runs() -> Iterator[tuple[str, list[list[str]]]]:
+    """Yield runs that start from something: a trained policy, demonstrations."""
+    ppo = [*configs("mtppo"), *ON_POLICY, *NARROW]
+    sac = [*configs(), *OFF_POLICY, *NARROW]
+    more_tasks = "--data.benchmark.init_args.num_tasks=5"
+    for name, options in (("ppo", ppo), ("sac", sac)):
+        heads = [*options, "-c=network/multi_head", *NARROW]
+        batch = ["--data.batch_size=100"] if name == "sac" else []
+        starting = ["fit", *heads, more_tasks, *batch, "--init_from=RUN"]
+        yield f"init_from {name}", [["fit", *heads], starting]
+    collect = ["collect", "--policy=random", "--env=env/toy", "--episodes=3", "--num_workers=0"]
+    collect += [*DEMONSTRATIONS_FORMAT, "--folder=ROOT/collected"]
+    cloning = [*configs("bc"), *COMMON, NARROW[0], "--data.demonstrations=ROOT/collected"]
+    cloning += ["--data.batch_size=48", "--rollout.total_steps=60", "--evaluation.every=20"]
+    cloning += ["--metrics.every=10", "--checkpoint.every=20"]
+    yield "bc", [collect, ["fit", *cloning]]
+    resume = ["fit", "--resume=RUN", "--rollout.total_steps=60"]
+    yield "resume bc", [collect, ["fit", *cloning, "--rollout.total_steps=37"], resume]
+
+
+DEMONSTRATIONS_FORMAT = ["--to=minari"]
 
 
 def hash_of(metrics: Path) -> str:
@@ -141,27 +239,69 @@ def hash_of(metrics: Path) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def train(name: str, options: list[str], root: Path) -> str:
-    """Make a run in a process of its own; return the hash of its metrics, or its last output."""
-    folder = name.replace(" ", "_")
-    log = root / f"{folder}.txt"
+def run_program(arguments: Sequence[str]) -> int:
+    """Run the program in this process; return its exit code."""
+    from mtrl_lightning.__main__ import main
+
+    try:
+        main(arguments)
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def in_child(arguments: list[str], log: Path) -> int:
+    """Run the program in a process of its own, which imports nothing again; return its status."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            handle = os.open(log, os.O_WRONLY | os.O_CREAT)
+            handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(handle, 1)
             os.dup2(handle, 2)
-            arguments = ["fit", *options, f"--root={root}", f"--name={folder}"]
-            if "--trainer.devices=2" in options:  # the other rank repeats this program's command
+            if "--trainer.devices=2" in arguments:  # the other rank repeats this program's command
                 os.execv(sys.executable, [sys.executable, "-m", "mtrl_lightning", *arguments])
-            code = exit_code_of(arguments)
+            code = run_program(arguments)
+            sys.stdout.flush()
+            sys.stderr.flush()
         finally:
             os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if status:
-        return f"ended with {status}: {log.read_text()[-1500:]}"
-    return hash_of(root / folder / "version_0" / "metrics.csv")
+    return os.waitpid(child, 0)[1]
+
+
+def train(name: str, commands: list[list[str]], root: Path) -> str:
+    """Run the commands; return the hash of the last one's metrics, or the last output."""
+    log = root / f"{name.replace(' ', '_')}.txt"
+    run = root
+    for number, command in enumerate(commands):
+        resumed = "--resume=RUN" in command
+        arguments = [
+            part.replace("=RUN", f"={run}").replace("=ROOT", f"={root}") for part in command
+        ]
+        if command[0] == "fit" and not resumed:
+            folder = f"{name.replace(' ', '_')}_{number}"
+            arguments += [f"--root={root}", f"--name={folder}"]
+            run = root / folder / "version_0"
+        elif command[0] == "collect" and (root / "collected").exists():
+            continue
+        if status := in_child(arguments, log):
+            return f"ended with {status}: {log.read_text()[-1500:]}"
+    return hash_of(run / "metrics.csv")
+
+
+def import_what_runs_need() -> None:
+    """Import in this process what each run would import; use one thread."""
+    import matplotlib.pyplot  # noqa: F401
+    import metaworld  # noqa: F401
+    import torch
+
+    import mtrl_lightning.cli.lightning_cli
+    import mtrl_lightning.envs  # noqa: F401
+
+    torch.set_num_threads(1)
 
 
 def main() -> None:
