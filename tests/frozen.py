@@ -149,7 +149,7 @@ METAWORLD = [
     "--data.benchmark.init_args.horizon=50",
 ]
 SHORT_SUITE = [
-    '--data.benchmark.init_args.tasks=["cartpole_swingup","walker_walk"]',
+    '--data.benchmark.init_args.tasks=["cartpole-swingup","walker-walk"]',
     "--data.benchmark.init_args.horizon=50",
 ]
 SOLVED_SOON = [*TWO_COPIES, "--rollout.total_steps=1500"]
