@@ -253,8 +253,11 @@ def run_program(arguments: Sequence[str]) -> int:
     return 0
 
 
-def in_child(arguments: list[str], log: Path) -> int:
-    """Run the program in a process of its own, which imports nothing again; return its status."""
+def in_child(arguments: list[str], log: Path, ranks: bool) -> int:
+    """Run the program in a process of its own; return its status.
+
+    It imports nothing a second time, unless it starts ranks: they repeat its command line.
+    """
     child = os.fork()
     if child == 0:
         code = 1
@@ -262,7 +265,7 @@ def in_child(arguments: list[str], log: Path) -> int:
             handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(handle, 1)
             os.dup2(handle, 2)
-            if "--trainer.devices=2" in arguments:  # the other rank repeats this program's command
+            if ranks:
                 os.execv(sys.executable, [sys.executable, "-m", "mtrl_lightning", *arguments])
             code = run_program(arguments)
             sys.stdout.flush()
@@ -287,7 +290,7 @@ def train(name: str, commands: list[list[str]], root: Path) -> str:
             run = root / folder / "version_0"
         elif command[0] == "collect" and (root / "collected").exists():
             continue
-        if status := in_child(arguments, log):
+        if status := in_child(arguments, log, ranks="ranks" in name):
             return f"ended with {status}: {log.read_text()[-1500:]}"
     return hash_of(run / "metrics.csv")
 
