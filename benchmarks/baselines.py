@@ -19,7 +19,7 @@ import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,83 +34,19 @@ from torch import Tensor, nn
 from benchmarks.environments import Strategy, names_of, one_hot_makers
 from benchmarks.measuring import NEVER, SB3, Pacer, synchronize
 from mtrl_lightning.counters import Stopwatch
-from mtrl_lightning.envs import MetaWorld
-from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import import_optional
-from mtrl_lightning.rollout import Evaluator
-from mtrl_lightning.types import Mode, Policy
 
 PRELOADED = ["stable_baselines3", "metaworld", "benchmarks.baselines"]
 """Imported once for all processes of ``SubprocVecEnv``: a hundred imports fill the memory."""
-EVALUATION_ENVS = 5
-"""Environments per task that are stepped together; their number changes no episode."""
-
-
-# ---- test episodes between windows ----
-
-
-def examination(
-    benchmark: Benchmark, num_episodes: int, policy: Policy, counts: Callable[[], tuple[int, int]]
-) -> Callable[[], dict[str, Any]]:
-    """Return a function that runs test episodes and returns the success of each task.
-
-    They are those of the package: the best actions, success in any step. Environments are stepped
-    in this process, so that no worker runs beside the training.
-
-    Args:
-        benchmark: the tasks.
-        num_episodes: test episodes per task.
-        policy: to evaluate.
-        counts: returns the env steps and updates made so far, which are results, too.
-    """
-    names = benchmark.spec.task_names
-    evaluator = Evaluator(
-        benchmark, num_episodes=num_episodes, envs_per_task=EVALUATION_ENVS, num_workers=0
-    )
-
-    def examine() -> dict[str, Any]:
-        env_steps, updates = counts()
-        success = dict(zip(names, evaluator.evaluate(policy).success_T.tolist(), strict=True))
-        return {"env_steps": env_steps, "updates": updates, "success": success}
-
-    return examine
-
-
-class OneHotPolicy:
-    """A policy of a baseline, which takes observations with the task's one-hot.
-
-    Args:
-        num_tasks: of the one-hot.
-        act_best: returns actions ``[E, A]`` without noise for such observations and the tasks.
-    """
-
-    def __init__(self, num_tasks: int, act_best: Callable[..., npt.NDArray]) -> None:
-        self._one_hot_TT = np.eye(num_tasks)
-        self._act_best = act_best
-
-    def act(
-        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
-    ) -> npt.NDArray:
-        """Choose the best actions ``[E, A]``, whatever the mode."""
-        x_ED = np.concatenate([observation_ED, self._one_hot_TT[task_E]], axis=1)
-        return self._act_best(x_ED, task_E)
+LEARNING_RATE = 3e-4
+EPSILON = 1e-5
+"""Adam's."""
+DISCOUNT = 0.99
+TAU = 0.005
+"""Share of the critics in their targets at each update."""
 
 
 # ---- the work of a trainer ----
-
-
-class Hyperparameters(NamedTuple):
-    """Of the algorithm; the defaults are those of ``experiment/mtmhsac``."""
-
-    learning_rate: float = 3e-4
-    """Of actor, critics and temperatures."""
-    epsilon: float = 1e-5
-    """Adam's."""
-    discount: float = 0.99
-    tau: float = 0.005
-    """Share of the critics in their targets at each update."""
-    temperature: float = 1.0
-    """Of each task, before the first update."""
 
 
 @dataclass(kw_only=True)
@@ -135,8 +71,6 @@ class Job:
     """Steps of an episode."""
     seed: int = 1
     """Of weights, environments and random numbers."""
-    num_episodes: int = 0
-    """Test episodes per task after each window; 0 for none."""
 
     @property
     def num_tasks(self) -> int:
@@ -159,21 +93,6 @@ class Job:
             self.tasks, self.environments, self.envs_per_task, self.horizon, self.seed
         )
 
-    def examination(
-        self, act_best: Callable[..., npt.NDArray], counts: Callable[[], tuple[int, int]]
-    ) -> Callable[[], dict[str, Any]]:
-        """Return a function that runs the test episodes, if there are any.
-
-        Args:
-            act_best: of ``OneHotPolicy``.
-            counts: returns the env steps and updates so far.
-        """
-        if not self.num_episodes:
-            return dict
-        benchmark = MetaWorld(list(names_of(self.tasks)), horizon=self.horizon)
-        policy = OneHotPolicy(self.num_tasks, act_best)
-        return examination(benchmark, self.num_episodes, policy, counts)
-
 
 @dataclass(kw_only=True)
 class SACJob(Job):
@@ -187,10 +106,6 @@ class SACJob(Job):
     """Vector steps with random actions."""
     steps: int = 40
     """Vector steps of a window."""
-    updates: int = 1
-    """Per vector step."""
-    hyperparameters: dict[str, float] = field(default_factory=dict)
-    """Those that differ from the defaults of ``Hyperparameters``."""
 
 
 @dataclass(kw_only=True)
@@ -208,8 +123,6 @@ class PPOJob(Job):
     """Of an epoch."""
     learning_rate: float = 3e-4
     entropy_coef: float = 0.0
-    iterations: int = 1
-    """Of a window."""
 
     @property
     def env_steps(self) -> int:
@@ -240,19 +153,18 @@ def sb3_vector(makers: Sequence[Callable[[], gym.Env]], strategy: Strategy) -> A
     return vec_env.SubprocVecEnv(makers)
 
 
-def make_sb3_sac(envs: Any, width: int, depth: int, chosen: Hyperparameters, **options: Any) -> Any:
+def make_sb3_sac(envs: Any, width: int, depth: int, **options: Any) -> Any:
     """Return Stable-Baselines3's SAC with an MLP policy and further options."""
     return import_optional(*SB3).SAC(
         "MlpPolicy",
         envs,
-        learning_rate=chosen.learning_rate,
-        tau=chosen.tau,
-        gamma=chosen.discount,
-        ent_coef=f"auto_{chosen.temperature}",
+        learning_rate=LEARNING_RATE,
+        tau=TAU,
+        gamma=DISCOUNT,
         policy_kwargs={
             "net_arch": [width] * depth,
             "n_critics": 2,
-            "optimizer_kwargs": {"eps": chosen.epsilon},
+            "optimizer_kwargs": {"eps": EPSILON},
         },
         **options,
     )
@@ -262,11 +174,7 @@ def train_sb3_sac(job: SACJob) -> None:
     """Train Stable-Baselines3's SAC with its MLP policy."""
     sb3 = import_optional(*SB3)
     envs = sb3_vector(job.makers(), job.vector)
-    examine = job.examination(
-        lambda x_ED, _: model.predict(x_ED, deterministic=True)[0],
-        lambda: (model.num_timesteps, model._n_updates),
-    )
-    pacer = Pacer(job.steps, job.settle, examine=examine)
+    pacer = Pacer(job.steps, job.settle)
     warmup = job.warmup * envs.num_envs
 
     class Pace(sb3.common.callbacks.BaseCallback):  # type: ignore[name-defined]
@@ -277,12 +185,11 @@ def train_sb3_sac(job: SACJob) -> None:
         envs,
         job.width,
         job.depth,
-        Hyperparameters(**job.hyperparameters),
         buffer_size=job.capacity,
         learning_starts=warmup,
         batch_size=job.batch_size,
         train_freq=1,
-        gradient_steps=job.updates,
+        gradient_steps=1,
         device=job.device,
         seed=job.seed,
     )
@@ -295,12 +202,7 @@ def train_sb3_ppo(job: PPOJob) -> None:
     sb3 = import_optional(*SB3)
     envs = sb3_vector(job.makers(), job.vector)
     watch = Stopwatch()
-    examine = job.examination(
-        lambda x_ED, _: model.predict(x_ED, deterministic=True)[0],
-        # Stable-Baselines3 counts an epoch as an update
-        lambda: (model.num_timesteps, model._n_updates * job.num_minibatches),
-    )
-    pacer = Pacer(job.iterations, job.settle, watch.drain, examine=examine)
+    pacer = Pacer(1, job.settle, watch.drain)
 
     class Pace(sb3.common.callbacks.BaseCallback):  # type: ignore[name-defined]
         def _on_rollout_start(self) -> None:
@@ -326,7 +228,7 @@ def train_sb3_ppo(job: PPOJob) -> None:
         n_steps=job.num_steps,
         batch_size=job.batch_size,
         n_epochs=job.num_epochs,
-        gamma=0.99,
+        gamma=DISCOUNT,
         gae_lambda=0.95,
         ent_coef=job.entropy_coef,
         device=job.device,
@@ -392,7 +294,6 @@ class PlainSAC:
         device: where they are.
         bf16: whether matrix products are made in bfloat16.
         seed: of the noise.
-        hyperparameters: of the algorithm.
     """
 
     max_norm = 1.0
@@ -407,12 +308,8 @@ class PlainSAC:
         device: str = "cpu",
         bf16: bool = False,
         seed: int = 0,
-        hyperparameters: Hyperparameters | None = None,
     ) -> None:
-        chosen = hyperparameters or Hyperparameters()
-        adam = partial(torch.optim.Adam, lr=chosen.learning_rate, eps=chosen.epsilon)
-        self.discount = chosen.discount
-        self.tau = chosen.tau
+        adam = partial(torch.optim.Adam, lr=LEARNING_RATE, eps=EPSILON)
         D = observation_dim + num_tasks
         A = action_dim
         shape = (num_tasks, width, depth)
@@ -423,9 +320,7 @@ class PlainSAC:
         self.qf1, self.qf2 = (MultiHeadMLP(D + A, 1, *shape).to(device) for _ in range(2))
         self.qf1_target = copy.deepcopy(self.qf1)
         self.qf2_target = copy.deepcopy(self.qf2)
-        self.log_alpha_T = torch.full(
-            (num_tasks,), math.log(chosen.temperature), requires_grad=True, device=device
-        )
+        self.log_alpha_T = torch.zeros(num_tasks, requires_grad=True, device=device)
         self.q_optimizer = adam([*self.qf1.parameters(), *self.qf2.parameters()])
         self.actor_optimizer = adam(self.actor.parameters())
         self.alpha_optimizer = adam([self.log_alpha_T])
@@ -448,13 +343,6 @@ class PlainSAC:
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self._bf16):
             return self.sample_action(x_ED, task_E)[0].cpu().numpy()
 
-    @torch.no_grad()
-    def act_best(self, observation_ED: npt.NDArray, task_E: Tensor) -> npt.NDArray[np.float32]:
-        """Return the actions ``[E, A]`` without noise, for observations with the one-hot."""
-        x_ED = torch.as_tensor(observation_ED, dtype=torch.float32, device=self.device)
-        mean_EA, _ = self.actor(x_ED, task_E).float().chunk(2, dim=-1)
-        return torch.tanh(mean_EA).cpu().numpy()
-
     def update(self, batch: PlainBatch) -> dict[str, Tensor]:
         """Make one update of critics, actor, temperatures and targets; return the losses."""
         with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self._bf16):
@@ -469,7 +357,7 @@ class PlainSAC:
             next_q1_B = self.qf1_target(next_x, task_B).float().squeeze(-1)
             next_q2_B = self.qf2_target(next_x, task_B).float().squeeze(-1)
             next_value_B = torch.min(next_q1_B, next_q2_B) - alpha_B * next_log_prob_B
-            target_B = batch.reward_B + self.discount * (~batch.terminated_B).float() * next_value_B
+            target_B = batch.reward_B + DISCOUNT * (~batch.terminated_B).float() * next_value_B
         x = torch.cat([batch.observation_BD, batch.action_BA], 1)
         q1_B = self.qf1(x, task_B).float().squeeze(-1)
         q2_B = self.qf2(x, task_B).float().squeeze(-1)
@@ -504,7 +392,7 @@ class PlainSAC:
 
         for source, target in ((self.qf1, self.qf1_target), (self.qf2, self.qf2_target)):
             for parameter, copied in zip(source.parameters(), target.parameters(), strict=True):
-                copied.data.copy_(self.tau * parameter.data + (1 - self.tau) * copied.data)
+                copied.data.copy_(TAU * parameter.data + (1 - TAU) * copied.data)
         return {
             "actor_loss": loss.detach(),
             "actor_grad_norm": norm,
@@ -573,25 +461,11 @@ def train_plain(job: SACJob) -> None:
     (D,) = envs.single_observation_space.shape  # type: ignore[misc]
     (A,) = envs.single_action_space.shape  # type: ignore[misc]
     T = job.num_tasks
-    agent = PlainSAC(
-        D - T,
-        A,
-        T,
-        job.width,
-        job.depth,
-        device=job.device,
-        seed=job.seed,
-        hyperparameters=Hyperparameters(**job.hyperparameters),
-    )
+    agent = PlainSAC(D - T, A, T, job.width, job.depth, device=job.device, seed=job.seed)
     replay = PlainReplay(job.num_envs, D, A, job.capacity, job.seed, job.envs_per_task)
     step = 0
-    updates = 0
-    examine = job.examination(
-        lambda x_ED, tested_E: agent.act_best(x_ED, torch.as_tensor(tested_E)),
-        lambda: (step * job.num_envs, updates),
-    )
     watch = Stopwatch()
-    pacer = Pacer(job.steps, job.settle, watch.drain, examine=examine)
+    pacer = Pacer(job.steps, job.settle, watch.drain)
     task_E = torch.arange(T, device=job.device).repeat_interleave(job.envs_per_task)
     observation_ED, _ = envs.reset(seed=job.seed)
     envs.action_space.seed(job.seed)
@@ -609,12 +483,11 @@ def train_plain(job: SACJob) -> None:
                 successor_ED[i] = info["final_obs"][i]
             replay.add(observation_ED, action_EA, reward_E, successor_ED, terminated_E)
             observation_ED = next_ED
-        for _ in range(job.updates if is_learning else 0):
+        if is_learning:
             with watch.measure("sample"):
                 batch = replay.sample(job.batch_size, job.device)
             with watch.measure("update"):
                 agent.update(batch)
-            updates += 1
         step += 1
     envs.close()
 
@@ -622,22 +495,21 @@ def train_plain(job: SACJob) -> None:
 # ---- the function of a process ----
 
 
-TRAINERS: dict[str, tuple[Any, Callable[[Any], None]]] = {
-    "sb3 sac": (SACJob, train_sb3_sac),
-    "sb3 ppo": (PPOJob, train_sb3_ppo),
-    "plain sac": (SACJob, train_plain),
+TRAINERS: dict[str, Callable[[Any], None]] = {
+    "sb3 sac": train_sb3_sac,
+    "sb3 ppo": train_sb3_ppo,
+    "plain sac": train_plain,
 }
 
 
-def train(kind: str, job: dict[str, Any]) -> None:
+def train(kind: str, job: Job) -> None:
     """Train a baseline until no further window is requested; the function of its process.
 
     Args:
         kind: a name in ``TRAINERS``.
-        job: options of its job.
+        job: its work.
     """
     gym.logger.min_level = gym.logger.ERROR
-    if job["threads"] is not None:
-        torch.set_num_threads(job["threads"])
-    make_job, run = TRAINERS[kind]
-    run(make_job(**job))
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    TRAINERS[kind](job)

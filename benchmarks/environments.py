@@ -26,8 +26,8 @@ NAMED = {10: "MT10", 25: "MT25", 50: "MT50"}
 """MetaWorld's sets of tasks, by their size."""
 Strategy = Literal["sync", "async"]
 """Environments in the process of the trainer, or each in a process of its own."""
-ENVIRONMENTS = ("metaworld", "our goals", "ours")
-"""MetaWorld's own; its own code with the goals of our benchmark; our faster code."""
+ENVIRONMENTS = ("metaworld", "ours")
+"""MetaWorld's own; our faster code."""
 
 
 # ---- MetaWorld ----
@@ -67,52 +67,6 @@ def metaworld_vector(tasks: list[str], strategy: Strategy, seed: int = 1) -> gym
     return gym.make_vec("Meta-World/custom-mt-envs", envs_list=list(names), **options)
 
 
-class EnvPoolTasks:
-    """EnvPool's own MetaWorld (C++), with a pool of one environment for each task.
-
-    A pool has one task, so all pools are sent their action before the first is waited for.
-    EnvPool samples goals without end in place of 50, reproduces MetaWorld 3.0.0, and has neither
-    states to save nor a task's number in the observation.
-
-    Args:
-        tasks: a set or names.
-        seed: of the first pool; the next one has the next seed.
-    """
-
-    def __init__(self, tasks: list[str], seed: int = 1) -> None:
-        envpool = import_optional("envpool", "envpool", "leave it out with --variants ours async")
-        self._pools = [
-            envpool.make(envpool_id(name), env_type="gymnasium", num_envs=1, seed=seed + index)
-            for index, name in enumerate(names_of(tasks))
-        ]
-        self.num_envs = len(self._pools)
-        self.single_action_space = self._pools[0].action_space
-        self._env = np.zeros(1, np.int32)
-
-    def reset(self, seed: int | None = None) -> None:
-        """Begin new episodes; the seed is that of the constructor."""
-        for pool in self._pools:
-            pool.reset()
-
-    def step(self, action_EA: Any) -> list[Any]:
-        """Step all tasks, in threads of their own."""
-        action_EA = action_EA.astype(self.single_action_space.dtype)
-        for pool, action_A in zip(self._pools, action_EA, strict=True):
-            pool.send(action_A[None], self._env)
-        return [pool.recv() for pool in self._pools]
-
-    def close(self) -> None:
-        """Stop the threads."""
-        for pool in self._pools:
-            pool.close()
-
-
-def envpool_id(name: str) -> str:
-    """Return EnvPool's name of a task, such as ``MetaWorld/PickPlace-v3`` of ``pick-place-v3``."""
-    words = name.removesuffix("-v3").split("-")
-    return f"MetaWorld/{''.join(word.capitalize() for word in words)}-v3"
-
-
 def one_hot_makers(
     tasks: list[str], environments: str, envs_per_task: int, horizon: int, seed: int = 1
 ) -> list[Callable[[], gym.Env]]:
@@ -125,9 +79,7 @@ def one_hot_makers(
         horizon: steps of an episode.
         seed: of each task's first environment; the next one has the next seed.
     """
-    make = _make_metaworld
-    if environments != "metaworld":
-        make = partial(_make_ours, is_fast=environments == "ours")
+    make = _make_metaworld if environments == "metaworld" else _make_ours
     names = names_of(tasks)
     return [
         partial(make, names, index, horizon, seed + copy)
@@ -147,11 +99,9 @@ def _make_metaworld(names: tuple[str, ...], index: int, horizon: int, seed: int)
     )
 
 
-def _make_ours(
-    names: tuple[str, ...], index: int, horizon: int, seed: int, is_fast: bool
-) -> gym.Env:
+def _make_ours(names: tuple[str, ...], index: int, horizon: int, seed: int) -> gym.Env:
     with_one_hot = import_optional("metaworld.wrappers", "metaworld").OneHotWrapper
-    benchmark = MetaWorld(list(names), horizon=horizon, fast=is_fast)
+    benchmark = MetaWorld(list(names), horizon=horizon)
     return with_one_hot(benchmark.make_env(index, "train", seed), index, len(names))
 
 

@@ -1,10 +1,10 @@
 """Which faults a run survives at random moments: kills and hangs of its processes and workers.
 
 A small MetaWorld run goes through the real command line, uninterrupted once, and then with faults.
-With --ranks 2 it is a run of two processes. The table has the faults that were injected and
-survived, the transitions that were lost (happened and not stored) or false (stored and never
-happened), and whether the end equals that of the uninterrupted run, bit for bit. The exit code is 1
-if a row fails; then the runs are kept.
+With --ranks 2 it is a run of two processes. The table has the faults that were injected, the
+transitions that were lost (happened and not stored) or false (stored and never happened), and
+whether the end equals that of the uninterrupted run, bit for bit. The exit code is 1 if a row
+fails; then the runs are kept.
 
 Faults at fixed places are in the tests: broken environments, signals, a full disk, damaged files.
 
@@ -26,17 +26,15 @@ import sys
 import tempfile
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 from torch import Tensor
 
-from benchmarks.measuring import COMMAND, Program, environment, positive, say
+from benchmarks.measuring import Program, Table, positive, say
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.checkpoints.parts import manifests_of
 from mtrl_lightning.envs import MetaWorld
@@ -64,49 +62,10 @@ Rows: TypeAlias = Mapping[str, Tensor]
 """Transitions, by the names of their fields."""
 
 
-@dataclass
-class Row:
-    """The result of one kind of fault."""
-
-    name: str
-    number: int
-    """Faults to inject."""
-    injected: int = 0
-    survived: int = 0
-    """Faults after which the run continued, or was continued, as it must."""
-    lost: int | None = None
-    """Transitions that happened and are not in the replay."""
-    false: int | None = None
-    """Transitions in the replay that never happened."""
-    exact: bool | None = None
-    """Whether the end is bit-exact; None where the fault prevents it."""
-    checks: list[str] = field(default_factory=list)
-    """Further observations."""
-    failures: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def expect(self, condition: bool, failure: str) -> None:
-        """Note a failure unless a condition holds."""
-        if not condition:
-            self.failures.append(failure)
-
-    def expect_nothing_left(self, session: Session, seconds: float = 20.0) -> None:
-        """Check that nothing of an ended process is left after a time."""
-        left = session.remains(seconds)
-        self.expect(not left, f"left after {seconds:.0f} s: {left}")
-
-    @property
-    def ok(self) -> bool:
-        """Whether faults were injected and all went as it must."""
-        is_whole = 0 < self.injected == self.survived and self.lost == self.false == 0
-        return is_whole and self.exact is not False and not self.failures
-
-    def shown(self) -> dict[str, Any]:
-        """Return the row of the table."""
-        names = ("injected", "survived", "lost", "false", "seconds")
-        exact = {None: None, True: "yes", False: "no"}[self.exact]
-        verdict = {"exact": exact, "verdict": "ok" if self.ok else "FAILED"}
-        return {"fault": self.name} | {name: getattr(self, name) for name in names} | verdict
+def expect(condition: bool, failure: str) -> None:
+    """End a row unless a condition holds."""
+    if not condition:
+        raise RuntimeError(failure)
 
 
 # ---- processes ----
@@ -131,45 +90,49 @@ class Session:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=environment(OMP_NUM_THREADS="1", **{MARK: self._mark}),
+                env={**os.environ, "OMP_NUM_THREADS": "1", MARK: self._mark},
                 start_new_session=True,
             )
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the main process lives."""
-        return self.process.poll() is None
-
     def text(self) -> str:
-        """Return the output."""
-        return self._log.read_text(errors="replace")
+        """Return the end of the output."""
+        return self._log.read_text(errors="replace")[-1500:]
 
-    def wait_until(
-        self, condition: Callable[[], bool], seconds: float = 300.0, interval: float = 0.02
-    ) -> None:
-        """Wait for a condition, or for the end of the process.
-
-        Raises:
-            RuntimeError: if neither comes in time.
-        """
-        end = time.monotonic() + seconds
-        while self.is_running and not condition():
-            if time.monotonic() > end:
-                raise self.error(f"has nothing within {seconds:g} s")
+    def wait_until(self, condition: Callable[[], bool], interval: float = 0.02) -> None:
+        """Wait for a condition; the process has to live, and the time is limited."""
+        end = time.monotonic() + 300.0
+        while not condition():
+            expect(self.process.poll() is None, f"ended before the fault: {self.text()}")
+            expect(time.monotonic() < end, f"nothing happened in time: {self.text()}")
             time.sleep(interval)
 
-    def expect_end(self, seconds: float = 600.0) -> None:
-        """Wait for the end.
+    def expect_end(self) -> None:
+        """Wait for the end, which must be one without an error, and leave nothing."""
+        code = self.process.wait(600.0)
+        expect(code == 0, f"ended with {code}: {self.text()}")
+        self.expect_nothing_left(20.0)
 
-        Raises:
-            RuntimeError: if it does not come, or with an exit code that is not 0.
-        """
-        try:
-            code = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise self.error(f"did not end within {seconds:g} s") from None
-        if code != 0:
-            raise self.error(f"ended with {code} in place of 0")
+    def expect_loss(self, message: str) -> None:
+        """Check that all processes end, with an error that has a message."""
+        code = self.process.wait(END_SECONDS)
+        expect(code != 0, "the run ended without an error when a process was lost")
+        self.expect_nothing_left(END_SECONDS)
+        expect(message in self._log.read_text(errors="replace"), f"no message {message!r}")
+
+    def expect_nothing_left(self, seconds: float) -> None:
+        """Check that no process of this session is left after a time."""
+        end = time.monotonic() + seconds
+        while left := self._marked():
+            expect(time.monotonic() < end, f"left after {seconds:.0f} s: {left}")
+            time.sleep(0.05)
+
+    def _marked(self) -> list[int]:
+        left = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.environ().get(MARK) == self._mark:
+                    left.append(process.pid)
+        return left
 
     def ranks(self) -> dict[int, psutil.Process]:
         """Return the living processes of the run, by their rank."""
@@ -185,39 +148,21 @@ class Session:
                         ranks[0 if is_main else int(environ["LOCAL_RANK"])] = process
         return ranks
 
-    def workers(self) -> dict[int, set[psutil.Process]]:
+    def workers(self) -> dict[int, list[psutil.Process]]:
         """Return the living worker processes of each rank."""
-        found: dict[int, set[psutil.Process]] = {}
+        found: dict[int, list[psutil.Process]] = {}
         for rank, process in self.ranks().items():
-            found[rank] = set()
+            found[rank] = []
             with contextlib.suppress(psutil.Error):
                 children = process.children()
-                found[rank] = {one for one in children if is_alive(one) and _is_worker(one)}
+                found[rank] = [one for one in children if is_alive(one) and _is_worker(one)]
         return found
-
-    def remains(self, seconds: float) -> list[str]:
-        """Wait until nothing of an ended process is left; return what is left after a time."""
-        end = time.monotonic() + seconds
-        while True:
-            left = []
-            for process in psutil.process_iter():
-                with contextlib.suppress(psutil.Error, OSError):
-                    if process.environ().get(MARK) == self._mark:
-                        left.append(f"process {process.pid} ({' '.join(process.cmdline())[:80]})")
-            if not left or time.monotonic() > end:
-                return left
-            time.sleep(0.05)
-
-    def error(self, text: str) -> RuntimeError:
-        """Return an error with the end of the output."""
-        return RuntimeError(f"the run {text}:\n{self.text()[-1500:]}")
 
     def close(self) -> None:
         """End the process and its workers."""
-        if self.is_running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -257,12 +202,12 @@ class FaultRun:
         Args:
             *launcher: words before it, such as those of ``torchrun``.
         """
-        if not self.last.is_file():  # the version of a run that has none is made again
-            shutil.rmtree(self.folder, ignore_errors=True)
-        command = [sys.executable, *launcher, *COMMAND, "fit", "-c", "quickstart"]
+        command = [sys.executable, *launcher, "-m", "mtrl_lightning", "fit", "-c", "quickstart"]
         command += [f"--root={self._root}", *self._options]
         if self.last.is_file():
             command.append("--ckpt_path=last")
+        else:  # the version of a run that has none is made again
+            shutil.rmtree(self.folder, ignore_errors=True)
         log = self._root / f"session_{len(self.sessions):03d}.log"
         self.sessions.append(Session(command, log))
         return self.sessions[-1]
@@ -272,18 +217,16 @@ class FaultRun:
         path = self.folder / "metrics.csv"
         with contextlib.suppress(OSError, ValueError, IndexError):
             if path.stat().st_mtime > session.start_time:
-                last_whole_row = path.read_text(errors="replace").split("\n")[1:-1][-1]
-                return int(last_whole_row.split(",")[0])
+                last_full_row = path.read_text(errors="replace").split("\n")[1:-1][-1]
+                return int(last_full_row.split(",")[0])
         return 0
 
-    def unfinished(self, since: float = 0.0) -> list[str]:
-        """Return the names of the unfinished files of a save that were written since a time."""
-        names: list[str] = []
+    def is_saving(self, since: float = 0.0) -> bool:
+        """Return whether there are unfinished files of a save, written since a time."""
         with contextlib.suppress(OSError):  # one is finished meanwhile
-            for pattern in ("checkpoints/*.unfinished", "replay/**/*.unfinished"):
-                files = self.folder.glob(pattern)
-                names += [path.name for path in files if path.stat().st_mtime >= since]
-        return names
+            files = self.folder.rglob("*.unfinished")
+            return any(path.stat().st_mtime >= since for path in files)
+        return False
 
 
 # ---- the files of a run, and comparisons ----
@@ -298,11 +241,6 @@ class Outcome(NamedTuple):
     """The replay, one environment after another, oldest row first; of all ranks in turn."""
     metrics: list[dict[str, str]]
     """``metrics.csv`` without times."""
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """The checkpoint's counters."""
-        return self.state["mtrl_lightning"]["counters"]
 
 
 def read_outcome(run: FaultRun) -> Outcome:
@@ -366,8 +304,6 @@ class Chain(NamedTuple):
     A fault while no step was made explains a missing row: the new episode's first action was
     chosen for the previous episode, and is dropped.
     """
-    overlong: int
-    """Rows beyond an episode's time."""
 
 
 def check_chain(rows: Rows, horizon: int = HORIZON) -> Chain:
@@ -382,27 +318,26 @@ def check_chain(rows: Rows, horizon: int = HORIZON) -> Chain:
     is_other_frame_N = (next_ND[:, FRAME:GOAL] != here_ND[:, :FRAME]).any(1)
     is_other_goal_N = (next_ND[:, GOAL:] != here_ND[:, GOAL:]).any(1)
     begins_N = (here_ND[:, :FRAME] == here_ND[:, FRAME:GOAL]).all(1)
-    overlong = 0
     broken = int(not begins_N[0])
     length = 1
     for k, follows in enumerate((next_ND[:-1] == here_ND[1:]).all(1).tolist()):
         if follows:
             length += 1
-            overlong += length > horizon
+            expect(length <= horizon, "an episode did not end in time")
         elif begins_N[k + 1]:
             broken += length < horizon
             length = 1
         else:
             broken += 1
             length = 2
-    return Chain(int((is_other_frame_N | is_other_goal_N).sum()), broken, overlong)
+    return Chain(int((is_other_frame_N | is_other_goal_N).sum()), broken)
 
 
-# ---- what all rows share ----
+# ---- the rows of the table ----
 
 
 class Bench:
-    """Runs in a folder, named random numbers, and the uninterrupted run.
+    """Runs in a folder, and what all rows share.
 
     Args:
         folder: of all runs.
@@ -412,28 +347,26 @@ class Bench:
     """
 
     def __init__(self, folder: Path, seed: int, total_steps: int, ranks: int) -> None:
-        self.folder = folder
-        self.seed = seed
         self.total_steps = total_steps
         self.ranks = ranks
         self.num_workers = max(1, NUM_WORKERS // ranks)
         """Of each process."""
+        self.generator = random.Random(seed)
+        self._folder = folder
+        self._seed = seed
         self._runs: list[FaultRun] = []
-
-    def generator(self, name: str) -> random.Random:
-        """Return the generator of a row."""
-        return random.Random(f"{self.seed} {name}")
+        self._expected: Outcome | None = None
 
     def run(self, name: str, **options: Any) -> FaultRun:
         """Return a run that is not started yet: small networks, many checkpoints, rings that wrap.
 
         Args:
             name: of its folder.
-            **options: of ``data`` and ``rollout``, with ``__`` in place of the dot.
+            **options: of ``data`` and ``rollout``, with ``__`` instead of the dot.
         """
         chosen = {
             "name": "run",
-            "seed_everything": self.seed,
+            "seed_everything": self._seed,
             "trainer.accelerator": "cpu",
             "trainer.devices": self.ranks,
             "trainer.enable_progress_bar": False,
@@ -459,65 +392,46 @@ class Bench:
             "model.init_args.critic.init_args.width": 32,
         }
         chosen |= {key.replace("__", "."): value for key, value in options.items()}
-        self._runs.append(FaultRun(self.folder / name, chosen))
+        self._runs.append(FaultRun(self._folder / name, chosen))
         return self._runs[-1]
 
-    @cached_property
-    def expected(self) -> Outcome:
-        """The outcome of the uninterrupted run."""
-        say("the uninterrupted run")
-        run = self.run("uninterrupted")
-        run.start().expect_end()
-        return read_outcome(run)
+    def moment(self, k: int, number: int) -> float:
+        """Return the env steps at which a fault of a number of faults is injected."""
+        return (k + self.generator.random()) / number * 0.9 * self.total_steps
 
-    def judge_exact(self, row: Row, run: FaultRun) -> None:
+    def judge_exact(self, run: FaultRun) -> dict[str, Any]:
         """Compare a run's end with that of the uninterrupted run."""
-        found = read_outcome(run)
-        parts = differences(self.expected._asdict(), found._asdict())
-        row.exact = not parts
-        row.expect(not parts, f"differs in {len(parts)} places: {', '.join(parts[:4])}")
-        if not differences(self.expected.rings, found.rings):
-            row.lost = row.false = 0
-        env_steps = found.counters["env_steps"]
-        row.expect(env_steps == self.total_steps, f"ended after {env_steps} steps")
-        row.expect(not run.unfinished(), f"unfinished files are left: {run.unfinished()}")
+        if self._expected is None:
+            say("the uninterrupted run")
+            whole = self.run("uninterrupted")
+            whole.start().expect_end()
+            self._expected = read_outcome(whole)
+        found = differences(self._expected._asdict(), read_outcome(run)._asdict())
+        expect(not found, f"differs in {len(found)} places: {', '.join(found[:4])}")
+        expect(not run.is_saving(), "unfinished files are left")
+        return {"lost": 0, "false": 0, "bit-exact": "yes"}
 
-    def judge_rows(self, row: Row, run: FaultRun) -> None:
-        """Check that all rows happened and none is missing, and count the survived faults.
+    def judge_rows(self, run: FaultRun, number: int) -> dict[str, Any]:
+        """Check that all rows happened and none is missing.
 
         Each fault costs at most one step of each environment of a worker.
         """
         outcome = read_outcome(run)
-        counters = outcome.counters
+        counters = outcome.state["mtrl_lightning"]["counters"]
         chains = [check_chain(rows) for rows in outcome.rings]
         stored = sum(len(rows["reward"]) for rows in outcome.rings)
         dropped = counters["dropped_transitions"]
-        restarts = counters["worker_restarts"]
         happened = counters["vector_steps"] * len(chains) - dropped
         broken = sum(chain.broken for chain in chains)
-        most = row.injected * len(TASKS) // self.num_workers
-        row.false = sum(chain.false for chain in chains)
-        row.lost = abs(happened - stored) + abs(counters["env_steps"] - stored)
-        row.lost += max(0, broken - most)
-        row.survived = min(row.injected, restarts)
-        row.expect(restarts == row.injected, f"{restarts} restarts, {row.injected} faults")
-        row.expect(counters["env_steps"] >= self.total_steps, "ended too early")
-        row.expect(not any(chain.overlong for chain in chains), "an episode did not end in time")
-        row.expect(
-            broken <= dropped <= most,
-            f"{broken} episodes broken, {dropped} transitions dropped, {row.injected} faults",
-        )
-        logged = outcome.metrics[-1]
-        # a worker that dies while the last checkpoint is written is counted there alone
-        row.expect(
-            int(logged["fault/worker_restarts"] or -1) in (restarts, restarts - 1)
-            and int(logged["fault/dropped_transitions"] or -1) == dropped,
-            f"metrics.csv has other counts than {restarts} restarts and {dropped} dropped steps",
-        )
-        row.checks.append(
-            f"{restarts} restarts, {dropped} steps dropped, {broken} episodes broken,"
-            f" {stored} rows stored"
-        )
+        false = sum(chain.false for chain in chains)
+        restarts = counters["worker_restarts"]
+        most = number * len(TASKS) // self.num_workers
+        lost = abs(happened - stored) + abs(counters["env_steps"] - stored)
+        expect(lost == false == 0, f"{lost} transitions are lost, {false} are false")
+        expect(restarts == number, f"{restarts} restarts, {number} faults")
+        expect(counters["env_steps"] >= self.total_steps, "ended too early")
+        expect(broken <= dropped <= most, f"{broken} episodes broken, {dropped} steps dropped")
+        return {"lost": lost, "false": false, "dropped steps": dropped}
 
     def close(self) -> None:
         """End every process that is left."""
@@ -525,181 +439,103 @@ class Bench:
             session.close()
 
 
-# ---- interruptions, after which the run is continued to the same end ----
+Row: TypeAlias = Callable[[Bench, int], dict[str, Any]]
+"""Injects a number of faults, and returns values of its row."""
 
 
-def interrupt(
-    bench: Bench,
-    row: Row,
-    moments: Sequence[str],
-    strike: Callable[[Session, psutil.Process, int], None],
-    **options: Any,
-) -> None:
-    """Interrupt a run at moments, continue each time, and compare the end.
-
-    ``moments`` has ``start``, ``step`` or ``save`` for each fault. ``strike`` injects the fault
-    into a process, the main one or that of a rank in turn, and checks how the run ends; it gets
-    the number of the fault. ``options`` are those of ``Bench.run``.
-    """
-    generator = bench.generator(row.name)
-    run = bench.run(row.name, **options)
-    hits = 0
-    for k, moment in enumerate(moments):
+def kill_row(bench: Bench, number: int) -> dict[str, Any]:
+    """Kill the main process, or each rank in turn, while the run starts, steps and saves."""
+    run = bench.run("kill")
+    for k in range(number):
         session = run.start()
-        # in its share of the run, and not at the end
-        point = (k + generator.random()) / len(moments) * 0.93 * bench.total_steps
         rank = k % bench.ranks
+        moment = bench.generator.choice(["start", "step", "step", "save", "save", "save"])
+        target = bench.moment(k, number)
         session.wait_until(lambda: rank in session.ranks())  # noqa: B023
         if moment == "start":
-            end = time.monotonic() + generator.uniform(0.1, 9.0)
-            session.wait_until(lambda: time.monotonic() > end or run.env_steps(session) > 0)  # noqa: B023
+            time.sleep(bench.generator.uniform(0.1, 9.0))
         else:
-            session.wait_until(lambda: run.env_steps(session) >= point)  # noqa: B023
-        if moment == "step":
-            time.sleep(generator.uniform(0.0, 0.4))
-        elif moment == "save":
-            session.wait_until(lambda: bool(run.unfinished(session.start_time)), interval=0.0)  # noqa: B023
-            time.sleep(generator.choice([0.0, 0.0, generator.uniform(0.0, 0.005)]))
-        process = session.ranks().get(rank)
-        if process is None:
-            session.expect_end()
-            row.expect(False, f"the run ended before fault {k + 1} of {len(moments)}")
-            break
-        row.injected += 1
-        strike(session, process, k)
-        hits += bool(run.unfinished(session.start_time))
-        row.survived += 1
-        seen = run.env_steps(session)
-        say(f"{row.name} {k + 1} of {len(moments)}: {moment}, {seen} env steps seen")
-    session = run.start()
-    session.expect_end()
-    row.expect_nothing_left(session)
-    bench.judge_exact(row, run)
-    counts = ", ".join(f"{number} meant for {name}" for name, number in Counter(moments).items())
-    row.checks.append(f"{counts}; {hits} left an unfinished file")
-
-
-def kill_row(bench: Bench, row: Row) -> None:
-    """Kill the main process, or each rank in turn, while the run starts, steps and saves."""
-    starts = row.number // 6
-    steps = row.number // 3
-    moments = ["start"] * starts + ["step"] * steps + ["save"] * (row.number - starts - steps)
-    bench.generator(f"{row.name} moments").shuffle(moments)
-
-    def strike(session: Session, process: psutil.Process, k: int) -> None:
-        process.kill()
+            session.wait_until(lambda: run.env_steps(session) >= target)  # noqa: B023
+        if moment == "save":
+            session.wait_until(lambda: run.is_saving(session.start_time), interval=0.0)  # noqa: B023
+        session.ranks()[rank].kill()
+        say(f"kill {k + 1} of {number}: {moment}, {run.env_steps(session)} env steps seen")
         if bench.ranks > 1:
             # at the start the processes may not be connected yet
-            message = "" if moments[k] == "start" else f"rank {k % bench.ranks} has "
-            expect_loss(bench, row, session, message)
+            session.expect_loss("" if moment == "start" else f"rank {rank} has ")
         else:
             session.process.wait()
-            row.expect_nothing_left(session)
+            session.expect_nothing_left(20.0)
+    run.start().expect_end()
+    return bench.judge_exact(run)
 
-    interrupt(bench, row, moments, strike)
 
-
-def rank_hang_row(bench: Bench, row: Row) -> None:
+def rank_hang_row(bench: Bench, number: int) -> dict[str, Any]:
     """Stop ranks so that they hang; the others end the run in time."""
-
-    def strike(session: Session, process: psutil.Process, k: int) -> None:
-        process.send_signal(signal.SIGSTOP)
-        expect_loss(bench, row, session, f"rank {k % bench.ranks} has not answered")
-
     timeouts = {"rollout__timeout": RANK_TIMEOUT - 5, "rollout__rank_timeout": RANK_TIMEOUT}
-    interrupt(bench, row, ["step"] * row.number, strike, **timeouts)
+    run = bench.run("hang", **timeouts)
+    for k in range(number):
+        session = run.start()
+        rank = k % bench.ranks
+        target = bench.moment(k, number)
+        session.wait_until(lambda: run.env_steps(session) >= target)  # noqa: B023
+        session.ranks()[rank].send_signal(signal.SIGSTOP)
+        session.expect_loss(f"rank {rank} has not answered")
+    run.start().expect_end()
+    return bench.judge_exact(run)
 
 
-def expect_loss(bench: Bench, row: Row, session: Session, message: str) -> None:
-    """Check that all processes end, with an error that has a message."""
-    start = time.monotonic()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        session.process.wait(END_SECONDS)
-    code = session.process.poll()
-    row.expect(code not in (None, 0), f"the run ended with {code} when a rank was lost")
-    row.expect_nothing_left(session, END_SECONDS)
-    row.expect(message in session.text(), f"no message {message!r}: {session.text()[-500:]}")
-    say(f"all processes had ended {time.monotonic() - start:.1f} s after the loss of a rank")
-
-
-def rank_restart_row(bench: Bench, row: Row) -> None:
+def rank_restart_row(bench: Bench, number: int) -> dict[str, Any]:
     """Kill ranks of a run that ``torchrun --max-restarts`` starts again itself."""
-    generator = bench.generator(row.name)
-    run = bench.run(row.name)
+    run = bench.run("restart")
     # a rank that lost another one may be noticed as a failure of its own after the restart
-    restarts = f"--max-restarts={3 * row.number}"
+    restarts = f"--max-restarts={3 * number}"
     processes = f"--nproc-per-node={bench.ranks}"
     session = run.start("-m", "torch.distributed.run", "--standalone", processes, restarts)
-    for k in range(row.number):
-        target = (k + generator.random()) / row.number * 0.9 * bench.total_steps
+    for k in range(number):
+        target = bench.moment(k, number)
         # a run without a checkpoint would begin again in another folder
         session.wait_until(lambda: run.last.is_file() and run.env_steps(session) >= target)  # noqa: B023
-        process = session.ranks().get(generator.randrange(bench.ranks))
-        if process is None:
-            row.expect(False, f"the run ended before fault {k + 1} of {row.number}")
-            break
+        process = session.ranks()[bench.generator.randrange(bench.ranks)]
         process.kill()
-        row.injected += 1
-        session.wait_until(lambda: process not in session.ranks().values())  # noqa: B023
+        session.wait_until(lambda: not is_alive(process))  # noqa: B023
     session.expect_end()
-    row.survived = row.injected
-    row.expect_nothing_left(session)
-    bench.judge_exact(row, run)
+    return bench.judge_exact(run)
 
 
-# ---- lost workers, after which the run continues without a false transition ----
-
-
-def worker_row(bench: Bench, row: Row, sent: int = signal.SIGKILL) -> None:
+def worker_row(bench: Bench, number: int, sent: int = signal.SIGKILL) -> dict[str, Any]:
     """Kill workers at random moments of one run, which continues in the same processes."""
-    generator = bench.generator(row.name)
     run = bench.run(
-        row.name,
+        f"worker_{sent}",
         data__capacity=2 * bench.total_steps,  # which holds all transitions
         rollout__max_restarts=10_000,
         rollout__timeout=WORKER_TIMEOUT if sent == signal.SIGSTOP else 120.0,
     )
     session = run.start()
     first: dict[int, psutil.Process] = {}
-    for k in range(row.number):
-        target = (k + generator.random()) / row.number * 0.9 * bench.total_steps
+    for k in range(number):
+        target = bench.moment(k, number)
         session.wait_until(lambda: run.env_steps(session) >= target)  # noqa: B023
-        time.sleep(generator.uniform(0.0, 0.5))
-        rank = generator.randrange(bench.ranks)
+        time.sleep(bench.generator.uniform(0.0, 0.5))
         complete = [bench.num_workers] * bench.ranks  # none is being rebuilt
         session.wait_until(lambda: [*map(len, session.workers().values())] == complete)  # noqa: B023
-        if not session.is_running:
-            row.expect(False, f"the run ended before fault {k + 1} of {row.number}")
-            break
         first = first or session.ranks()
-        row.expect(first == session.ranks(), "a process of the run was started again")
-        workers = session.workers()
-        victim = generator.choice(sorted(workers[rank], key=lambda one: one.pid))
+        expect(first == session.ranks(), "a process of the run was started again")
+        victim = bench.generator.choice(session.workers()[bench.generator.randrange(bench.ranks)])
         victim.send_signal(sent)
-        row.injected += 1
         session.wait_until(lambda: not is_alive(victim))  # noqa: B023
-        after = session.workers()
-        for other in workers.keys() - {rank}:
-            is_kept = after.get(other) == workers[other]
-            row.expect(is_kept, f"a worker of rank {other} was started again")
-        seen = run.env_steps(session)
-        say(f"{row.name} {k + 1} of {row.number}: rank {rank}, {seen} env steps seen")
+        say(f"worker {k + 1} of {number}: {run.env_steps(session)} env steps seen")
     session.expect_end()
-    row.expect_nothing_left(session)
-    bench.judge_rows(row, run)
+    return bench.judge_rows(run, number)
 
 
-# ---- the table of faults ----
-
-
-Faults: TypeAlias = dict[str, tuple[Callable[[Bench, Row], None], int]]
-"""Injects the faults of a row, and how many unless ``--rows`` says otherwise, by the row's name."""
-FAULTS: Faults = {
+FAULTS: dict[str, tuple[Row, int]] = {
     "kill": (kill_row, 20),
     "worker": (worker_row, 20),
     "hang": (partial(worker_row, sent=signal.SIGSTOP), 2),
 }
-RANK_FAULTS: Faults = {
+"""Rows by name, with the number of faults unless ``--rows`` says otherwise."""
+RANK_FAULTS: dict[str, tuple[Row, int]] = {
     "kill": (kill_row, 20),
     "restart": (rank_restart_row, 2),
     "hang": (rank_hang_row, 2),
@@ -711,66 +547,53 @@ RANK_FAULTS: Faults = {
 def add_options(add: Callable[..., Any]) -> None:
     """Add the benchmark's own options."""
     text = (
-        f"rows of the table, with the number of faults; without one all: {', '.join(FAULTS)}; of"
+        f"rows of the table, with the number of faults; None: all: {', '.join(FAULTS)}; of"
         f" several processes {', '.join(RANK_FAULTS)}"
     )
-    add("--rows", nargs="+", default=[], metavar="ROW[=NUMBER]", help=text)
+    add("--rows", nargs="+", metavar="ROW[=NUMBER]", help=text)
     add("--ranks", type=positive, default=1, help="processes of a run")
     add("--total_steps", type=positive, default=5_000, help="of a run")
     add("--seed", type=int, default=1, help="of the runs and of all faults")
 
 
-def rows_of(options: argparse.Namespace) -> list[Row]:
-    """Return the rows that the options choose, still empty.
-
-    Raises:
-        ConfigurationError: if there is no such row.
-    """
+def _check(options: argparse.Namespace) -> None:
     offered = RANK_FAULTS if options.ranks > 1 else FAULTS
-    rows = []
+    options.chosen = {}
     for text in options.rows or offered:
         name, _, number = text.partition("=")
         if name not in offered or not (number or "1").isdecimal():
-            raise ConfigurationError(
-                f"--rows {text}: with --ranks {options.ranks}, give {', '.join(offered)}, or a"
-                " number of faults too, as kill=2"
-            )
-        rows.append(Row(name, int(number) if number else offered[name][1]))
-    return rows
+            raise ConfigurationError(f"--rows {text}: give {', '.join(offered)}, or kill=2")
+        row, default = offered[name]
+        options.chosen[name] = row, int(number or default)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> list[Table]:
     """Run the rows."""
     folder = Path(tempfile.mkdtemp(prefix="faults-")).resolve()
     bench = Bench(folder, options.seed, options.total_steps, options.ranks)
-    rows = rows_of(options)
-    offered = RANK_FAULTS if options.ranks > 1 else FAULTS
+    rows = []
     try:
-        for row in rows:
+        for name, (inject, number) in options.chosen.items():
             start = time.monotonic()
             try:
-                offered[row.name][0](bench, row)
+                row = {**inject(bench, number), "verdict": "ok"}
             except Exception as error:  # one row's failure shall not hide the others
-                row.failures.append(f"{type(error).__name__}: {error}")
-            row.seconds = time.monotonic() - start
-            say(f"{row.name}: {'ok' if row.ok else 'FAILED'} after {row.seconds:.0f} s")
+                row = {"verdict": f"FAILED: {error}"}
+            rows.append({"fault": name, "injected": number, **row})
+            say(f"{name}: {row['verdict']} after {time.monotonic() - start:.0f} s")
     finally:
         bench.close()
-    is_ok = all(row.ok for row in rows)
-    if is_ok:
-        shutil.rmtree(folder)
-    else:
-        options.notes.append(f"the runs are kept in {folder}")
-    for row in rows:
-        texts = [*row.checks, *(f"FAILED: {text}" for text in row.failures)]
-        options.notes += [f"{row.name}: {text}" for text in texts]
+    if any(row["verdict"] != "ok" for row in rows):
+        print("\n".join(f"{row['fault']}: {row['verdict']}" for row in rows))
+        sys.exit(f"the runs are kept in {folder}")
+    shutil.rmtree(folder)
     title = f"faults of a run of {options.total_steps:,} env steps and {options.ranks} processes"
-    return {"ok": is_ok, "tables": [{"title": title, "rows": [row.shown() for row in rows]}]}
+    return [Table(title, rows)]
 
 
-program = Program("faults", __doc__, add_options, measure, rows_of, rounds=None)
+program = Program("faults", __doc__, add_options, measure, _check, rounds=None)
 options_of = program.options_of
 main = program.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,7 +1,7 @@
-"""What the benchmarks share: options, processes that take turns, statistics, and the result.
+"""What the benchmarks share: options, processes that take turns, statistics, and tables.
 
 Every variant of a comparison is measured once per round, in turn, so that other load on the machine
-hits all alike. Only ratios within a run can be compared with another machine.
+affects all alike. Only ratios within a run can be compared with another machine.
 
 PyTorch is imported where it is needed: processes that only step environments do without it.
 """
@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
-import json
+import multiprocessing
 import os
 import platform
-import select
 import shlex
 import signal
 import statistics
@@ -23,8 +21,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -33,32 +32,24 @@ from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.formats import UNKNOWN, number, text_table, with_interval
 
 REPOSITORY = Path(__file__).parents[1]
-PACKAGES = (
-    "lightning",
-    "gymnasium",
-    "numpy",
-    "metaworld",
-    "dm_control",
-    "mujoco",
-    "shimmy",
-    "stable_baselines3",
-)
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-START_TIME = time.monotonic()
-COMMAND = ["-m", "mtrl_lightning"]
+PACKAGES = ("torch", "lightning", "gymnasium", "numpy", "metaworld", "mujoco", "stable_baselines3")
+"""Whose versions are printed with a result."""
 NEVER = 10**12
 """Environment steps that no run reaches: an interval, or a run's end."""
 SB3 = ("stable_baselines3", '"mtrl_lightning[bench]"')
 """The module, and what pip installs it with."""
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
 """How many of each unit a second has."""
-PIPE = "BENCHMARK_PIPE"
-"""Environment variable with the descriptor that a process writes its windows to."""
-WINDOW_TIMEOUT = 3_600.0
-"""Seconds to wait for a window, or for the end of start-up and warm-up: machines may be slow."""
 
 
 # ---- the command line ----
+
+
+class Table(NamedTuple):
+    """A result: rows with a value per column."""
+
+    title: str
+    rows: list[dict[str, Any]]
 
 
 def positive(text: str) -> int:
@@ -73,19 +64,18 @@ class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpF
 
 
 class Program:
-    """A benchmark's command line, which measures and prints the result or writes it to a file.
+    """A benchmark's command line, which measures and prints tables.
 
     Args:
         name: of the benchmark's module.
         description: for ``--help``.
-        add_options: adds the benchmark's own options by the ``add_argument`` that it gets.
-        measure: returns the content of the JSON: ``tables``, and more that is not printed. It may
-            add to the options' ``notes``. The exit code is 1 if the content's ``ok`` is false.
+        add_options: adds the benchmark's own options by the ``add_argument`` that it receives.
+        measure: returns the tables.
         check: completes the options. Its ``ConfigurationError`` ends the program as a wrong option
             does.
         rounds: default of ``--rounds``; None for a program without it.
         device: whether it has ``--device``.
-        precisions: whether it has ``--precisions``, for which it needs a device.
+        precisions: whether it has ``--precisions``.
         threads: whether it has ``--threads``.
     """
 
@@ -94,7 +84,7 @@ class Program:
         name: str,
         description: str | None,
         add_options: Callable[[Callable[..., Any]], None],
-        measure: Callable[[argparse.Namespace], Mapping[str, Any]],
+        measure: Callable[[argparse.Namespace], Sequence[Table]],
         check: Callable[[argparse.Namespace], object] = lambda options: None,
         *,
         rounds: int | None = 5,
@@ -102,33 +92,30 @@ class Program:
         precisions: bool = False,
         threads: bool = False,
     ) -> None:
-        self._name = name
         self._measure = measure
         self._check = check
         self._parser = argparse.ArgumentParser(
             prog=f"python -m benchmarks.{name}", description=description, formatter_class=_Help
         )
         add = self._parser.add_argument
-        text = "print the result as JSON, or write it to a file and print tables"
-        add("--json", nargs="?", const="-", metavar="FILE", help=text)
         if rounds is not None:
             text = "each measures every variant, in turn"
             add("--rounds", type=positive, default=rounds, help=text)
         if device:
             add("--device", choices=["cpu", "cuda"], help="None: a GPU if there is one")
         if precisions:
-            text = "each a variant of ours; None: both, without bf16-mixed where it is slower"
-            add("--precisions", nargs="+", choices=["32-true", "bf16-mixed"], help=text)
+            choices = ["32-true", "bf16-mixed"]
+            text = "each a variant of ours"
+            add("--precisions", nargs="+", choices=choices, default=choices, help=text)
         if threads:
             add("--threads", type=positive, help="of PyTorch; None: its own choice, one per core")
         add_options(add)
 
     def options_of(self, args: Sequence[str] | None = None) -> argparse.Namespace:
-        """Return the options of words, or of this process, with ``command`` and ``notes``."""
+        """Return the options of words, or of this process, with the whole ``command``."""
         options = self._parser.parse_args(args)
         words = sys.argv[1:] if args is None else args
         options.command = shlex.join([*self._parser.prog.split(), *words])
-        options.notes = []
         if "device" in options and options.device is None:
             import torch
 
@@ -137,48 +124,16 @@ class Program:
             self._check(options)
         except ConfigurationError as error:
             self._parser.error(str(error))
-        if "precisions" in options and options.precisions is None:
-            _choose_precisions(options)
         return options
 
-    def main(self, args: Sequence[str] | None = None) -> int:
-        """Measure; return the exit code."""
+    def main(self, args: Sequence[str] | None = None) -> None:
+        """Measure and print."""
         # SIGTERM ends it as an error does, so that no process is left
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         options = self.options_of(args)
-        for note in options.notes:
-            say(note)
-        commit()  # before anything is measured, which may take hours
-        measured = self._measure(options)
-        own = ("json", "command", "notes")
-        settings = {key: value for key, value in vars(options).items() if key not in own}
-        content = {"benchmark": self._name, **provenance(options.command), **measured}
-        content |= {"settings": settings, "notes": options.notes}
-        as_json = functools.partial(json.dumps, content, default=str)
-        if options.json == "-":
-            print(as_json())
-        else:
-            if options.json is not None:
-                Path(options.json).write_text(as_json(indent=1) + "\n")
-            known = {name: value for name, value in content["machine"].items() if value}
-            print(", ".join(f"{name} {value}" for name, value in known.items()))
-            print(content["command"], content["commit"], sep="\n")
-            print(f"\n{text_of_tables(content)}")
-        return int(not content.get("ok", True))
-
-
-def _choose_precisions(options: argparse.Namespace) -> None:
-    """Set both precisions, but not a bfloat16 that is slower, which is noted."""
-    from mtrl_lightning.precision import time_products
-
-    options.precisions = ["32-true", "bf16-mixed"]
-    times = time_products() if options.device == "cpu" else None
-    if times is not None and times.is_bfloat16_slower:
-        options.precisions.remove("bf16-mixed")
-        options.notes.append(
-            f"bf16-mixed is left out: matrix products take {times.slowdown:.1f} times as long"
-            " in bfloat16 as in float32 on this processor; --precisions bf16-mixed measures it"
-        )
+        origin = f"{options.command}\n{commit()}\n{machine()}"  # as it is before the measurement
+        tables = self._measure(options)
+        print("\n\n".join([origin, *map(table_text, tables)]))
 
 
 # ---- statistics ----
@@ -201,7 +156,7 @@ def rows_of(
     rate: str | None = None,
     amount: float = 1.0,
 ) -> list[dict[str, Any]]:
-    """Return a row per variant: the spread of its rounds, and its speed beside the references.
+    """Return a row per variant: the spread of its rounds, and its speed relative to others.
 
     Args:
         seconds: of each variant's rounds.
@@ -213,12 +168,12 @@ def rows_of(
     known = [name for name in dict.fromkeys(references) if name in seconds]
     rows = []
     for name, values in seconds.items():
-        scaled = [value * UNITS[unit] for value in values]
-        row: dict[str, Any] = {"variant": name, unit: spread(scaled)}
+        row: dict[str, Any] = {"variant": name}
+        row[unit] = spread([value * UNITS[unit] for value in values])
         row |= {f"times as fast as {other}": ratios(seconds[other], values) for other in known}
         if rate is not None:
             row[rate] = spread([amount / value for value in values])
-        rows.append(row | {"rounds": scaled})
+        rows.append(row)
     return rows
 
 
@@ -271,15 +226,17 @@ def synchronize() -> None:
 
 
 class Pacer:
-    """Run a window of steps for each line of the standard input, and write its seconds as JSON.
+    """Run a window of steps for each request of the parent process, and send its seconds.
 
     Args:
         steps: of a window: vector steps, or updates.
         settle: steps before the first window.
         drain: returns the seconds spent on named things since the last call.
-        about: is written when it is ready for the first window.
-        examine: returns further results after a window; its time does not count.
+        about: is sent when it is ready for the first window.
     """
+
+    connection: Connection
+    """To the parent process; set in the process of a variant."""
 
     def __init__(
         self,
@@ -287,22 +244,21 @@ class Pacer:
         settle: int,
         drain: Callable[[], dict[str, float]] = dict,
         about: Mapping[str, Any] | None = None,
-        examine: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._steps = steps
         self._left = settle
         self._drain = drain
         self._about = dict(about or {})
-        self._examine = examine
-        self._out = os.fdopen(int(os.environ[PIPE]), "w", buffering=1)
         self._start_time: float | None = None
 
     def tick(self) -> bool:
-        """Count a step that is about to begin; wait at a window's end; False after the last."""
+        """Count a step that is about to start; wait at a window's end; False after the last."""
         if self._left == 0:
             synchronize()
-            self._out.write(json.dumps(self._measured()) + "\n")
-            if not sys.stdin.readline():
+            Pacer.connection.send(self._measured())
+            try:
+                Pacer.connection.recv()
+            except EOFError:
                 return False
             self._drain()
             self._left = self._steps
@@ -315,7 +271,7 @@ class Pacer:
             return self._about
         seconds = time.perf_counter() - self._start_time
         shares = {name: spent / seconds for name, spent in self._drain().items()}
-        return {"seconds": seconds, "shares": shares, **self._examine()}
+        return {"seconds": seconds, "shares": shares}
 
 
 class Variant:
@@ -323,78 +279,48 @@ class Variant:
 
     Args:
         name: in the table.
-        command: to start; it has to use a ``Pacer``.
+        function: of the process; it has to use a ``Pacer``.
+        **options: of the function.
     """
 
-    def __init__(self, name: str, command: list[str]) -> None:
+    def __init__(self, name: str, function: Callable[..., None], **options: Any) -> None:
         self.name = name
-        self.command = command
-        self.ready_seconds = 0.0
-        """From the start to the end of the warm-up."""
         self.about: dict[str, Any] = {}
-        """What it wrote when it was ready."""
+        """What it sent when it was ready."""
         self.memory_mib = 0.0
         """Of all its processes, after the last window of ``take_turns``."""
+        self._call = function, options
         self._windows: list[dict[str, Any]] = []
-        self._process: subprocess.Popen[bytes] | None = None
-        self._results = -1
-        self._rest = b""
 
     def start(self) -> None:
-        """Start it and wait until its warm-up is over.
-
-        Raises:
-            RuntimeError: if it ends before that, with the end of its output.
-        """
-        self._results, written = os.pipe()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (close)
-        start = time.monotonic()
-        self._process = subprocess.Popen(
-            self.command,
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
-            env=environment(**{PIPE: str(written)}),
-            pass_fds=[written],
-            start_new_session=True,
-        )
-        os.close(written)
+        """Start it and wait until its warm-up is over."""
+        self._connection, theirs = multiprocessing.Pipe()
+        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (close)
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=_serve, args=(theirs, self._log.name, *self._call))
+        self._process.start()
+        theirs.close()
         self.about = self._answer()
-        self.ready_seconds = time.monotonic() - start
 
     def window(self) -> float:
-        """Let it run a window; return the window's seconds.
-
-        Raises:
-            RuntimeError: if it ends, with the end of its output.
-        """
+        """Let it run a window; return the window's seconds."""
         self._windows.append(self.ask("go"))
         return self._windows[-1]["seconds"]
 
-    def ask(self, request: str) -> dict[str, Any]:
-        """Send a line; return the answer."""
-        assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # reported with its output by _answer
-            self._process.stdin.write(f"{request}\n".encode())
-            self._process.stdin.flush()
+    def ask(self, request: Any) -> dict[str, Any]:
+        """Send a request; return the answer."""
+        self._connection.send(request)
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        assert self._process is not None
-        end = time.monotonic() + WINDOW_TIMEOUT
-        while b"\n" not in self._rest:
-            readable, _, _ = select.select([self._results], [], [], 1.0)
-            read = os.read(self._results, 65536) if readable else b""
-            self._rest += read
-            is_over = (readable and not read) or self._process.poll() is not None
-            if is_over or time.monotonic() > end:
+        while not self._connection.poll(1.0):
+            if not self._process.is_alive():
                 break
-        line, _, self._rest = self._rest.partition(b"\n")
-        if not line:
-            self._log.seek(0)
-            printed = self._log.read().decode(errors="replace")[-3000:]
-            raise RuntimeError(f"{self.name} gave no answer; it printed:\n{printed}")
-        return json.loads(line)
+        else:
+            with contextlib.suppress(EOFError):
+                return self._connection.recv()
+        printed = Path(self._log.name).read_text(errors="replace")[-3000:]
+        raise RuntimeError(f"{self.name} ended; it printed:\n{printed}")
 
     def shares(self) -> dict[str, float]:
         """Return the median share of the time that named things took, largest first."""
@@ -406,27 +332,30 @@ class Variant:
     @property
     def pid(self) -> int:
         """Of its process."""
-        assert self._process is not None
+        assert self._process.pid is not None
         return self._process.pid
 
     def close(self) -> None:
         """End it with all that it started."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            os.close(self._results)
-            self._log.close()
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+        self._connection.close()
+        self._process.join(10)  # it ends by itself if it waits for a request
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+        self._log.close()
 
 
-def call_of(function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
-    """Return the command that calls a function of a benchmark in a process of its own."""
-    module = Path(sys.modules[function.__module__].__file__ or "").stem
-    name = function.__name__
-    code = f"import json, sys; from benchmarks.{module} import {name}"
-    return [sys.executable, "-c", f"{code}; {name}(**json.loads(sys.argv[1]))", json.dumps(options)]
+def _serve(
+    connection: Connection, log: str, function: Callable[..., None], options: dict[str, Any]
+) -> None:
+    """Call the function of a variant in its process, whose output goes to a file."""
+    os.setsid()  # what it starts ends with it
+    with open(log, "wb", buffering=0) as file:
+        for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
+            os.dup2(file.fileno(), descriptor)
+    Pacer.connection = connection
+    function(**options)
 
 
 @contextlib.contextmanager
@@ -465,12 +394,6 @@ def take_turns(variants: Sequence[Variant], rounds: int, steps: int = 1) -> dict
     return {name: [value / steps for value in values] for name, values in seconds.items()}
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """Return the environment of a process that imports these benchmarks, wherever it starts."""
-    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
-
-
 def proportional_set_size(pid: int | None = None) -> float:
     """Return the MiB of a process and its descendants; shared pages are divided among sharers."""
     total = 0
@@ -485,66 +408,37 @@ def proportional_set_size(pid: int | None = None) -> float:
 # ---- the result ----
 
 
-def provenance(command: str) -> dict[str, Any]:
-    """Return what every result says of its origin: command, commit, machine."""
-    return {"command": command, "commit": commit(), "machine": machine()}
-
-
-@functools.cache
 def commit() -> str:
-    """Return the commit of the clone at the first call, and whether files were changed."""
-    try:
-        changes = ["status", "--porcelain", "--untracked-files=no"]
-        revision, changed = (
-            subprocess.check_output(["git", *words], cwd=REPOSITORY, text=True, timeout=30)
-            for words in (["rev-parse", "HEAD"], changes)
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return revision.strip() + (" with changes" if changed.strip() else "")
+    """Return the commit of the clone, and whether files were changed."""
+    line = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    result = subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown commit"
 
 
-def machine() -> dict[str, Any]:
+def machine() -> str:
     """Return the hardware and the versions of a measurement."""
     import torch
 
-    flags = _cpu_info("flags").split()
-    found = {
-        "cpu": _cpu_info("model name") or platform.processor() or platform.machine(),
-        "cpu_features": [flag for flag in CPU_FLAGS if flag in flags],
-        "cores": usable_cores(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-        "cuda": torch.version.cuda,
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }
-    return found | installed_versions(PACKAGES)
+    parts = [_processor(), f"{usable_cores()} cores", f"Python {platform.python_version()}"]
+    if torch.cuda.is_available():
+        parts.insert(0, torch.cuda.get_device_name(0))
+    parts += [f"{name} {version}" for name, version in installed_versions(PACKAGES).items()]
+    return ", ".join(parts)
 
 
-def _cpu_info(key: str) -> str:
+def _processor() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.split(":")[0].strip() == key:
-                return line.split(":", 1)[1].strip()
-    return ""
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
-def text_of_tables(content: Mapping[str, Any]) -> str:
-    """Return the notes and tables of a result."""
-    tables = [table_text(table) for table in content["tables"]]
-    return "\n\n".join([*content["notes"], *tables])
-
-
-def table_text(table: Mapping[str, Any]) -> str:
-    """Return a table with its title: a column per entry of its rows, but for the rounds."""
-    rows = table["rows"]
-    columns = [name for name in dict.fromkeys(key for row in rows for key in row)]
-    columns = [name for name in columns if name not in ("rounds", "command")]
-    lines = [columns, *([cell(row.get(name)) for name in columns] for row in rows)]
-    return f"{table['title']}\n{text_table(lines, num_texts=1)}"
+def table_text(table: Table) -> str:
+    """Return a table with its title: a column per entry of its rows."""
+    columns = list(dict.fromkeys(key for row in table.rows for key in row))
+    lines = [columns, *([cell(row.get(name)) for name in columns] for row in table.rows)]
+    return f"{table.title}\n{text_table(lines, num_texts=1)}"
 
 
 def cell(value: Any) -> str:
@@ -565,5 +459,5 @@ def cell(value: Any) -> str:
 
 
 def say(text: str) -> None:
-    """Print progress with the seconds since the program's start."""
-    print(f"[{time.monotonic() - START_TIME:5.0f} s] {text}", file=sys.stderr, flush=True)
+    """Print progress."""
+    print(text, file=sys.stderr, flush=True)

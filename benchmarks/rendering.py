@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,8 +21,8 @@ import numpy as np
 from benchmarks.measuring import (
     Pacer,
     Program,
+    Table,
     Variant,
-    call_of,
     positive,
     rows_of,
     say,
@@ -77,7 +76,7 @@ def render_in_windows(
         env.reset(seed=0)
         data = env.unwrapped.data
         render = env.draw
-    pacer = Pacer(steps, settle, about={"image": render().ravel().tolist()})
+    pacer = Pacer(steps, settle, about={"image": render().copy()})
     while pacer.tick():
         mujoco.mj_step(data.model, data)
         render()
@@ -86,7 +85,7 @@ def render_in_windows(
 # ---- the comparison ----
 
 
-def compare(task: str, options: argparse.Namespace) -> dict[str, Any]:
+def compare(task: str, options: argparse.Namespace) -> Table:
     """Let the variants take turns; return a table."""
     say(task)
     shared = {
@@ -96,13 +95,9 @@ def compare(task: str, options: argparse.Namespace) -> dict[str, Any]:
         "steps": options.frames,
         "settle": options.settle,
     }
-    variants = [
-        Variant(kind, call_of(render_in_windows, {"kind": kind, **shared}))
-        for kind in options.variants
-    ]
+    variants = [Variant(kind, render_in_windows, kind=kind, **shared) for kind in options.variants]
     seconds = take_turns(variants, options.rounds, options.frames)
-    shape = (options.size, options.size, 3)
-    images = {one.name: np.reshape(one.about["image"], shape) for one in variants}
+    images = {one.name: one.about["image"].astype(int) for one in variants}
     rows = rows_of(seconds, ["dm_control"], rate="frames/s")
     for row in rows:
         if "dm_control" in images:
@@ -110,12 +105,12 @@ def compare(task: str, options: argparse.Namespace) -> dict[str, Any]:
             row["mean difference of 255"] = float(difference.mean())
     renderer = options.renderer or "own library"
     title = f"{task}: ms per frame of {options.size} x {options.size}, {renderer}"
-    return {"title": title, "task": task, "rows": rows}
+    return Table(title, rows)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> list[Table]:
     """Return the tables."""
-    return {"tables": [compare(task, options) for task in options.tasks]}
+    return [compare(task, options) for task in options.tasks]
 
 
 program = Program("rendering", __doc__, add_options, measure, _check)
@@ -123,4 +118,4 @@ options_of = program.options_of
 main = program.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +30,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from benchmarks.measuring import (
     SB3,
     Program,
+    Table,
     positive,
     ratios,
     rows_of,
@@ -140,7 +140,7 @@ def vector_step(num_tasks: int, one_hot: bool = False) -> tuple[npt.NDArray, ...
     return observation_ED, action_EA, reward_E, next_ED, np.zeros(num_tasks, np.bool_)
 
 
-def sampling_tables(num_tasks: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+def sampling_tables(num_tasks: int, options: argparse.Namespace) -> list[Table]:
     """Return the tables of adding and of sampling."""
     say(f"{num_tasks} tasks: filling")
     capacity = options.capacity or 200_000
@@ -173,16 +173,16 @@ def sampling_tables(num_tasks: int, options: argparse.Namespace) -> list[dict[st
             row[f"share of an update {precision}"] = share
     where = f"{num_tasks} tasks, {capacity:,} transitions, on {options.device}"
     return [
-        {"title": f"us to add a vector step; {where}", "rows": add_rows},
-        {"title": f"us to sample a batch of {batch_size:,}; {where}", "rows": sample_rows},
-        {"title": "ms per update of SAC", "rows": rows_of(updated)},
+        Table(f"us to add a vector step; {where}", add_rows),
+        Table(f"us to sample a batch of {batch_size:,}; {where}", sample_rows),
+        Table("ms per update of SAC", rows_of(updated)),
     ]
 
 
 # ---- saving ----
 
 
-def saving_table(options: argparse.Namespace) -> dict[str, Any]:
+def saving_table(options: argparse.Namespace) -> Table:
     """Return the table of saving and loading a replay of MT10's sizes."""
     capacity = options.capacity or MILLION
     rounds = []
@@ -193,9 +193,9 @@ def saving_table(options: argparse.Namespace) -> dict[str, Any]:
     for what in rounds[0]:
         values = [found[what] for found in rounds]
         name, _, unit = what.rpartition(", ")
-        row = {"variant": name, "s": spread(values), "rounds": values}
-        rows.append(row if unit == "s" else {"variant": name, "MiB": statistics.median(values)})
-    return {"title": f"saving and loading {capacity:,} transitions of MT10", "rows": rows}
+        value: Any = spread(values) if unit == "s" else statistics.median(values)
+        rows.append({"variant": name, unit: value})
+    return Table(f"saving and loading {capacity:,} transitions of MT10", rows)
 
 
 def measure_saving(folder: Path, capacity: int) -> dict[str, float]:
@@ -269,19 +269,19 @@ def used(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> list[Table]:
     """Return the tables."""
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     keep_freed_memory()  # as a run does; all variants gain from it
     np.random.seed(0)  # Stable-Baselines3 samples with the global generator
-    tables: list[dict[str, Any]] = []
+    tables: list[Table] = []
     if "sampling" in options.parts:
         for number in options.tasks:
             tables += sampling_tables(number, options)
     if "saving" in options.parts:
         tables.append(saving_table(options))
-    return {"tables": tables}
+    return tables
 
 
 program = Program(
@@ -291,4 +291,4 @@ options_of = program.options_of
 main = program.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

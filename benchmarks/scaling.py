@@ -4,70 +4,57 @@ Every rank computes with one thread on a core of its own, where there are enough
 ranks share them, and the rows show the cost of sharing. Parts (``--parts``):
 
   updates  one update of SAC as in configs/experiment/mtmhsac.yaml with several ranks: strong
-           scaling (they share one batch) and weak scaling (a batch for each), split into compute,
-           reduction, and waiting for other ranks
-  methods  bytes and messages that each gradient method reduces in an update, with its time
+           scaling (they share one batch) and weak scaling (a batch for each)
+  methods  an update with each gradient method
   runs     whole runs through the command line; every rank has the environments and the batch of the
            one process beside it, and no workers
 
 Groups of ranks are started once and take turns. With ``--device cuda`` each rank has a GPU of its
-own, for which it waits at the begin and the end of each exchange.
+own.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import json
 import os
 import socket
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from benchmarks.measuring import (
-    PIPE,
+    Pacer,
     Program,
+    Table,
     Variant,
     alternate,
-    call_of,
     positive,
     ratios,
     rows_of,
     say,
     spread,
     started,
-    synchronize,
     take_turns,
+    timed,
 )
 from benchmarks.updates import GRADIENTS, Work, direct_of
-from benchmarks.whole_runs import NO_INTERVALS, paced_arguments
-from mtrl_lightning.cores import usable_cores
+from benchmarks.whole_runs import NO_INTERVALS, train_ours
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.strategy import backend_for
 from mtrl_lightning.resources import keep_freed_memory
 
 PARTS = ("updates", "methods", "runs")
-SHARES = ("compute", "reduction", "waiting")
 WARMUP = 1_000
 """Random env steps of a rank of a whole run."""
 SETTLE = 5
 """Updates of a whole run before its first window."""
-MESSAGES = ("all_reduce", "all_gather", "broadcast")
-"""Functions of ``torch.distributed`` that an update calls."""
-EXCHANGES = ("average", "average_gradients", "gather_tensor", "largest")
-"""Functions of ``mtrl_lightning.ranks.distributed`` that call them, and copy the tensors."""
 RUNS = {"experiment/mtmhsac": (1280, 1, 10), "quickstart": (192, 6, 80)}
 """Batch size and environments per task of a rank of a whole run, and vector steps of a window."""
 
@@ -91,16 +78,13 @@ def _check(options: argparse.Namespace) -> None:
     for size in options.ranks:
         if options.rows % size:
             raise ConfigurationError(
-                f"--rows {options.rows} cannot be shared out among {size} ranks: give a multiple"
+                f"--rows {options.rows} cannot be divided among {size} ranks: give a multiple"
             )
     if options.device == "cuda" and max(options.ranks) > torch.cuda.device_count():
         raise ConfigurationError(
             f"--ranks {max(options.ranks)} needs as many GPUs, and there are"
             f" {torch.cuda.device_count()}: give fewer, or --device cpu"
         )
-    for size in options.ranks:
-        if size > usable_cores():
-            options.notes.append(f"{size} ranks share {usable_cores()} cores: no scaling to see")
 
 
 # ---- the processes: a group of ranks ----
@@ -117,7 +101,7 @@ def start_ranks(size: int) -> int:
     rank = 0
     for other in range(1, size):
         if os.fork() == 0:
-            os.close(int(os.environ[PIPE]))  # the first rank alone writes to it
+            Pacer.connection.close()  # only the first rank uses it
             rank = other
             break
     numbers = {  # as torchrun sets them
@@ -143,21 +127,19 @@ def use_one_core(rank: int) -> None:
     torch.set_num_threads(1)
 
 
-def run_ranks(size: int, arguments: list[str]) -> None:
+def run_ranks(size: int, config: str, options: Mapping[str, Any], steps: int, settle: int) -> None:
     """Train with several ranks through the command line, as ``torchrun`` starts it."""
     start_ranks(size)
-    from mtrl_lightning.__main__ import main as command_line
-
-    command_line(arguments)
+    train_ours(config, options, steps, settle)
 
 
-def serve_ranks(size: int, device: str, works: dict[str, dict[str, Any]]) -> None:
-    """Answer the requests on the first rank's standard input with lines of JSON, until it ends.
+def serve_ranks(size: int, device: str, works: dict[str, tuple[Work, str]]) -> None:
+    """Answer the first rank's requests, each the name of a work and a number of updates.
 
     Args:
         size: number of ranks.
         device: kind of device of each.
-        works: the updates by name, each with the options of ``Work``, and ``gradient``.
+        works: the updates by name, each with its gradient method.
     """
     rank = start_ranks(size)
     keep_freed_memory()  # as a run does
@@ -165,113 +147,21 @@ def serve_ranks(size: int, device: str, works: dict[str, dict[str, Any]]) -> Non
         torch.cuda.set_device(rank)
     if size > 1:
         dist.init_process_group(backend_for(torch.device(device)))
-    log = ExchangeLog()
-    updates = {}
-    for name, options in works.items():
-        method = options.pop("gradient")
-        updates[name] = direct_of(Work(**options), method)
-    target = int(os.environ[PIPE]) if rank == 0 else os.open(os.devnull, os.O_WRONLY)
-    out = os.fdopen(target, "w", buffering=1)
-    out.write("{}\n")
-    while line := distributed.broadcast(sys.stdin.readline() if rank == 0 else ""):
-        request = json.loads(line)
-        measured = update_window(updates[request["work"]], request["times"], log)
-        out.write(json.dumps(measured) + "\n")
-
-
-class ExchangeLog:
-    """Note when this rank begins and ends each exchange, and its messages and bytes.
-
-    It replaces functions of ``torch.distributed`` and of ``mtrl_lightning.ranks.distributed``.
-    """
-
-    def __init__(self) -> None:
-        self.times: list[tuple[float, float]] = []
-        self.messages: list[int] = []
-        """Bytes of each."""
-        self._depth = 0
-        for name in MESSAGES:
-            setattr(dist, name, self._noting(getattr(dist, name), is_message=True))
-        for name in EXCHANGES:
-            setattr(distributed, name, self._noting(getattr(distributed, name), is_message=False))
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.times = []
-        self.messages = []
-
-    def _noting(self, function: Callable[..., Any], is_message: bool) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def noting(*arguments: Any, **options: Any) -> Any:
-            if is_message:
-                tensor = next(one for one in arguments if isinstance(one, Tensor))
-                self.messages.append(tensor.nbytes)
-            self._depth += 1
-            synchronize()
-            begin = time.perf_counter()
-            result = function(*arguments, **options)
-            synchronize()
-            self._depth -= 1
-            if self._depth == 0:
-                self.times.append((begin, time.perf_counter()))
-            return result
-
-        return noting
-
-
-def split_window(
-    seconds_N: list[float], times_NX2: list[list[tuple[float, float]]]
-) -> dict[str, float]:
-    """Split the seconds of a window into ``compute``, ``reduction`` and ``waiting``.
-
-    An exchange starts when the last rank has begun it: until then the others wait. From then on
-    until a rank ends it is reduction, with the copying of tensors. Everything else is compute. All
-    three are means over the ranks.
-
-    Args:
-        seconds_N: of the window, on each rank.
-        times_NX2: when each rank has begun and ended each exchange.
-    """
-    seconds = float(np.mean(seconds_N))
-    times = np.array(times_NX2).reshape(len(seconds_N), -1, 2)
-    last_X = times[:, :, 0].max(0)
-    waiting = float((last_X - times[:, :, 0]).sum(1).mean())
-    # a rank that is late to read may leave before another one enters the next exchange
-    reduction = float((times[:, :, 1] - last_X).clip(min=0).sum(1).mean())
-    return {
-        "compute": seconds - waiting - reduction,
-        "reduction": reduction,
-        "waiting": waiting,
-    }
-
-
-def update_window(update: Callable[[], Any], times: int, log: ExchangeLog) -> dict[str, Any]:
-    """Make updates together with the other ranks; return the window's ``seconds``.
-
-    Per update: ``shares``, the seconds of ``split_window``, ``bytes`` and ``messages``.
-    """
-    distributed.total(0)
-    log.clear()
-    begin = time.perf_counter()
-    for _ in range(times):
-        update()
-    synchronize()
-    seconds = time.perf_counter() - begin
-    messages = log.messages
-    seconds_N, times_NX2 = map(list, zip(*distributed.gather((seconds, log.times)), strict=True))
-    parts = split_window(seconds_N, times_NX2)  # type: ignore[arg-type]
-    return {
-        "seconds": seconds,
-        "shares": {key: value / times for key, value in parts.items()},
-        "bytes": sum(messages) / times,
-        "messages": len(messages) / times,
-    }
+    updates = {name: direct_of(work, method) for name, (work, method) in works.items()}
+    if rank == 0:
+        Pacer.connection.send({})
+    while True:
+        name, times = distributed.broadcast(Pacer.connection.recv() if rank == 0 else "")
+        distributed.total(0)  # all start together
+        seconds = timed(updates[name], times)()
+        if rank == 0:
+            Pacer.connection.send({"seconds": seconds})
 
 
 # ---- updates and gradient methods ----
 
 
-def works_of(size: int, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def works_of(size: int, options: argparse.Namespace) -> dict[str, tuple[Work, str]]:
     """Return the updates that a group of ranks makes, by name.
 
     ``weak`` has the whole batch on every rank, ``strong`` a share of it; the gradient methods are
@@ -280,71 +170,60 @@ def works_of(size: int, options: argparse.Namespace) -> dict[str, dict[str, Any]
     batch_size = options.rows * options.tasks
     base = Work(options.tasks, batch_size, options.width, options.depth, options.device, threads=1)
     shared = replace(base, batch_size=base.batch_size // size)
-    works = {"weak": asdict(base) | {"gradient": "mean"}}
+    works = {"weak": (base, "mean")}
     if size > 1:
-        works["strong"] = asdict(shared) | {"gradient": "mean"}
+        works["strong"] = (shared, "mean")
     if size == options.ranks[1] and "methods" in options.parts:
-        works |= {name: asdict(base) | {"gradient": name} for name in GRADIENTS}
+        works |= {name: (base, name) for name in GRADIENTS}
     return works
 
 
-def rows_of_updates(
+def seconds_of_updates(
     works: Mapping[str, tuple[int, str]],
     times: int,
     groups: Mapping[int, Variant],
     options: argparse.Namespace,
-) -> list[dict[str, Any]]:
-    """Let groups update in turn; return a row per variant with the parts of its time.
+) -> dict[str, list[float]]:
+    """Let groups update in turn; return the seconds per update of each variant.
 
     ``works`` has the number of ranks and the name of the work, by variant.
     """
-    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in works}
 
-    def window(name: str, number: int) -> float:
-        size, work = works[name]
-        answer = groups[size].ask(json.dumps({"work": work, "times": number}))
-        answers[name].append(answer)
-        return answer["seconds"] / number
+    def window(size: int, work: str, number: int) -> float:
+        return groups[size].ask((work, number))["seconds"]
 
-    for name, found in answers.items():
-        window(name, 1)  # memory is touched, code is loaded
-        found.clear()
-    windows = {name: partial(window, name, times) for name in works}
-    rows = rows_of(alternate(windows, options.rounds))
-    for row in rows:
-        found = answers[row["variant"]]
-        for share in SHARES:
-            row[f"ms {share}"] = spread([one["shares"][share] * 1e3 for one in found])
-        row["bytes"] = found[-1]["bytes"]
-        row["messages"] = found[-1]["messages"]
-    return rows
+    for size, work in works.values():
+        window(size, work, 1)  # memory is touched, code is loaded
+    windows = {name: partial(window, *work, times) for name, work in works.items()}
+    return alternate(windows, options.rounds)
 
 
-def updates_table(groups: Mapping[int, Variant], options: argparse.Namespace) -> dict[str, Any]:
+def updates_table(groups: Mapping[int, Variant], options: argparse.Namespace) -> Table:
     """Return the table of strong and weak scaling."""
     say("updates")
     works = {"1 rank": (1, "weak")}
     for how in ("strong", "weak"):
         works |= {f"{size} ranks, {how}": (size, how) for size in options.ranks[1:]}
-    rows = rows_of_updates(works, options.updates, groups, options)
-    one = rows[0]["rounds"]
+    seconds = seconds_of_updates(works, options.updates, groups, options)
+    rows = rows_of(seconds)
     for row, (size, how) in zip(rows, works.values(), strict=True):
         batches = size if how == "weak" else 1
         row["batch"] = batches * options.rows * options.tasks
         row["times the rows/s of 1 rank"] = ratios(
-            [batches * value for value in one], row["rounds"]
+            [batches * value for value in seconds["1 rank"]], seconds[row["variant"]]
         )
     title = f"ms per update, {options.tasks} tasks, {options.depth} x {options.width}"
-    return {"title": title, "rows": rows}
+    return Table(title, rows)
 
 
-def methods_table(groups: Mapping[int, Variant], options: argparse.Namespace) -> dict[str, Any]:
+def methods_table(groups: Mapping[int, Variant], options: argparse.Namespace) -> Table:
     """Return the table of gradient methods, with the first number of several ranks."""
     say("gradient methods")
     size = options.ranks[1]
     works = {name: (size, name) for name in GRADIENTS}
-    rows = rows_of_updates(works, max(1, options.updates // 3), groups, options)
-    return {"title": f"gradient methods, {size} ranks, weak scaling: ms per update", "rows": rows}
+    seconds = seconds_of_updates(works, max(1, options.updates // 3), groups, options)
+    title = f"gradient methods, {size} ranks, weak scaling: ms per update"
+    return Table(title, rows_of(seconds, ["mean"]))
 
 
 # ---- whole runs ----
@@ -357,7 +236,7 @@ def runs_of(options: argparse.Namespace, folder: Path) -> dict[tuple[str, int], 
         batch_size, envs_per_task, steps = RUNS[config]
         for size in options.ranks:
             given = {
-                "root": folder,
+                "root": str(folder),
                 "name": f"{Path(config).name}_{size}",
                 "trainer.accelerator": "gpu" if options.device == "cuda" else "cpu",
                 "trainer.devices": size,
@@ -369,13 +248,19 @@ def runs_of(options: argparse.Namespace, folder: Path) -> dict[tuple[str, int], 
                 "rollout.warmup_steps": size * WARMUP,
                 **NO_INTERVALS,
             }
-            arguments = paced_arguments(config, given, steps, SETTLE)
-            command = call_of(run_ranks, {"size": size, "arguments": arguments})
-            runs[config, size] = Variant(f"{Path(config).name}, {size} ranks", command)
+            runs[config, size] = Variant(
+                f"{Path(config).name}, {size} ranks",
+                run_ranks,
+                size=size,
+                config=config,
+                options=given,
+                steps=steps,
+                settle=SETTLE,
+            )
     return runs
 
 
-def runs_table(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def runs_table(options: argparse.Namespace, folder: Path) -> Table:
     """Return the table of whole runs."""
     say("whole runs")
     runs = runs_of(options, folder)
@@ -389,24 +274,29 @@ def runs_table(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         row["env steps/s"] = spread([variant.about["environments"] / value for value in own])
         row["times the steps/s of 1 rank"] = ratios(one, own)
         row["shares of the time"] = variant.shares()
-    return {"title": "ms per vector step of whole runs", "rows": rows}
+    return Table("ms per vector step of whole runs", rows)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> list[Table]:
     """Return the tables."""
     tables = []
     parts = {"updates": updates_table, "methods": methods_table}
     if {*parts} & {*options.parts}:
         groups = {}
         for size in options.ranks:
-            given = {"size": size, "device": options.device, "works": works_of(size, options)}
-            groups[size] = Variant(f"{size} ranks", call_of(serve_ranks, given))
+            groups[size] = Variant(
+                f"{size} ranks",
+                serve_ranks,
+                size=size,
+                device=options.device,
+                works=works_of(size, options),
+            )
         with started(list(groups.values())):
             tables += [parts[part](groups, options) for part in parts if part in options.parts]
     if "runs" in options.parts:
         with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
             tables.append(runs_table(options, Path(folder)))
-    return {"tables": tables}
+    return tables
 
 
 program = Program("scaling", __doc__, add_options, measure, _check, device=True)
@@ -414,4 +304,4 @@ options_of = program.options_of
 main = program.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

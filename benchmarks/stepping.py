@@ -1,50 +1,38 @@
-"""How fast environments are built and stepped, and their memory, beside Gymnasium's and EnvPool's.
+"""How fast environments are built and stepped, and their memory, compared with Gymnasium's.
 
   ours       our VectorEnv with several numbers of workers (0: in the learner's process)
-  original   the same with the suite's own code in place of our faster code
+  original   the same with the suite's own code instead of our faster code
   sync       gymnasium.make_vec of MetaWorld, or SyncVectorEnv of Shimmy's wrapper of dm_control
   async      likewise, each environment in a process of its own
-  envpool    EnvPool's MetaWorld in C++, a pool for each task (pip install envpool); not by default
 
 All step random actions with the same protocol (MetaWorld: reward v2, horizon 500, 50 goals per
 task; dm_control: horizon 1000, no action repeat). Each variant is a process. "stepping" and "code"
 split the gain over async: by our VectorEnv with the suite's own code, and by our faster code.
 Memory is the proportional set size: pages that processes share are counted once.
-
---code measures MetaWorld's step outside of the physics: observation, reward, info and wrappers, of
-the variants ours and original. Environments are paused at moments of an episode of the scripted
-policy, where MuJoCo's functions are replaced by ones that do nothing, and are then stepped there.
-Times are of the processor, so that other work on the same core does not count; both take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from benchmarks.environments import NAMED, EnvPoolTasks, metaworld_vector, names_of, suite_vector
+from benchmarks.environments import NAMED, metaworld_vector, names_of, suite_vector
 from benchmarks.measuring import (
     Pacer,
     Program,
+    Table,
     Variant,
-    alternate,
-    call_of,
     positive,
     proportional_set_size,
     ratios,
     rows_of,
     say,
-    spread,
     take_turns,
 )
 from mtrl_lightning.cores import usable_cores
@@ -56,10 +44,9 @@ from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
-KINDS = ("ours", "original", "sync", "async", "envpool")
+KINDS = ("ours", "original", "sync", "async")
 SYNC = "gymnasium sync"
 ASYNC = "gymnasium async"
-ENVPOOL = "envpool"
 TASKS = {"metaworld": [1, 10, 25, 50], "dm_control": [1, 19, 21]} | {
     name: [len(family.train + family.interpolation + family.extrapolation)]
     for name, family in FAMILIES.items()
@@ -67,22 +54,6 @@ TASKS = {"metaworld": [1, 10, 25, 50], "dm_control": [1, 19, 21]} | {
 """Numbers of tasks of the tables, the last one the largest, by benchmark."""
 ACTIONS = 64
 """Random actions of a vector step that are used in turn."""
-FAST = {"original": False, "ours": True}
-"""Whether the environments of a variant are the faster ones."""
-GRASPING = ["pick-place", "peg-insert-side", "push", "assembly", "basketball", "hammer"]
-"""Tasks with a grasp, whose rewards take longest."""
-CODE_TASKS = [*GRASPING, "bin-picking", "reach", "door-open"]
-"""Tasks whose code is measured."""
-MOMENTS = 8
-"""Of an episode, at which steps without physics are made."""
-CODE_STEPS = 200
-"""Steps at each moment in a round."""
-PHYSICS = ("mj_step", "mj_forward", "mj_rnePostConstraint")
-"""MuJoCo's functions that a step calls."""
-STEPS_BETWEEN = 8
-"""Steps of the episode between two moments: with 8 of them the last ones hold the object."""
-SMALL = 0.3
-"""Scale of the hand's motion at a moment, so that it is not clipped at the edge of its space."""
 
 
 def add_options(add: Callable[..., Any]) -> None:
@@ -94,12 +65,9 @@ def add_options(add: Callable[..., Any]) -> None:
     add("--envs_per_task", type=positive, default=1, help="of ours and original")
     text = "of ours, each a variant; original has the last"
     add("--workers", nargs="+", type=int, default=workers, help=text)
-    text = "what takes turns; envpool alone is not measured by default"
-    add("--variants", nargs="+", choices=KINDS, default=list(KINDS[:-1]), help=text)
+    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="what takes turns")
     add("--env_steps", type=positive, default=2_000, help="of a window, over all environments")
     add("--settle", type=int, default=20, help="vector steps before the first window")
-    text = "measure the step outside of the physics, of these tasks; without a name, of nine"
-    add("--code", nargs="*", metavar="TASK", help=text)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -107,12 +75,8 @@ def _check(options: argparse.Namespace) -> None:
     options.tasks = options.tasks or numbers
     if max(options.tasks) > max(numbers):
         raise ConfigurationError(f"--tasks takes numbers from 1 to {max(numbers)}")
-    if options.envs_per_task > 1 and not {*options.variants} <= {*FAST}:
+    if options.envs_per_task > 1 and not {*options.variants} <= {*KINDS[:2]}:
         raise ConfigurationError("--envs_per_task is for --variants ours original")
-    if "envpool" in options.variants:
-        if options.benchmark != "metaworld":
-            raise ConfigurationError("--variants envpool is for --benchmark metaworld")
-        import_optional("envpool", "envpool", "leave it out with --variants ours async")
     if options.benchmark in FAMILIES and options.tasks != numbers:
         raise ConfigurationError(f"--tasks is {max(numbers)} for a family, all of its tasks")
 
@@ -176,9 +140,6 @@ def build(
     kind: str, benchmark: str, tasks: list[str], workers: int, envs_per_task: int = 1
 ) -> tuple[Any, Callable[[Any], Any]]:
     """Return the environments of a variant, and the function that steps them."""
-    if kind == "envpool":
-        pools = EnvPoolTasks(tasks)
-        return pools, pools.step
     if kind in ("sync", "async"):
         strategy: Any = kind
         if benchmark == "metaworld":
@@ -222,7 +183,6 @@ def variants_of(number: int, steps: int, options: argparse.Namespace) -> list[Va
     if "original" in options.variants:
         kinds[f"original, {workers[-1]} workers"] = ("original", workers[-1])
     kinds |= {f"gymnasium {k}": (k, 0) for k in ("sync", "async") if k in options.variants}
-    kinds |= {ENVPOOL: ("envpool", 0)} if "envpool" in options.variants else {}
     shared = {
         "benchmark": options.benchmark,
         "tasks": tasks_of(number, options.benchmark),
@@ -231,24 +191,24 @@ def variants_of(number: int, steps: int, options: argparse.Namespace) -> list[Va
         "settle": options.settle,
     }
     return [
-        Variant(name, call_of(step_in_windows, {"kind": kind, "workers": value, **shared}))
+        Variant(name, step_in_windows, kind=kind, workers=value, **shared)
         for name, (kind, value) in kinds.items()
     ]
 
 
-def compare(number: int, options: argparse.Namespace) -> dict[str, Any]:
+def compare(number: int, options: argparse.Namespace) -> Table:
     """Let the variants take turns; return a table."""
     say(f"{number} tasks")
     num_envs = number * options.envs_per_task
     steps = max(5, options.env_steps // num_envs)
     variants = variants_of(number, steps, options)
     seconds = take_turns(variants, options.rounds, steps)
-    rows = rows_of(seconds, [SYNC, ASYNC, ENVPOOL], rate="env steps/s", amount=num_envs)
+    rows = rows_of(seconds, [SYNC, ASYNC], rate="env steps/s", amount=num_envs)
     for row, variant in zip(rows, variants, strict=True):
         row |= split_gain(variant.name, seconds)
         row |= variant.about
     title = f"{options.benchmark}, {number} tasks, {num_envs} environments"
-    return {"title": f"{title}, windows of {steps} vector steps", "rows": rows}
+    return Table(f"{title}, windows of {steps} vector steps", rows)
 
 
 def split_gain(name: str, seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
@@ -272,86 +232,9 @@ def split_gain(name: str, seconds: Mapping[str, Sequence[float]]) -> dict[str, d
     }
 
 
-# ---- the step outside of the physics ----
-
-
-def paused(name: str, fast: bool) -> list[tuple[Any, Any]]:
-    """Return environments at moments of an episode, each with an action.
-
-    Args:
-        name: of the task.
-        fast: whether they are the faster ones.
-    """
-    benchmark = MetaWorld([name], num_goals=1, fast=fast)
-    policies = import_optional("metaworld.policies", "metaworld").ENV_POLICY_MAP
-    scenes = []
-    for moment in range(MOMENTS):
-        env = benchmark.make_env(0, "eval", 0)
-        policy = policies[benchmark.task_names[0]]()
-        observation, _ = env.reset(seed=0)
-        for _ in range(1 + moment * STEPS_BETWEEN):
-            action = _action(policy, observation)
-            observation = env.step(action)[0]
-        action = _action(policy, observation).clip(-1, 1)
-        action[:3] *= SMALL
-        scenes.append((env, action))
-    return scenes
-
-
-def _action(policy: Any, observation: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return policy.get_action(observation).astype(np.float32)
-
-
-@contextmanager
-def without_physics() -> Iterator[None]:
-    """Replace MuJoCo's functions by ones that do nothing."""
-    import mujoco
-
-    kept = {name: getattr(mujoco, name) for name in PHYSICS}
-    for name in PHYSICS:
-        setattr(mujoco, name, lambda *_, **__: None)
-    try:
-        yield
-    finally:
-        for name, function in kept.items():
-            setattr(mujoco, name, function)
-
-
-def seconds_of_code(scenes: Sequence[tuple[Any, Any]]) -> float:
-    """Return the processor's seconds of a step, the mean over all scenes."""
-    total = 0.0
-    for env, action in scenes:
-        env.unwrapped.curr_path_length = 0
-        start = time.process_time()
-        for _ in range(CODE_STEPS):
-            env.step(action)
-        total += time.process_time() - start
-    return total / (CODE_STEPS * len(scenes))
-
-
-def code_row(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the row of a task."""
-    say(name)
-    variants = [one for one in options.variants if one in FAST]
-    scenes = {one: paused(name, FAST[one]) for one in variants}
-    with without_physics():
-        measures = {one: partial(seconds_of_code, some) for one, some in scenes.items()}
-        seconds = alternate(measures, options.rounds)
-    row: dict[str, Any] = {"task": name}
-    row |= {f"{one}, us": spread([1e6 * value for value in seconds[one]]) for one in seconds}
-    if len(seconds) == len(FAST):
-        row["times as fast"] = ratios(*(seconds[one] for one in FAST))
-    return row
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> list[Table]:
     """Return the tables."""
-    if options.code is None:
-        return {"tables": [compare(number, options) for number in options.tasks]}
-    rows = [code_row(name, options) for name in options.code or CODE_TASKS]
-    return {"tables": [{"title": "processor time of a step without physics", "rows": rows}]}
+    return [compare(number, options) for number in options.tasks]
 
 
 program = Program("stepping", __doc__, add_options, measure, _check)
@@ -359,4 +242,4 @@ options_of = program.options_of
 main = program.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -24,11 +24,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -43,13 +42,13 @@ from torch.optim import Optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.baselines import Hyperparameters, PlainBatch, PlainSAC, make_sb3_sac
+from benchmarks.baselines import PlainBatch, PlainSAC, make_sb3_sac
 from benchmarks.measuring import (
     SB3,
     Pacer,
     Program,
+    Table,
     Variant,
-    call_of,
     positive,
     ratios,
     rows_of,
@@ -326,7 +325,6 @@ def sb3_of(work: Work) -> Callable[[], Any]:
         _Spaces(work.tasks),
         work.width,
         work.depth,
-        Hyperparameters(),
         buffer_size=20_000,
         batch_size=work.batch_size,
         device=work.device,
@@ -356,23 +354,22 @@ PROGRAMS: dict[str, Callable[[Work], Callable[[], Any]]] = {
 }
 
 
-def update_in_windows(kind: str, work: dict[str, Any]) -> None:
+def update_in_windows(kind: str, work: Work) -> None:
     """Make updates until no further window is requested; the function of a variant's process.
 
     Args:
         kind: ``trainer``, or a name in ``PROGRAMS``.
-        work: options of ``Work``.
+        work: sizes.
     """
-    given = Work(**work)
-    if given.threads is not None:
-        torch.set_num_threads(given.threads)
+    if work.threads is not None:
+        torch.set_num_threads(work.threads)
     if kind not in ("plain", "sb3"):
         keep_freed_memory()  # as a run of ours does
     if kind == "trainer":
-        train(given)
+        train(work)
         return
-    update = PROGRAMS[kind](given)
-    pacer = Pacer(given.steps, given.settle)
+    update = PROGRAMS[kind](work)
+    pacer = Pacer(work.steps, work.settle)
     while pacer.tick():
         update()
 
@@ -436,13 +433,12 @@ def variants_of(work: Work, options: argparse.Namespace) -> list[Variant]:
         for precision in options.precisions if kind != "sb3" else ["32-true"]:
             for how in options.compile if kind in ("direct", "trainer") else ["none"]:
                 name = f"{kind} {precision}{'' if how == 'none' else f', compile {how}'}"
-                given = asdict(replace(work, precision=precision, compile=how))
-                command = call_of(update_in_windows, {"kind": kind, "work": given})
-                variants.append(Variant(name, command))
+                chosen = replace(work, precision=precision, compile=how)
+                variants.append(Variant(name, update_in_windows, kind=kind, work=chosen))
     return variants
 
 
-def update_table(work: Work, options: argparse.Namespace) -> dict[str, Any]:
+def update_table(work: Work, options: argparse.Namespace) -> Table:
     """Let the variants take turns; return a table."""
     title = (
         f"{work.tasks} tasks, batch {work.batch_size}, {work.depth} x {work.width}, on"
@@ -459,7 +455,7 @@ def update_table(work: Work, options: argparse.Namespace) -> dict[str, Any]:
         if variant.name.startswith("trainer") and direct is not None:
             pairs = zip(seconds[variant.name], direct, strict=True)
             row["ms more than direct"] = spread([(a - b) * 1e3 for a, b in pairs])
-    return {"title": f"{title}: ms per update, windows of {work.steps}", "rows": rows}
+    return Table(f"{title}: ms per update, windows of {work.steps}", rows)
 
 
 # ---- parts whose variants share this process ----
@@ -467,7 +463,7 @@ def update_table(work: Work, options: argparse.Namespace) -> dict[str, Any]:
 
 def shared_table(
     title: str, calls: Mapping[str, Callable[[], Any]], times: int, rounds: int
-) -> dict[str, Any]:
+) -> Table:
     """Let updates take turns; return a table with multiples of the first one's time."""
     say(title)
     seconds = turns(calls, times, rounds)
@@ -475,10 +471,10 @@ def shared_table(
     rows = rows_of(seconds, [first], rate="updates/s")
     for row in rows:
         row[f"times {first}"] = ratios(seconds[row["variant"]], seconds[first])
-    return {"title": f"{title}: ms per update", "rows": rows}
+    return Table(f"{title}: ms per update", rows)
 
 
-def pixel_tables(encoder: str, size: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+def pixel_tables(encoder: str, size: int, options: argparse.Namespace) -> list[Table]:
     """Let encoders and methods that train one take turns; return the tables of the parts."""
 
     def update_of(precision: str, channels_last: bool, method: str) -> Callable[[], Any]:
@@ -621,10 +617,10 @@ def launches_table(work: Work) -> dict[str, Any]:
 # ---- the result ----
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> list[Table]:
     """Return the tables."""
     if options.launches:
-        return {"tables": [launches_table(work) for work in works_of(options)]}
+        return [Table(**launches_table(work)) for work in works_of(options)]
     tables = []
     if "update" in options.parts:
         tables += [update_table(work, options) for work in works_of(options)]
@@ -639,7 +635,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             tables.append(shared_table(title, calls, max(1, work.steps // 4), options.rounds))
     for encoder, size in ENCODINGS:
         tables += pixel_tables(encoder, size, options)
-    return {"tables": tables}
+    return tables
 
 
 program = Program(
@@ -649,4 +645,4 @@ options_of = program.options_of
 main = program.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,53 +35,45 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks import baselines
-from benchmarks.baselines import Job, PPOJob, SACJob, examination
+from benchmarks.baselines import Job, PPOJob, SACJob
 from benchmarks.environments import names_of, tasks_option
 from benchmarks.measuring import (
-    COMMAND,
     NEVER,
     SB3,
     Pacer,
     Program,
+    Table,
     Variant,
-    call_of,
-    environment,
     proportional_set_size,
     rows_of,
-    say,
     spread,
     take_turns,
 )
+from mtrl_lightning.__main__ import main as command_line
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.errors import ConfigurationError, import_optional
 
 CONFIGS = {"sac": "experiment/mtmhsac", "ppo": "experiment/mt10_cpu"}
-NOT_SIZES = {"seed", "updates", "num_episodes"}
-"""Fields of a job that differ from ours, which has those of its configuration."""
 JOBS: dict[str, type[Job]] = {"sac": SACJob, "ppo": PPOJob}
 NO_INTERVALS = dict.fromkeys(("evaluation.every", "metrics.every", "checkpoint.every"), NEVER)
 """Options of a run that never evaluates, logs or saves."""
 INTERVAL = 0.5
 """Seconds between two measurements of a run's memory."""
-STANDARD_ERROR = 2
-"""Where a run prints, since standard output is the result's."""
 
 
 class PaceCallback(Callback):
     """Let a training run make its updates in windows; one update is one step.
 
-    Of several processes the first alone waits and writes; the others wait for it to exchange.
+    Of several processes only the first waits; the others wait for it to exchange.
 
     Args:
         steps: updates of a window.
         settle: updates before the first window.
-        num_episodes: test episodes per task after each window; 0 for none.
     """
 
-    def __init__(self, steps: int, settle: int, num_episodes: int = 0) -> None:
+    def __init__(self, steps: int, settle: int) -> None:
         self._steps = steps
         self._settle = settle
-        self._num_episodes = num_episodes
         self._pacer: Pacer | None = None
 
     def on_train_batch_start(
@@ -92,76 +84,59 @@ class PaceCallback(Callback):
         if not trainer.is_global_zero:
             return
         if self._pacer is None:
-            self._pacer = self._make_pacer(trainer, pl_module)
+            counters = pl_module.counters
+            about = {"environments": counters.env_steps / max(1, counters.vector_steps)}
+            self._pacer = Pacer(self._steps, self._settle, pl_module.stopwatch.drain, about)
         if not self._pacer.tick():
             sys.exit(0)
 
-    def _make_pacer(self, trainer: Trainer, algorithm: Algorithm) -> Pacer:
-        counters = algorithm.counters
-        examine: Callable[[], dict[str, Any]] = dict
-        if self._num_episodes:
-            benchmark = trainer.datamodule.session.benchmark  # type: ignore[attr-defined]
-            examine = examination(
-                benchmark,
-                self._num_episodes,
-                algorithm,
-                lambda: (counters.env_steps, counters.updates),
-            )
-        about = {"environments": counters.env_steps / max(1, counters.vector_steps)}
-        return Pacer(self._steps, self._settle, algorithm.stopwatch.drain, about, examine)
+
+def train_ours(config: str, options: Mapping[str, Any], steps: int, settle: int) -> None:
+    """Train through the command line; the function of a variant's process."""
+    command_line(paced_arguments(config, options, steps, settle))
 
 
-def paced_arguments(
-    config: str | Path,
-    options: Mapping[str, Any],
-    steps: int,
-    settle: int,
-    num_episodes: int = 0,
-) -> list[str]:
+def paced_arguments(config: str, options: Mapping[str, Any], steps: int, settle: int) -> list[str]:
     """Return the words of a user's command line whose updates are made in windows.
 
     Args:
-        config: its YAML file, or its name.
+        config: its name.
         options: of the command line, without the dashes; besides them there is no progress bar and
             no end.
         steps: updates of a window.
         settle: updates before the first window.
-        num_episodes: test episodes per task after each window; 0 for none.
     """
-    pace = {"steps": steps, "settle": settle, "num_episodes": num_episodes}
+    pace = {"steps": steps, "settle": settle}
     callback = {"class_path": "benchmarks.whole_runs.PaceCallback", "init_args": pace}
     shared = {"trainer.enable_progress_bar": "false", "rollout.total_steps": NEVER}
     words = [f"--{name}={value}" for name, value in {**shared, **options}.items()]
-    return ["fit", "-c", str(config), *words, f"--trainer.callbacks+={json.dumps(callback)}"]
+    return ["fit", "-c", config, *words, f"--trainer.callbacks+={json.dumps(callback)}"]
 
 
 # ---- options ----
 
 
-def name_and_value(text: str) -> tuple[str, str]:
-    """Return the name and the value of an option of the command line."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text}: takes OPTION=VALUE, as rollout.num_workers=0")
-    return name, value
+def size(text: str) -> tuple[str, int]:
+    """Return the name and the value of a size."""
+    name, _, value = text.partition("=")
+    if not value.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text}: takes NAME=NUMBER, as width=32")
+    return name, int(value)
 
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the benchmark's own options."""
-    pairs: dict[str, Any] = {"nargs": "+", "type": name_and_value, "default": []}
     both = ["sync", "async"]
     add("--algorithm", choices=list(JOBS), default="sac", help="of all variants")
     add("--variants", nargs="+", choices=["ours", "sb3", "plain"], help="None: all")
     add("--tasks", nargs="+", default=["MT10"], help="MT10, MT25, MT50, or names")
-    text = "options with which ours is measured once more, as rollout.num_workers=0; give several"
-    add("--also", action="append", metavar="OPTION=VALUE", help=text, **pairs)
     text = "of the baselines' environments, each a variant"
     add("--vectors", nargs="+", choices=both, default=both, help=text)
     text = "that the baselines step, MetaWorld's or our faster ones, each a variant"
     choices = ["metaworld", "ours"]
     add("--baseline_environments", nargs="+", choices=choices, default=choices[:1], help=text)
     text = "other sizes of the work, fields of baselines.SACJob and PPOJob, such as width=32"
-    add("--sizes", metavar="NAME=VALUE", help=text, **pairs)
+    add("--sizes", nargs="+", type=size, default=[], metavar="NAME=NUMBER", help=text)
     text = "arguments of mtrl-lightning, whose peak of memory is measured; the last option"
     add("--memory_of", nargs=argparse.REMAINDER, metavar="ARGUMENT", help=text)
 
@@ -171,12 +146,10 @@ def _check(options: argparse.Namespace) -> None:
     if options.memory_of is not None:
         options.precisions = []  # those of the run
         return
-    known = {one.name for one in fields(JOBS[options.algorithm]) if one.type == "int"} - NOT_SIZES
-    for name, value in options.sizes:
-        if name not in known or not value.isdecimal():
-            raise ConfigurationError(
-                f"--sizes {name}={value}: give one of {', '.join(sorted(known))}, and a number"
-            )
+    known = {one.name for one in fields(JOBS[options.algorithm]) if one.type == "int"} - {"seed"}
+    for name, _ in options.sizes:
+        if name not in known:
+            raise ConfigurationError(f"--sizes {name}: give one of {', '.join(sorted(known))}")
     theirs = [name.split()[0] for name in baselines.TRAINERS if options.algorithm in name]
     options.variants = options.variants or ["ours", *theirs]
     for name in options.variants:
@@ -189,33 +162,23 @@ def _check(options: argparse.Namespace) -> None:
 
 def job_of(options: argparse.Namespace) -> Job:
     """Return the work that all variants do."""
-    given: dict[str, Any] = {name: int(value) for name, value in options.sizes}
-    for name in ("tasks", "device", "threads"):
-        given[name] = getattr(options, name)
-    return JOBS[options.algorithm](**given)
+    return JOBS[options.algorithm](
+        tasks=options.tasks, device=options.device, threads=options.threads, **dict(options.sizes)
+    )
 
 
 # ---- variants ----
 
 
-def differences_of_ours(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the command line's options in which the variants of ours differ, by their names."""
-    plain = [{"trainer.precision": precision} for precision in options.precisions]
-    variants = {}
-    for one in [*plain, *(one | dict(extra) for extra in options.also for one in plain)]:
-        words = [f"{name.rsplit('.', 1)[-1]} {value}" for name, value in one.items()]
-        variants[f"ours {', '.join(words).removeprefix('precision ')}"] = one
-    return variants
-
-
-def command_of_ours(job: Job, config: str, chosen: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return a user's command line with the sizes of the work."""
+def ours(job: Job, algorithm: str, precision: str, folder: Path) -> Variant:
+    """Return the variant of a user's command line with the sizes of the work."""
     options: dict[str, Any] = {
-        "root": folder,
+        "root": str(folder),
         "trainer.accelerator": "gpu" if job.device == "cuda" else "cpu",
         "data.benchmark.init_args.tasks": tasks_option(job.tasks),
         "data.benchmark.init_args.horizon": job.horizon,
         "rollout.envs_per_task": job.envs_per_task,
+        "trainer.precision": precision,
         **NO_INTERVALS,
     }
     for network in ("actor", "critic"):
@@ -232,8 +195,14 @@ def command_of_ours(job: Job, config: str, chosen: Mapping[str, Any], folder: Pa
         for name in ("num_steps", "num_epochs", "num_minibatches"):
             options[f"model.init_args.{name}"] = getattr(job, name)
         steps, settle = job.updates, job.settle * job.updates
-    arguments = paced_arguments(config, options | dict(chosen), steps, settle)
-    return [sys.executable, *COMMAND, *arguments]
+    return Variant(
+        f"ours {precision}",
+        train_ours,
+        config=CONFIGS[algorithm],
+        options=options,
+        steps=steps,
+        settle=settle,
+    )
 
 
 def variants_of(options: argparse.Namespace, folder: Path) -> list[Variant]:
@@ -241,21 +210,24 @@ def variants_of(options: argparse.Namespace, folder: Path) -> list[Variant]:
     job = job_of(options)
     variants = []
     if "ours" in options.variants:
-        for name, chosen in differences_of_ours(options).items():
-            command = command_of_ours(job, CONFIGS[options.algorithm], chosen, folder)
-            variants.append(Variant(name, command))
+        variants += [ours(job, options.algorithm, one, folder) for one in options.precisions]
     kinds = [name for name in options.variants if name != "ours"]
     for kind, environments, vector in product(
         kinds, options.baseline_environments, options.vectors
     ):
-        given = asdict(job) | {"vector": vector, "environments": environments}
-        command = call_of(baselines.train, {"kind": f"{kind} {options.algorithm}", "job": given})
         suffix = ", our environments" if environments == "ours" else ""
-        variants.append(Variant(f"{kind} {vector}{suffix}", command))
+        variants.append(
+            Variant(
+                f"{kind} {vector}{suffix}",
+                baselines.train,
+                kind=f"{kind} {options.algorithm}",
+                job=replace(job, vector=vector, environments=environments),
+            )
+        )
     return variants
 
 
-def speed_table(options: argparse.Namespace) -> dict[str, Any]:
+def speed_table(options: argparse.Namespace) -> Table:
     """Start all, let them take turns, and return the table."""
     job = job_of(options)
     with tempfile.TemporaryDirectory(prefix="whole_runs-") as folder:
@@ -265,51 +237,43 @@ def speed_table(options: argparse.Namespace) -> dict[str, Any]:
     references = [name for name in seconds if not name.startswith("ours")]
     rows = rows_of(seconds, references, unit)
     for row, one in zip(rows, variants, strict=True):
-        # ours may step more environments, by --also
-        env_steps = job.env_steps * one.about.get("environments", job.num_envs) / job.num_envs
-        row["env steps/s"] = spread([env_steps / value for value in seconds[one.name]])
+        row["env steps/s"] = spread([job.env_steps / value for value in seconds[one.name]])
         row["MiB"] = one.memory_mib
-        row["s until ready"] = one.ready_seconds
         row["shares of the time"] = one.shares()
-        row["command"] = one.command
     if isinstance(job, SACJob):
         window = f"ms per vector step with one update, windows of {job.steps}"
     else:
         assert isinstance(job, PPOJob)
         window = f"s per iteration of {job.env_steps:,} env steps and {job.updates} updates"
     title = f"{options.algorithm}, {' '.join(options.tasks)}, {job.depth} x {job.width}"
-    title = f"{title}, on {options.device}; {window}"
-    return {"title": title, "rows": rows}
+    return Table(f"{title}, on {options.device}; {window}", rows)
 
 
-def memory_table(arguments: Sequence[str]) -> dict[str, Any]:
+def memory_table(arguments: Sequence[str]) -> Table:
     """Return the table with the largest memory of all processes of a run together.
 
     Raises:
         subprocess.CalledProcessError: if the run fails.
     """
-    command = [sys.executable, *COMMAND, *arguments]
-    peak = shown = 0.0
+    command = [sys.executable, "-m", "mtrl_lightning", *arguments]
+    peak = 0.0
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=STANDARD_ERROR, env=environment()) as process:
+    with subprocess.Popen(command, stdout=sys.stderr) as process:
         while process.poll() is None:
             peak = max(peak, proportional_set_size(process.pid))
-            if peak > 1.1 * shown:
-                say(f"{peak:,.0f} MiB")
-                shown = peak
             # more often at the start: a short run would have ended before its second look
             time.sleep(min(INTERVAL, 0.1 * (time.perf_counter() - start)))
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
     seconds = time.perf_counter() - start
     row = {"run": " ".join(arguments), "peak MiB": peak, "s": seconds}
-    return {"title": "memory of a run", "rows": [row]}
+    return Table("memory of a run", [row])
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> list[Table]:
     """Return the table."""
     is_memory = options.memory_of is not None
-    return {"tables": [memory_table(options.memory_of) if is_memory else speed_table(options)]}
+    return [memory_table(options.memory_of) if is_memory else speed_table(options)]
 
 
 program = Program(
@@ -319,4 +283,4 @@ options_of = program.options_of
 main = program.main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mtrl_lightning.spec import EnvSpec
     from mtrl_lightning.video import record_videos
 
-__version__ = "0.2.0"
+__version__ = "0.1.0.dev0"
 
 _NAMES = {
     "algorithms": "Algorithm BehaviourCloning Distral PPO SAC TD3 Temperature",

@@ -5,16 +5,23 @@ starts the others once it has read this file.
 """
 
 import contextlib
-import csv
 import gc
 import io
 import os
 import sys
-from collections import Counter
 from functools import cache, lru_cache
-from pathlib import Path
 
 import pytest
+
+SLOWEST = (
+    "tests/test_readme.py",
+    "tests/test_notebooks.py",
+    "tests/test_configs.py",
+    "tests/test_ranks.py",
+    "tests/matrix/test_toy.py",
+    "tests/matrix/test_continuation.py",
+)
+"""The files whose slow tests take longest, the longest first."""
 
 # small networks gain nothing from threads, and lose much where other processes use the cores
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -48,18 +55,11 @@ def pytest_collection():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Begin with the slow files that take longest.
-
-    A process that ends early then waits for a short one.
-    """
+    """Start the longest files first, so that no worker waits for one at the end."""
     if config.option.markexpr != "slow":
         return
-    seconds = Counter()
-    with Path(__file__).with_name("durations.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["tier"] == "slow":
-                seconds[row["test"].partition("::")[0]] += float(row["seconds"])
-    items.sort(key=lambda item: -seconds[item.nodeid.partition("::")[0]])
+    ranks = {file: rank for rank, file in enumerate(SLOWEST)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(SLOWEST)))
 
 
 @pytest.fixture(autouse=True)

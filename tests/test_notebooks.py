@@ -13,8 +13,8 @@ from tests.helpers.command_line import ROOT
 
 pytestmark = pytest.mark.slow
 
-MAX_BYTES = 200_000
-"""Size of a notebook with its pictures."""
+MAX_BYTES = 20_000
+"""Size of a notebook, which is stored without images."""
 
 
 def check_first_run(text):
@@ -84,7 +84,6 @@ def test_notebook_runs_and_shows_what_it_says(name, tmp_path, monkeypatch):
     expected = NOTEBOOKS[name]
     path = ROOT / "notebooks" / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
-    assert num_pictures(notebook) == expected.num_pictures, "it is stored with what it shows"
     assert path.stat().st_size < MAX_BYTES
     if expected.package and importlib.util.find_spec(expected.package) is None:
         pytest.skip(f"{expected.package} is not installed")
