@@ -86,10 +86,4 @@ class Ensemble(nn.Module):
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map ``[B, D]`` and ``[B]`` to ``[Q, B, out_dim]``."""
-        from mtrl_lightning.networks.stacked import can_be_stacked, stacked_outputs
-
-        members = list(self.members)
-        on_gpu = x_BD.device.type != "cpu" and not torch.compiler.is_compiling()
-        if on_gpu and can_be_stacked(members, x_BD):
-            return stacked_outputs(members, x_BD, task_B)
         return torch.stack([member(x_BD, task_B) for member in self.members])
