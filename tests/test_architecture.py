@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollout": {"envs"},
     "video": {"envs", "rollout"},
     "replay": {"checkpoints"},
-    "demonstrations": {"envs", "rollout", "replay", "runs"},
+    "demonstrations": {"envs", "rollout", "runs"},
     "networks": set(),
     "gradients": set(),
     "auxiliaries": {"networks"},
