@@ -216,16 +216,13 @@ def started_runs() -> Iterator[tuple[str, list[list[str]]]]:
         starting = ["fit", *heads, more_tasks, *batch, "--init_from=RUN"]
         yield f"init_from {name}", [["fit", *heads], starting]
     collect = ["collect", "--policy=random", "--env=env/toy", "--episodes=3", "--num_workers=0"]
-    collect += [*DEMONSTRATIONS_FORMAT, "--folder=ROOT/collected"]
+    collect += ["--folder=ROOT/collected"]
     cloning = [*configs("bc"), *COMMON, NARROW[0], "--data.demonstrations=ROOT/collected"]
     cloning += ["--data.batch_size=48", "--rollout.total_steps=60", "--evaluation.every=20"]
     cloning += ["--metrics.every=10", "--checkpoint.every=20"]
     yield "bc", [collect, ["fit", *cloning]]
     resume = ["fit", "--resume=RUN", "--rollout.total_steps=60"]
     yield "resume bc", [collect, ["fit", *cloning, "--rollout.total_steps=37"], resume]
-
-
-DEMONSTRATIONS_FORMAT = ["--to=minari"]
 
 
 def hash_of(metrics: Path) -> str:

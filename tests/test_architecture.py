@@ -66,7 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollout": {"envs"},
     "video": {"envs", "rollout"},
     "replay": {"checkpoints"},
-    "demonstrations": {"envs", "rollout", "replay", "runs"},
+    "demonstrations": {"envs", "rollout", "runs"},
     "networks": set(),
     "gradients": set(),
     "auxiliaries": {"networks"},

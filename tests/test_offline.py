@@ -101,7 +101,7 @@ def test_another_algorithm_refuses_demonstrations(command_line, capsys, demonstr
 
 @pytest.mark.parametrize(
     ("folder", "message"),
-    [(None, "data.demonstrations is missing"), ("nowhere", "nowhere is no collection")],
+    [(None, "data.demonstrations is missing"), ("nowhere", "nowhere has no Minari data set")],
 )
 def test_missing_demonstrations_are_named_at_the_start(command_line, capsys, folder, message):
     given = [*OPTIONS, *([] if folder is None else [f"--data.demonstrations={folder}"])]

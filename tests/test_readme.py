@@ -217,7 +217,8 @@ def test_every_command_runs(quickstart_folder, command):
         skip_without_renderer()
     if any(name in command for name in ("env/dm", "dmc", "env/hipbmdp", "runs/poles")):
         pytest.importorskip("dm_control")
-    for name, module in {"--to onnx": "onnxruntime", "--to minari": "minari"}.items():
+    needed = {"--to onnx": "onnxruntime", "--to minari": "minari", "lightning collect": "minari"}
+    for name, module in needed.items():
         if name in command:
             pytest.importorskip(module)
     if "--resume" in command:

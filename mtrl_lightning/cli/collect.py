@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 
 HELP = "Collect whole episodes of a policy, such as MetaWorld's scripted ones, to learn from."
 DESCRIPTION = (
-    "Run episodes of every task with a policy's best actions, write their transitions into a"
-    " folder, and print the results of each task. The same seed gives the same episodes. POLICY is"
-    " scripted (MetaWorld's own experts), random, a policy that comes with this package, the folder"
-    f" of a run, whose best checkpoint is taken, or a checkpoint.{TRUST} Options after -- are those"
+    "Run episodes of every task with a policy's best actions, write a Minari data set of each task"
+    " into a folder (this needs the extra [minari]), and print the results of each task. The same"
+    " seed gives the same episodes. POLICY is scripted (MetaWorld's own experts), random, a policy"
+    " that comes with this package, the folder of a run, whose best checkpoint is taken, or a"
+    f" checkpoint.{TRUST} Options after -- are those"
     " of fit, such as --data.benchmark.init_args.horizon 200. The actions are those after the run's"
     " rollout.action_transforms; export --to minari writes those before."
 )
@@ -42,7 +43,6 @@ USAGE = (
 )
 SCRIPTED = "scripted"
 RANDOM = "random"
-FORMATS = ("replay", "minari")
 OF_BENCHMARK = ("benchmark", "wrappers", "pixels", "info_keys", "store_info")
 """Options of the section ``data`` that have an effect, and are recorded."""
 WITH_EFFECT = re.compile(rf"(-c|--config|--data\.({'|'.join(OF_BENCHMARK)})\b.*)")
@@ -88,17 +88,10 @@ def add_arguments(parser: CommandParser) -> None:
         "--seed", type=int, default=0, help="of the episodes and of all noise (default: 0)"
     )
     parser.add_argument(
-        "--to",
-        choices=FORMATS,
-        default=FORMATS[0],
-        help="replay files of this package (default), or a data set of each task for Minari, which"
-        " needs the extra [minari]; training takes both",
-    )
-    parser.add_argument(
         "--folder",
         type=Path,
         metavar="PATH",
-        help="folder of the collection, which must be new; the default is collections/ENV_POLICY",
+        help="folder of the data sets, which must be new; the default is collections/ENV_POLICY",
     )
     parser.add_argument(
         "--num_workers",
@@ -130,16 +123,13 @@ def run(options: argparse.Namespace) -> None:
         find_config(options.env)
     folder = options.folder or _default_folder(options.env, options.policy)
 
-    from mtrl_lightning.demonstrations import collect, write_collection
+    from mtrl_lightning.demonstrations import collect, write_data_sets
     from mtrl_lightning.demonstrations.collecting import ATTEMPTS
-    from mtrl_lightning.demonstrations.collection import check_free
-    from mtrl_lightning.demonstrations.minari_files import check_minari
+    from mtrl_lightning.demonstrations.minari_files import check_new
     from mtrl_lightning.envs.benchmarks.benchmark import check_split
     from mtrl_lightning.launch.quiet import quiet
 
-    check_free(folder)
-    if options.to == "minari":
-        check_minari()
+    check_new(folder)
     with quiet():
         data = _data_of(options.env, options.fit_options)
         benchmark = benchmark_of({"data": data})
@@ -161,16 +151,17 @@ def run(options: argparse.Namespace) -> None:
     facts = {name: data[name] for name in OF_BENCHMARK if data.get(name)}
     facts |= {"policy": options.policy, "seed": options.seed, "split": split}
     facts |= {"noise": options.noise, "successes_only": options.successes_only}
-    facts |= {"attempts": collected.attempts, "seeds": collected.seeds}
-    write_collection(folder, benchmark.spec, collected.columns, facts, options.to)
+    facts |= {"attempts": collected.attempts}
+    write_data_sets(folder, benchmark.spec, collected.episodes, facts)
     print(table(collected, benchmark.spec))
-    print(f"Collected in {folder}")
-    if collected.missing:
-        reached = [
-            f"{name} has {options.episodes - missing} of {options.episodes} successes after"
-            f" {collected.attempts[name]} attempts"
-            for name, missing in collected.missing.items()
-        ]
+    print(f"Collected in {folder}: Minari reads them with MINARI_DATASETS_PATH={folder.resolve()}")
+    reached = [
+        f"{name} has {len(episodes)} of {options.episodes} successes after"
+        f" {collected.attempts[name]} attempts"
+        for name, episodes in collected.episodes.items()
+        if len(episodes) < options.episodes
+    ]
+    if reached:
         print(
             f"\nerror: {', '.join(reached)}: raise --attempts, or give a better policy",
             file=sys.stderr,
@@ -247,19 +238,16 @@ def _policy(policy: str, checkpoint: Path | None, spec: EnvSpec, trust: Sequence
 
 def table(collected: Collected, spec: EnvSpec) -> str:
     """Return a text table of the episodes of each task, with the mean success of its attempts."""
-    columns = collected.columns
-    is_last_N = columns["terminated"] | columns["truncated"]
     lines = [["task", "episodes", "steps", "return", *["attempts", "success"] * spec.has_success]]
     rates = []
-    for name, attempts in collected.attempts.items():
-        rows_N = columns["task"] == spec.task_names.index(name)
-        num_episodes = int(is_last_N[rows_N].sum())
-        return_ = columns["reward"][rows_N].sum(dtype="float64") / max(1, num_episodes)
-        lines.append([name, whole(num_episodes), whole(int(rows_N.sum())), f"{return_:.1f}"])
+    for name, episodes in collected.episodes.items():
+        num_steps = sum(one.num_steps for one in episodes)
+        return_ = sum(one.rewards.sum() for one in episodes) / max(1, len(episodes))
+        lines.append([name, whole(len(episodes)), whole(num_steps), f"{return_:.1f}"])
         if spec.has_success:
-            successful = set(columns["episode"][rows_N & columns["success"]].tolist())
-            rates.append(len(successful) / attempts)
-            lines[-1] += [whole(attempts), f"{rates[-1]:.2f}"]
+            successes = sum(one.infos["success"].any() for one in episodes)
+            rates.append(successes / collected.attempts[name])
+            lines[-1] += [whole(collected.attempts[name]), f"{rates[-1]:.2f}"]
     if spec.has_success:
         lines.append(["mean", "", "", "", "", f"{sum(rates) / len(rates):.3f}"])
     return text_table(lines, num_texts=1)

@@ -181,7 +181,9 @@ def export_replay(options: argparse.Namespace) -> None:
 
     with quiet():
         folder, exported = export_to_minari(options.run, options.folder)
-    lines = [["data set", "episodes", "steps"]]
-    lines += [[name, *map(whole, counts)] for name, *counts in exported]
+    lines = [["task", "episodes", "steps"]]
+    for name, episodes in exported.items():
+        num_steps = sum(one.num_steps for one in episodes)
+        lines.append([name, whole(len(episodes)), whole(num_steps)])
     print(text_table(lines, num_texts=1))
     print(f"Exported: Minari reads them with MINARI_DATASETS_PATH={folder}")

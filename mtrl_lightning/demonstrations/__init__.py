@@ -1,25 +1,21 @@
-"""Collections of episodes to learn from: written by ``collect``, read from disk."""
+"""Episodes to learn from: collected with a policy, written and read as Minari data sets."""
 
 from mtrl_lightning.demonstrations.collecting import Collected, UniformPolicy, collect
-from mtrl_lightning.demonstrations.collection import (
-    Collection,
-    CollectionFiles,
-    check_collection,
-    open_collection,
-    read_collection,
-    write_collection,
+from mtrl_lightning.demonstrations.minari_files import (
+    RecordedEpisode,
+    TaskDataSet,
+    open_data_sets,
+    write_data_sets,
 )
 from mtrl_lightning.demonstrations.scripted import ScriptedPolicy
 
 __all__ = [
     "Collected",
-    "Collection",
-    "CollectionFiles",
+    "RecordedEpisode",
     "ScriptedPolicy",
+    "TaskDataSet",
     "UniformPolicy",
-    "check_collection",
     "collect",
-    "open_collection",
-    "read_collection",
-    "write_collection",
+    "open_data_sets",
+    "write_data_sets",
 ]

@@ -6,14 +6,14 @@ Shapes: ``T`` tasks, ``E`` environments, ``N`` transitions, ``D`` observation, `
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.demonstrations.collection import collection_fields
+from mtrl_lightning.demonstrations.minari_files import RecordedEpisode
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec, tasks_of
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
@@ -91,43 +91,38 @@ class _ReportingSuccess(VectorEnv):
         return result._replace(extra={**result.extra, "success": result.success_E})
 
 
-@dataclass(frozen=True)
-class Collected:
-    """Episodes that were collected, task after task."""
+class Collected(NamedTuple):
+    """Episodes that were collected."""
 
-    columns: dict[str, npt.NDArray]
-    """As in ``Collection``; with noise also ``policy_action``, the actions without it."""
-    seeds: dict[str, list[int]]
-    """With which the environment of a task was reset, for each of its episodes."""
+    episodes: dict[str, list[RecordedEpisode]]
+    """Of each task by its name, in the order of their attempts. Their ``infos`` have ``success`` if
+    the benchmark reports it; with noise ``policy_action``, the actions without it; and the spec's
+    ``info_fields``."""
     attempts: dict[str, int]
     """Episodes of each task that were run until its last one here, or in all if they were not
     enough."""
-    missing: dict[str, int]
-    """Episodes that a task has fewer than wanted, for each task with fewer."""
 
 
-class _Episodes:
+class _Attempts:
     """The attempts at a task's episodes."""
 
-    def __init__(self, most_attempts: int, wanted: int) -> None:
-        self.most_attempts = most_attempts
+    def __init__(self, most: int, wanted: int) -> None:
+        self.most = most
         self.wanted = wanted
-        self.attempts = 0
-        self.seeds: list[int] = []
-        self.parts: list[Mapping[str, npt.NDArray]] = []
+        self.made = 0
+        self.kept: list[RecordedEpisode] = []
 
     @property
     def is_done(self) -> bool:
-        return len(self.parts) == self.wanted or self.attempts == self.most_attempts
+        return len(self.kept) == self.wanted or self.made == self.most
 
-    def add(self, seed: int, columns: Mapping[str, npt.NDArray], is_kept: bool) -> None:
+    def add(self, episode: RecordedEpisode, is_kept: bool) -> None:
         """Count the next attempt; those after the last that is wanted do not count."""
         if self.is_done:
             return
-        self.attempts += 1
+        self.made += 1
         if is_kept:
-            self.seeds.append(seed)
-            self.parts.append(columns)
+            self.kept.append(episode)
 
 
 def episode_seed(seed: int, task: str, attempt: int, is_trained: bool) -> int:
@@ -204,7 +199,7 @@ def collect(
     envs_per_task = max(1, min(num_episodes, MOST_ENVS // len(tasks)))
     task_E = np.repeat(tasks, envs_per_task)
     most_attempts = num_episodes * (attempts if successes_only else 1)
-    episodes = {task: _Episodes(most_attempts, num_episodes) for task in tasks}
+    attempts_of = {task: _Attempts(most_attempts, num_episodes) for task in tasks}
     if num_workers is None:
         num_workers = default_num_workers(len(task_E), spare=0)
     total = len(tasks) * num_episodes * benchmark.horizon_of(split)
@@ -214,23 +209,32 @@ def collect(
     try:
         collector = Collector(envs, acting)
         with one_thread(), progress_bar("env steps", total, progress) as bar:
-            while not all(of_task.is_done for of_task in episodes.values()):
+            while not all(of_task.is_done for of_task in attempts_of.values()):
                 # a round: the next attempts of each task, at most one in every environment
                 attempt_E = np.tile(np.arange(envs_per_task), len(tasks))
-                attempt_E += [episodes[task].attempts for task in task_E]
+                attempt_E += [attempts_of[task].made for task in task_E]
                 seeds = [
                     episode_seed(seed, spec.task_names[task], attempt, split == benchmark.splits[0])
                     for task, attempt in zip(task_E, attempt_E.tolist(), strict=True)
                 ]
-                is_run_E = np.array([not episodes[task].is_done for task in task_E])
+                is_run_E = np.array([not attempts_of[task].is_done for task in task_E])
                 is_run_E &= attempt_E < most_attempts
-                for env, columns in _round(collector, seeds, is_run_E, bar.update).items():
-                    is_kept = not successes_only or bool(columns["success"].any())
-                    episodes[int(task_E[env])].add(seeds[env], columns, is_kept)
-                    bar.total += 0 if is_kept else len(columns["reward"])
+                for env, episode in _round(collector, seeds, is_run_E, bar.update).items():
+                    is_kept = not successes_only or bool(episode.infos["success"].any())
+                    attempts_of[int(task_E[env])].add(episode, is_kept)
+                    bar.total += 0 if is_kept else episode.num_steps
     finally:
         envs.close()
-    return _collected(episodes, spec)
+    names = {task: spec.task_names[task] for task in tasks}
+    if not any(of_task.kept for of_task in attempts_of.values()):
+        raise ConfigurationError(
+            f"no episode succeeded in {most_attempts} attempts at each of"
+            f" {', '.join(names.values())}: raise --attempts, or give a better policy"
+        )
+    return Collected(
+        {names[task]: of_task.kept for task, of_task in attempts_of.items()},
+        {names[task]: of_task.made for task, of_task in attempts_of.items()},
+    )
 
 
 def _round(
@@ -238,10 +242,8 @@ def _round(
     seeds: list[int],
     is_run_E: npt.NDArray[np.bool_],
     on_rows: Callable[[int], object],
-) -> dict[int, dict[str, npt.NDArray]]:
-    """Run an episode in some environments; return the columns of each, in their order."""
-    spec = collector.envs.spec_
-    fields = {field.name: field.dtype for field in collection_fields(spec)}
+) -> dict[int, RecordedEpisode]:
+    """Run an episode in some environments; return the episode of each, in their order."""
     collector.reset(seed=seeds)
     collector.paused_E = ~is_run_E
     parts = []
@@ -250,35 +252,18 @@ def _round(
         parts.append(transitions)
         on_rows(len(transitions.reward_E))
     rows = concatenated(parts)
-    columns = rows.columns()
-    kept = {name: columns[name].astype(dtype) for name, dtype in fields.items() if name in columns}
-    if POLICY_ACTION in columns:
-        kept[POLICY_ACTION] = columns[POLICY_ACTION]
-    return {
-        env: {name: column[rows.env_E == env] for name, column in kept.items()}
-        for env in np.flatnonzero(is_run_E).tolist()
-    }
-
-
-def _collected(episodes: Mapping[int, _Episodes], spec: EnvSpec) -> Collected:
-    """Return the episodes of all tasks as columns."""
-    names = {task: spec.task_names[task] for task in episodes}
-    parts = [part for of_task in episodes.values() for part in of_task.parts]
-    if not parts:
-        raise ConfigurationError(
-            f"no episode succeeded in {next(iter(episodes.values())).attempts} attempts at each of"
-            f" {', '.join(names.values())}: raise --attempts, or give a better policy"
+    stored = {"success", POLICY_ACTION, *(field.name for field in collector.envs.spec_.info_fields)}
+    episodes = {}
+    for env in np.flatnonzero(is_run_E).tolist():
+        of_env = rows.env_E == env
+        last_observation = rows.next_observation_ED[of_env][-1:]
+        episodes[env] = RecordedEpisode(
+            np.concatenate([rows.observation_ED[of_env], last_observation]),
+            rows.action_EA[of_env],
+            rows.reward_E[of_env],
+            rows.terminated_E[of_env],
+            rows.truncated_E[of_env],
+            {name: column[of_env] for name, column in rows.extra.items() if name in stored},
+            seeds[env],
         )
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    lengths = [len(part["reward"]) for part in parts]
-    columns["episode"] = np.repeat(np.arange(len(parts)), lengths)
-    return Collected(
-        columns,
-        {names[task]: of_task.seeds for task, of_task in episodes.items()},
-        {names[task]: of_task.attempts for task, of_task in episodes.items()},
-        {
-            names[task]: of_task.wanted - len(of_task.parts)
-            for task, of_task in episodes.items()
-            if len(of_task.parts) < of_task.wanted
-        },
-    )
+    return episodes

@@ -1,364 +1,281 @@
-"""Collections as Minari data sets of whole episodes, one data set per task.
+"""Episodes on disk as Minari data sets: a folder with one data set per task.
 
-The metadata of each has the spec and the facts under the key ``mtrl_lightning``.
+Minari takes the folder as ``MINARI_DATASETS_PATH``. The metadata of each data set has its task, the
+spec of its benchmark, and how it was made under the key ``mtrl_lightning``.
 
 Shapes: ``N`` transitions of an episode, ``D`` observation, ``A`` action.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
-from mtrl_lightning.checks import check_booleans
-from mtrl_lightning.errors import import_optional
-from mtrl_lightning.replay.storage import Columns
-from mtrl_lightning.resources import free_memory
+from mtrl_lightning.errors import ConfigurationError, import_optional, installed_versions
+from mtrl_lightning.rollout.matching import own_shape
+from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.saved_spec import describe_spec, rebuild_spec
-from mtrl_lightning.schema import POLICY_ACTION, STORED, policy_action_field, step_fields
-from mtrl_lightning.spec import EnvSpec, Field
+from mtrl_lightning.schema import POLICY_ACTION
+from mtrl_lightning.spec import EnvSpec
 
-VERSION = 0
-"""Version in the names of the data sets."""
-DATA_FILE = "main_data.hdf5"
-METADATA_FILE = "metadata.json"
 KEY = "mtrl_lightning"
-EXTRA = "[minari]"
-FIELDS = ("observations", "actions", "rewards", "terminations", "truncations")
-"""The entries of an episode in a data set."""
-MOST_TIMES = 1032
-"""Bytes of a compressed array for each byte of it in the file: no file of gzip's has more."""
-MOST_CHUNK_BYTES = 64 << 20
-"""Bytes of a chunk, which is read as a whole."""
+"""Of our own entry in the metadata of a data set."""
+PACKAGES = ("mtrl_lightning", "metaworld", "mujoco", "gymnasium", "numpy", "torch")
+"""Packages whose versions are recorded."""
+_UNREADABLE = (KeyError, OSError, RuntimeError, TypeError, ValueError)
+"""Exceptions that Minari and h5py raise for other files than those that are expected."""
+
+
+class RecordedEpisode(NamedTuple):
+    """The transitions of one episode, by Minari's names."""
+
+    observations: npt.NDArray
+    """``[N + 1, D]``, with the observation after the last step."""
+    actions: npt.NDArray
+    """``[N, A]``."""
+    rewards: npt.NDArray
+    terminations: npt.NDArray
+    truncations: npt.NDArray
+    infos: Mapping[str, npt.NDArray] = {}
+    """Further columns by name, ``[N, ...]``: ``success`` in this step, ``policy_action``, and the
+    spec's ``info_fields``."""
+    seed: int | None = None
+    """With which the environment was reset."""
+
+    @property
+    def num_steps(self) -> int:
+        """Number of transitions, ``N``."""
+        return len(self.rewards)
+
+
+class TaskDataSet:
+    """The data set of one task, whose episodes are read one by one.
+
+    Args:
+        path: folder of its data.
+
+    Raises:
+        ConfigurationError: if it cannot be read, or this package has not written it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from minari import MinariDataset
+
+        self._path = path
+        with _reading(path):
+            self._data = MinariDataset(path)
+            described = self._data.storage.metadata[KEY]
+            self.task: str = described["task"]
+            """Its name in the spec."""
+            self.spec = rebuild_spec(described["spec"])
+            """Of the benchmark in which it was recorded."""
+            self.facts: dict[str, Any] = described["facts"]
+            """How it was recorded."""
+            self._metadata = list(
+                self._data.storage.get_episode_metadata(range(self._data.total_episodes))
+            )
+            self.lengths = [int(metadata["total_steps"]) for metadata in self._metadata]
+            """Number of steps of each episode."""
+            self.info_shapes = {
+                name: column.shape[1:] for name, column in self._data[0].infos.items()
+            }
+            """Shape of one transition's entry in each column of ``infos``."""
+
+    def episodes(self) -> Iterator[RecordedEpisode]:
+        """Read the episodes; observations and actions have the task's own size.
+
+        Raises:
+            ConfigurationError: if one cannot be read.
+        """
+        with _reading(self._path):
+            for episode, metadata in zip(self._data, self._metadata, strict=True):
+                yield RecordedEpisode(
+                    episode.observations,
+                    episode.actions,
+                    episode.rewards,
+                    episode.terminations,
+                    episode.truncations,
+                    {name: column[1:] for name, column in episode.infos.items()},
+                    metadata.get("seed"),
+                )
+
+
+def open_data_sets(folder: str | Path) -> dict[str, TaskDataSet]:
+    """Return the data sets in a folder by the names of their tasks.
+
+    Args:
+        folder: that ``collect`` or ``export --to minari`` has written.
+
+    Raises:
+        ConfigurationError: if there is none, one cannot be read, or Minari is not installed.
+    """
+    check_minari()
+    data_sets = [TaskDataSet(path) for path in sorted(Path(folder).glob("*/data"))]
+    if not data_sets:
+        raise ConfigurationError(
+            f"{folder} has no Minari data set: give the folder that mtrl-lightning collect or"
+            " export --to minari has written"
+        )
+    return {one.task: one for one in data_sets}
+
+
+def write_data_sets(
+    folder: str | Path,
+    spec: EnvSpec,
+    episodes: Mapping[str, Sequence[RecordedEpisode]],
+    facts: Mapping[str, Any],
+) -> None:
+    """Write a data set of each task; the folder has its name only when everything is on the disk.
+
+    Args:
+        folder: new.
+        spec: of the benchmark.
+        episodes: of each task by its name. A task without any has no data set. Observations and
+            actions are cut to the task's own size.
+        facts: how they were recorded, plain values, of which ``policy`` also becomes Minari's name
+            of the algorithm; the versions of packages are added.
+
+    Raises:
+        ConfigurationError: if the folder exists, cannot be written, or Minari is not installed.
+        OSError: if the disk is full or broken. If only the folder's name could not be given, the
+            error says where the data sets are.
+    """
+    check_new(Path(folder))
+    folder = Path(folder).resolve()  # Minari joins a relative path with itself
+    facts = {**facts, "versions": installed_versions(PACKAGES)}
+    ids = dataset_ids(spec)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished_"))
+    finished = temporary / folder.name
+    try:
+        for name, of_task in episodes.items():
+            if of_task:
+                _write_data_set(finished, ids[name], spec, name, of_task, facts)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    os.replace(finished, folder)
+    temporary.rmdir()
+
+
+def check_new(folder: Path) -> None:
+    """Check that data sets can be written to a folder.
+
+    Raises:
+        ConfigurationError: if the folder exists, cannot be written, or Minari is not installed.
+    """
+    check_minari()
+    if folder.exists() or folder.is_symlink():
+        raise ConfigurationError(f"{folder} exists: delete it, or give another --folder")
+    ensure_writable(next(parent for parent in folder.resolve().parents if parent.exists()))
 
 
 def check_minari() -> None:
-    """Check that data sets can be written.
+    """Check that data sets can be read and written.
 
     Raises:
         ConfigurationError: naming the package that is not installed.
     """
     for package in ("minari", "h5py"):
-        import_optional(package, f'"mtrl_lightning{EXTRA}"')
+        import_optional(package, '"mtrl_lightning[minari]"')
 
 
-def write_data_set(
-    folder: str | Path,
+def dataset_ids(spec: EnvSpec) -> dict[str, str]:
+    """Return Minari's name of the data set of each task, in which names are of letters and digits.
+
+    Tasks whose names become the same there have other versions of the same data set.
+    """
+    names = [re.sub(r"[^-\w]", "_", task) for task in spec.task_names]
+    return {
+        task: f"{name}-v{names[:index].count(name)}"
+        for index, (task, name) in enumerate(zip(spec.task_names, names, strict=True))
+    }
+
+
+def _write_data_set(
+    folder: Path,
     dataset_id: str,
-    episodes: Sequence[Mapping[str, Any]],
     spec: EnvSpec,
-    task: int,
-    *,
-    algorithm: str,
-    description: str,
+    task: str,
+    episodes: Sequence[RecordedEpisode],
     facts: Mapping[str, Any],
 ) -> None:
-    """Write the data set of a task.
+    """Write the data set of a task."""
+    import minari
+    from minari.dataset.minari_storage import MinariStorage
 
-    Args:
-        folder: which Minari takes as ``MINARI_DATASETS_PATH``.
-        dataset_id: name of the data set.
-        episodes: arguments of Minari's ``EpisodeBuffer``; observations ``[N + 1, D]`` and actions
-            ``[N, A]`` are cut to the task's own size.
-        spec: of the benchmark.
-        task: the task's index.
-        algorithm: name of the policy.
-        description: for a reader of the data set.
-        facts: of the collection.
-    """
-    from minari import create_dataset_from_buffers
-    from minari.data_collector.episode_buffer import EpisodeBuffer
-
-    # None, for tasks of one size, is the whole
-    observation_size = spec.observation_sizes[task] if spec.observation_sizes else None
-    action_size = spec.action_sizes[task] if spec.action_sizes else None
-    buffers = []
-    for index, episode in enumerate(episodes):
-        of_task_size = {
-            "observations": episode["observations"][:, :observation_size],
-            "actions": episode["actions"][:, :action_size],
-        }
-        buffers.append(EpisodeBuffer(id=index, **{**episode, **of_task_size}))
+    path = folder / dataset_id / "data"
+    path.mkdir(parents=True)
+    buffers = [_buffer(episode, spec, task) for episode in episodes]
+    storage = MinariStorage.new(
+        path,
+        observation_space=_space(spec.observation_space, buffers[0].observations),
+        action_space=_space(spec.action_space, buffers[0].actions),
+        jpeg_encoding=False,
+    )
     protocol = ", ".join(f"{key} {value}" for key, value in spec.protocol.items())
-    root = Path(folder).resolve()  # Minari joins a relative one with itself
-    with warnings.catch_warnings(), patch.dict(os.environ, MINARI_DATASETS_PATH=str(root)):
-        warnings.simplefilter("ignore")  # that there is no author and no registered environment
-        data_set = create_dataset_from_buffers(
-            dataset_id,
-            buffers,
-            observation_space=_own_space(spec.observation_space, observation_size),
-            action_space=_own_space(spec.action_space, action_size),
-            algorithm_name=algorithm,
-            description=f"{description} {protocol}",
-            jpeg_encoding=False,
-        )
-    described = {"task": spec.task_names[task], "spec": describe_spec(spec), "facts": dict(facts)}
-    data_set.storage.update_metadata({KEY: described})
-
-
-def write_columns(
-    folder: Path, spec: EnvSpec, columns: Mapping[str, npt.NDArray], facts: Mapping[str, Any]
-) -> None:
-    """Write the data set of each task of a collection, under the task's name.
-
-    Args:
-        folder: which Minari takes as ``MINARI_DATASETS_PATH``.
-        spec: of the benchmark.
-        columns: as in ``Collection``. The success and further fields are in ``infos``, where the
-            first entry, at the reset, is zero.
-        facts: of the collection; those of ``seeds`` are also the seeds of the episodes.
-    """
-    core = {*STORED, "truncated", "task", "episode"}
-    end_K = np.flatnonzero(columns["terminated"] | columns["truncated"]) + 1
-    start_K = np.concatenate([[0], end_K[:-1]])
-    for task, name in enumerate(spec.task_names):
-        seeds = facts.get("seeds", {}).get(name)
-        episodes: list[dict[str, Any]] = []
-        for start, end in zip(start_K, end_K, strict=True):
-            if columns["task"][start] != task:
-                continue
-            rows = {key: column[start:end] for key, column in columns.items()}
-            infos = {
-                key: np.concatenate([np.zeros_like(column[:1]), column])
-                for key, column in rows.items()
-                if key not in core
-            }
-            observations = [rows["observation"], rows["next_observation"][-1:]]
-            episodes.append(
-                {
-                    "observations": np.concatenate(observations),
-                    "actions": rows["action"],
-                    "rewards": rows["reward"],
-                    "terminations": rows["terminated"],
-                    "truncations": rows["truncated"],
-                    "infos": infos or None,
-                    "seed": seeds[len(episodes)] if seeds else None,
-                }
-            )
-        if episodes:
-            write_data_set(
-                folder,
-                f"{valid_name(name)}-v{VERSION}",
-                episodes,
-                spec,
-                task,
-                algorithm=str(facts.get("policy", "unknown")),
-                description=f"Episodes of the task {name}.",
-                facts=facts,
-            )
-
-
-def _own_space(space: Box, size: int | None) -> Box:
-    """Return the first numbers of a space, of the type in which they are stored."""
-    is_float = np.issubdtype(space.dtype, np.floating)
-    dtype: Any = np.float32 if is_float else space.dtype
-    return Box(space.low[:size].astype(dtype), space.high[:size].astype(dtype), dtype=dtype)
-
-
-def valid_name(text: str) -> str:
-    """Return a name that Minari accepts."""
-    return re.sub(r"[^-\w]", "_", text)
-
-
-def data_files(folder: Path) -> list[Path]:
-    """Return the files of all data sets in a folder."""
-    return sorted(folder.rglob(DATA_FILE)) if folder.is_dir() else []
-
-
-def open_data_sets(
-    folder: Path,
-) -> tuple[EnvSpec, dict[str, Any], list[Field], Callable[[], Iterator[Columns]]]:
-    """Return spec, facts and columns of the data sets in a folder, and their reader.
-
-    Raises:
-        ConfigurationError: if h5py is not installed.
-        MemoryError: if an episode does not fit into memory.
-        ValueError: naming what a data set lacks.
-    """
-    h5py = import_optional("h5py", f'"mtrl_lightning{EXTRA}"')
-    described = {path: _described(path) for path in data_files(folder)}
-    specs = [described_of["spec"] for described_of in described.values()]
-    if any(one != specs[0] for one in specs):
-        raise ValueError("it has data sets of several collections: give the folder of one of them")
-    spec = rebuild_spec(specs[0])
-    tasks = {path: spec.task_names.index(one["task"]) for path, one in described.items()}
-
-    def read_all() -> Iterator[dict[str, npt.NDArray]]:
-        """Return the columns of one episode after another, task after task."""
-        num_episodes = 0
-        for path in sorted(tasks, key=lambda path: tasks[path]):
-            with h5py.File(path, "r") as file:
-                reader = _Reader(h5py, path.stat().st_size)
-                for name in sorted(file, key=lambda name: int(name.removeprefix("episode_"))):
-                    where = f"{name} of {path}"
-                    columns = _columns(reader, reader.entry(file, name, where), where, spec)
-                    num_rows = len(columns["reward"])
-                    columns["task"] = np.full(num_rows, tasks[path])
-                    columns["episode"] = np.full(num_rows, num_episodes)
-                    num_episodes += 1
-                    yield columns
-
-    fields: dict[str, Field] = {}
-    for number, columns in enumerate(read_all()):
-        of_episode = {
-            name: Field(name, column.shape[1:], column.dtype.name)
-            for name, column in columns.items()
+    storage.update_metadata(
+        {
+            "dataset_id": dataset_id,
+            "minari_version": minari.__version__,
+            "algorithm_name": str(facts.get("policy", "unknown")),
+            "description": f"Episodes of the task {task}. {protocol}",
+            KEY: {"task": task, "spec": describe_spec(spec), "facts": dict(facts)},
         }
-        if number == 0:
-            fields = of_episode
-        fields = {name: field for name, field in fields.items() if name in of_episode}
-        for name, field in fields.items():
-            if of_episode[name] != field:
-                raise ValueError(f"{name} has other shapes or types in some episodes")
-    if not fields:
-        raise ValueError("its data sets have no episode")
-
-    def read() -> Iterator[Columns]:
-        for columns in read_all():
-            yield {name: columns[name] for name in fields}
-
-    return spec, dict(next(iter(described.values()))["facts"]), list(fields.values()), read
+    )
+    storage.update_episodes(buffers)
 
 
-def check_memory(num_bytes: int) -> None:
-    """Check that arrays fit into memory.
+def _buffer(episode: RecordedEpisode, spec: EnvSpec, task: str) -> Any:
+    """Return an episode as Minari's buffer, with observations and actions of the task's own size.
 
-    Raises:
-        MemoryError: if they do not.
+    Its ``infos`` begin with one of the reset, which is zero.
     """
-    free = free_memory()
-    if num_bytes > free:
-        sizes = (f"{size / 2**30:.1f} GiB" for size in (num_bytes, free))
-        raise MemoryError("it needs {} and {} are free".format(*sizes))
+    from minari.data_collector import EpisodeBuffer
+
+    observation_size = own_shape(spec, "observation", task)[0]
+    action_size = own_shape(spec, "action", task)[0]
+    infos = dict(episode.infos)
+    if POLICY_ACTION in infos:
+        infos[POLICY_ACTION] = infos[POLICY_ACTION][:, :action_size]
+    return EpisodeBuffer(
+        seed=episode.seed,
+        observations=episode.observations[:, :observation_size],
+        actions=episode.actions[:, :action_size],
+        rewards=episode.rewards,
+        terminations=episode.terminations,
+        truncations=episode.truncations,
+        infos={
+            name: np.concatenate([np.zeros_like(column[:1]), column])
+            for name, column in infos.items()
+        },
+    )
 
 
-class _Reader:
-    """Reads arrays of a file of HDF5, which decides neither the memory nor what is read with it.
-
-    Args:
-        h5py: the package.
-        file_bytes: size of the file.
-    """
-
-    def __init__(self, h5py: Any, file_bytes: int) -> None:
-        self._h5py = h5py
-        self._left = file_bytes
-        """Bytes of the file that no array has been read from."""
-
-    def entry(self, group: Any, name: str, where: str) -> Any:
-        """Return a group or dataset that is in the file itself; None if there is none.
-
-        Raises:
-            ValueError: if it is a link, which may lead into another file.
-        """
-        # the low level: the high one opens the file that an external link names
-        links = group.id.links
-        if not links.exists(name.encode()):
-            return None
-        if links.get_info(name.encode()).type != self._h5py.h5l.TYPE_HARD:
-            raise ValueError(f"{name} in {where} is a link")
-        return group[name]
-
-    def array(self, dataset: Any, name: str, where: str) -> npt.NDArray:
-        """Return the content of a dataset.
-
-        Raises:
-            ValueError: if it is none of numbers in the file itself, or has too many bytes.
-        """
-        if not isinstance(dataset, self._h5py.Dataset) or not dataset.shape:
-            raise ValueError(f"{name} in {where} is no array")
-        if dataset.external is not None or dataset.is_virtual:
-            raise ValueError(f"{name} in {where} is stored in another file")
-        if dataset.dtype.kind not in "biuf":
-            shape = list(dataset.shape)
-            raise ValueError(
-                f"{name} in {where} is {dataset.dtype} {shape}, not {shape[0]} numbers"
-            )
-        # several names may lead to the same bytes
-        in_file = dataset.id.get_storage_size()
-        self._left -= in_file
-        is_compressed = dataset.id.get_create_plist().get_nfilters() > 0
-        most_bytes = in_file * (MOST_TIMES if is_compressed else 1)
-        chunk_bytes = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize
-        if self._left < 0 or dataset.nbytes > most_bytes or chunk_bytes > MOST_CHUNK_BYTES:
-            raise ValueError(
-                f"{name} in {where} has {dataset.nbytes:,} bytes in chunks of {chunk_bytes:,}, too"
-                " many for a file of this size"
-            )
-        check_memory(dataset.nbytes)
-        content = dataset[()]
-        check_booleans(content)
-        return content
+def _space(space: Box, rows: npt.NDArray) -> Box:
+    """Return the space of rows, which have the first numbers of a larger space."""
+    dtype: Any = rows.dtype
+    low, high = (bound[: rows.shape[1]].astype(dtype) for bound in (space.low, space.high))
+    return Box(low, high, dtype=dtype)
 
 
-def _described(path: Path) -> dict[str, Any]:
-    """Return the description of a collection in the metadata of a data set."""
-    metadata_file = path.parent / METADATA_FILE
-    if not metadata_file.is_file():
-        raise ValueError(f"{metadata_file} is missing")
-    metadata = json.loads(metadata_file.read_text(encoding="utf-8"))
-    for key in ("spec", "task", "facts"):
-        if key not in metadata.get(KEY, {}):
-            raise ValueError(
-                f"{metadata_file} has no {KEY}.{key}, which collect --to minari and export --to"
-                " minari write"
-            )
-    return metadata[KEY]
-
-
-def _columns(reader: _Reader, group: Any, where: str, spec: EnvSpec) -> dict[str, npt.NDArray]:
-    """Return the columns of an episode, without task and number."""
-    entries = {name: reader.entry(group, name, where) for name in FIELDS}
-    missing = [name for name, entry in entries.items() if entry is None]
-    if missing:
-        raise ValueError(f"{where} has no {', '.join(missing)}")
-    arrays = {
-        name: reader.array(entry, name.removesuffix("s"), where) for name, entry in entries.items()
-    }
-    num_steps = len(arrays["rewards"])
-    columns = {
-        "observation": arrays["observations"][:num_steps],
-        "action": arrays["actions"],
-        "reward": arrays["rewards"],
-        "next_observation": arrays["observations"][1:],
-        "terminated": arrays["terminations"],
-        "truncated": arrays["truncations"],
-    }
-    infos = reader.entry(group, "infos", where)
-    for name in () if infos is None else infos:
-        if name in {*columns, "task", "episode"}:
-            raise ValueError(f"infos/{name} in {where} has the name of another column")
-        entry = reader.entry(infos, name, f"infos of {where}")
-        columns[name] = reader.array(entry, name, where)[1:]
-    fields = {field.name: field.stored() for field in step_fields(spec)}
-    fields[POLICY_ACTION] = policy_action_field(spec)
-    check_memory(num_steps * sum(fields[name].num_bytes for name in columns if name in fields))
-    for name, column in columns.items():
-        shape = f"{column.dtype} {list(column.shape)}"
-        if len(column) != num_steps:
-            raise ValueError(f"{name} in {where} is {shape}, not {num_steps} numbers")
-        field = fields.get(name)
-        if field is None:
-            continue
-        is_other_type = (column.dtype.kind == "b") != (field.dtype == "bool")
-        has_other_rank = column.ndim != 1 + len(field.shape)
-        missing_sizes = np.subtract(field.shape, column.shape[1:]) if not has_other_rank else ()
-        if is_other_type or has_other_rank or min(missing_sizes, default=0) < 0:
-            raise ValueError(
-                f"{name} in {where} is {shape}, not {field.dtype} {[num_steps, *field.shape]}"
-            )
-        # zeros behind a task's own size
-        padding = [(0, 0), *((0, size) for size in missing_sizes)]
-        columns[name] = np.pad(column, padding).astype(field.dtype)
-    return columns
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn the errors of unreadable files into one that names the data set."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise ConfigurationError(
+            f"the data set {path} is damaged, or mtrl-lightning has not written it"
+            f" ({type(error).__name__}: {error}): copy it again, or collect it again"
+        ) from error

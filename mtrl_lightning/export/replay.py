@@ -8,65 +8,31 @@ Shapes: ``E`` environments (rings), ``N`` transitions of a ring, ``D`` observati
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.checkpoints.parts import RANKS
-from mtrl_lightning.demonstrations.minari_files import (
-    VERSION,
-    check_minari,
-    valid_name,
-    write_data_set,
-)
+from mtrl_lightning.demonstrations import RecordedEpisode, write_data_sets
+from mtrl_lightning.demonstrations.minari_files import check_new
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.run.data import manifest_of
-from mtrl_lightning.runs import checkpoint_at, ensure_writable, run_folder_of
+from mtrl_lightning.runs import checkpoint_at, run_folder_of
 from mtrl_lightning.saved_spec import rebuild_spec
 from mtrl_lightning.spec import Field
 
 
-class ReplayEpisode(NamedTuple):
-    """Consecutive transitions of one episode of a ring."""
-
-    env: int
-    """The ring."""
-    first: int
-    """Number of its first transition: how many the ring received before it."""
-    observation: npt.NDArray
-    """``[N + 1, D]``, with the observation after the last step."""
-    action: npt.NDArray
-    reward: npt.NDArray
-    terminated: bool
-    """Whether its last step terminated it; otherwise the episode is cut there."""
-
-    @property
-    def length(self) -> int:
-        """Number of steps."""
-        return len(self.reward)
-
-
-class Exported(NamedTuple):
-    """What ``export_to_minari`` has written of a task."""
-
-    dataset_id: str
-    num_episodes: int
-    num_steps: int
-
-
 def export_to_minari(
     run: str | Path, folder: str | Path | None = None
-) -> tuple[Path, list[Exported]]:
+) -> tuple[Path, dict[str, list[RecordedEpisode]]]:
     """Write the episodes of a run's replay as a Minari data set of each task.
 
     - Transitions before the first episode start that a full ring still has are left out.
@@ -79,17 +45,18 @@ def export_to_minari(
 
     Args:
         run: the folder of a run, for its newest complete checkpoint, or a checkpoint.
-        folder: where the data sets are written; None for ``export/minari`` in the run's folder.
+        folder: where the data sets are written, new; None for ``export/minari`` in the run's
+            folder.
 
     Returns:
-        The folder, which Minari takes as ``MINARI_DATASETS_PATH``, and the data sets.
+        The folder, which Minari takes as ``MINARI_DATASETS_PATH``, and the episodes of each trained
+        task.
 
     Raises:
         ConfigurationError: if Minari is not installed, the run has no replay, no episode of it is
-            whole, or the folder has its data sets already.
+            whole, or the folder exists.
         OSError: if a file cannot be written.
     """
-    check_minari()
     checkpoint = checkpoint_at(Path(run))
     if checkpoint.name == "last.ckpt":
         checkpoint, content = load_newest_whole(checkpoint, with_replay=False)
@@ -97,44 +64,30 @@ def export_to_minari(
         content = load_checkpoint(checkpoint)
     run_folder = run_folder_of(checkpoint)
     folder = run_folder / "export" / "minari" if folder is None else Path(folder)
+    check_new(folder)
     spec = rebuild_spec(content["mtrl_lightning"]["spec"])
     algorithm = content["mtrl_lightning"]["algorithm"]["class_path"].rpartition(".")[2]
     storage = read_replay(checkpoint, content)
     has_all = int(storage.added_E.sum()) == env_steps_of(content)
-    namespace = "/".join(map(valid_name, run_folder.resolve().parts[-2:]))
-    if (folder / namespace).exists():
-        raise ConfigurationError(
-            f"{folder / namespace} exists: delete it, or give another --folder"
-        )
-    ensure_writable(folder)
     task_E = np.repeat(spec.train_tasks, storage.num_envs // len(spec.train_tasks))
-    exported = []
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished_") as unfinished:
-        for task in spec.train_tasks:
-            rings = np.flatnonzero(task_E == task).tolist()
-            found = [one for env in rings for one in episodes(storage, env, spec.horizon, has_all)]
-            found.sort(key=lambda one: (one.first, one.env))
-            dataset_id = f"{namespace}/{valid_name(spec.task_names[task])}-v{VERSION}"
-            if found:
-                write_data_set(
-                    unfinished,
-                    dataset_id,
-                    [_buffer(one) for one in found],
-                    spec,
-                    task,
-                    algorithm=algorithm,
-                    description=f"Replay of the task {spec.task_names[task]} in training.",
-                    facts={"policy": algorithm, "replay": str(checkpoint)},
-                )
-            exported.append(Exported(dataset_id, len(found), sum(one.length for one in found)))
-        if not any(one.num_episodes for one in exported):
-            raise ConfigurationError(
-                f"the replay of {checkpoint} has no episode with its start: it holds"
-                f" {storage.capacity} transitions of each environment, and an episode has up to"
-                f" {spec.horizon}; train with a larger data.capacity or replay.save_last"
-            )
-        (folder / namespace).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(Path(unfinished) / namespace, folder / namespace)
+    exported = {}
+    for task in spec.train_tasks:
+        rings = np.flatnonzero(task_E == task).tolist()
+        found = [
+            (first, env, episode)
+            for env in rings
+            for first, episode in episodes(storage, env, spec.horizon, has_all)
+        ]
+        found.sort(key=lambda one: one[:2])
+        exported[spec.task_names[task]] = [episode for *_, episode in found]
+    if not any(exported.values()):
+        raise ConfigurationError(
+            f"the replay of {checkpoint} has no episode with its start: it holds"
+            f" {storage.capacity} transitions of each environment, and an episode has up to"
+            f" {spec.horizon}; train with a larger data.capacity or replay.save_last"
+        )
+    facts = {"policy": algorithm, "replay": str(checkpoint)}
+    write_data_sets(folder, spec, exported, facts)
     return folder.resolve(), exported
 
 
@@ -179,7 +132,9 @@ def read_replay(checkpoint: Path, content: Mapping[str, Any]) -> Storage:
     return storage
 
 
-def episodes(storage: Storage, env: int, horizon: int, has_all: bool) -> Iterator[ReplayEpisode]:
+def episodes(
+    storage: Storage, env: int, horizon: int, has_all: bool
+) -> Iterator[tuple[int, RecordedEpisode]]:
     """Yield the episodes in a ring whose start is known, in their order.
 
     Args:
@@ -188,6 +143,10 @@ def episodes(storage: Storage, env: int, horizon: int, has_all: bool) -> Iterato
         horizon: steps after which an episode is truncated.
         has_all: whether the ring received every transition since the run began. If it still has
             its first one, that is the start of an episode.
+
+    Yields:
+        The number of an episode's first transition, how many the ring received before it; and the
+        episode, which is truncated at its last step if it did not terminate there.
     """
     end = int(storage.added_E[env])
     oldest = end - int(storage.size_E[env])
@@ -199,14 +158,20 @@ def episodes(storage: Storage, env: int, horizon: int, has_all: bool) -> Iterato
     }
     has_start = has_all and oldest == 0
     for first, last in _bounds(rows, horizon, has_start):
-        start_observation = rows["observation"][first : last + 1]
-        yield ReplayEpisode(
-            env,
+        of_episode = {name: column[first : last + 1] for name, column in rows.items()}
+        terminations = of_episode["terminated"]
+        truncations = np.zeros_like(terminations)
+        truncations[-1] = not terminations[-1]
+        last_observation = of_episode["next_observation"][-1:]
+        yield (
             oldest + first,
-            np.concatenate([start_observation, rows["next_observation"][last : last + 1]]),
-            rows["action"][first : last + 1],
-            rows["reward"][first : last + 1],
-            bool(rows["terminated"][last]),
+            RecordedEpisode(
+                np.concatenate([of_episode["observation"], last_observation]),
+                of_episode["action"],
+                of_episode["reward"],
+                terminations,
+                truncations,
+            ),
         )
 
 
@@ -230,18 +195,3 @@ def _bounds(
             first += horizon
         yield first, last
         first = last + 1
-
-
-def _buffer(one: ReplayEpisode) -> dict[str, npt.NDArray]:
-    """Return an episode by the names that Minari gives its entries."""
-    terminations = np.zeros(one.length, np.bool_)
-    truncations = np.zeros(one.length, np.bool_)
-    terminations[-1] = one.terminated
-    truncations[-1] = not one.terminated
-    return {
-        "observations": one.observation,
-        "actions": one.action,
-        "rewards": one.reward,
-        "terminations": terminations,
-        "truncations": truncations,
-    }

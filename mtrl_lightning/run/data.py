@@ -60,8 +60,8 @@ class MultiTaskData(LightningDataModule):
             each gets the same number. Null for 128 per task.
         capacity: off-policy only: transitions kept, over all trained tasks and processes; each
             environment has an equal share. Null for 100,000 per task.
-        demonstrations: offline only: folder of the episodes to learn from, which ``collect`` has
-            written. It has every trained task, and may have others.
+        demonstrations: offline only: folder of the Minari data sets to learn from, which
+            ``collect`` has written. It has every trained task, and may have others.
         exclude_from_training: names of tasks that are evaluated but never trained on.
         memory_map: off-policy only: keep the replay in a file in the run's folder, mapped into
             memory, for one larger than the memory.

@@ -5,9 +5,7 @@ Shapes: ``N`` transitions, ``R`` trained tasks, ``D`` observation, ``A`` action.
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,18 +14,29 @@ import numpy.typing as npt
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from mtrl_lightning.demonstrations import check_collection, open_collection
+from mtrl_lightning.demonstrations import RecordedEpisode, TaskDataSet, open_data_sets
 from mtrl_lightning.devices import CPU
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import free_memory
+from mtrl_lightning.rollout.matching import own_shape
 from mtrl_lightning.schema import POLICY_ACTION, policy_action_field, transition_fields
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Transitions
 
 GIVE = "give the folder that mtrl-lightning collect has written"
+MAY_DIFFER = {
+    "horizon",
+    "evaluation_horizon",
+    "frames",
+    "num_goals",
+    "goal_seed",
+    "mujoco",
+}
+"""Entries of a protocol in which demonstrations may differ from the benchmark that they are used
+in."""
 
 
 def load_demonstrations(
@@ -38,7 +47,7 @@ def load_demonstrations(
     Tasks are matched by name. Actions beyond -1 and 1 are clipped, as environments do.
 
     Args:
-        folder: a collection.
+        folder: Minari data sets that ``collect`` or ``export --to minari`` has written.
         spec: the tasks.
         seed: of the sampling of batches.
         device: whose memory, if they take at most half of its free memory.
@@ -48,49 +57,103 @@ def load_demonstrations(
         The replay; and the identity of its content, plain values that a checkpoint keeps.
 
     Raises:
-        ConfigurationError: if there is no collection, it is not of these tasks, or memory is short.
+        ConfigurationError: if there are none, they are not of these tasks, or memory is short.
     """
-    collection = open_collection(folder)
-    check_collection(collection, spec)
-    collected = collection.facts.get("split", split)
+    data_sets = open_data_sets(folder)
+    names = [spec.task_names[task] for task in spec.train_tasks]
+    missing = [name for name in names if name not in data_sets]
+    if missing:
+        raise ConfigurationError(
+            f"the demonstrations in {folder} have no episode of {', '.join(missing)}, and they have"
+            f" those of {', '.join(data_sets)}: collect episodes of every trained task, or leave"
+            " the others out (data.exclude_from_training)"
+        )
+    for name in names:
+        check_demonstrations(data_sets[name], spec)
+    collected = data_sets[names[0]].facts.get("split", split)
     if split is not None and collected != split:
         rank_zero_warn(
             f"the demonstrations in {folder} are episodes of the split {collected}, which is"
             f" not trained in: an evaluation there says nothing of other episodes. Collect those of"
             f" {split}"
         )
-    names = [spec.task_names[task] for task in spec.train_tasks]
-    counts = {name: collection.rows[name] for name in names}
+    counts = {name: sum(data_sets[name].lengths) for name in names}
     capacity = max(counts.values()) * len(names)
     if bytes_needed(transition_fields(spec), capacity) > free_memory(device) / 2:
         device = CPU
-    fields = [policy_action_field(spec)] if POLICY_ACTION in collection.shapes else []
+    has_policy_action = all(POLICY_ACTION in data_sets[name].info_shapes for name in names)
+    policy_fields = [policy_action_field(spec)] if has_policy_action else []
     # room for the frames of every episode, which may be shorter than the horizon
-    shortest = min(collection.shortest[name] for name in names)
+    shortest = min(min(data_sets[name].lengths) for name in names)
     replay = ReplayBuffer(
         spec,
         capacity,
         seed,
         tasks=spec.train_tasks,
         device=device,
-        policy_fields=fields,
+        policy_fields=policy_fields,
         storage=partial(FrameStorage, horizon=shortest) if spec.frame_stack else None,
     )
-    checksums: dict[str, int] = {}
-    for columns in collection.chunks():
-        for name, transitions in _of_trained_tasks(columns, collection.spec, spec):
+    checksum = 0
+    for ring, name in enumerate(names):
+        for episode in data_sets[name].episodes():
+            transitions = _transitions(episode, ring, spec)
             replay.add(transitions)
-            for key, column in transitions.columns().items():
-                content = np.ascontiguousarray(column).data
-                checksums[f"{key} of {name}"] = zlib.crc32(
-                    content, checksums.get(f"{key} of {name}", 0)
-                )
+            for column in transitions.columns().values():
+                checksum = zlib.crc32(np.ascontiguousarray(column).data, checksum)
     if len(replay) < sum(counts.values()):
         raise ConfigurationError(
             f"the images of an episode in {folder} do not follow one another: collect it again"
         )
-    checksum = zlib.crc32(json.dumps(checksums, sort_keys=True).encode())
     return replay, {"transitions": counts, "crc32": checksum}
+
+
+def check_demonstrations(data_set: TaskDataSet, spec: EnvSpec) -> None:
+    """Check that a task of a benchmark can be learned from its demonstrations.
+
+    The protocols have to be equal but for ``MAY_DIFFER``.
+
+    Args:
+        data_set: the demonstrations.
+        spec: of the benchmark that is trained on, which has the task.
+
+    Raises:
+        ConfigurationError: naming both sides of a difference: another benchmark, or another version
+            or reward of it; another size; a field of ``info`` that is only stored here.
+    """
+    name = data_set.task
+    source = data_set.spec
+    for key in sorted({*source.protocol, *spec.protocol} - MAY_DIFFER):
+        values = [one.protocol.get(key, "none") for one in (source, spec)]
+        is_of_other_task = key.startswith("task ") and key != f"task {name}"
+        if values[0] != values[1] and not is_of_other_task:
+            raise ConfigurationError(
+                f"the demonstrations of {name} have {key} {values[0]}, and the benchmark that is"
+                f" trained on {values[1]}: train in a benchmark with {key} {values[0]}, or collect"
+                " episodes in this one"
+            )
+    for kind in ("observation", "action"):
+        shapes = [own_shape(one, kind, name) for one in (source, spec)]
+        if shapes[0] != shapes[1]:
+            raise ConfigurationError(
+                f"the {kind} of {name} has the shape {shapes[0]} in the demonstrations and"
+                f" {shapes[1]} in the benchmark that is trained on: use the wrappers and pixels"
+                " with which they were collected, or collect them again"
+            )
+    lacking = [
+        field.name
+        for field in spec.info_fields
+        if data_set.info_shapes.get(field.name) != field.shape
+    ]
+    if lacking:
+        stored = ",".join(field.name for field in spec.info_fields if field.name in spec.info_keys)
+        options = f"--data.info_keys [{stored}] --data.store_info true"
+        how = f" by mtrl-lightning collect ... -- {options}" if stored else " in this benchmark"
+        raise ConfigurationError(
+            f"the demonstrations of {name} have no {', '.join(lacking)} of the shape that the"
+            f" benchmark that is trained on stores: collect them again{how}, or train without"
+            " (data.store_info false)"
+        )
 
 
 def check_identity(saved: Any, identity: dict[str, Any]) -> None:
@@ -107,46 +170,34 @@ def _described(identity: Any) -> str:
     return f"{sum(identity['transitions'].values()):,} with checksum {identity['crc32']:08x}"
 
 
-def _of_trained_tasks(
-    columns: Mapping[str, npt.NDArray], there: EnvSpec, spec: EnvSpec
-) -> Iterator[tuple[str, Transitions]]:
-    """Return the transitions of each trained task, with its name, as this benchmark has them.
+def _transitions(episode: RecordedEpisode, ring: int, spec: EnvSpec) -> Transitions:
+    """Return an episode's transitions as this benchmark has them.
 
     Args:
-        columns: of some rows of a collection, whose order stays.
-        there: the collection's spec.
+        episode: of a trained task.
+        ring: index of the task in ``spec.train_tasks``.
         spec: this benchmark's.
     """
-    observations = spec.observation_space.shape
+    observations = _fitted(episode.observations, spec.observation_space.shape)
     actions = spec.action_space.shape
-    for ring, task in enumerate(spec.train_tasks):
-        name = spec.task_names[task]
-        rows = np.flatnonzero(columns["task"] == there.task_names.index(name))
-        if not len(rows):
-            continue
-        extra = {field.name: columns[field.name][rows] for field in spec.info_fields}
-        if POLICY_ACTION in columns:
-            extra[POLICY_ACTION] = _fitted(columns[POLICY_ACTION][rows], actions).clip(-1, 1)
-        yield (
-            name,
-            Transitions(
-                observation_ED=_fitted(columns["observation"][rows], observations),
-                action_EA=_fitted(columns["action"][rows], actions).clip(-1, 1),
-                reward_E=columns["reward"][rows],
-                next_observation_ED=_fitted(columns["next_observation"][rows], observations),
-                terminated_E=columns["terminated"][rows],
-                truncated_E=columns["truncated"][rows],
-                task_E=np.full(len(rows), task),
-                env_E=np.full(len(rows), ring),
-                extra=extra,
-            ),
-        )
+    extra = {field.name: episode.infos[field.name] for field in spec.info_fields}
+    if POLICY_ACTION in episode.infos:
+        extra[POLICY_ACTION] = _fitted(episode.infos[POLICY_ACTION], actions).clip(-1, 1)
+    return Transitions(
+        observation_ED=observations[:-1],
+        action_EA=_fitted(episode.actions, actions).clip(-1, 1),
+        reward_E=episode.rewards,
+        next_observation_ED=observations[1:],
+        terminated_E=episode.terminations,
+        truncated_E=episode.truncations,
+        task_E=np.full(episode.num_steps, spec.train_tasks[ring]),
+        env_E=np.full(episode.num_steps, ring),
+        extra=extra,
+    )
 
 
-def _fitted(column: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:
-    """Return vectors with as much padding as this benchmark's have; images as they are."""
-    missing = shape[0] - column.shape[1]
-    if len(shape) != 1 or missing == 0:
-        return column
-    # tasks have the same sizes of their own in both: only padding differs
-    return np.pad(column, ((0, 0), (0, missing))) if missing > 0 else column[:, : shape[0]]
+def _fitted(rows: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:
+    """Return vectors of a task's own size with this benchmark's padding; images as they are."""
+    if rows.shape[1:] == shape:
+        return rows
+    return np.pad(rows, ((0, 0), (0, shape[0] - rows.shape[1])))

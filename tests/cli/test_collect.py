@@ -9,8 +9,9 @@ import pytest
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import collect
-from mtrl_lightning.demonstrations import read_collection
+from mtrl_lightning.demonstrations import open_data_sets
 from mtrl_lightning.loading import load_policy
+from tests.helpers.demonstrations import need_minari, read_episodes
 
 TOY = ["--policy=random", "--env=env/toy", "--episodes=2", "--num_workers=0"]
 HORIZON = "--data.benchmark.init_args.horizon"
@@ -18,6 +19,7 @@ HORIZON = "--data.benchmark.init_args.horizon"
 
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path, monkeypatch):
+    need_minari()
     monkeypatch.chdir(tmp_path)
 
 
@@ -35,21 +37,23 @@ def test_episodes_are_written_and_their_results_printed(capsys, tmp_path):
     assert [line.split()[:3] for line in printed[1:4]] == [
         [f"goal-{task}", "2", "14"] for task in range(3)
     ]
-    assert printed[4].split()[0] == "mean" and printed[5] == "Collected in collections/toy_random"
-    collection = read_collection("collections/toy_random")
-    assert collection.num_transitions == 3 * 2 * 7 and collection.spec.horizon == 7
-    assert "policy_action" in collection.columns
-    rewards = collection.columns["reward"][collection.columns["task"] == 1]
-    assert float(printed[2].split()[3]) == pytest.approx(rewards.sum() / 2, abs=0.06)
-    facts = collection.facts
+    assert printed[4].split()[0] == "mean"
+    assert printed[5].startswith("Collected in collections/toy_random:")
+    data_sets = open_data_sets("collections/toy_random")
+    assert [data.lengths for data in data_sets.values()] == [[7, 7]] * 3
+    episodes = list(data_sets["goal-1"].episodes())
+    assert "policy_action" in episodes[0].infos
+    total = sum(one.rewards.sum() for one in episodes)
+    assert float(printed[2].split()[3]) == pytest.approx(total / 2, abs=0.06)
+    assert [one.seed for one in episodes] == [0, 1]
+    assert data_sets["goal-1"].spec.horizon == 7
+    facts = data_sets["goal-1"].facts
     assert facts["benchmark"]["class_path"] == "mtrl_lightning.envs.ToyReach"
     assert facts["benchmark"]["init_args"] == {"num_tasks": 3, "horizon": 7}
     assert (facts["policy"], facts["seed"], facts["split"]) == ("random", 3, "eval")
-    assert facts["seeds"]["goal-2"] == [0, 1]
 
     # before anything is built
-    message = "toy_random holds another collection: delete it, or give another --folder"
-    assert message in error_of(capsys, *TOY)
+    assert "toy_random exists" in error_of(capsys, *TOY)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,6 @@ def test_episodes_are_written_and_their_results_printed(capsys, tmp_path):
         (["--noise=-0.5"], "--noise is -0.5"),
         (["--num_workers=-1"], "--num_workers is -1: give at least 0, 0 for this process"),
         (["--episode=3"], "did you mean episodes? There is no option episode"),
-        (["--to=hdf"], "invalid choice: 'hdf'"),
     ],
 )
 def test_mistakes_that_need_no_benchmark(capsys, change, message):
@@ -99,11 +102,13 @@ def test_mistakes_in_what_is_combined(capsys, change, message):
 def test_fewer_successes_than_wanted_are_an_error(capsys):
     args = [*TOY, "--successes_only", "--attempts=1", "--episodes=30", "--", HORIZON, "4"]
     error = error_of(capsys, *args, code=1)
-    collection = read_collection("collections/toy_random")
-    counts = collection.facts["episodes"]
-    assert counts == collection.facts["successes"] and min(counts.values()) < 30
+    episodes = read_episodes("collections/toy_random")
+    assert all(one.infos["success"].any() for of_task in episodes.values() for one in of_task)
+    counts = {f"goal-{task}": len(episodes.get(f"goal-{task}", [])) for task in range(3)}
+    assert min(counts.values()) < 30
     for name, count in counts.items():
-        assert f"{name} has {count} of 30 successes after 30 attempts" in error
+        if count < 30:
+            assert f"{name} has {count} of 30 successes after 30 attempts" in error
 
 
 @pytest.mark.slow
@@ -111,14 +116,12 @@ def test_a_policy_of_the_package_acts_as_it_does_elsewhere(capsys):
     args = ["--env=env/metaworld_custom", "--episodes=1", "--num_workers=0"]
     tasks = "--data.benchmark.init_args.tasks=[window-open,reach]"
     main(["collect", "--policy=mt10", *args, "--folder=new", "--", tasks, HORIZON, "6"])
-    collection = read_collection("new")
-    assert collection.spec.task_names == ("window-open-v3", "reach-v3")
+    episodes = read_episodes("new")
+    assert episodes.keys() == {"window-open-v3", "reach-v3"}
     policy = load_policy("mt10")
-    for task, name in enumerate(collection.spec.task_names):
-        rows = collection.columns["task"] == task
-        # the policy saw observations of double precision
-        expected = policy.act(collection.columns["observation"][rows], name)
-        np.testing.assert_allclose(collection.columns["action"][rows], expected, atol=1e-3)
+    for name, (episode,) in episodes.items():
+        expected = policy.act(episode.observations[:-1], name)
+        np.testing.assert_allclose(episode.actions, expected, atol=1e-3)
 
 
 @pytest.mark.slow
@@ -129,9 +132,11 @@ def test_a_run_acts_with_its_action_transforms(command_line, tmp_path):
     command_line.finished(f"--rollout.action_transforms={json.dumps(transforms)}")
     run = command_line.folder()
     main(["collect", f"--policy={run}", *TOY[1:], f"--folder={tmp_path / 'new'}"])
-    columns = read_collection(tmp_path / "new").columns
-    expected = load_policy(run).act(columns["observation"], columns["task"])
-    np.testing.assert_allclose(columns["action"], 0.5 * expected, atol=1e-6)
+    policy = load_policy(run)
+    for name, of_task in read_episodes(tmp_path / "new").items():
+        for episode in of_task:
+            expected = policy.act(episode.observations[:-1], name)
+            np.testing.assert_allclose(episode.actions, 0.5 * expected, atol=1e-6)
 
 
 def test_the_default_folder_is_named_after_tasks_and_policy():

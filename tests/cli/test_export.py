@@ -67,7 +67,7 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     # 110 steps of each environment, of which a ring holds 50: those from step 60 on, where an
     # episode of 20 steps happens to begin, and what the oldest one holds is left out
-    assert lines[1].split() == ["run/version_0/goal-0-v0", "2", "30"]
+    assert lines[1].split() == ["goal-0", "2", "30"]
     assert len(lines) == 5 and lines[4].endswith(f"MINARI_DATASETS_PATH={tmp_path / 'data'}")
     (run / "config.yaml").unlink()
     message = "was started from Python with the action transforms"

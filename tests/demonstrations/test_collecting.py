@@ -7,63 +7,72 @@ from mtrl_lightning.demonstrations import (
     ScriptedPolicy,
     UniformPolicy,
     collect,
-    read_collection,
-    write_collection,
+    write_data_sets,
 )
 from mtrl_lightning.envs import MetaWorld, ToyReach
 from mtrl_lightning.errors import ConfigurationError
+from tests.helpers.demonstrations import need_minari, read_episodes
 from tests.helpers.fakes import Constant, Named, Scripted, scripted_length, scripted_success
 
 
 def assert_same(one, another):
-    assert one.seeds == another.seeds and one.attempts == another.attempts
-    assert one.columns.keys() == another.columns.keys()
-    for name, column in one.columns.items():
-        np.testing.assert_array_equal(column, another.columns[name])
+    assert one.attempts == another.attempts
+    assert one.episodes.keys() == another.episodes.keys()
+    for name, episodes in one.episodes.items():
+        for episode, other in zip(episodes, another.episodes[name], strict=True):
+            assert episode.seed == other.seed and episode.infos.keys() == other.infos.keys()
+            for column, expected in zip(episode[:5], other[:5], strict=True):
+                np.testing.assert_array_equal(column, expected)
+            for key, column in episode.infos.items():
+                np.testing.assert_array_equal(column, other.infos[key])
 
 
-def assert_replayed(benchmark, split, collection, seeds):
+def of_all(collected, get):
+    """Return a column of all episodes, task after task."""
+    return np.concatenate([get(one) for of_task in collected.episodes.values() for one in of_task])
+
+
+def seeds_of(collected, name):
+    return [one.seed for one in collected.episodes[name]]
+
+
+def assert_replayed(benchmark, split, episodes):
     """Step new environments by the collected actions, an episode at a time."""
-    columns = collection.columns
     for task, name in enumerate(benchmark.spec.task_names):
         env = benchmark.make_env(task, split, seed=99)
-        episodes = np.unique(columns["episode"][columns["task"] == task])
-        assert len(episodes) == len(seeds[name])
         # in another order than they were collected in
-        for episode, seed in reversed(list(zip(episodes, seeds[name], strict=True))):
-            rows = {key: column[columns["episode"] == episode] for key, column in columns.items()}
-            observation, _ = env.reset(seed=seed)
-            for row, action in enumerate(rows["action"]):
-                expected = np.asarray(observation, np.float32)
-                np.testing.assert_array_equal(rows["observation"][row], expected)
+        for episode in reversed(episodes[name]):
+            observation, _ = env.reset(seed=episode.seed)
+            for row, action in enumerate(episode.actions):
+                assert observation.dtype == episode.observations.dtype
+                np.testing.assert_array_equal(episode.observations[row], observation)
                 observation, reward, terminated, truncated, info = env.step(action)
-                expected = np.asarray(observation, np.float32)
-                np.testing.assert_array_equal(rows["next_observation"][row], expected)
-                assert rows["reward"][row] == np.float32(reward)
-                assert rows["success"][row] == bool(info["success"])
-                assert rows["terminated"][row] == terminated
-                assert rows["truncated"][row] == truncated
+                np.testing.assert_array_equal(episode.observations[row + 1], observation)
+                assert episode.rewards[row] == reward
+                assert episode.infos["success"][row] == bool(info["success"])
+                assert episode.terminations[row] == terminated
+                assert episode.truncations[row] == truncated
             assert terminated or truncated
 
 
-def test_a_collection_equals_a_replay_of_its_actions_in_the_real_environments(tmp_path):
+def test_written_episodes_equal_a_replay_of_their_actions(tmp_path):
+    need_minari()
     benchmark = MetaWorld(["reach-v3", "door-open-v3"], horizon=12)
     collected = collect(
         ScriptedPolicy(benchmark.spec), benchmark, 2, seed=5, noise=0.1, num_workers=0
     )
-    facts = {"seeds": collected.seeds}
-    write_collection(tmp_path / "new", benchmark.spec, collected.columns, facts)
-    collection = read_collection(tmp_path / "new")
-    assert collection.num_transitions == 2 * 2 * 12
-    assert collection.facts["episodes"] == {"reach-v3": 2, "door-open-v3": 2}
-    assert_replayed(benchmark, "train", collection, collection.facts["seeds"])
+    write_data_sets(tmp_path / "new", benchmark.spec, collected.episodes, {})
+    read = read_episodes(tmp_path / "new")
+    assert [[one.num_steps for one in of_task] for of_task in read.values()] == [[12, 12]] * 2
+    assert read["reach-v3"][0].observations.dtype == np.float64
+    assert_replayed(benchmark, "train", read)
     # in tasks by the same names, beside others, are the same episodes
     alone = MetaWorld(["door-open-v3"], horizon=12)
     again = collect(ScriptedPolicy(alone.spec), alone, 1, seed=5, num_workers=0)
-    assert again.seeds["door-open-v3"] == collected.seeds["door-open-v3"][:1]
-    rows = collection.columns["episode"] == 2
-    first = collection.columns["observation"][rows][0]
-    np.testing.assert_array_equal(again.columns["observation"][0], first)
+    first = collected.episodes["door-open-v3"][0]
+    assert seeds_of(again, "door-open-v3") == [first.seed]
+    (found,) = again.episodes["door-open-v3"]
+    np.testing.assert_array_equal(found.observations[0], first.observations[0])
 
 
 @pytest.mark.parametrize("num_tasks", [2, 40])
@@ -77,17 +86,19 @@ def test_episodes_are_whole_and_in_order(num_tasks):
         for episode in range(5)
         for step in range(scripted_length(task, episode))
     ]
-    np.testing.assert_array_equal(collected.columns["observation"][:, :3], rows)
-    assert collected.columns["task"].tolist() == [task for task, *_ in rows]
-    assert collected.columns["episode"].tolist() == [5 * task + k for task, k, _ in rows]
-    assert collected.columns["success"].tolist() == [
+    observation_ND = of_all(collected, lambda one: one.observations[:-1])
+    np.testing.assert_array_equal(observation_ND[:, :3], rows)
+    assert list(collected.episodes) == [f"task-{task}" for task in range(num_tasks)]
+    lengths = [[one.num_steps for one in of_task] for of_task in collected.episodes.values()]
+    assert lengths == [[scripted_length(task, k) for k in range(5)] for task in range(num_tasks)]
+    assert of_all(collected, lambda one: one.infos["success"]).tolist() == [
         scripted_success(task, k, step + 1) for task, k, step in rows
     ]
     is_last = [step + 1 == scripted_length(task, k) for task, k, step in rows]
-    done_N = collected.columns["terminated"] | collected.columns["truncated"]
+    done_N = of_all(collected, lambda one: one.terminations | one.truncations)
     assert done_N.tolist() == is_last
-    assert set(collected.attempts.values()) == {5} and not collected.missing
-    assert collected.seeds["task-1"] == [0, 1, 2, 3, 4]
+    assert set(collected.attempts.values()) == {5}
+    assert seeds_of(collected, "task-1") == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("num_tasks", [2, 40])
@@ -96,20 +107,17 @@ def test_further_episodes_are_run_until_there_are_enough_successes(num_tasks):
         Constant(), Scripted(num_tasks), 4, split="eval", successes_only=True, num_workers=0
     )
     # an episode succeeds if its number is even, or divisible by 3
-    assert collected.seeds["task-1"] == [0, 2, 3, 4]
-    assert set(collected.attempts.values()) == {5} and not collected.missing
-    assert len(np.unique(collected.columns["episode"])) == 4 * num_tasks
-    of_task = collected.columns["task"] == 1
-    episodes = collected.columns["observation"][of_task, 1]
-    assert list(dict.fromkeys(episodes.tolist())) == [0, 2, 3, 4]
+    assert seeds_of(collected, "task-1") == [0, 2, 3, 4]
+    assert set(collected.attempts.values()) == {5}
+    assert [len(of_task) for of_task in collected.episodes.values()] == [4] * num_tasks
+    assert [one.observations[0, 1] for one in collected.episodes["task-1"]] == [0, 2, 3, 4]
 
 
 def test_fewer_successes_than_wanted_are_reported():
     options = {"split": "eval", "successes_only": True, "num_workers": 0}
     collected = collect(Constant(), Scripted(2), 2, attempts=1, **options)
-    assert collected.seeds == {"task-0": [0], "task-1": [0]}
+    assert [seeds_of(collected, name) for name in ("task-0", "task-1")] == [[0], [0]]
     assert collected.attempts == {"task-0": 2, "task-1": 2}
-    assert collected.missing == {"task-0": 1, "task-1": 1}
 
     class Never(Scripted):
         def make_env(self, task, split, seed):
@@ -130,18 +138,23 @@ def test_the_seed_decides_and_noise_is_beside_the_policys_actions():
     collected = collect(UniformPolicy(spec), benchmark, 2, seed=1, **options)
     assert_same(collected, collect(UniformPolicy(spec), benchmark, 2, seed=1, **options))
     other = collect(UniformPolicy(spec), benchmark, 2, seed=2, **options)
-    for name in ("observation", "action", "policy_action"):
-        assert (collected.columns[name] != other.columns[name]).any()
-    action_NA = collected.columns["action"]
-    noise_NA = (action_NA - collected.columns["policy_action"])[np.abs(action_NA) < 1]
+    for get in (
+        lambda one: one.observations,
+        lambda one: one.actions,
+        lambda one: one.infos["policy_action"],
+    ):
+        assert (of_all(collected, get) != of_all(other, get)).any()
+    action_NA = of_all(collected, lambda one: one.actions)
+    policy_action_NA = of_all(collected, lambda one: one.infos["policy_action"])
+    noise_NA = (action_NA - policy_action_NA)[np.abs(action_NA) < 1]
     assert 0.3 < noise_NA.std() < 0.6 and np.abs(action_NA).max() <= 1
     # what was sent is what was stored
-    moved_ND = collected.columns["next_observation"] - collected.columns["observation"]
+    moved_ND = of_all(collected, lambda one: np.diff(one.observations, axis=0))
     assert np.corrcoef(moved_ND[:, 0], action_NA[:, 0])[0, 1] > 0.9
 
     silent = collect(Constant(), benchmark, 1, num_workers=0)
-    assert "policy_action" not in silent.columns
-    assert (silent.columns["action"] == Constant().action).all()
+    assert "policy_action" not in silent.episodes["goal-0"][0].infos
+    assert (of_all(silent, lambda one: one.actions) == Constant().action).all()
 
 
 @pytest.mark.slow
@@ -173,4 +186,4 @@ def test_what_cannot_be_collected():
     with pytest.raises(ConfigurationError, match="the benchmark reports none"):
         collect(Constant(), WithoutSuccess(2), 1, successes_only=True)
     collected = collect(Constant(), WithoutSuccess(2), 1, split="eval", num_workers=0)
-    assert "success" not in collected.columns
+    assert not collected.episodes["task-0"][0].infos

@@ -1,262 +1,265 @@
-"""Collections as Minari data sets: read back as they were, and what they lack is named."""
+"""Episodes as Minari data sets: read back as they were written, complete or absent."""
 
 import json
+import os
+import shutil
 import sys
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
 from mtrl_lightning.demonstrations import (
+    RecordedEpisode,
     UniformPolicy,
     collect,
-    minari_files,
-    read_collection,
-    write_collection,
+    open_data_sets,
+    write_data_sets,
 )
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.replay import export_to_minari
+from tests.helpers.algorithms import make_spec
+from tests.helpers.demonstrations import read_episodes
 from tests.helpers.fakes import Costly, Scripted
 from tests.helpers.recorded import Recorded
 
 minari = pytest.importorskip("minari")
 h5py = pytest.importorskip("h5py")
 
-
-@pytest.fixture
-def benchmark():
-    return Costly(2)
+SHAPES = [(3,), (5,), (2, 4, 4), (3, 40, 40)]
+"""Of observations; Minari takes uint8 of the last one as an image."""
 
 
-@pytest.fixture
-def written(tmp_path, benchmark):
-    """Write the same episodes in both formats; return the folders."""
+def random_rows(rng, num_rows, shape, dtype):
+    if np.dtype(dtype).kind == "f":
+        return rng.normal(size=(num_rows, *shape)).astype(dtype)
+    return rng.integers(0, 2 if dtype == "bool" else 256, (num_rows, *shape)).astype(dtype)
+
+
+def random_episode(rng, num_steps, observation, reward_type, infos):
+    """Return an episode of random numbers.
+
+    Args:
+        rng: of the numbers.
+        num_steps: number of steps.
+        observation: shape and type.
+        reward_type: of the rewards.
+        infos: shape and type of each column by name.
+    """
+    is_last_N = np.arange(num_steps) == num_steps - 1
+    is_terminated = bool(rng.integers(2))
+    return RecordedEpisode(
+        random_rows(rng, num_steps + 1, *observation),
+        random_rows(rng, num_steps, (2,), "float32"),
+        random_rows(rng, num_steps, (), reward_type),
+        is_last_N & is_terminated,
+        is_last_N & (not is_terminated),
+        {name: random_rows(rng, num_steps, *column) for name, column in infos.items()},
+        int(rng.integers(2**31)),
+    )
+
+
+def assert_equal(found, expected):
+    """Compare two episodes bit by bit."""
+    assert found.seed == expected.seed and found.infos.keys() == expected.infos.keys()
+    pairs = [*zip(found[:5], expected[:5], strict=True)]
+    pairs += [(found.infos[name], column) for name, column in expected.infos.items()]
+    for one, other in pairs:
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_episodes_are_read_as_they_were_written(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    shape = SHAPES[rng.integers(len(SHAPES))]
+    dtype = str(rng.choice(["float32", "float64", "uint8"]))
+    limits = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
+    spec = make_spec(3)._replace(observation_space=Box(*limits, shape, np.dtype(dtype).type))
+    possible = {
+        "success": ((), "bool"),
+        "policy_action": ((2,), "float32"),
+        "cost": ((), "float64"),
+        "grid": ((2, 3), "int64"),
+    }
+    infos = {name: column for name, column in possible.items() if rng.integers(2)}
+    reward_type = str(rng.choice(["float32", "float64"]))
+    written = {
+        name: [
+            random_episode(rng, int(rng.integers(1, 9)), (shape, dtype), reward_type, infos)
+            for _ in range(rng.integers(1, 5))
+        ]
+        for name in spec.task_names[:2]
+    }
+    facts = {"policy": "by hand", "attempts": {"task-0": 3}}
+    write_data_sets(tmp_path / "new" / "sets", spec, {**written, spec.task_names[2]: []}, facts)
+    data_sets = open_data_sets(tmp_path / "new" / "sets")
+    assert data_sets.keys() == written.keys(), "a task without an episode has no data set"
+    for name, data_set in data_sets.items():
+        assert data_set.spec == spec and facts.items() <= data_set.facts.items()
+        assert data_set.facts["versions"]["numpy"] == np.__version__
+        assert data_set.lengths == [one.num_steps for one in written[name]]
+        assert data_set.info_shapes == {info: column[0] for info, column in infos.items()}
+        for found, expected in zip(data_set.episodes(), written[name], strict=True):
+            assert_equal(found, expected)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["sets"]
+
+
+def test_minari_reads_the_data_sets(tmp_path, monkeypatch):
+    benchmark = Costly(2)
     collected = collect(
         UniformPolicy(benchmark.spec), benchmark, 3, split="eval", noise=0.1, num_workers=0
     )
-    for to in ("replay", "minari"):
-        facts = {"policy": "random", "seeds": collected.seeds}
-        write_collection(tmp_path / to, benchmark.spec, collected.columns, facts, to)
-    return tmp_path
-
-
-def test_minari_and_we_read_what_was_written(written, monkeypatch):
-    expected = read_collection(written / "replay")
-    read = read_collection(written / "minari")
-    assert read.spec == expected.spec and read.facts == expected.facts
-    assert read.columns.keys() == expected.columns.keys()
-    for name, column in expected.columns.items():
-        assert read.columns[name].dtype == column.dtype
-        np.testing.assert_array_equal(read.columns[name], column)
-
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(written / "minari"))
+    monkeypatch.chdir(tmp_path)
+    write_data_sets("sets", benchmark.spec, collected.episodes, {"policy": "random"})
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
     assert sorted(minari.list_local_datasets()) == ["task-0-v0", "task-1-v0"]
     data = minari.load_dataset("task-1-v0")
-    episodes = list(data.iterate_episodes())
-    assert [len(one) for one in episodes] == [1, 4, 2]
-    rows = expected.columns["task"] == 1
-    actions = np.concatenate([one.actions for one in episodes])
-    np.testing.assert_array_equal(actions, expected.columns["action"][rows])
-    success = np.concatenate([one.infos["success"][1:] for one in episodes])
-    np.testing.assert_array_equal(success, expected.columns["success"][rows])
-    assert [one["seed"] for one in data.storage.get_episode_metadata(range(3))] == [0, 1, 2]
-
-    # the folder of one task alone
-    alone = read_collection(written / "minari" / "task-1-v0")
-    np.testing.assert_array_equal(alone.columns["action"], expected.columns["action"][rows])
-    assert alone.columns["episode"].tolist() == [0, 1, 1, 1, 1, 2, 2]
+    assert data.storage.metadata["algorithm_name"] == "random"
+    assert [len(one) for one in data] == [1, 4, 2]
+    for episode, expected in zip(data, collected.episodes["task-1"], strict=True):
+        np.testing.assert_array_equal(episode.observations, expected.observations)
+        np.testing.assert_array_equal(episode.actions, expected.actions)
+        np.testing.assert_array_equal(episode.rewards, expected.rewards)
+        # Minari has an entry of the reset, too
+        for name in ("success", "policy_action", "cost"):
+            np.testing.assert_array_equal(episode.infos[name][1:], expected.infos[name])
+    seeds = [one["seed"] for one in data.storage.get_episode_metadata(range(3))]
+    assert seeds == [one.seed for one in collected.episodes["task-1"]] == [0, 1, 2]
 
 
-def test_an_exported_replay_is_a_collection_without_success(tmp_path):
+def test_an_exported_replay_is_read_in_each_tasks_own_size(tmp_path):
     recorded = Recorded(Scripted(2), [0, 1], 12, 50)
     recorded.spec = recorded.spec._replace(observation_sizes=(4, 3), action_sizes=(1, 2))
-    folder, _ = export_to_minari(recorded.save(tmp_path))
-    collection = read_collection(folder)
-    assert collection.spec == recorded.spec and "success" not in collection.columns
-    assert collection.facts["policy"] == "SAC"
-    storage = recorded.buffer.storage
-    for task in range(2):
-        rows = storage.take(*storage.numbers(task, 0, int(storage.added_E[task])))
-        of_task = collection.columns["task"] == task
-        mask_D = collection.spec.observation_mask_TD[task]
-        mask_A = collection.spec.action_mask_TA[task]
-        for name, mask in (("next_observation", mask_D), ("action", mask_A)):
-            # zeros behind the task's own size
-            given = np.where(mask, rows[name].numpy(), 0)
-            np.testing.assert_array_equal(collection.columns[name][of_task], given)
+    folder, exported = export_to_minari(recorded.save(tmp_path))
+    data_sets = open_data_sets(folder)
+    for task, (name, data_set) in enumerate(data_sets.items()):
+        assert data_set.spec == recorded.spec and not data_set.info_shapes
+        assert data_set.facts["policy"] == "SAC"
+        for found, episode in zip(data_set.episodes(), exported[name], strict=True):
+            size, action_size = recorded.spec.observation_sizes[task], task + 1
+            own_size = episode._replace(
+                observations=episode.observations[:, :size],
+                actions=episode.actions[:, :action_size],
+            )
+            assert_equal(found, own_size)
 
 
-def data_of(folder):
-    return folder / "minari" / "task-0-v0" / "data"
+def test_tasks_whose_names_are_equal_in_minari_have_data_sets_of_their_own(tmp_path):
+    names = ("walk 0.5", "walk_0_5", "walk")
+    spec = make_spec(3)._replace(task_names=names)
+    rng = np.random.default_rng(0)
+    written = {name: [random_episode(rng, 3, ((4,), "float32"), "float32", {})] for name in names}
+    write_data_sets(tmp_path / "sets", spec, written, {})
+    assert {path.name for path in (tmp_path / "sets").iterdir()} == {
+        "walk_0_5-v0",
+        "walk_0_5-v1",
+        "walk-v0",
+    }
+    for name, (episode,) in read_episodes(tmp_path / "sets").items():
+        assert_equal(episode, written[name][0])
 
 
-def without(name):
-    def damage(folder):
-        with h5py.File(data_of(folder) / "main_data.hdf5", "a") as file:
-            del file["episode_1"][name]
+@pytest.fixture
+def written(tmp_path):
+    """Write two tasks' data sets; return their folder."""
+    benchmark = Scripted(2)
+    policy = UniformPolicy(benchmark.spec)
+    collected = collect(policy, benchmark, 3, split="eval", num_workers=0)
+    write_data_sets(tmp_path / "sets", benchmark.spec, collected.episodes, {})
+    return tmp_path / "sets"
 
-    return damage
+
+def test_a_folder_that_exists_is_not_written_to(tmp_path, written):
+    before = sorted(written.rglob("*"))
+    spec = Scripted(2).spec
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for folder in (written, tmp_path, tmp_path / "link"):
+        with pytest.raises(ConfigurationError, match="exists"):
+            write_data_sets(folder, spec, read_episodes(written), {})
+    assert sorted(written.rglob("*")) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"sets", "link"}
 
 
-def without_spec(folder):
-    path = data_of(folder) / "metadata.json"
+def test_nothing_is_left_of_an_unfinished_write(tmp_path, written, monkeypatch):
+    episodes = read_episodes(written)
+    update = h5py.Group.create_dataset
+    calls = []
+
+    def full(*args, **options):
+        calls.append(args)
+        if len(calls) == 20:
+            raise OSError("the disk is full")
+        return update(*args, **options)
+
+    monkeypatch.setattr(h5py.Group, "create_dataset", full)
+    with pytest.raises(OSError, match="full"):
+        write_data_sets(tmp_path / "new", Scripted(2).spec, episodes, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["sets"]
+
+
+def test_data_sets_that_cannot_be_moved_are_kept(tmp_path, written, monkeypatch):
+    episodes = read_episodes(written)
+    replace = os.replace
+
+    def with_a_folder_there(source, target):
+        (tmp_path / "new" / "another").mkdir(parents=True)
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", with_a_folder_there)
+        with pytest.raises(OSError, match="unfinished") as raised:
+            write_data_sets(tmp_path / "new", Scripted(2).spec, episodes, {})
+    kept = read_episodes(raised.value.filename)
+    for name, of_task in episodes.items():
+        for found, expected in zip(kept[name], of_task, strict=True):
+            assert_equal(found, expected)
+
+
+def truncate(folder):
+    path = folder / "task-0-v0" / "data" / "main_data.hdf5"
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def remove_metadata(folder):
+    (folder / "task-0-v0" / "data" / "metadata.json").unlink()
+
+
+def remove_our_metadata(folder):
+    path = folder / "task-0-v0" / "data" / "metadata.json"
     metadata = json.loads(path.read_text())
-    del metadata["mtrl_lightning"]["spec"]
+    del metadata["mtrl_lightning"]
     path.write_text(json.dumps(metadata))
 
 
-def with_other_protocol(folder):
-    path = data_of(folder) / "metadata.json"
-    metadata = json.loads(path.read_text())
-    metadata["mtrl_lightning"]["spec"]["protocol"]["benchmark"] = "another"
-    path.write_text(json.dumps(metadata))
-
-
-def with_texts(folder):
-    with h5py.File(data_of(folder) / "main_data.hdf5", "a") as file:
-        del file["episode_1/rewards"]
-        file["episode_1"].create_dataset("rewards", data=[b"1"])
-
-
-def changed(change):
-    """Return what changes the second episode of a file, by its group."""
-
-    def damage(folder):
-        with h5py.File(data_of(folder) / "main_data.hdf5", "a") as file:
-            change(file["episode_1"])
-
-    return damage
-
-
-def replaced(name, **options):
-    """Return what puts another dataset in the place of one."""
-
-    def change(group):
-        del group[name]
-        group.create_dataset(name, **options)
-
-    return changed(change)
-
-
-def linked(name, link):
-    def change(group):
-        del group[name]
-        group[name] = link
-
-    return changed(change)
-
-
-def made_virtual(group):
-    del group["rewards"]
-    layout = h5py.VirtualLayout((1,), "f4")
-    layout[:] = h5py.VirtualSource("elsewhere.hdf5", "rewards", (1,))
-    group.create_virtual_dataset("rewards", layout)
-
-
-def linked_often(group):
-    for number in range(2_000):
-        group[f"infos/own_{number}"] = group["infos/large"]
-
-
-def test_a_recompressed_file_is_read(written):
-    """A constant image takes a hundredth of its bytes in a compressed file."""
-    expected = read_collection(written / "replay").columns
-    changed(
-        lambda group: group.create_dataset(
-            "infos/image", data=np.zeros((2, 2_000_000), np.uint8), compression="gzip"
-        )
-    )(written)
-    with h5py.File(data_of(written) / "main_data.hdf5") as file:
-        image = file["episode_1/infos/image"]
-        assert image.id.get_storage_size() < image.nbytes / 100
-        assert (data_of(written) / "main_data.hdf5").stat().st_size < image.nbytes / 16
-    found = read_collection(written / "minari").columns
-    for name, column in expected.items():
-        np.testing.assert_array_equal(found[name], column)
+def remove_an_episode(folder):
+    with h5py.File(folder / "task-0-v0" / "data" / "main_data.hdf5", "a") as file:
+        del file["episode_1"]
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (
-            replaced("rewards", shape=(10**13,), dtype="f4", chunks=(1024,)),
-            "has 40,000,000,000,000 bytes in chunks of 4,096, too many",
-        ),
-        (
-            replaced("rewards", shape=(1,), maxshape=(None,), dtype="f4", chunks=(10**8,)),
-            "has 4 bytes in chunks of 400,000,000, too many",
-        ),
-        (
-            changed(
-                lambda group: (
-                    group.create_dataset("infos/large", data=np.zeros((2, 10_000))),
-                    linked_often(group),
-                )
-            ),
-            "too many for a file of this size",
-        ),
-        (
-            replaced("rewards", shape=(1,), dtype="f4", external=[("/dev/zero", 0, 4)]),
-            "reward in episode_1 of .* is stored in another file",
-        ),
-        (changed(made_virtual), "reward in episode_1 of .* is stored in another file"),
-        (linked("rewards", h5py.ExternalLink("other.hdf5", "x")), "rewards in .* is a link"),
-        (linked("rewards", h5py.SoftLink("/episode_0/rewards")), "rewards in .* is a link"),
-        (linked("infos", h5py.ExternalLink("other.hdf5", "x")), "infos in .* is a link"),
-        (linked("infos/success", h5py.SoftLink("/x")), "success in infos of .* is a link"),
-        (
-            changed(lambda group: group["infos"].create_group("deep")),
-            "deep in episode_1 of .* is no array",
-        ),
-        (
-            changed(lambda group: group.create_dataset("infos/observation", data=np.zeros((2, 4)))),
-            "infos/observation in .* has the name of another column",
-        ),
-        (
-            replaced("infos/policy_action", data=np.zeros(2, np.float32)),
-            r"policy_action in .* is float32 \[1\], not float32 \[1, 2\]",
-        ),
-        (
-            replaced("infos/policy_action", data=np.zeros((2, 2), np.bool_)),
-            r"policy_action in .* is bool \[1, 2\], not float32 \[1, 2\]",
-        ),
-        (
-            replaced("infos/policy_action", data=np.zeros((2, 3), np.float32)),
-            r"policy_action in .* is float32 \[1, 3\], not float32 \[1, 2\]",
-        ),
-        (
-            replaced("actions", data=np.full((1, 2), np.nan, np.float32)),
-            "column action has numbers that are not finite",
-        ),
-        (without("truncations"), "episode_1 of .* has no truncations"),
-        (without("observations"), "episode_1 of .* has no observations"),
-        (with_texts, r"reward in episode_1 of .* is object \[1\], not 1 numbers"),
-        (without_spec, r"metadata\.json has no mtrl_lightning\.spec, which collect --to minari"),
-        (with_other_protocol, "has data sets of several collections"),
-        (lambda folder: (data_of(folder) / "metadata.json").unlink(), "is missing"),
-        (
-            lambda folder: (data_of(folder) / "main_data.hdf5").write_bytes(b"no file"),
-            "cannot be read",
-        ),
-    ],
+    "damage", [truncate, remove_metadata, remove_our_metadata, remove_an_episode]
 )
-def test_what_a_file_lacks_is_named(written, damage, message):
+def test_a_damaged_data_set_is_named(written, damage):
     damage(written)
-    with pytest.raises(ConfigurationError, match=message):
-        read_collection(written / "minari")
+    with pytest.raises(ConfigurationError, match="task-0-v0"):
+        read_episodes(written)
 
 
-def test_the_extra_is_named_where_it_is_missing(written, benchmark, monkeypatch):
-    columns = read_collection(written / "replay").columns
-    monkeypatch.setitem(sys.modules, "h5py", None)
+def test_a_folder_without_data_sets_is_refused(written):
+    for path in written.iterdir():
+        shutil.rmtree(path)
+    with pytest.raises(ConfigurationError, match="no Minari data set"):
+        open_data_sets(written)
+
+
+@pytest.mark.parametrize("package", ["minari", "h5py"])
+def test_the_extra_is_named_where_it_is_missing(written, monkeypatch, package):
+    episodes = read_episodes(written)
+    monkeypatch.setitem(sys.modules, package, None)
     for call in (
-        lambda: read_collection(written / "minari"),
-        lambda: write_collection(written / "new", benchmark.spec, columns, {}, "minari"),
+        lambda: open_data_sets(written),
+        lambda: write_data_sets(written.parent / "new", Scripted(2).spec, episodes, {}),
     ):
         with pytest.raises(ConfigurationError, match=r'pip install "mtrl_lightning\[minari\]"'):
             call()
-
-
-def test_data_sets_that_do_not_fit_into_memory(written, monkeypatch):
-    monkeypatch.setattr(minari_files, "free_memory", lambda: 10)
-    with pytest.raises(ConfigurationError, match=r"does not fit into memory \(it needs"):
-        read_collection(written / "minari")

@@ -16,13 +16,14 @@ from tests.helpers.recorded import Recorded
 
 
 def assert_same(found, seen):
-    assert found.length == len(seen.rewards)
+    assert found.num_steps == len(seen.rewards)
     np.testing.assert_array_equal(
-        found.observation[: len(seen.observations)], np.array(seen.observations, np.float32)
+        found.observations[: len(seen.observations)], np.array(seen.observations, np.float32)
     )
-    np.testing.assert_array_equal(found.action, np.array(seen.actions))
-    np.testing.assert_array_equal(found.reward, np.array(seen.rewards, np.float32))
-    assert found.terminated == seen.terminated
+    np.testing.assert_array_equal(found.actions, np.array(seen.actions))
+    np.testing.assert_array_equal(found.rewards, np.array(seen.rewards, np.float32))
+    assert not (found.terminations | found.truncations)[:-1].any()
+    assert found.terminations[-1] == seen.terminated == (not found.truncations[-1])
 
 
 @pytest.mark.parametrize("capacity", [100, 11])
@@ -41,9 +42,10 @@ def test_episodes_are_those_that_the_collector_saw(benchmark, tasks, capacity):
         oldest = storage.added_E[env] - storage.size_E[env]
         # the oldest part is left out, also where an episode happens to start with it
         kept = [(number, one) for number, one in kept if number > oldest or oldest == 0]
-        assert [one.first for one in found] == [number for number, _ in kept]
-        assert sum(one.length for one in found) == storage.added_E[env] - found[0].first
-        for one, (_, seen) in zip(found, kept, strict=True):
+        assert [number for number, _ in found] == [number for number, _ in kept]
+        num_steps = sum(one.num_steps for _, one in found)
+        assert num_steps == storage.added_E[env] - found[0][0]
+        for (_, one), (_, seen) in zip(found, kept, strict=True):
             assert_same(one, seen)
 
 
@@ -57,10 +59,11 @@ def test_episodes_that_end_where_they_start_are_separated_by_the_horizon():
         row["terminated"] = torch.tensor([number == 1])
         again.add(np.array([0]), row)
     found = list(episodes(again, 0, 3, has_all=True))
-    assert [(one.length, one.terminated) for one in found] == [(2, True), (3, False), (3, False)]
+    ends = [(one.num_steps, one.terminations[-1]) for _, one in found]
+    assert ends == [(2, True), (3, False), (3, False)]
     # what the first one began with is not known
     unknown = list(episodes(again, 0, 3, has_all=False))
-    assert [(one.first, one.length) for one in unknown] == [(2, 3), (5, 3)]
+    assert [(first, one.num_steps) for first, one in unknown] == [(2, 3), (5, 3)]
 
 
 def test_minari_reads_the_episodes_of_each_task(tmp_path, monkeypatch):
@@ -71,32 +74,30 @@ def test_minari_reads_the_episodes_of_each_task(tmp_path, monkeypatch):
     folder, exported = export_to_minari(run)
     assert folder == run / "export" / "minari"
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder))
-    assert sorted(minari.list_local_datasets()) == [one.dataset_id for one in exported]
+    assert sorted(minari.list_local_datasets()) == ["task-0-v0", "task-1-v0"]
     storage = recorded.buffer.storage
-    for task, one in enumerate(exported):
-        assert one.dataset_id == f"try/version_0/task-{task}-v0"
-        data = minari.load_dataset(one.dataset_id)
+    for task, name in enumerate(exported):
+        data = minari.load_dataset(f"{name}-v0")
         assert data.observation_space.shape == (4,) and data.action_space.shape == (2,)
         expected = [
             found
             for env in (2 * task, 2 * task + 1)
             for found in episodes(storage, env, recorded.spec.horizon, has_all=True)
         ]
-        expected.sort(key=lambda found: found.first)
+        expected.sort(key=lambda found: found[0])
         read = list(data.iterate_episodes())
-        assert len(read) == len(expected) == one.num_episodes == data.total_episodes
-        assert data.total_steps == one.num_steps
-        assert 0 < one.num_steps <= int(storage.size_E[[2 * task, 2 * task + 1]].sum())
-        for episode, wanted in zip(read, expected, strict=True):
-            np.testing.assert_array_equal(episode.observations, wanted.observation)
-            np.testing.assert_array_equal(episode.actions, wanted.action)
-            np.testing.assert_array_equal(episode.rewards, wanted.reward)
+        assert len(read) == len(expected) == len(exported[name]) == data.total_episodes
+        assert 0 < data.total_steps <= int(storage.size_E[[2 * task, 2 * task + 1]].sum())
+        for episode, (_, wanted) in zip(read, expected, strict=True):
+            np.testing.assert_array_equal(episode.observations, wanted.observations)
+            np.testing.assert_array_equal(episode.actions, wanted.actions)
+            np.testing.assert_array_equal(episode.rewards, wanted.rewards)
             # odd tasks terminate, and only the last step ends an episode
-            assert episode.terminations.sum() == wanted.terminated <= task
+            assert episode.terminations.sum() == wanted.terminations[-1] <= task
             assert episode.terminations[-1] or episode.truncations[-1]
             assert episode.terminations.sum() + episode.truncations.sum() == 1
-        assert any(wanted.terminated for wanted in expected) == bool(task)
-    with pytest.raises(ConfigurationError, match=r"version_0 exists: delete it, or give another"):
+        assert any(wanted.terminations[-1] for _, wanted in expected) == bool(task)
+    with pytest.raises(ConfigurationError, match="exists: delete it, or give another"):
         export_to_minari(run)
 
 
@@ -106,9 +107,9 @@ def test_observations_and_actions_have_the_tasks_own_size(tmp_path, monkeypatch)
     recorded = Recorded(Scripted(2), [0, 1], 12, 50)
     recorded.spec = recorded.spec._replace(observation_sizes=(4, 3), action_sizes=(1, 2))
     monkeypatch.chdir(tmp_path)
-    _, exported = export_to_minari(recorded.save(tmp_path), "own")
+    export_to_minari(recorded.save(tmp_path), "own")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "own"))
-    small, large = (minari.load_dataset(one.dataset_id) for one in exported)
+    small, large = (minari.load_dataset(f"task-{task}-v0") for task in range(2))
     assert small.observation_space.shape == (4,) and small[0].actions.shape[1:] == (1,)
     assert large.observation_space.shape == (3,) and large[0].observations.shape[1:] == (3,)
 
@@ -120,7 +121,7 @@ def test_what_cannot_be_exported(tmp_path, monkeypatch):
     run = recorded.save(tmp_path)
     with pytest.raises(ConfigurationError, match="has no episode with its start: it holds 2"):
         export_to_minari(run)
-    assert list((run / "export" / "minari").iterdir()) == []
+    assert not (run / "export").exists()
     (chunk,) = (run / "replay").iterdir()
     chunk.unlink()
     with pytest.raises(ConfigurationError, match=r"1 of the 1 replay files .* were deleted"):

@@ -3,53 +3,50 @@
 from __future__ import annotations
 
 import tracemalloc
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.demonstrations import collection, read_collection, write_collection
+from mtrl_lightning.demonstrations import RecordedEpisode, write_data_sets
 from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import trained_spec
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.run.demonstrations import load_demonstrations
+from mtrl_lightning.spec import Field
 from tests.helpers.algorithms import make_spec, pixel_spec
-from tests.helpers.demonstrations import write_demonstrations
+from tests.helpers.demonstrations import need_minari, read_episodes, write_demonstrations
 
-MIB = 2**20
 NAMES = ("far", "near", "between")
 LENGTHS = [3, 9, 1, 2]
 TASKS = [1, 0, 1, 2]
 """Of the episodes."""
 
 
-def columns_of(spec):
-    """Return episodes whose numbers tell their task and row; the second's action is too large."""
+def episodes_of(spec):
+    """Return episodes whose numbers tell their task and row; the first's action is too large."""
     rng = np.random.default_rng(0)
-    task_N = np.repeat(TASKS, LENGTHS)
-    is_last_N = np.zeros(sum(LENGTHS), np.bool_)
-    is_last_N[np.cumsum(LENGTHS) - 1] = True
-    observation_ND = rng.normal(size=(len(task_N), *spec.observation_space.shape))
-    observation_ND[:, 0] = 10 * task_N
-    observation_ND *= spec.observation_mask_TD[task_N]
-    action_NA = rng.uniform(-1, 1, (len(task_N), *spec.action_space.shape))
-    action_NA *= spec.action_mask_TA[task_N]
-    action_NA[1, 0] = 3.0
-    return {
-        "observation": observation_ND,
-        "action": action_NA,
-        "reward": task_N + 0.5,
-        "next_observation": -observation_ND,
-        "terminated": is_last_N,
-        "truncated": np.zeros_like(is_last_N),
-        "success": is_last_N,
-        "task": task_N,
-        "episode": np.repeat(np.arange(len(LENGTHS)), LENGTHS),
-    }
+    episodes = {name: [] for name in NAMES}
+    for task, steps in zip(TASKS, LENGTHS, strict=True):
+        observation_ND = rng.normal(size=(steps + 1, *spec.observation_space.shape))
+        observation_ND[:, 0] = 10 * task
+        action_NA = rng.uniform(-1, 1, (steps, *spec.action_space.shape))
+        if not episodes[NAMES[1]]:
+            action_NA[1, 0] = 3.0
+        is_last_N = np.arange(steps) == steps - 1
+        episodes[NAMES[task]].append(
+            RecordedEpisode(
+                observation_ND * spec.observation_mask_TD[task],
+                action_NA * spec.action_mask_TA[task],
+                np.full(steps, task + 0.5),
+                is_last_N,
+                np.zeros_like(is_last_N),
+                {"success": is_last_N},
+            )
+        )
+    return episodes
 
 
 SPEC = make_spec(3, 4, 2)._replace(
@@ -59,7 +56,8 @@ SPEC = make_spec(3, 4, 2)._replace(
 
 @pytest.fixture
 def written(tmp_path):
-    write_collection(tmp_path / "demonstrations", SPEC, columns_of(SPEC), {})
+    need_minari()
+    write_data_sets(tmp_path / "demonstrations", SPEC, episodes_of(SPEC), {})
     return str(tmp_path / "demonstrations")
 
 
@@ -75,18 +73,20 @@ def test_tasks_are_matched_by_name_and_padded_as_they_are_here(written):
         task_names=("between", "near"), observation_sizes=(2, 3), action_sizes=(2, 1)
     )
     replay, identity = load_demonstrations(written, spec, 0, CPU)
-    columns = columns_of(SPEC)
     assert identity["transitions"] == {"between": 2, "near": 4}
-    for ring, task in enumerate([2, 1]):
-        rows_N = np.flatnonzero(columns["task"] == task)
+    for ring, name in enumerate(spec.task_names):
+        episodes = episodes_of(SPEC)[name]
         found = held(replay, ring)
-        for name, size in (("observation", 3), ("next_observation", 3), ("action", 2)):
-            expected = torch.from_numpy(columns[name][rows_N, :size]).float()
-            if name == "action":
-                expected = expected.clamp(-1, 1)
-            torch.testing.assert_close(found[name], expected, rtol=0, atol=0)
-        assert found["reward"].tolist() == [task + 0.5] * len(rows_N)
-        assert found["terminated"].tolist() == columns["terminated"][rows_N].tolist()
+        columns = {
+            "observation": [one.observations[:-1, :3] for one in episodes],
+            "next_observation": [one.observations[1:, :3] for one in episodes],
+            "action": [one.actions[:, :2].clip(-1, 1) for one in episodes],
+            "reward": [one.rewards for one in episodes],
+            "terminated": [one.terminations for one in episodes],
+        }
+        for key, parts in columns.items():
+            expected = torch.from_numpy(np.concatenate(parts)).to(found[key].dtype)
+            assert torch.equal(found[key], expected), key
     assert held(replay, 1)["action"][1, 0] == 1.0, "clipped as in the environment"
     wider = SPEC._replace(
         observation_space=make_spec(3, 6).observation_space,
@@ -118,9 +118,12 @@ def test_what_the_demonstrator_chose_is_in_the_batches(tmp_path):
     folder = write_demonstrations(tmp_path / "noisy", num_episodes=2, noise=0.3)
     replay, _ = load_demonstrations(str(folder), ToyReach().spec, 0, CPU)
     batch = replay.sample(60)
-    columns = read_collection(folder).columns
-    pairs = [columns["action"], columns["policy_action"]]
-    known = {tuple(row) for row in np.concatenate(pairs, axis=1).tolist()}
+    known = {
+        tuple(row)
+        for of_task in read_episodes(folder).values()
+        for one in of_task
+        for row in np.concatenate([one.actions, one.infos["policy_action"]], axis=1).tolist()
+    }
     pairs = [batch.action_RnA, batch.extra["policy_action"]]
     assert {tuple(row) for row in torch.cat(pairs, -1).flatten(0, 1).tolist()} <= known
     assert not torch.equal(*pairs)
@@ -150,16 +153,14 @@ def test_sampling_continues_from_its_state_with_the_same_demonstrations_alone(tm
     with pytest.raises(ConfigurationError, match=message):
         other.load_state_dict(state)
     gone = data_of(folder)
-    with pytest.raises(ConfigurationError, match="one is no collection"):
+    with pytest.raises(ConfigurationError, match="one has no Minari data set"):
         gone.open_demonstrations()
 
 
 def test_an_excluded_task_needs_no_demonstrations(tmp_path):
-    columns = columns_of(SPEC)
-    is_kept_N = columns["task"] != 2
-    columns = {name: column[is_kept_N] for name, column in columns.items()}
-    write_collection(tmp_path / "two", SPEC, columns, {})
-    with pytest.raises(ConfigurationError, match="has no episode of between"):
+    need_minari()
+    write_data_sets(tmp_path / "two", SPEC, {**episodes_of(SPEC), "between": []}, {})
+    with pytest.raises(ConfigurationError, match="no episode of between"):
         load_demonstrations(str(tmp_path / "two"), SPEC, 0, CPU)
     load_demonstrations(str(tmp_path / "two"), SPEC._replace(train_tasks=(0, 1)), 0, CPU)
 
@@ -168,75 +169,56 @@ def test_the_demonstrations_are_of_the_benchmark(tmp_path):
     folder = write_demonstrations(tmp_path / "toy", num_episodes=1)
     spec = trained_spec(ToyReach(horizon=7), None)
     assert len(load_demonstrations(str(folder), spec, 0, CPU)[0]) == 60, "another horizon may be"
-    other = spec._replace(protocol={**spec.protocol, "benchmark": "other"})
-    with pytest.raises(ConfigurationError, match="has benchmark toy, and the benchmark that is"):
-        load_demonstrations(str(folder), other, 0, CPU)
+    protocol = spec.protocol
+    larger = make_spec(3, 3).observation_space
+    for changed, message in (
+        ({"protocol": {**protocol, "benchmark": "other"}}, "benchmark toy, and .* other"),
+        ({"protocol": {**protocol, "reward_version": "v1"}}, "reward_version none, and .* v1"),
+        ({"observation_space": larger}, r"shape \(2,\) in the demonstrations and \(3,\)"),
+        ({"info_fields": (Field("cost"),)}, "have no cost"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            load_demonstrations(str(folder), spec._replace(**changed), 0, CPU)
+    of_another = {**protocol, "task elsewhere": "another"}
+    load_demonstrations(str(folder), spec._replace(protocol=of_another), 0, CPU)
 
 
 def images_of(lengths):
-    """Return a benchmark's tasks and the columns of episodes whose frames are all different."""
+    """Return a benchmark's task and its episodes, whose frames are all different."""
     stack = 3
     spec = pixel_spec(1, 2, stack)._replace(frame_stack=stack, horizon=max(lengths))
-    parts = []
+    episodes = []
     rng = np.random.default_rng(0)
     _, *frame = spec.observation_space.shape
     for steps in lengths:
         frame_N = rng.integers(0, 255, (steps + 1, *frame), np.uint8)
         padded = np.concatenate([frame_N[:1]] * (stack - 1) + [frame_N])
-        parts.append(np.stack([padded[i : i + stack] for i in range(steps + 1)]))
-    is_last_N = np.concatenate([np.arange(steps) == steps - 1 for steps in lengths])
-    return spec, {
-        "observation": np.concatenate([stacks[:-1] for stacks in parts]),
-        "action": rng.uniform(-1, 1, (sum(lengths), *spec.action_space.shape)),
-        "reward": np.zeros(sum(lengths)),
-        "next_observation": np.concatenate([stacks[1:] for stacks in parts]),
-        "terminated": is_last_N,
-        "truncated": np.zeros_like(is_last_N),
-        "success": is_last_N,
-        "task": np.zeros(sum(lengths), np.int64),
-        "episode": np.repeat(np.arange(len(lengths)), lengths),
-    }
-
-
-def write_in_files_of(num_bytes, folder, spec, columns):
-    """Write a collection with files of so many bytes."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(
-            collection, "ReplaySnapshots", partial(ReplaySnapshots, chunk_mebibytes=num_bytes / MIB)
+        is_last_N = np.arange(steps) == steps - 1
+        episodes.append(
+            RecordedEpisode(
+                np.stack([padded[i : i + stack] for i in range(steps + 1)]),
+                rng.uniform(-1, 1, (steps, *spec.action_space.shape)),
+                np.zeros(steps),
+                is_last_N,
+                np.zeros_like(is_last_N),
+            )
         )
-        write_collection(folder, spec, columns, {})
-    return list((folder / "replay").iterdir())
+    return spec, episodes
 
 
-@pytest.mark.parametrize("kind", ["vectors", "images"])
-def test_demonstrations_in_many_files_are_those_in_one(tmp_path, kind):
-    spec, columns = (SPEC, columns_of(SPEC)) if kind == "vectors" else images_of([2, 9, 4, 7])
-    write_collection(tmp_path / "one", spec, columns, {})
-    row_bytes = sum(np.asarray(column[0]).nbytes for column in columns.values())
-    files = write_in_files_of(2.5 * row_bytes, tmp_path / "many", spec, columns)
-    assert len(files) > 3, "episodes go on from one file to the next"
-    expected, found = (read_collection(tmp_path / name) for name in ("one", "many"))
-    for name, column in expected.columns.items():
-        np.testing.assert_array_equal(found.columns[name], column)
-    expected, found = (
-        load_demonstrations(str(tmp_path / name), spec, 0, CPU) for name in ("one", "many")
+def test_demonstrations_are_loaded_episode_by_episode(tmp_path):
+    need_minari()
+    one, *_ = episodes_of(SPEC)["far"]
+    steps = 2_000
+    is_last_N = np.arange(steps) == steps - 1
+    long = RecordedEpisode(
+        np.resize(one.observations, (steps + 1, 4)),
+        np.resize(one.actions, (steps, 2)),
+        np.resize(one.rewards, steps),
+        is_last_N,
+        np.zeros_like(is_last_N),
     )
-    assert found[1] == expected[1]
-    for ring in range(spec.num_tasks):
-        rows = held(found[0], ring)
-        for name, column in held(expected[0], ring).items():
-            assert torch.equal(rows[name], column)
-
-
-def test_demonstrations_are_loaded_file_by_file(tmp_path):
-    num_rows = 40_000
-    columns = {
-        name: np.resize(column, (num_rows, *column.shape[1:]))
-        for name, column in columns_of(SPEC).items()
-    }
-    columns["terminated"] = np.ones(num_rows, np.bool_)
-    columns["episode"] = np.arange(num_rows)
-    files = write_in_files_of(MIB / 8, tmp_path / "large", SPEC, columns)
+    write_data_sets(tmp_path / "large", SPEC, {name: [long] * 20 for name in NAMES}, {})
     load_demonstrations(str(tmp_path / "large"), SPEC, 0, CPU)  # imports
     tracemalloc.start()
     try:
@@ -245,29 +227,32 @@ def test_demonstrations_are_loaded_file_by_file(tmp_path):
     finally:
         tracemalloc.stop()
     held_bytes = sum(column.nbytes for ring in range(3) for column in held(replay, ring).values())
-    # tensors are not traced: what is, is a file and what is made of its rows
-    assert 8 * max(path.stat().st_size for path in files) > peak < held_bytes / 2
+    # tensors are not traced: what is, is an episode and what is made of its rows
+    assert peak < held_bytes / 4
 
 
 def test_images_of_episodes_shorter_than_the_horizon_are_all_held(tmp_path):
-    spec, columns = images_of([2] * 20 + [40])
-    write_collection(tmp_path / "images", spec, columns, {})
+    need_minari()
+    spec, episodes = images_of([2] * 20 + [40])
+    write_data_sets(tmp_path / "images", spec, {spec.task_names[0]: episodes}, {})
     replay, identity = load_demonstrations(str(tmp_path / "images"), spec, 0, CPU)
     assert len(replay) == identity["transitions"][spec.task_names[0]] == 80
     found = held(replay, 0)
-    for name in ("observation", "next_observation"):
-        assert torch.equal(found[name], torch.from_numpy(columns[name]))
+    for name, rows in (("observation", slice(-1)), ("next_observation", slice(1, None))):
+        expected = np.concatenate([one.observations[rows] for one in episodes])
+        assert torch.equal(found[name], torch.from_numpy(expected))
 
 
 def test_episodes_of_another_split_are_a_warning(tmp_path, recwarn):
+    need_minari()
     for split in ("train", "eval"):
-        write_collection(tmp_path / split, SPEC, columns_of(SPEC), {"split": split})
+        write_data_sets(tmp_path / split, SPEC, episodes_of(SPEC), {"split": split})
     load_demonstrations(str(tmp_path / "train"), SPEC, 0, CPU, "train")
     assert not recwarn.list
     with pytest.warns(UserWarning, match="are episodes of the split eval, which is not trained in"):
         load_demonstrations(str(tmp_path / "eval"), SPEC, 0, CPU, "train")
-    toy = read_collection(write_demonstrations(tmp_path / "toy", num_episodes=1))
-    write_collection(tmp_path / "test", toy.spec, toy.columns, {"split": "eval"})
+    toy = read_episodes(write_demonstrations(tmp_path / "toy", num_episodes=1))
+    write_data_sets(tmp_path / "test", ToyReach().spec, toy, {"split": "eval"})
     with pytest.warns(UserWarning, match="Collect those of train"):
         data_of(tmp_path / "test").open_demonstrations()
 
