@@ -17,7 +17,7 @@ from pathlib import Path
 
 PACKAGE = "mtrl_lightning"
 ROOT = Path(__file__).parent.parent
-PERIPHERY = ("__main__", "api", "cli", "export", "reports", "sweeps", "video")
+PERIPHERY = ("__main__", "api", "cli", "export", "reports", "video")
 """Rooms and files beside the core, which trains."""
 ROOMS = {
     "learners": (

@@ -58,7 +58,6 @@ ROOMS = {
     "checkpoints",
     "video",
     "reports",
-    "sweeps",
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "envs": set(),
@@ -114,7 +113,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {*ROOMS, "export", "loading", "run", "runs", "__version__"},
     "__main__": {"cli"},
-    "sweeps": {"reports", "runs", "__main__"},
     "runs": set(),
     "precision": {"networks"},
     "distributed": set(),  # the former names of two files
