@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import yaml
 
 from mtrl_lightning.errors import ConfigurationError, name_hint
@@ -378,25 +377,6 @@ def check_idle(folder: Path) -> None:
     descriptor = _lock(folder / LOCK, 0)
     if descriptor is not None:
         os.close(descriptor)
-
-
-def is_in_training(folder: Path) -> bool:
-    """Return whether a process trains in a run's folder, without taking its lock.
-
-    Where the lock's process is on another host, its file alone decides.
-    """
-    path = folder / LOCK
-    if not path.is_file():
-        return False
-    try:
-        with path.open(errors="replace") as file:
-            written = file.read(LOCK_CHARACTERS)
-    except OSError:
-        return False
-    holder = re.fullmatch(r"pid ([0-9]{1,9}) on host (.+)", written)
-    if holder is None or holder[2] != socket.gethostname():
-        return True
-    return psutil.pid_exists(int(holder[1]))
 
 
 def _lock(path: Path, flags: int) -> int | None:

@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def no_curves(request, monkeypatch):
-    """Leave out ``curves.png`` and the charts of ``report.html`` in this process.
+    """Leave out ``curves.png`` and the charts of pages in this process.
 
     They take a third of a short run's time.
 

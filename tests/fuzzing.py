@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback
 
-from mtrl_lightning.callbacks import report
+from mtrl_lightning.callbacks import curves
 
 SECONDS = 10
 """Seconds of a processor after which a continued run counts as one that hangs."""
@@ -716,8 +716,7 @@ def prepare(name: str, folder: Path) -> Path:
     for path in (run / "checkpoints").glob("*.ckpt"):
         if path.name == "best.ckpt" or not path.samefile(last):
             path.unlink()
-    for name_of_page in ("report.html", "curves.png"):
-        (run / name_of_page).unlink(missing_ok=True)
+    (run / "curves.png").unlink(missing_ok=True)
     return run
 
 
@@ -725,14 +724,14 @@ def _train(arguments: Sequence[str]) -> int:
     """Run the program in a forked process; return its exit code."""
     child = os.fork()
     if child == 0:
-        _leave_out_pages()
+        _leave_out_curves()
         os._exit(exit_code_of(arguments))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _leave_out_pages() -> None:
-    """Write no report.html and no curves.png in this process: they take half of a run's time."""
-    report.plot_curves = report.write_report = lambda *args: None
+def _leave_out_curves() -> None:
+    """Write no curves.png in this process: it takes half of a run's time."""
+    curves.plot_curves = lambda *args: None
 
 
 def write_collection_of_toys(name: str, folder: Path) -> Path:
@@ -838,7 +837,7 @@ class Server:
         child = os.fork()
         if child == 0:
             if index < 0:  # its weights alone are compared
-                _leave_out_pages()
+                _leave_out_curves()
             _restrict(self._run)
             return True
         outcome = self._judge(*_wait(child), before)

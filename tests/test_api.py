@@ -35,11 +35,11 @@ from mtrl_lightning.algorithms import NormalizeObservation, NormalizeReward
 from mtrl_lightning.api import FORMER_ARGUMENTS
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
+    CurvesCallback,
     EvaluationCallback,
     InterruptionCallback,
     MetricsCallback,
     ReplayCallback,
-    ReportCallback,
     ResetCallback,
     RolloutCallback,
 )
@@ -144,7 +144,7 @@ def composed(root, order):
         EvaluationCallback(every=60, num_episodes=2, num_workers=0),
         MetricsCallback(every=30),
         ResetCallback(every=90),
-        ReportCallback(),
+        CurvesCallback(),
         ReplayCallback(),
         CheckpointCallback(every=60),
         InterruptionCallback(),

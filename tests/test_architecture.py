@@ -59,7 +59,6 @@ ROOMS = {
     "checkpoints",
     "video",
     "reports",
-    "sweeps",
 }
 MAY_IMPORT: dict[str, set[str]] = {
     "envs": set(),
@@ -115,7 +114,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {*ROOMS, "export", "loading", "run", "runs", "__version__"},
     "__main__": {"cli"},
-    "sweeps": {"reports", "runs", "__main__"},
     "runs": set(),
     "precision": {"networks"},
     "distributed": set(),  # the former names of two files

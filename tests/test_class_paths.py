@@ -42,7 +42,7 @@ FORMER = {
     "mtrl_lightning.callbacks": (
         "CheckpointCallback CurvesCallback EnvStepProgressBar EnvStepWandbLogger "
         "EvaluationCallback InterruptionCallback MetricsCSV MetricsCallback OptionsCallback "
-        "PicturesCallback ReplayCallback ReportCallback ResetCallback RolloutCallback "
+        "PicturesCallback ReplayCallback ResetCallback RolloutCallback "
         "VideoCallback"
     ),
     "mtrl_lightning.envs": (
@@ -100,7 +100,7 @@ def test_a_class_path_resolves(path):
 
 @pytest.mark.parametrize(
     ("former", "now"),
-    [("CurvesCallback", "ReportCallback"), ("PicturesCallback", "ImagesCallback")],
+    [("PicturesCallback", "ImagesCallback")],
 )
 def test_a_callback_by_its_former_name_is_one_warning(monkeypatch, former, now):
     monkeypatch.delitem(vars(callbacks), former, raising=False)  # as before its first use

@@ -30,8 +30,10 @@ PRINTED = {
     "custom_callback": "worst task: goal-",
     "load_and_act": "success",
     "remote_collector": "transitions, at most 20 updates old",
+    "tune_optuna": "best of 2 trials",
 }
 """What each example prints, among other things."""
+ARGUMENTS = {"tune_optuna": ["--trials=2"]}
 
 
 @pytest.fixture
@@ -56,12 +58,14 @@ def test_every_example_is_known():
 def test_every_example_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mtrl_lightning, "train", short_train)
+    monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, [])])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     assert PRINTED[name] in capsys.readouterr().out
     if name == "remote_collector":  # which trains with Lightning's trainer alone
         return
-    (folder,) = (tmp_path / "runs").glob("*/version_0")
-    assert (folder / "checkpoints" / "last.ckpt").is_file()
+    folders = list((tmp_path / "runs").rglob("version_0"))
+    assert len(folders) == (2 if name == "tune_optuna" else 1)
+    assert all((folder / "checkpoints" / "last.ckpt").is_file() for folder in folders)
 
 
 def test_the_custom_network_depends_on_the_task_and_shares_all_but_its_gates(example):
@@ -152,6 +156,27 @@ def test_the_custom_benchmark_repeats_its_test_episodes(example):
     assert third == again and following != fourth  # training goes through one stream of draws
     assert np.all(np.array(starts["eval"]) < 10.0)
     assert np.all(np.array(starts["eval_extrapolation"]) > 11.0)
+
+
+def test_a_weak_trial_of_the_study_ends_at_the_evaluation_that_shows_it(
+    example, tmp_path, monkeypatch
+):
+    optuna = pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    tuning = example("tune_optuna")
+
+    def train_shortly(*parts, evaluation, **options):
+        return short_train(*parts, evaluation={"every": 30}, **options)
+
+    monkeypatch.setattr(tuning, "train", train_shortly)
+    study = tuning.open_study()
+    study.pruner = optuna.pruners.ThresholdPruner(lower=2.0, n_warmup_steps=2)
+    study.optimize(tuning.objective, n_trials=1)
+    (trial,) = tuning.open_study().trials  # read from the file, as another worker does
+    assert trial.state == optuna.trial.TrialState.PRUNED
+    assert len(trial.intermediate_values) == 2
+    steps = read_metrics(tmp_path / "runs/tuned/trial_0000/version_0")["eval/success"][0]
+    assert len(steps) == 2 and steps[-1] < 120
 
 
 def documented_metrics():

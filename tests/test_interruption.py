@@ -30,11 +30,6 @@ def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(c
     counters = saved["mtrl_lightning"]["counters"]
     assert counters["updates"] > 0
     assert all(saved["callbacks"]["rollout"]["collector"]["windows"]["windows"])
-    report = command_line.folder() / "report.html"
-    assert report.stat().st_mtime_ns > path.stat().st_mtime_ns, "the checkpoint comes first"
-    page = report.read_text()
-    last_row = int(metrics.read_text().splitlines()[-1].split(",")[0])
-    assert f"{last_row:,} of 100,000,000 env steps" in page
     steps = counters["env_steps"]
     command_line("fit", f"--ckpt_path={path}", f"--rollout.total_steps={steps + 30}")
     assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == steps + 30

@@ -101,7 +101,7 @@ def test_every_file_of_the_package_and_the_configurations_are_in_the_wheel(names
     package = ROOT / "mtrl_lightning"
     files = [path for path in package.rglob("*") if path.suffix not in (".pyc", ".md")]
     expected = {path.relative_to(ROOT).as_posix() for path in files if path.is_file()}
-    assets = "py.typed", "reports/assets/report.html.jinja", "networks/data/embeddings.json"
+    assets = "py.typed", "networks/data/embeddings.json"
     assert {f"mtrl_lightning/{name}" for name in assets} <= expected
     expected |= {
         f"mtrl_lightning/{path.relative_to(ROOT).as_posix()}"

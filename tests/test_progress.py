@@ -75,7 +75,7 @@ def test_a_run_says_where_it_writes_and_what_comes_next(command_line, caplog):
     end = lines.index(f"The run ended after 303 env steps. Its folder is {folder}")
     assert start < end
     assert [line.split(":", 1)[1].strip() for line in lines[end + 1 : end + 4]] == [
-        str(folder / "report.html"),
+        f"mtrl-lightning compare {folder}",
         f"mtrl-lightning play {folder}",
         f"mtrl-lightning validate {folder}",
     ]

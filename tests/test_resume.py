@@ -182,11 +182,9 @@ def test_without_success_there_is_none_anywhere_and_best_goes_by_return(command_
 
 
 def files_of(folder):
-    """Return what a run's files hold, but the report, which has the time in it."""
+    """Return what a run's files hold."""
     return {
-        path.relative_to(folder): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != "report.html"
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
     }
 
 

@@ -12,7 +12,7 @@ from mtrl_lightning.__main__ import main
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch.folder import locate_run
-from mtrl_lightning.runs import LOCK, check_idle, is_in_training, run_lock
+from mtrl_lightning.runs import check_idle, run_lock
 from tests.helpers.runs import ENDLESS, wait_for
 
 
@@ -177,15 +177,3 @@ def test_a_name_that_leads_out_of_the_root_folder_is_refused(tmp_path, name):
     with pytest.raises(ConfigurationError, match="would not lie in the root folder"):
         locate_run(str(tmp_path / "runs"), name)
     assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("pid", ["9" * 30, "9" * 5_000, "\u0663"])
-def test_a_lock_that_no_process_has_written_is_taken_for_a_running_one(tmp_path, pid):
-    path = tmp_path / LOCK
-    path.write_text(f"pid {pid} on host {socket.gethostname()}", encoding="utf-8")
-    assert is_in_training(tmp_path)
-
-
-def test_a_lock_that_is_no_file_or_endless_is_not_read(tmp_path):
-    (tmp_path / LOCK).symlink_to("/dev/zero")
-    assert not is_in_training(tmp_path)

@@ -17,7 +17,6 @@ SLOW_TO_IMPORT = {
     "mujoco",
     "numpy",
     "onnx",
-    "optuna",
     "pandas",
     "scipy",
     "tensorboard",
@@ -40,7 +39,6 @@ QUICK = [
     ["collect", "--policy=scriptd", "--env=env/toy", "--episodes=1"],
     ["compare", "--nothing"],
     ["export", "--nothing"],
-    ["sweep", "--nothing"],
 ]
 """Commands that answer without any of them."""
 OF_LIGHTNING = {"matplotlib", "scipy", "torchmetrics"}

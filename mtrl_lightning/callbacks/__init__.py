@@ -4,6 +4,7 @@ import warnings
 from typing import Any
 
 from mtrl_lightning.callbacks.checkpoint import CheckpointCallback
+from mtrl_lightning.callbacks.curves import CurvesCallback
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
 from mtrl_lightning.callbacks.images import ImagesCallback
 from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
@@ -12,16 +13,16 @@ from mtrl_lightning.callbacks.metrics import MetricsCallback
 from mtrl_lightning.callbacks.options import OptionsCallback
 from mtrl_lightning.callbacks.progress import EnvStepProgressBar
 from mtrl_lightning.callbacks.replay import ReplayCallback
-from mtrl_lightning.callbacks.report import ReportCallback
 from mtrl_lightning.callbacks.resets import ResetCallback
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import InterruptionCallback
 from mtrl_lightning.callbacks.video import VideoCallback
+from mtrl_lightning.reports.curves import plot_curves
 from mtrl_lightning.reports.metrics_file import read_metrics
-from mtrl_lightning.reports.run_report import plot_curves
 
 __all__ = [
     "CheckpointCallback",
+    "CurvesCallback",
     "EnvStepProgressBar",
     "EnvStepWandbLogger",
     "EvaluationCallback",
@@ -31,7 +32,6 @@ __all__ = [
     "MetricsCallback",
     "OptionsCallback",
     "ReplayCallback",
-    "ReportCallback",
     "ResetCallback",
     "RolloutCallback",
     "VideoCallback",
@@ -39,7 +39,7 @@ __all__ = [
     "read_metrics",
 ]
 
-_FORMER_NAMES = {"CurvesCallback": "ReportCallback", "PicturesCallback": "ImagesCallback"}
+_FORMER_NAMES = {"PicturesCallback": "ImagesCallback"}
 """Names of callbacks until 0.2."""
 
 

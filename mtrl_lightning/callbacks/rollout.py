@@ -409,10 +409,6 @@ class RolloutCallback(SessionCallback):
             is_whole = is_whole and getattr(exception, "is_on_all_ranks", False)
         if is_whole and session.checkpoints is not None:
             session.checkpoints.save_interrupted()
-        # another SystemExit is a second signal: the process leaves at once
-        if is_whole or not isinstance(exception, SystemExit):
-            for call in session.after_failure:
-                call()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End the workers."""

@@ -32,7 +32,6 @@ COMMANDS = {
     "play": "mtrl_lightning.cli.play",
     "collect": "mtrl_lightning.cli.collect",
     "compare": "mtrl_lightning.cli.compare",
-    "sweep": "mtrl_lightning.cli.sweep",
     "export": "mtrl_lightning.cli.export",
     "list": "mtrl_lightning.cli.config_list",
     "doctor": "mtrl_lightning.cli.doctor",

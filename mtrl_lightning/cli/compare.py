@@ -1,4 +1,7 @@
-"""Compare runs over seeds: ``mtrl-lightning compare runs/a runs/b``. PyTorch is not imported."""
+"""Look at a run, or compare several over seeds: ``mtrl-lightning compare runs/a runs/b``.
+
+PyTorch is not imported.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from pathlib import Path
 from mtrl_lightning.formats import markdown
 from mtrl_lightning.runs import ensure_writable
 
-HELP = "Compare runs over seeds: tables, curves with intervals, a page."
+HELP = "Look at one run or compare several: tables, and a page of curves with intervals."
 DESCRIPTION = (
-    "Compare the evaluations of runs. Runs whose options differ in the seed alone are one method."
-    " Print a table, with 95 % intervals of a bootstrap over the seeds, and write a plot and a"
-    " page to look at in a browser. The first method is what the others are compared with."
+    "Show the evaluations of one run or of several. Runs whose options differ only in the seed are"
+    " one method. Print tables, with 95 % intervals of a bootstrap over the seeds, and write a page"
+    " to look at in a browser. The first method is what the others are compared with."
 )
 
 
@@ -40,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " for success and score)",
     )
     parser.add_argument(
-        "--folder",
+        "--page",
         type=Path,
-        default=Path("comparison"),
-        metavar="PATH",
-        help="folder of what is written (default: comparison)",
+        default=Path("comparison.html"),
+        metavar="FILE",
+        help="the page that is written (default: comparison.html)",
     )
     parser.add_argument(
         "--across_protocols",
@@ -54,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Compare the runs, print the tables, and write the files.
+    """Compare the runs, print the tables, and write the page.
 
     Raises:
         ConfigurationError: if the runs cannot be compared.
@@ -62,16 +65,15 @@ def run(options: argparse.Namespace) -> None:
     """
     # they import NumPy, which the help does without
     from mtrl_lightning.reports import comparison as tables
-    from mtrl_lightning.reports.comparison_report import comparison_page, plot_comparison
+    from mtrl_lightning.reports.methods import option_table
+    from mtrl_lightning.reports.page import write_page
     from mtrl_lightning.reports.record import is_bounded
-    from mtrl_lightning.reports.render import REPORT, write_page
 
     comparison = tables.compare_runs(options.runs, options.metric, options.across_protocols)
     threshold = options.threshold
     if threshold is None and is_bounded(comparison.metric):
         threshold = tables.THRESHOLD
-    folder = options.folder
-    ensure_writable(folder)
+    ensure_writable(options.page.parent)
     for warning in comparison.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     rows = tables.summarize(comparison, threshold)
@@ -83,6 +85,8 @@ def run(options: argparse.Namespace) -> None:
     print(markdown(tables.table(rows, threshold, unit)))
     print("\nInterquartile mean over seeds of each task\n")
     print(markdown(tables.task_table(comparison)))
-    plot_comparison(comparison, folder / "comparison.png")
-    write_page(folder / REPORT, comparison_page(comparison, rows, threshold))
-    print(f"\n{folder}: {REPORT}, comparison.png")
+    differing = option_table(comparison.methods)
+    if len(differing) > 1:
+        print(f"\nOptions that differ\n\n{markdown(differing)}")
+    write_page(options.page, comparison, rows, threshold)
+    print(f"\nCurves and tables: {options.page}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 from mtrl_lightning.cli.commands import COMMANDS, PROGRAM, RUN_COMMANDS
-from mtrl_lightning.cli.config_names import config_names, is_sweep
+from mtrl_lightning.cli.config_names import config_names
 
 HELP = "Print a script with which a shell completes commands and configurations."
 DESCRIPTION = f"""{HELP} Store it once:
@@ -23,7 +23,6 @@ SCRIPT = """_mtrl_lightning() {{
   case "$3" in
     {program}) names="{commands}" ;;
     -c|--config|--env) names="{configs}" ;;
-    sweep) names="{sweeps}" ;;
   esac
   COMPREPLY=($(compgen -W "$names" -- "$2"))
 }}
@@ -40,13 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the script."""
-    names = config_names()
     print(
         BEFORE[options.shell]
         + SCRIPT.format(
             program=PROGRAM,
             commands=" ".join([*RUN_COMMANDS, *COMMANDS]),
-            configs=" ".join(name for name in names if not is_sweep(name)),
-            sweeps=" ".join(name for name in names if is_sweep(name)),
+            configs=" ".join(config_names()),
         )
     )

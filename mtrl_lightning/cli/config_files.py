@@ -40,15 +40,6 @@ FILE_OR_NAME = re.compile(r"[\w./\\~+ -]*[\w./\\~+]")
 """What can be a path or a name; ``-`` is the standard input, the rest YAML or a URL."""
 
 
-def is_sweep_file(path: Path) -> bool:
-    """Return whether a YAML file describes a sweep instead of a run."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return False  # the parser reads the file next, and explains the error
-    return isinstance(content, dict) and {"method", "parameters"} <= set(content)
-
-
 def parts_of(given: str) -> list[Path | str]:
     """Return what ``-c GIVEN`` applies: files, and YAML for the options of a former name.
 
@@ -56,17 +47,12 @@ def parts_of(given: str) -> list[Path | str]:
         given: a YAML file, or the name of a configuration.
 
     Raises:
-        ConfigurationError: if it or an extended file is missing, if it describes a sweep, if files
-            extend each other in a cycle, or if ``extends`` is neither a file nor a list of files.
+        ConfigurationError: if it or an extended file is missing, if files extend each other in a
+            cycle, or if ``extends`` is neither a file nor a list of files.
     """
     if not Path(given).is_file() and former_name(given) is not None:
         return _former_parts(given, ())
-    path = find_config(given)
-    if is_sweep_file(path):
-        raise ConfigurationError(
-            f"{given} is a sweep file, no configuration of one run: mtrl-lightning sweep {given}"
-        )
-    return _file_parts(path, ())
+    return _file_parts(find_config(given), ())
 
 
 def _former_parts(name: str, extending: tuple[Path, ...]) -> list[Path | str]:

@@ -18,9 +18,9 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.runs import policies, read_card
 
-HELP = "Print the configurations that -c and sweep take by name, and the package's policies."
+HELP = "Print the configurations that -c takes by name, and the package's policies."
 DESCRIPTION = (
-    "Print the configurations that -c and sweep take by name, by group, a line for each; and the"
+    "Print the configurations that -c takes by name, by group, a line for each; and the"
     " trained policies that come with this package, which play, validate and fit --init_from take."
 )
 POLICIES = "policies"
@@ -35,7 +35,6 @@ GROUPS = (
     "protocol",
     "experiment",
     "logger",
-    "sweep",
 )
 """The order in which groups are printed; others follow by the alphabet."""
 COMPLETE = "complete, or parts of every run"

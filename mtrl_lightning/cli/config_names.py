@@ -12,8 +12,6 @@ from typing import NamedTuple
 from mtrl_lightning.errors import ConfigurationError, closest
 
 SUFFIX = ".yaml"
-SWEEPS = "sweep"
-"""The group of sweep files, which ``sweep`` takes and ``-c`` does not."""
 
 
 class FormerName(NamedTuple):
@@ -119,11 +117,6 @@ def former_name(name: str) -> FormerName | None:
 
 def _plain(name: str) -> str:
     return name.replace("\\", "/").removesuffix(SUFFIX)
-
-
-def is_sweep(name: str) -> bool:
-    """Return whether a name is that of a sweep file."""
-    return name.startswith(f"{SWEEPS}/")
 
 
 def find_config(given: str) -> Path:

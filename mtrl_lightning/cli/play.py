@@ -6,7 +6,6 @@ The policy and the tasks are those of the run. PyTorch is imported when the comm
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from mtrl_lightning.runs import (
     best_checkpoint,
     config_file_of,
     ensure_writable,
-    is_in_training,
     output_folder,
     run_folder_of,
 )
@@ -127,8 +125,6 @@ def run(options: argparse.Namespace) -> None:
     from mtrl_lightning.launch.quiet import quiet
     from mtrl_lightning.loading import load_policy
     from mtrl_lightning.progress import progress_bar
-    from mtrl_lightning.reports.record import is_run
-    from mtrl_lightning.reports.run_report import write_report
     from mtrl_lightning.rollout.action_transforms import with_action_transforms
     from mtrl_lightning.video import (
         VideoFormat,
@@ -175,12 +171,6 @@ def run(options: argparse.Namespace) -> None:
         )
     print(table(recording, spec.has_success, spec.max_return))
     print(f"Videos in {folder}: {', '.join(path.name for path in recording.files.values())}")
-    is_in_run = folder.resolve().is_relative_to(run_folder.resolve())
-    if is_in_run and is_run(run_folder) and not is_in_training(run_folder):
-        try:
-            write_report(run_folder)
-        except OSError as error:  # the videos are there
-            print(f"report.html could not be written: {error}", file=sys.stderr)
 
 
 def table(recording: Recording, has_success: bool, max_return: float | None = None) -> str:

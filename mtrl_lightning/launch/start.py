@@ -16,13 +16,13 @@ from lightning.pytorch.utilities import rank_zero_info
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.starting import NewTasks, start_from
 from mtrl_lightning.callbacks import (
+    CurvesCallback,
     EnvStepProgressBar,
     EnvStepWandbLogger,
     ImagesCallback,
     InterruptionCallback,
     MetricsCSV,
     OptionsCallback,
-    ReportCallback,
     RolloutCallback,
 )
 from mtrl_lightning.callbacks.rollout import check_envs_per_task
@@ -106,7 +106,7 @@ class RunStart:
         callbacks = [*callbacks_before]
         if self.is_fitting:
             loggers = [MetricsCSV(folder), *as_list(options["logger"])]
-            callbacks += [ReportCallback(), InterruptionCallback(self.restart_id)]
+            callbacks += [CurvesCallback(), InterruptionCallback(self.restart_id)]
             callbacks += [OptionsCallback(described, LEARNING_OPTIONS), ImagesCallback()]
         given = (*callbacks_before, *callbacks_after)
         has_own_bar = any(isinstance(callback, ProgressBar) for callback in given)
@@ -264,8 +264,7 @@ def _end_message(trainer: Trainer, env_steps: int, total_steps: int, unit: str) 
             f"The run ended early, after {env_steps:,} of {total_steps:,} {unit}:"
             f" {'; '.join(reasons) or 'a callback asked for it'}. Its folder is {folder}"
         )
-    if (folder / "report.html").is_file():
-        lines.append(f"  its curves and tables: {folder / 'report.html'}")
+    lines.append(f"  its curves and tables: mtrl-lightning compare {folder}")
     if (folder / "config.yaml").is_file():  # which a run from Python does not have
         lines.append(f"  watch the policy:      mtrl-lightning play {folder}")
         lines.append(f"  evaluate it:           mtrl-lightning validate {folder}")

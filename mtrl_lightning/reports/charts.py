@@ -1,7 +1,4 @@
-"""Charts drawn by Matplotlib: the PNG files of runs and comparisons, and the SVG of their pages.
-
-Matplotlib is imported late, as it takes a second.
-"""
+"""Charts drawn by Matplotlib, which is imported late, as it takes a second."""
 
 from __future__ import annotations
 
@@ -24,19 +21,11 @@ COLORS = 10
 LINE_STYLES = ("-", "--", ":")
 MAX_NAMED_CURVES = len(LINE_STYLES) * COLORS + 1
 """A chart with more curves draws them thin and without names, behind the average."""
-MAX_POINTS = 2_000
-"""Points of a chart beyond which only some of each curve are drawn: it bounds the file's size."""
-MIN_POINTS = 50
-"""Points of a curve that are drawn in any case."""
 THIN = {"linewidth": 0.7, "alpha": 0.5}
 COLUMNS = 3
-"""Charts side by side."""
-WIDTH = 3.9
+"""Charts next to each other."""
+WIDTH, HEIGHT = 3.9, 2.6
 """Inches of a chart."""
-HEIGHT = 2.6
-"""Inches of a chart."""
-LEFT, RIGHT, BOTTOM, TOP = 0.6, 0.1, 0.55, 0.3
-"""Inches around the axes of a chart."""
 LEGEND_CHARACTERS = 45
 """Of the names in a legend for each column of charts."""
 LEGEND_LINE = 0.2
@@ -47,11 +36,7 @@ SETTINGS: Any = {
     "axes.spines.top": False,
     "axes.formatter.limits": (-3, 5),  # larger numbers would not fit beside the axes
     "font.size": 9,
-    "font.family": "DejaVu Sans",  # comes with Matplotlib
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "mtrl_lightning",  # the same curves give the same file
 }
-NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 MINUTES = "minutes of training"
 """The label of an x-axis of time; others are of steps."""
 
@@ -85,29 +70,23 @@ def line_style(index: int) -> dict[str, Any]:
     }
 
 
-def format_steps(axes: Any) -> None:
-    """Show steps as ``50k`` and ``1M``."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-
-
 def save_png(charts: Sequence[Chart], path: Path, columns: int = COLUMNS) -> Path:
-    """Draw charts side by side into a PNG file, and return its path."""
+    """Draw charts next to each other into a PNG file, and return its path."""
     with replacing(path) as unfinished:
-        _save(charts, unfinished, columns, format="png", dpi=90)
+        _save(charts, unfinished, columns, dpi=90)
     return path
 
 
-def svg_uri(charts: Sequence[Chart]) -> str:
-    """Return charts side by side as the address of an ``<img>``, in which nothing is executed."""
+def png_uri(chart: Chart) -> str:
+    """Return a chart without a legend as the address of an ``<img>``."""
     file = io.BytesIO()
-    _save(charts, file, COLUMNS, format="svg", metadata=NO_METADATA)
-    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+    _save([chart], file, columns=1, dpi=180, has_legend=False)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _save(charts: Sequence[Chart], file: Any, columns: int, **options: Any) -> None:
+def _save(
+    charts: Sequence[Chart], file: Any, columns: int, dpi: int, has_legend: bool = True
+) -> None:
     """Draw charts in rows, with one legend for all above them."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -115,7 +94,7 @@ def _save(charts: Sequence[Chart], file: Any, columns: int, **options: Any) -> N
     columns = max(1, min(columns, len(charts)))
     num_rows = max(1, math.ceil(len(charts) / columns))
     with rc_context(SETTINGS):
-        figure = Figure()
+        figure = Figure(layout="constrained")
         all_axes = figure.subplots(num_rows, columns, squeeze=False).ravel()
         legend: dict[str, Any] = {}
         for axes, chart in zip(all_axes, charts, strict=False):
@@ -124,53 +103,46 @@ def _save(charts: Sequence[Chart], file: Any, columns: int, **options: Any) -> N
             legend |= dict(zip(names, handles, strict=True))
         for axes in all_axes[len(charts) :]:
             axes.remove()
-        longest = max(map(len, legend), default=0)
-        num_columns = max(1, columns * LEGEND_CHARACTERS // (longest + 8))
-        legend_height = LEGEND_LINE * math.ceil(len(legend) / num_columns) + 0.1
-        if legend:
+        height = HEIGHT * num_rows
+        if legend and has_legend:
+            longest = max(map(len, legend))
+            num_columns = max(1, columns * LEGEND_CHARACTERS // (longest + 8))
             figure.legend(
-                legend.values(), legend.keys(), loc="upper left", ncols=num_columns, frameon=False
+                legend.values(),
+                legend.keys(),
+                loc="outside upper left",
+                ncols=num_columns,
+                frameon=False,
             )
-        width = WIDTH * columns
-        height = HEIGHT * num_rows + legend_height
-        figure.set_size_inches(width, height)
-        # Matplotlib's own layout takes as long as drawing does
-        figure.subplots_adjust(
-            left=LEFT / width,
-            right=1 - RIGHT / width,
-            bottom=BOTTOM / height,
-            top=1 - (TOP + legend_height) / height,
-            wspace=(LEFT + RIGHT) / (WIDTH - LEFT - RIGHT),
-            hspace=(BOTTOM + TOP) / (HEIGHT - BOTTOM - TOP),
-        )
-        figure.savefig(file, **options)
+            height += LEGEND_LINE * math.ceil(len(legend) / num_columns)
+        figure.set_size_inches(WIDTH * columns, height)
+        figure.savefig(file, format="png", dpi=dpi)
 
 
 def _draw(axes: Any, chart: Chart) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
     num_curves = len(chart.curves)
     is_named = 1 < num_curves <= MAX_NAMED_CURVES
-    num_points = max(MIN_POINTS, MAX_POINTS // max(1, num_curves))
     for curve in chart.curves:
         if curve.color_index is None:
             style = {"color": "black", "linewidth": 2.2, "zorder": 3}
         else:
             style = line_style(curve.color_index)
             style |= {"linewidth": 1.3} if num_curves <= MAX_NAMED_CURVES else THIN
-        x_N = np.asarray(curve.x_N)
-        shown = np.unique(np.linspace(0, len(x_N) - 1, num_points).round().astype(int))
-        value_N, low_N, high_N = (None if y is None else np.asarray(y)[shown] for y in curve.band)
         # a marker is as long as ten points of a line: only a single point needs one
-        marker = "." if len(shown) == 1 else ""
+        marker = "." if np.size(curve.x_N) == 1 else ""
         is_average = curve.color_index is None and num_curves > 1
         label = curve.name if is_named or is_average else None
-        axes.plot(x_N[shown], value_N, label=label, marker=marker, **style)
-        if low_N is not None:
-            color = style["color"]
-            axes.fill_between(x_N[shown], low_N, high_N, color=color, alpha=0.15, linewidth=0)
+        axes.plot(curve.x_N, curve.band.value, label=label, marker=marker, **style)
+        if curve.band.low is not None:
+            low, high = curve.band.low, curve.band.high
+            axes.fill_between(curve.x_N, low, high, color=style["color"], alpha=0.15, linewidth=0)
     axes.set_title(chart.title, fontsize="medium")
     axes.set_xlabel(chart.xlabel)
     axes.grid(alpha=0.3)
-    if chart.xlabel != MINUTES:
-        format_steps(axes)
+    if chart.xlabel != MINUTES:  # steps are shown as 50k and 1M
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if chart.is_bounded:
         axes.set_ylim(-0.03, 1.03)

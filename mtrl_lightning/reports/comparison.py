@@ -25,8 +25,8 @@ from mtrl_lightning.reports.statistics import (
     probability_of_improvement,
 )
 
-FEW_SEEDS = 3
-"""Seeds below which an interval is much too narrow."""
+FEW_SEEDS = {1: "one seed, no interval", 2: "two seeds, an interval that is much too narrow"}
+"""What a number of seeds means for the interval."""
 THRESHOLD = 0.8
 """Of the mean over tasks, for metrics between 0 and 1."""
 AVERAGE = "average"
@@ -96,12 +96,10 @@ def compare_runs(
     methods = group(labelled)
     metric = metric or _common_metric(runs)
     tasks = _common_tasks(runs, metric)
-    few = [method.label for method in methods if len(method.runs) < FEW_SEEDS]
-    if few:
-        warnings.append(
-            f"intervals of fewer than {FEW_SEEDS} seeds are much too narrow, and one seed has none:"
-            f" {_listed(few)}. Train more with another --seed_everything"
-        )
+    for num_seeds, meaning in FEW_SEEDS.items():
+        few = [method.label for method in methods if len(method.runs) == num_seeds]
+        if few:
+            warnings.append(f"{meaning}: {', '.join(few)}. Train with another --seed_everything")
     env_steps_N = _common_steps(runs, metric, tasks, warnings)
     curves = {m.label: _curves_of(m.runs, metric, tasks, env_steps_N) for m in methods}
     slices = {AVERAGE: slice(None), **{task: slice(i, i + 1) for i, task in enumerate(tasks)}}
@@ -141,7 +139,7 @@ def _read(given: Sequence[str], warnings: list[str]) -> list[tuple[str | None, R
 def protocol_differences(runs: Sequence[RunRecord]) -> list[str]:
     """Return the differences between the protocols of runs, a sentence for each.
 
-    A run whose protocol is not recorded is compared by its tasks alone.
+    A run whose protocol is not recorded is compared only by its tasks.
     """
     keys = dict.fromkeys(key for run in runs for key in run.protocol)
     first: dict[str, tuple[RunRecord, Any]] = {}
@@ -307,8 +305,9 @@ def table(
         "at the end": lambda row: _shown(row["final"]),
         "mean at the end": lambda row: _shown(row["final_mean"]),
         "over training": lambda row: _shown(row["average"]),
-        "P(better than the first)": lambda row: _shown(row["better_than_first"]),
     }
+    if len(rows) > 1:
+        columns["P(better than the first)"] = lambda row: _shown(row["better_than_first"])
     if threshold is not None:
         columns[f"{unit} to {threshold:g}"] = lambda row: (
             f"{whole(row['env_steps_to_threshold'])} ({row['reached']} of {row['seeds']})"

@@ -1,4 +1,4 @@
-"""Runs grouped into methods: the same options but the seed, and a label from what differs."""
+"""Runs grouped into methods, which have the same options but the seed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ WITHOUT_EFFECT = re.compile(
     r"|trainer\.(?!precision$).*"
 )
 """Options that make no other method of a run."""
-LONGEST_LABEL = 60
 
 
 class Method(NamedTuple):
-    """Runs that differ in their seeds alone."""
+    """Runs that differ only in their seeds."""
 
     label: str
+    """The name of its first run, or the one that is given."""
     runs: list[RunRecord]
     options: dict[str, Any]
     """Options in which it differs from another method, by their full names."""
@@ -37,7 +37,7 @@ def group(labelled: Sequence[tuple[str | None, RunRecord]]) -> list[Method]:
     """Group runs into methods, in the order in which they are given.
 
     Args:
-        labelled: runs, each with the label of its method; None where it follows from the options.
+        labelled: runs, each with the label of its method; None for the name of its first run.
 
     Raises:
         ConfigurationError: if two runs of a method have the same seed.
@@ -58,10 +58,8 @@ def group(labelled: Sequence[tuple[str | None, RunRecord]]) -> list[Method]:
     ]
     counts: Counter[str] = Counter()
     methods = []
-    for ((chosen, _), runs), from_options, options in zip(
-        groups.items(), make_labels(differing_options), differing_options, strict=True
-    ):
-        label = chosen or from_options or runs[0].name
+    for ((chosen, _), runs), options in zip(groups.items(), differing_options, strict=True):
+        label = chosen or runs[0].name
         counts[label] += 1
         unique = label if counts[label] == 1 else f"{label} ({counts[label]})"
         methods.append(Method(unique, runs, options))
@@ -86,48 +84,12 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def make_labels(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a label for each method from the options that differ; an empty one if it has none.
-
-    Arguments of a class are left out where the classes alone tell the methods apart.
-
-    Args:
-        methods: values of the options that differ, by their full names.
-    """
-    suffix = ".class_path"
-    classes = [n.removesuffix(suffix) for one in methods for n in one if n.endswith(suffix)]
-    arguments = tuple(f"{name}.init_args." for name in classes)
-    labels = [
-        _label({name: value for name, value in one.items() if not name.startswith(arguments)})
-        for one in methods
-    ]
-    if len(set(labels)) < len(labels):
-        labels = [_label(one) for one in methods]
-    return [one if len(one) <= LONGEST_LABEL else f"{one[: LONGEST_LABEL - 1]}…" for one in labels]
-
-
-def _label(options: Mapping[str, Any]) -> str:
-    """Return a label from options and values, actor and critic together where they agree."""
-    short = {_short_name(name): _short_value(value) for name, value in options.items()}
-    pieces: dict[str, str] = {}
-    for name, value in short.items():
-        rest = re.sub(r"^(actor|critic)(?=\b|_)", "", name)
-        both = {short.get(f"actor{rest}"), short.get(f"critic{rest}")}
-        if rest != name and both == {value}:
-            name = rest.lstrip("._") or "network"
-        pieces[name] = value
-    return ", ".join(f"{name} {value}" for name, value in pieces.items())
-
-
-def _short_name(name: str) -> str:
-    name = name.removesuffix(".class_path").replace(".init_args.", ".")
-    return name.removeprefix("model.") if name.count(".") else name
-
-
-def _short_value(value: Any) -> str:
-    if isinstance(value, str):
-        return value.rpartition(".")[2] or value
-    return json.dumps(value, default=str)
+def option_table(methods: Sequence[Method]) -> list[list[str]]:
+    """Return the options in which methods differ, the header first; only that if they do not."""
+    names = dict.fromkeys(name for method in methods for name in method.options)
+    lines = [["option", *(method.label for method in methods)]]
+    lines += [[name, *(str(method.options.get(name, "-")) for method in methods)] for name in names]
+    return lines
 
 
 def _check_seeds(runs: Sequence[RunRecord]) -> None:

@@ -87,12 +87,6 @@ class RunRecord(NamedTuple):
         return max((steps[-1] for steps, _ in self.curves.values()), default=0)
 
     @property
-    def total_steps(self) -> int | None:
-        """Environment steps after which the run ends; None if they are not recorded."""
-        steps = self.section("rollout").get("total_steps")
-        return steps if isinstance(steps, int) and steps > 0 else None
-
-    @property
     def step_unit(self) -> str:
         """What its steps are."""
         return step_unit(self.options)
@@ -191,8 +185,7 @@ def is_run(folder: Path) -> bool:
 def find_runs(path: Path) -> list[Path]:
     """Return the path itself if it is one of ``read_run``, or else the runs in the folder.
 
-    Runs are found in ``PATH/version_N``, ``PATH/NAME/version_N`` and, those of sweeps, one folder
-    deeper, oldest first.
+    Runs are found in ``PATH/version_N`` and ``PATH/NAME/version_N``, oldest first.
 
     Raises:
         ConfigurationError: if there are none.
@@ -204,7 +197,7 @@ def find_runs(path: Path) -> list[Path]:
             f"there is no folder {path}: give the folder of a run, such as runs/NAME/version_0, or"
             " one that contains runs, such as runs/NAME"
         )
-    patterns = ("version_*", "*/version_*", "*/*/version_*")
+    patterns = ("version_*", "*/version_*")
     folders = [
         folder
         for pattern in patterns

@@ -74,8 +74,6 @@ class Session:
         self.after_vector_step: list[Callable[[int], None]] = []
         """Called right after every vector step, also in the warm-up."""
         self.after_evaluation: list[Callable[[], None]] = []
-        self.after_failure: list[Callable[[], None]] = []
-        """Called after an exception ended the run and it was saved."""
         self._loop: TrainingLoop | None = None
         self._collector: Collector | None = None
         self.is_open = False

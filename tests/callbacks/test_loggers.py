@@ -64,7 +64,6 @@ def test_rows_of_lightnings_callbacks_have_env_steps(command_line, capsys):
     assert "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in curves
     assert (command_line.folder() / "curves.png").exists()
     assert "damaged" not in capsys.readouterr().err
-    assert (command_line.folder() / "report.html").exists()
     before = command_line.rows()
     command_line("fit", *monitors, "--ckpt_path=last", "--rollout.total_steps=240")
     assert "damaged" not in capsys.readouterr().err
@@ -155,8 +154,7 @@ def test_wandb_offline_has_every_point_once_and_continues_the_same_run(command_l
     drawn = [row for row in rows if "curves/path" in row]
     drawn_at = [row["env_steps"] for row in drawn]
     evaluated = read_metrics(command_line.folder())["eval/success"][0]
-    assert {180, 240} <= set(drawn_at) <= set(evaluated), "the curves at the end of each session"
-    assert len(set(drawn_at)) == len(drawn_at)
+    assert drawn_at == evaluated
     stored = f"wandb/offline-run-*/files/{drawn[-1]['curves/path']}"
     (file,) = command_line.folder().glob(stored)
     assert file.read_bytes() == (command_line.folder() / "curves.png").read_bytes()

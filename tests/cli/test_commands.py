@@ -82,7 +82,7 @@ def test_list_has_a_line_for_every_configuration_and_none_for_former_names(capsy
     assert not FORMER_NAMES.keys() & {line.split()[0] for line in lines}
     headings = [line for line in printed if line and not line.startswith(" ")]
     assert headings[:3] == [config_list.COMPLETE, "env", "algorithm"]
-    assert headings[-3:-1] == ["logger", "sweep"] and headings[-1].startswith("policies ")
+    assert headings[-2] == "logger" and headings[-1].startswith("policies ")
 
 
 def test_list_of_one_group(capsys):
@@ -124,7 +124,6 @@ OPTION_OF = {
     "play": ("first", "first_episode"),
     "collect": ("successes", "successes_only"),
     "compare": ("across", "across_protocols"),
-    "sweep": ("dry", "dry_run"),
     "export": ("fold", "folder"),
     "clear": ("replay", "replay_only"),
     "list": ("hel", "help"),
@@ -136,7 +135,7 @@ OPTION_OF = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_abbreviated_option_is_refused_with_its_full_name(command, capsys):
     given, meant = OPTION_OF[command]
-    needed = {"export": ["--to=onnx"], "compare": ["a"], "sweep": ["a"]}
+    needed = {"export": ["--to=onnx"], "compare": ["a"]}
     needed["collect"] = ["--policy=random", "--env=env/toy", "--episodes=1"]
     shell = ["bash"] if command == "completion" else []
     with pytest.raises(SystemExit) as exit_info:
@@ -259,7 +258,6 @@ def test_shells_complete_commands_and_configurations(tmp_path, capsys):
         (["fit", "-c", "env/to"], "env/toy env/toy_conflict"),
         (["collect", "--env", "env/to"], "env/toy env/toy_conflict"),
         (["fit", "-c", "env/toy", "-c", "gradient/pcg"], "gradient/pcgrad"),
-        (["sweep", "sweep/learn"], "sweep/learning_rates"),
         (["clear", "ru"], ""),
     ):
         line = ["bash", "-c", COMPLETE, "bash", str(script), "mtrl-lightning", *words]

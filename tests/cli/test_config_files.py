@@ -145,6 +145,27 @@ def test_a_users_file_in_a_folder_named_like_a_group_is_read_as_any_other(
     assert code == 2 and message in error
 
 
-def test_a_sweep_file_is_no_configuration_of_a_run():
-    with pytest.raises(ConfigurationError, match="mtrl-lightning sweep sweep/hyperband"):
-        parse("-c", "sweep/hyperband")
+def test_a_named_file_comes_behind_the_other_files_and_before_all_options():
+    width = "--model.init_args.actor.init_args.width=7"
+    for named in (["--config.network=network/moore"], ["--config.network", "network/moore"]):
+        config = parse("-c", "quickstart", width, *named, "--name", "x")
+        actor = config["model"]["init_args"]["actor"]
+        assert actor["class_path"] == "mtrl_lightning.networks.MOORE", "it replaces quickstart's"
+        assert actor["init_args"]["width"] == 7 and config["name"] == "x"
+    for missing in (["--config.x"], ["--config.x="], ["--config.a=env/toy", "--config.x", "-c=a"]):
+        with pytest.raises(ConfigurationError, match=r"--config.x needs a configuration"):
+            parse(*missing)
+
+
+def test_files_of_a_repeated_name_keep_the_order_of_the_command_line(tmp_path):
+    contents = {
+        "one": "name: one\nroot: one",
+        "two": "name: two\nroot: two",
+        "three": "name: three",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    named = zip(("a", "b", "a"), contents, strict=True)
+    files = [f"--config.{parameter}={tmp_path / file}" for parameter, file in named]
+    config = parse("-c", "quickstart", *files)
+    assert (config["name"], config["root"]) == ("three", "two")

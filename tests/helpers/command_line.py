@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from mtrl_lightning.api import train
-from mtrl_lightning.callbacks import report
+from mtrl_lightning.callbacks import curves
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, main
 from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports import render
+from mtrl_lightning.reports import page
 from tests.helpers.corruption import copy_run
 
 ROOT = Path(__file__).parents[2]
@@ -97,9 +97,9 @@ def short_train(benchmark, algorithm, *, total_steps, **options):
 
 
 def leave_out_curves(monkeypatch):
-    monkeypatch.setattr(report, "plot_curves", lambda folder: folder / "curves.png")
-    monkeypatch.setattr(report, "log_image", lambda *args: None)
-    monkeypatch.setattr(render, "svg_uri", lambda charts: "")
+    monkeypatch.setattr(curves, "plot_curves", lambda folder: folder / "curves.png")
+    monkeypatch.setattr(curves, "log_image", lambda *args: None)
+    monkeypatch.setattr(page, "png_uri", lambda chart: "")
 
 
 def skip_without_renderer():

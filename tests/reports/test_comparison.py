@@ -15,9 +15,8 @@ from mtrl_lightning.reports.comparison import (
     summarize,
     table,
 )
-from mtrl_lightning.reports.methods import effective, make_labels
+from mtrl_lightning.reports.methods import effective
 from mtrl_lightning.reports.metrics_file import minutes_until, read_metrics
-from mtrl_lightning.reports.record import read_run
 from tests.helpers.report_folders import STEPS, make_run, options_of
 
 
@@ -27,8 +26,8 @@ def runs(tmp_path):
     for seed in (1, 2):
         mlp = {"reach": (0.0, 0.5, 0.6 + seed / 10), "push": (0.0, 0.0, 0.2)}
         moe = {"reach": (0.1, 0.8, 1.0), "push": (0.0, 0.4, 0.8 + seed / 10)}
-        make_run(tmp_path / "mlp" / f"version_{seed}", mlp, options=options_of(seed))
-        other = options_of(seed, name="b", actor="MOORE", critic="MOORE")
+        make_run(tmp_path / "mlp" / f"version_{seed}", mlp, options=options_of(seed, name="mlp"))
+        other = options_of(seed, name="moe", actor="MOORE", critic="MOORE")
         make_run(tmp_path / "moe" / f"version_{seed}", moe, options=other, rate=5.0)
     return tmp_path
 
@@ -99,51 +98,32 @@ def test_only_whole_lines_are_read(tmp_path):
         read_metrics(folder)
 
 
-def test_runs_are_grouped_by_all_options_but_the_seed(runs):
+def test_runs_are_grouped_by_all_options_but_the_seed_and_named_by_the_first(runs):
     comparison = compare_runs([str(runs)])
-    assert [method.label for method in comparison.methods] == ["network MLP", "network MOORE"]
+    assert [method.label for method in comparison.methods] == ["mlp", "moe"]
     assert [[run.seed for run in one.runs] for one in comparison.methods] == [[1, 2], [1, 2]]
     assert (comparison.metric, comparison.tasks) == ("eval/success", ("push", "reach"))
     assert comparison.end == 300 and len(comparison.warnings) == 1
-    curves = comparison.curves["network MOORE"]
+    curves = comparison.curves["moe"]
     assert curves.scores_STN[1].tolist() == [[0.0, 0.4, 1.0], [0.1, 0.8, 1.0]]
     assert curves.minutes_SN[0] == pytest.approx([1 / 3, 2 / 3, 1.0])
     assert "wide" not in str(effective(comparison.methods[0].runs[0]))
     assert comparison.bands.keys() == {"average", "push", "reach"}
-    band = comparison.bands["push"]["network MOORE"]
+    band = comparison.bands["push"]["moe"]
     assert [values[-1] for values in band] == pytest.approx([0.95, 0.9, 1])
 
 
 def test_a_label_before_the_folder_names_a_method(runs):
     given = [f"ours={runs / 'moe'}", f"base line={runs / 'mlp' / 'version_1'}", str(runs / "mlp")]
     comparison = compare_runs(given)
-    assert (
-        "fewer than 3 seeds are much too narrow, and one seed has none: ours, base line, network"
-        in comparison.warnings[0]
-    )
-    assert "Train more with another --seed_everything" in comparison.warnings[0]
-    assert [method.label for method in comparison.methods][:2] == ["ours", "base line"]
-
-
-def test_labels_name_what_differs():
-    network = "model.init_args.actor"
-    gradient = "model.init_args.critic_gradient.class_path"
-    mlp = {f"{network}.class_path": "x.MLP", f"{network}.init_args.width": 400, gradient: "x.Mean"}
-    wide = {**mlp, f"{network}.init_args.width": 800}
-    care = {f"{network}.class_path": "x.CARE", f"{network}.init_args.k": 6, gradient: "x.Mean"}
-    pcgrad = {**mlp, gradient: "x.PCGrad"}
-    names = make_labels([mlp, care, pcgrad])
-    assert names[0] == "actor MLP, critic_gradient Mean"
-    assert names[1:] == ["actor CARE, critic_gradient Mean", "actor MLP, critic_gradient PCGrad"]
-    assert make_labels([{"a.width": 1}, {"a.width": 2}]) == ["a.width 1", "a.width 2"]
-    assert make_labels([mlp, wide])[1] == "actor MLP, actor.width 800, critic_gradient Mean"
-    both = {"model.init_args.actor.init_args.width": 8, "model.init_args.critic.init_args.width": 8}
-    assert make_labels([both, {}]) == ["width 8", ""]
-    assert len(make_labels([{"a": "long" * 40}, {"a": "b"}])[0]) == 60
+    assert [method.label for method in comparison.methods] == ["ours", "base line", "mlp"]
+    one, two = comparison.warnings
+    assert one.startswith("one seed, no interval: base line, mlp.")
+    assert two.startswith("two seeds, an interval that is much too narrow: ours.")
 
 
 def test_runs_evaluated_at_other_steps_are_interpolated_as_far_as_all_have_got(tmp_path):
-    one = make_run(tmp_path / "a" / "version_0", {"reach": (0.0, 0.4, 0.8)}, options=options_of(1))
+    make_run(tmp_path / "a" / "version_0", {"reach": (0.0, 0.4, 0.8)}, options=options_of(1))
     make_run(
         tmp_path / "a" / "version_1",
         {"reach": (0.0, 0.2, 0.4, 0.6)},
@@ -158,10 +138,10 @@ def test_runs_evaluated_at_other_steps_are_interpolated_as_far_as_all_have_got(t
     assert first.scores_STN[1, 0] == pytest.approx([0.0, 0.4 + 0.2 / 3])
     assert second.scores_STN[0, 0] == pytest.approx([0.2, 0.4])
     assert second.minutes_SN[0] == pytest.approx([1 / 6, 0.5])
-    messages = ("one seed has none: tau 0.005, tau 0.1.", "after 300 env steps", "interpolated")
+    assert list(comparison.curves) == ["a", "a (2)"]
+    messages = ("no interval: a (2).", "narrow: a.", "after 300 env steps", "interpolated")
     for warning, message in zip(comparison.warnings, messages, strict=True):
         assert message in warning
-    assert read_run(one).total_steps == 400
 
 
 def error_of(capsys, *args):
@@ -192,16 +172,15 @@ def test_what_cannot_be_compared_is_said(runs, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("others", ["moe", "moe/version_1"])
-def test_one_seed_is_compared_with_a_sentence_in_place_of_intervals(runs, tmp_path, capsys, others):
-    out = tmp_path / "out"
-    main(["compare", str(runs / "mlp" / "version_1"), str(runs / others), f"--folder={out}"])
+def test_one_seed_is_compared_without_an_interval(runs, tmp_path, capsys, others):
+    page = f"--page={tmp_path / 'page.html'}"
+    main(["compare", str(runs / "mlp" / "version_1"), str(runs / others), page])
     printed = capsys.readouterr()
-    assert "warning: intervals of fewer than 3 seeds are much too narrow" in printed.err
-    assert printed.err.count("network M") == 2
+    assert "warning: one seed, no interval: mlp" in printed.err
+    assert ("an interval that is much too narrow: moe" in printed.err) == (others == "moe")
     text = re.sub(" +", " ", printed.out)
-    assert "| network MLP | 1 | 0.45 | 0.45 | " in text
-    assert ("| network MOORE | 2 | 1.00 [0.95, 1.00]" in text) == (others == "moe")
-    assert "one seed has none" in (out / "report.html").read_text()
+    assert "| mlp | 1 | 0.45 | 0.45 | " in text
+    assert ("| moe | 2 | 1.00 [0.95, 1.00]" in text) == (others == "moe")
 
 
 def test_runs_of_different_protocols_are_refused_unless_that_is_wanted(runs, capsys):
@@ -249,21 +228,19 @@ def test_the_steps_of_offline_runs_are_called_updates(tmp_path, capsys):
     for seed in (1, 2):
         folder = tmp_path / "bc" / f"version_{seed}"
         make_run(folder, {"reach": (0.0, 0.5, 1.0)}, options=options_of(seed, **data))
-    out = tmp_path / "out"
-    main(["compare", str(tmp_path / "bc"), f"--folder={out}"])
+    page = tmp_path / "page.html"
+    main(["compare", str(tmp_path / "bc"), f"--page={page}"])
     assert "1 tasks after 300 updates:" in capsys.readouterr().out
-    page = (out / "report.html").read_text()
-    assert "updates to 0.8" in page and "env steps" not in page
+    text = page.read_text()
+    assert "updates to 0.8" in text and "env steps" not in text
 
 
 def test_compare_prints_a_table_and_writes_what_it_says(runs, tmp_path, capsys):
-    out = tmp_path / "out"
-    main(["compare", str(runs / "mlp"), str(runs / "moe"), f"--folder={out}", "--threshold=.98"])
+    page = tmp_path / "pages" / "page.html"
+    main(["compare", str(runs / "mlp"), str(runs / "moe"), f"--page={page}", "--threshold=.98"])
     printed = capsys.readouterr()
     text = re.sub(" +", " ", printed.out)
-    assert "| network MOORE | 2 | 1.00 [0.95, 1.00]" in text and "300 (1 of 2)" in text
+    assert "| moe | 2 | 1.00 [0.95, 1.00]" in text and "300 (1 of 2)" in text
     assert "| push | 0.20 [0.20, 0.20] | 0.95 [0.90, 1.00] |" in text
-    assert "warning: intervals of fewer than 3 seeds" in printed.err
-    names = ["comparison.png", "report.html"]
-    assert sorted(path.name for path in out.iterdir()) == names
-    assert (out / "comparison.png").read_bytes()[:4] == b"\x89PNG"
+    assert "| model.init_args.actor.class_path | mtrl_lightning.networks.MLP | " in text
+    assert [path.name for path in page.parent.iterdir()] == ["page.html"]

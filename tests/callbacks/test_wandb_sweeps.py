@@ -1,6 +1,5 @@
 """Sweeps of Weights & Biases: the commands of its agents, preempted runs, the best in the table."""
 
-import copy
 import os
 import signal
 import types
@@ -15,117 +14,43 @@ from mtrl_lightning.launch.folder import find_restart_id, locate_run
 from tests.helpers.command_line import CONFIGS, ROOT, parser
 from tests.helpers.wandb_files import records
 
-FILES = sorted(ROOT.glob("configs/sweep/*.yaml"))
 SWEEP = {"WANDB_SWEEP_ID": "s1", "WANDB_RUN_ID": "r1", "WANDB_MODE": "offline"}
 
 
-def agent_arguments(path, values):
-    """Return what follows the program in the command that W&B's agent makes for a run."""
+EXAMPLE = ROOT / "examples" / "sweep_wandb.yaml"
+
+
+def agent_arguments(values):
+    """Return what follows the program in the command that W&B's agent makes of the example."""
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
-    content = yaml.safe_load(path.read_text())
-    command = utils.create_sweep_command(copy.deepcopy(content["command"]))
-    # from the server parameters come in the order of the alphabet
-    given = {"args": {name: {"value": values[name]} for name in sorted(values)}}
+    sweep = yaml.safe_load(EXAMPLE.read_text())
+    assert values.keys() == sweep["parameters"].keys()
+    given = {"args": {name: {"value": value} for name, value in sorted(values.items())}}
     replaced = utils.create_sweep_command_args(given)
-    replaced |= {"program": [content["program"]], "env": ["/usr/bin/env"]}
+    replaced |= {"program": [sweep["program"]], "env": ["/usr/bin/env"]}
     words = []
-    for word in command:
-        is_macro = word.startswith("${")
-        words += replaced[word[2:-1]] if is_macro else [word]
-    assert words[:3] == ["/usr/bin/env", "mtrl-lightning", "fit"]
+    for word in utils.create_sweep_command(sweep["command"]):
+        words += replaced[word[2:-1]] if word.startswith("${") else [word]
+    assert words[:2] == ["/usr/bin/env", "mtrl-lightning"]
     return words[2:]
 
 
-def parsed(arguments):
-    return parser().parse_args(arguments[1:]).as_dict()
-
-
-def values_of(path, number):
-    """Return the n-th choice of every parameter of a sweep file, as W&B's server sends it."""
-    values = {}
-    for name, one in yaml.safe_load(path.read_text())["parameters"].items():
-        choices = one.get("values") or [one["min"], one["max"]]
-        values[name] = choices[number % len(choices)]
-    return values
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("number", [0, 1])
-def test_every_sweep_file_makes_runs_that_the_program_accepts(path, number):
-    values = values_of(path, number)
-    config = parsed(agent_arguments(path, values))
-    sac = config["model"]["init_args"]
-    assert config["trainer"]["logger"][0]["class_path"].endswith("EnvStepWandbLogger")
-    assert config["seed_everything"] == values.get("seed_everything", 1)
-    wanted = {
-        "model.init_args.critic.init_args.layer_norm": lambda: sac["critic"]["init_args"][
-            "layer_norm"
-        ],
-        "model.init_args.target_entropy": lambda: sac["target_entropy"] or "null",
-        "rollout.updates_per_step": lambda: config["rollout"]["updates_per_step"],
-    }
-    assert all(found() == values[name] for name, found in wanted.items() if name in values)
-    for axis, part in (("config.gradient", "actor_gradient"), ("config.network", "actor")):
-        if axis in values:
-            file = yaml.safe_load((ROOT / "configs" / f"{values[axis]}.yaml").read_text())
-            chosen = file["model"]["init_args"][part]["class_path"]
-            assert sac[part]["class_path"] == chosen
-            assert part != "actor" or sac[part]["init_args"]["width"] == 64, "the option is last"
-    pytest.importorskip("optuna")
-    from mtrl_lightning.sweeps.sweep_file import read_sweep_file
-
-    sweep = read_sweep_file(path)
-    assert (sweep.metric, sweep.goal) == ("eval/success", "maximize")
-    own = sweep.arguments(values)
-    of_agent = [word for word in agent_arguments(path, values) if word != "logger/wandb"]
-    of_agent.remove("-c")
-    assert sorted(own) == sorted(of_agent), "the same without W&B"
-
-
-def test_files_come_before_options_and_behind_files_in_any_order():
-    width = "--model.init_args.actor.init_args.width=7"
-    for named in (["--config.network=network/moore"], ["--config.network", "network/moore"]):
-        config = parsed(["fit", "-c", "quickstart", width, *named, "--name", "x"])
-        actor = config["model"]["init_args"]["actor"]
-        assert actor["class_path"] == "mtrl_lightning.networks.MOORE", "it replaces quickstart's"
-        assert actor["init_args"]["width"] == 7 and config["name"] == "x"
-    for missing in (["--config.x"], ["--config.x="], ["--config.a=env/toy", "--config.x", "-c=a"]):
-        with pytest.raises(ConfigurationError, match=r"--config.x needs a configuration"):
-            parsed(["fit", *missing])
-
-
-def test_files_of_a_repeated_name_keep_the_order_of_the_command_line(tmp_path):
-    contents = {
-        "one": "name: one\nroot: one",
-        "two": "name: two\nroot: two",
-        "three": "name: three",
-    }
-    for name, content in contents.items():
-        (tmp_path / name).write_text(content)
-    named = zip(("a", "b", "a"), contents, strict=True)
-    files = [f"--config.{parameter}={tmp_path / file}" for parameter, file in named]
-    config = parsed(["fit", "-c", "quickstart", *files])
-    assert (config["name"], config["root"]) == ("three", "two")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "value", "found"),
-    [
-        ("model.init_args.target_entropy", "null", None),
-        ("model.init_args.critic.init_args.layer_norm", False, False),
-        ("data.batch_size", 384, 384),
-        ("data.info_keys", ["a", "b"], ["a", "b"]),
-        ("model.init_args.actor_optimizer.init_args.lr", 3e-05, 3e-05),
-        ("model.init_args.encoder", "Standardize", "mtrl_lightning.networks.Standardize"),
-    ],
-)
-def test_values_arrive_as_they_are_in_the_sweep_file(name, value, found):
-    config = parsed(agent_arguments(ROOT / "configs/sweep/learning_rates.yaml", {name: value}))
-    for part in name.split("."):
-        config = config[part]
-    assert (config["class_path"] if name.endswith("encoder") else config) == found
+def test_the_command_line_accepts_what_an_agent_makes_of_the_example():
+    model = "model.init_args"
+    arguments = agent_arguments(
+        {
+            f"{model}.actor_optimizer.init_args.lr": 3e-05,
+            f"{model}.critic_optimizer.init_args.lr": 0.002,
+            f"{model}.critic.init_args.layer_norm": False,
+            "rollout.updates_per_step": 0.5,
+        }
+    )
+    config = parser().parse_args(arguments[1:])
+    assert config[f"{model}.actor_optimizer.init_args.lr"] == 3e-05
+    assert config[f"{model}.critic_optimizer.init_args.lr"] == 0.002
+    assert config[f"{model}.critic.init_args.layer_norm"] is False
+    assert config["rollout.updates_per_step"] == 0.5
+    assert config["trainer.logger"][0].class_path.endswith("EnvStepWandbLogger")
 
 
 def records_of(folder):

@@ -1,1 +1,0 @@
-"""Sweeps on one machine: a sweep file's configurations trained, compared and plotted."""
