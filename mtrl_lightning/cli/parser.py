@@ -192,13 +192,11 @@ class RunParser(LightningArgumentParser):
         self.add_argument(
             "--ckpt_path", type=str | None, default=None, help=CKPT_PATH[self._command]
         )
-        # every config.yaml has these
+        # a run's config.yaml has these, which validate reads
         is_fitting = self._command == "fit"
         helps = (INIT_FROM, INIT_NEW_TASKS) if is_fitting else (argparse.SUPPRESS,) * 2
         self.add_argument("--init_from", type=str | None, default=None, help=helps[0])
         self.add_argument("--init_new_tasks", type=NewTasks, default="fresh", help=helps[1])
-        # Lightning's, which every config.yaml has
-        self.add_argument("--weights_only", type=bool | None, default=None, help=argparse.SUPPRESS)
         self.add_argument(
             "--trainer.help",
             action=_TrainerHelp,

@@ -15,7 +15,7 @@ from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import EnvStepWandbLogger
 from mtrl_lightning.cli import config_list, doctor
 from mtrl_lightning.cli.commands import COMMANDS
-from mtrl_lightning.cli.config_names import FORMER_NAMES, config_names, find_config
+from mtrl_lightning.cli.config_names import config_names, find_config
 from mtrl_lightning.envs.render import opengl
 from mtrl_lightning.errors import ConfigurationError, requirement
 from mtrl_lightning.launch.quiet import LOGGER, quiet
@@ -68,7 +68,7 @@ def test_a_name_does_not_leave_the_folder_of_configurations():
         find_config("env/../../tests/nothing")
 
 
-def test_list_has_a_line_for_every_configuration_and_none_for_former_names(capsys, monkeypatch):
+def test_list_has_a_line_for_every_configuration(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     main(["list"])
     printed = capsys.readouterr().out.splitlines()
@@ -79,7 +79,6 @@ def test_list_has_a_line_for_every_configuration_and_none_for_former_names(capsy
     (toy,) = (line for line in lines if line.startswith("  env/toy "))
     assert toy.split(maxsplit=1)[1].startswith("Three points to be moved")
     assert toy.endswith(" ...")
-    assert not FORMER_NAMES.keys() & {line.split()[0] for line in lines}
     headings = [line for line in printed if line and not line.startswith(" ")]
     assert headings[:3] == [config_list.COMPLETE, "env", "algorithm"]
     assert headings[-3:-1] == ["logger", "sweep"] and headings[-1].startswith("policies ")
