@@ -117,8 +117,9 @@ class Program:
         if device:
             add("--device", choices=["cpu", "cuda"], help="None: a GPU if there is one")
         if precisions:
-            text = "each a variant of ours; None: both, without bf16-mixed where it is slower"
-            add("--precisions", nargs="+", choices=["32-true", "bf16-mixed"], help=text)
+            choices = ["32-true", "bf16-mixed"]
+            text = "each a variant of ours"
+            add("--precisions", nargs="+", choices=choices, default=choices, help=text)
         if threads:
             add("--threads", type=positive, help="of PyTorch; None: its own choice, one per core")
         add_options(add)
@@ -137,8 +138,6 @@ class Program:
             self._check(options)
         except ConfigurationError as error:
             self._parser.error(str(error))
-        if "precisions" in options and options.precisions is None:
-            _choose_precisions(options)
         return options
 
     def main(self, args: Sequence[str] | None = None) -> int:
@@ -165,20 +164,6 @@ class Program:
             print(content["command"], content["commit"], sep="\n")
             print(f"\n{text_of_tables(content)}")
         return int(not content.get("ok", True))
-
-
-def _choose_precisions(options: argparse.Namespace) -> None:
-    """Set both precisions, but not a bfloat16 that is slower, which is noted."""
-    from mtrl_lightning.precision import time_products
-
-    options.precisions = ["32-true", "bf16-mixed"]
-    times = time_products() if options.device == "cpu" else None
-    if times is not None and times.is_bfloat16_slower:
-        options.precisions.remove("bf16-mixed")
-        options.notes.append(
-            f"bf16-mixed is left out: matrix products take {times.slowdown:.1f} times as long"
-            " in bfloat16 as in float32 on this processor; --precisions bf16-mixed measures it"
-        )
 
 
 # ---- statistics ----

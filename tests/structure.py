@@ -26,7 +26,6 @@ ROOMS = {
         "gradients",
         "learning",
         "networks",
-        "precision",
         "products",
     ),
     "environments": ("envs", "rendering"),

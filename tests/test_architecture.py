@@ -76,7 +76,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"envs", "rollout", "replay", "demonstrations", "algorithms", "checkpoints"},
     "callbacks": {
         "run",
-        "precision",
         "rollout",
         "replay",
         "algorithms",
@@ -116,7 +115,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
     "sweeps": {"reports", "runs", "__main__"},
     "runs": set(),
-    "precision": {"networks"},
     "distributed": set(),  # the former names of two files
     "strategy": set(),
     "__init__": set(),
@@ -134,7 +132,6 @@ FORBIDDEN_LIBRARIES = {
     "networks": LIGHTNING,
     "gradients": LIGHTNING,
     "checkpoints": LIGHTNING,
-    "precision": LIGHTNING,
     **{name: {"torch", *LIGHTNING} for name in BASE - USE_TORCH - {"ranks"}},
     **dict.fromkeys(USE_TORCH, LIGHTNING),
 }

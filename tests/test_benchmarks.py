@@ -39,7 +39,6 @@ from benchmarks.updates import (
 from benchmarks.whole_runs import PaceCallback
 from mtrl_lightning.envs import DMControl, MetaWorld, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.precision import ProductTimes
 from tests.helpers.benchmarks import lines_of
 from tests.helpers.command_line import ROOT, resolve, skip_without_renderer
 
@@ -339,21 +338,6 @@ def test_variants_take_turns():
     variants = {name: lambda name=name: float(order.append(name) or len(order)) for name in "abc"}
     assert measuring.alternate(variants, 2) == {"a": [1.0, 4.0], "b": [2.0, 5.0], "c": [3.0, 6.0]}
     assert order == ["a", "b", "c"] * 2
-
-
-@pytest.mark.parametrize("program", [updates, whole_runs, replay])
-def test_bf16_is_left_out_where_it_is_slower_and_it_is_noted(program, monkeypatch):
-    slow = ProductTimes(64, 400, float32=0.001, bfloat16=0.02)
-    monkeypatch.setattr("mtrl_lightning.precision.time_products", lambda: slow)
-    options = program.options_of(["--device=cpu"])
-    assert options.precisions == ["32-true"]
-    assert "takes" not in options.notes[0] and "take 20.0 times as long" in options.notes[0]
-    asked = program.options_of(["--device=cpu", "--precisions", "bf16-mixed"])
-    assert (asked.precisions, asked.notes) == (["bf16-mixed"], [])
-    assert program.options_of(["--device=cuda"]).precisions == ["32-true", "bf16-mixed"]
-    fast = slow._replace(bfloat16=0.0005)
-    monkeypatch.setattr("mtrl_lightning.precision.time_products", lambda: fast)
-    assert program.options_of(["--device=cpu"]).precisions == ["32-true", "bf16-mixed"]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ QUICK = [
     ["fti"],
     ["list"],
     ["list", "gradeint"],
-    ["completion", "bash"],
     ["clear", "nowhere"],
     ["doctor", "--nothing"],
     ["play", "--nothing"],
