@@ -6,7 +6,6 @@ import inspect
 import math
 import numbers
 import sys
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,23 +69,6 @@ DERIVED_OPTIONS = (
     "rollout.warmup_steps",
 )
 """Options that ``train`` derives from the others where they are not given."""
-FORMER_ARGUMENTS = {
-    "batch_size": "data.batch_size",
-    "capacity": "data.capacity",
-    "warmup_steps": "rollout.warmup_steps",
-    "updates_per_step": "rollout.updates_per_step",
-    "envs_per_task": "rollout.envs_per_task",
-    "listeners": "rollout.listeners",
-    "evaluation_every": "evaluation.every",
-    "num_episodes": "evaluation.num_episodes",
-    "metrics_every": "metrics.every",
-    "checkpoint_every": "checkpoint.every",
-    "progress_bar": "trainer.enable_progress_bar",
-    "accelerator": "trainer.accelerator",
-    "devices": "trainer.devices",
-    "precision": "trainer.precision",
-}
-"""Arguments that ``train`` had up to version 0.2, and the options that replace them."""
 
 
 class Run(NamedTuple):
@@ -317,26 +299,15 @@ def train(
 
 
 def _given_options(sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the given options of every section; arguments of previous versions are moved there."""
+    """Return the given options of every section."""
+    unknown = [name for name in sections if name not in SECTIONS]
+    if unknown:
+        raise ConfigurationError(f"train() has no option {unknown[0]}{_similar_option(unknown[0])}")
     given: dict[str, Any] = {section: sections.get(section, {}) for section in SECTIONS}
     complete(given)  # raises for unknown options
     given = {section: dict(options) for section, options in given.items()}
     if given["trainer"].get("default_root_dir") is not None:
         raise ConfigurationError("trainer has default_root_dir: give root and name in its place")
-    for name, value in sections.items():
-        if name in SECTIONS:
-            continue
-        if name not in FORMER_ARGUMENTS:
-            raise ConfigurationError(f"train() has no option {name}{_similar_option(name)}")
-        section, option = FORMER_ARGUMENTS[name].split(".")
-        warnings.warn(
-            f"{name} of train() is now an option of its section: give"
-            f" {section}={{{option!r}: {value!r}}}",
-            FutureWarning,
-            stacklevel=3,
-        )
-        if value is not None:
-            _set(given, FORMER_ARGUMENTS[name], value, name)
     return given
 
 

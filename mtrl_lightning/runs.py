@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import socket
@@ -23,8 +22,6 @@ except ImportError:  # Windows
 
 POLICIES = Path(__file__).parent / "policies"
 """The trained policies of this package: a folder each."""
-CARD = "policy.json"
-"""How a policy was made, and its results."""
 LOCK = "run.lock"
 VALIDATIONS = "validations.jsonl"
 """The results of ``validate``, one line of JSON each."""
@@ -221,25 +218,6 @@ def output_folder(run_folder: Path, *names: str) -> Path:
     if is_of_package(run_folder):
         return Path(names[0]) / run_folder.name
     return run_folder.joinpath(*names)
-
-
-def read_card(folder: Path) -> dict[str, Any]:
-    """Return how the policy in a folder was made, and its results.
-
-    Raises:
-        ConfigurationError: if its ``policy.json`` is missing or damaged.
-    """
-    path = folder / CARD
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read ({error}): write the policy again by mtrl-lightning export RUN"
-            " --slim"
-        ) from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} is no mapping: use the file as it was written")
-    return content
 
 
 def policies() -> dict[str, Path]:

@@ -32,7 +32,6 @@ from mtrl_lightning import (
     train,
 )
 from mtrl_lightning.algorithms import NormalizeObservation, NormalizeReward
-from mtrl_lightning.api import FORMER_ARGUMENTS
 from mtrl_lightning.callbacks import (
     CheckpointCallback,
     CurvesCallback,
@@ -46,10 +45,10 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.rollout import ActionNoise, EpisodeListener, ScaleAction, TransformedPolicy
+from mtrl_lightning.rollout import ActionNoise, ScaleAction, TransformedPolicy
 from mtrl_lightning.runs import new_run_folder
 from tests.helpers.command_line import SHORT
-from tests.helpers.runs import HERE, SMALL_SAC, small, trainer_in
+from tests.helpers.runs import SMALL_SAC, small, trainer_in
 
 
 def rows_of(folder):
@@ -278,53 +277,6 @@ def test_what_has_no_single_meaning_names_the_form_that_works(
     with pytest.raises(ConfigurationError, match=message):
         train(benchmark, algorithm, **{"total_steps": 300, "root": str(tmp_path)} | options)
     assert not any(tmp_path.iterdir())
-
-
-FORMER = {
-    "batch_size": ("data", "batch_size", 12),
-    "capacity": ("data", "capacity", 300),
-    "warmup_steps": ("rollout", "warmup_steps", 30),
-    "updates_per_step": ("rollout", "updates_per_step", 0.5),
-    "envs_per_task": ("rollout", "envs_per_task", 2),
-    "listeners": ("rollout", "listeners", [EpisodeListener()]),
-    "evaluation_every": ("evaluation", "every", 60),
-    "num_episodes": ("evaluation", "num_episodes", 1),
-    "metrics_every": ("metrics", "every", 30),
-    "checkpoint_every": ("checkpoint", "every", 60),
-    "progress_bar": ("trainer", "enable_progress_bar", False),
-    "accelerator": ("trainer", "accelerator", "cpu"),
-    "devices": ("trainer", "devices", 1),
-    "precision": ("trainer", "precision", "32-true"),
-}
-"""Arguments of version 0.2: the section and the name of the option, and a value."""
-
-
-@pytest.mark.slow
-def test_arguments_of_version_0_2_make_the_same_run_and_name_their_options(tmp_path):
-    assert set(FORMER) == set(FORMER_ARGUMENTS)
-    former = {name: value for name, (_, _, value) in FORMER.items()}
-    present = {}
-    for section, option, value in FORMER.values():
-        present.setdefault(section, {})[option] = value
-    common = {"total_steps": 120, "root": str(tmp_path), "num_workers": 0}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        one = train(ToyReach(2), SMALL_SAC, name="former", evaluation=HERE, **former, **common)
-    texts = [str(warning.message) for warning in caught if warning.category is FutureWarning]
-    for name, (section, option, value) in FORMER.items():
-        wanted = f"{name} of train() is now an option of its section: give {section}={{'{option}'"
-        assert [text for text in texts if text == f"{wanted}: {value!r}}}"], name
-    assert {warning.filename for warning in caught if warning.category is FutureWarning} == {
-        __file__
-    }
-    present["evaluation"] |= HERE
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FutureWarning)
-        other = train(ToyReach(2), SMALL_SAC, name="present", **present, **common)
-    assert rows_of(one.folder) == rows_of(other.folder)
-    message = r"batch_size is 12 and data\.batch_size is 24"
-    with pytest.warns(FutureWarning), pytest.raises(ConfigurationError, match=message):
-        train(ToyReach(2), SMALL_SAC, batch_size=12, data={"batch_size": 24}, **common)
 
 
 def test_an_environment_in_place_of_a_benchmark_names_what_makes_it(tmp_path):

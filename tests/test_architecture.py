@@ -76,7 +76,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"envs", "rollout", "replay", "demonstrations", "algorithms", "checkpoints"},
     "callbacks": {
         "run",
-        "precision",
         "rollout",
         "replay",
         "algorithms",
@@ -115,7 +114,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {*ROOMS, "export", "loading", "run", "runs", "__version__"},
     "__main__": {"cli"},
     "runs": set(),
-    "precision": {"networks"},
     "distributed": set(),  # the former names of two files
     "strategy": set(),
     "__init__": set(),
@@ -133,7 +131,6 @@ FORBIDDEN_LIBRARIES = {
     "networks": LIGHTNING,
     "gradients": LIGHTNING,
     "checkpoints": LIGHTNING,
-    "precision": LIGHTNING,
     **{name: {"torch", *LIGHTNING} for name in BASE - USE_TORCH - {"ranks"}},
     **dict.fromkeys(USE_TORCH, LIGHTNING),
 }

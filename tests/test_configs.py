@@ -11,7 +11,6 @@ from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.callbacks import rollout
 from mtrl_lightning.cli.config_files import ExtendingConfigFile
-from mtrl_lightning.cli.config_names import FORMER_NAMES
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.cli.parser import RunParser
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
@@ -30,8 +29,6 @@ EXPERIMENTS = [name for name in FILES if name.startswith("experiment/")]
 DESCRIBED = re.compile(r"# (Run here|Not run here): \S")
 """The first line of an experiment: whether docs/results.md has a run of it."""
 QUICK_EXPERIMENTS = [name for name in EXPERIMENTS if "cpu" in name or "mtmhsac" in name]
-MODEL = ("base", "algorithm/mtsac", "network/mlp", "gradient/mean")
-COMPLETE = (*MODEL, "env/toy")
 
 
 def test_every_file_says_what_it_is_in_short_lines():
@@ -199,7 +196,6 @@ SIZES = (
     "rollout.warmup_steps",
     "evaluation.every",
 )
-ENCODER = "model.init_args.encoder"
 OWN = re.compile("cpu|ppo|brc|_bc$|dmc|hipbmdp|pixels")
 PUBLISHED = [name for name in EXPERIMENTS if not OWN.search(name)]
 """Those of MT10 and MT50 with one of the protocols; where they differ is said in their files."""
@@ -235,46 +231,12 @@ def test_experiments_are_those_of_the_published_protocol(name):
         assert (init["lr"], init["eps"]) == (3e-4, 1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FORMER_NAMES)
-def test_a_former_name_has_the_configuration_of_its_file_and_warns(name):
-    group = name.split("/")[0]
-    before = {"env": MODEL, "encoder": COMPLETE}.get(group, ())
-    after = ("-c", "network/mlp") if group == "protocol" else ()
-    now = FORMER_NAMES[name]
-    message = f"{name} is a former name, which the next release no longer takes: give {now}"
-    with pytest.warns(FutureWarning, match=f"^{re.escape(message)}$"):
-        found = resolve(*before, options=("-c", name, *after))
-    if group == "env":
-        assert at(found, f"{BENCHMARK}.family") == name.removeprefix("env/hipbmdp_")
-    elif group == "encoder":
-        (assignment,) = now.options.values()
-        kind = at(found, f"{ENCODER}.init_args.assignment.class_path")
-        assert kind == f"mtrl_lightning.networks.{assignment}"
-    else:
-        protocol = "mtrl" if "mtrl" in name else "metaworld_plus"
-        check_protocol(found, protocol, 50 if "mt50" in name else 10)
-        assert group == "protocol" or found["name"] == name.removeprefix("experiment/")
-
-
-@pytest.mark.filterwarnings("ignore:.*former name:FutureWarning")
 @pytest.mark.parametrize(
-    "name", ["env/hipbmdp_walker_foot", "encoder/mixture_gate", "experiment/mt50_mtrl_film"]
+    ("protocol", "experiment"), [("metaworld_plus", "mtmhsac"), ("mtrl", "mtrl_film")]
 )
-def test_a_warning_names_the_options_of_the_same_configuration(name):
-    now = FORMER_NAMES[name]
-    before = {"env": MODEL, "encoder": COMPLETE}.get(name.split("/")[0], ())
-    words = str(now).split()
-    assert resolve(*before, options=("-c", name)) == resolve(*before, options=words)
-
-
-def test_a_former_name_is_replaced_in_a_file_that_extends_it(tmp_path):
-    own = tmp_path / "own.yaml"
-    own.write_text("extends: experiment/mt50_wide\nname: own\n")
-    with pytest.warns(FutureWarning, match="-c protocol/metaworld_plus_on_mt50"):
-        found = resolve(options=("-c", str(own)))
-    check_protocol(found, "metaworld_plus", 50)
-    assert found["name"] == "own"
+def test_the_mt50_file_of_a_protocol_changes_its_sizes(protocol, experiment):
+    config = resolve(f"experiment/{experiment}", f"protocol/{protocol}_on_mt50")
+    check_protocol(config, protocol, 50)
 
 
 OWNED = {  # what a file of each group may name, below model.init_args

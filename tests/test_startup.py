@@ -31,7 +31,6 @@ QUICK = [
     ["fti"],
     ["list"],
     ["list", "gradeint"],
-    ["completion", "bash"],
     ["clear", "nowhere"],
     ["doctor", "--nothing"],
     ["play", "--nothing"],

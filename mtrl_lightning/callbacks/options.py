@@ -29,8 +29,6 @@ RUN_SELECTION = (
     "name",
     "overwrite_metrics",
     "root",
-    "verbose",
-    "weights_only",
 )
 """Options that choose a run and the use of its files."""
 MODEL_SEED = "model.init_args.seed"

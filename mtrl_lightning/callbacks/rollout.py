@@ -20,7 +20,6 @@ from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
 from mtrl_lightning.learning.compiling import prepare_device
 from mtrl_lightning.learning.transforms import RewardScale
-from mtrl_lightning.precision import check_precision
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.distributed import RANK_TIMEOUT
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
@@ -250,7 +249,6 @@ class RolloutCallback(SessionCallback):
                 f" {self._timeout:g} s, for which a process waits for a worker that hangs"
             )
         check_checkpoint_callbacks(trainer)
-        check_precision(trainer.precision, device)
         session = self.session
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         sections = {one.key: one for one in callbacks if isinstance(one, SessionCallback)}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.cli.commands import CommandParser
-from mtrl_lightning.cli.config_names import find_config, former_name
+from mtrl_lightning.cli.config_names import find_config
 from mtrl_lightning.cli.export import policy_of
 from mtrl_lightning.cli.play import add_trust_argument, benchmark_of, chosen_checkpoint
 from mtrl_lightning.cli.run_config import TRUST
@@ -119,8 +119,7 @@ def run(options: argparse.Namespace) -> None:
     at_least(0, prefix="--", finite=True, noise=options.noise)
     at_least(0, prefix="--", hint=", 0 for this process", num_workers=options.num_workers)
     checkpoint = _checkpoint_of(options.policy)
-    if former_name(options.env) is None:
-        find_config(options.env)
+    find_config(options.env)
     folder = options.folder or _default_folder(options.env, options.policy)
 
     from mtrl_lightning.demonstrations import collect, write_data_sets

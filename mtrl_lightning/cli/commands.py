@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 from mtrl_lightning import __version__
-from mtrl_lightning.cli.suggestions import FROM_MTRL, WITHOUT_DASHES, option_tips
 from mtrl_lightning.errors import (
     ConfigurationError,
     EnvironmentFaultError,
     PolicyFaultError,
+    closest,
     name_hint,
 )
 
@@ -36,7 +36,6 @@ COMMANDS = {
     "list": "mtrl_lightning.cli.config_list",
     "doctor": "mtrl_lightning.cli.doctor",
     "clear": "mtrl_lightning.cli.clear",
-    "completion": "mtrl_lightning.cli.completion",
 }
 
 
@@ -57,13 +56,32 @@ def print_help() -> None:
 def unknown_command(args: Sequence[str]) -> str:
     """Return an error about a command that does not exist."""
     known = [*RUN_COMMANDS, *COMMANDS]
-    if WITHOUT_DASHES.match(args[0]):
-        hint = f"give a command first, such as fit. {FROM_MTRL}"
-    elif args[0].startswith("-"):
+    if args[0].startswith("-"):
         hint = f"give the command first, such as {PROGRAM} fit {args[0]}"
     else:
         hint = f"{name_hint(args[0], known)} ({PROGRAM} --help explains the commands)"
     return f"there is no command {args[0]}: {hint}"
+
+
+def option_tips(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
+    """Yield for each unknown option the nearest one.
+
+    Args:
+        args: what follows the command.
+        options: names of the options that there are, without dashes. An option of a class begins
+            with that of the class.
+    """
+    for argument in args:
+        name = argument.partition("=")[0].removeprefix("--").rstrip("+")
+        parts = name.split(".")
+        sections = [".".join(parts[:num]) for num in range(1, len(parts) + 1)]
+        if not argument.startswith("--") or any(section in options for section in sections):
+            continue
+        is_section = any(option.startswith(f"{name}.") for option in options)  # --data FILE
+        if is_section or name.removeprefix("no_") in options:
+            continue
+        for similar in closest(name, options):
+            yield f"tip: did you mean {similar}? There is no option {name}"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -78,15 +96,8 @@ class CommandParser(argparse.ArgumentParser):
     """Whether what follows ``--`` is kept as ``fit_options``."""
 
     def __init__(self, command: str, **options: Any) -> None:
-        self._names: list[str] = []
         self._given: Sequence[str] = ()
         super().__init__(prog=f"{PROGRAM} {command}", allow_abbrev=False, **options)
-
-    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
-        """Add an argument, whose name is suggested for a misspelled one."""
-        action = super().add_argument(*args, **kwargs)
-        self._names += [name.removeprefix("--") for name in action.option_strings]
-        return action
 
     def parse(self, args: Sequence[str]) -> argparse.Namespace:
         """Parse what follows the command."""
@@ -100,10 +111,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print a mistake, with the nearest name of each unknown option, and exit with code 2."""
-        tips = [f"\ntip: {tip}" for tip in option_tips(self._given, self._names)]
+        names = [name.removeprefix("--") for name in self._option_string_actions]
+        tips = list(option_tips(self._given, names))
         if self.takes_fit_options and not tips and message.startswith("unrecognized"):
-            tips = ["\ntip: options of fit come last, after --: ... -- --OPTION VALUE"]
-        super().error("".join([message, *tips]))
+            tips = ["tip: options of fit come last, after --: ... -- --OPTION VALUE"]
+        super().error("\n".join([message, *tips]))
 
 
 def run_command(name: str, args: Sequence[str]) -> None:

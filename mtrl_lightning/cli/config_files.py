@@ -4,7 +4,7 @@ A file's top-level key ``extends`` names one file or a list of files, relative t
 ``-c FILE`` is then exactly ``-c EXTENDED_1 -c EXTENDED_2 ... -c FILE``: what comes later overrides
 what comes earlier, by the rules of jsonargparse. The key itself is not part of the configuration.
 Where no such file exists, the name of a configuration of the package, such as ``env/toy``, is
-accepted, both after ``-c`` and in ``extends``. A former name is replaced, with a warning.
+accepted, both after ``-c`` and in ``extends``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from lightning_utilities.core.enums import StrEnum
 from mtrl_lightning.cli.config_names import (
     configs_folder,
     find_config,
-    former_name,
     hint_of,
     named_config,
 )
@@ -40,8 +38,8 @@ FILE_OR_NAME = re.compile(r"[\w./\\~+ -]*[\w./\\~+]")
 """What can be a path or a name; ``-`` is the standard input, the rest YAML or a URL."""
 
 
-def parts_of(given: str) -> list[Path | str]:
-    """Return what ``-c GIVEN`` applies: files, and YAML for the options of a former name.
+def files_of(given: str) -> list[Path]:
+    """Return the files that ``-c GIVEN`` applies, in their order.
 
     Args:
         given: a YAML file, or the name of a configuration.
@@ -50,25 +48,7 @@ def parts_of(given: str) -> list[Path | str]:
         ConfigurationError: if it or an extended file is missing, if files extend each other in a
             cycle, or if ``extends`` is neither a file nor a list of files.
     """
-    if not Path(given).is_file() and former_name(given) is not None:
-        return _former_parts(given, ())
-    return _file_parts(find_config(given), ())
-
-
-def _former_parts(name: str, extending: tuple[Path, ...]) -> list[Path | str]:
-    now = former_name(name)
-    assert now is not None, name
-    warnings.warn(
-        f"{name} is a former name, which the next release no longer takes: give {now}",
-        FutureWarning,
-        stacklevel=2,
-    )
-    parts: list[Path | str] = []
-    for config in now.configs:
-        path = named_config(config)
-        assert path is not None, config
-        parts += _file_parts(path, extending)
-    return [*parts, *(config_of(key, value) for key, value in now.options.items())]
+    return _with_extended(find_config(given), ())
 
 
 def config_of(key: str, value: Any) -> str:
@@ -78,27 +58,24 @@ def config_of(key: str, value: Any) -> str:
     return json.dumps(value)
 
 
-def _file_parts(path: Path, extending: tuple[Path, ...]) -> list[Path | str]:
+def _with_extended(path: Path, extending: tuple[Path, ...]) -> list[Path]:
     """Return the file after all files that it extends."""
     if path.resolve() in [file.resolve() for file in extending]:
         cycle = " -> ".join(str(file) for file in (*extending, path))
         raise ConfigurationError(
             f"configuration files extend each other in a cycle: {cycle}; remove one {KEY}"
         )
-    parts: list[Path | str] = []
+    files: list[Path] = []
     for name in _names_of(path):
         file = path.parent / name
         found = file if file.is_file() else named_config(name)
-        if found is not None:
-            parts += _file_parts(found, (*extending, path))
-        elif former_name(name) is not None:
-            parts += _former_parts(name, (*extending, path))
-        else:
+        if found is None:
             raise ConfigurationError(
                 f"{path} extends {name}, and there is no file {file}{hint_of(name)}."
                 f" {KEY} takes names and paths relative to the file that it stands in"
             )
-    return [*parts, path]
+        files += _with_extended(found, (*extending, path))
+    return [*files, path]
 
 
 def _names_of(path: Path) -> list[str]:
@@ -137,27 +114,27 @@ class ExtendingConfigFile(ActionConfigFile):
         if not isinstance(values, str) or FILE_OR_NAME.fullmatch(values) is None:
             super().__call__(parser, cfg, values, option_string)
             return
-        for part in parts_of(values):
-            super().__call__(parser, cfg, _of_algorithm(part, cfg), option_string)
+        for file in files_of(values):
+            super().__call__(parser, cfg, _of_algorithm(file, cfg), option_string)
             cfg.pop(KEY, None)
 
 
-def _of_algorithm(part: Path | str, cfg: Namespace) -> str:
-    """Return a part without the critic's side, if the algorithm chosen before it has no critic.
+def _of_algorithm(file: Path, cfg: Namespace) -> str:
+    """Return a file without the critic's side, if the algorithm chosen before it has no critic.
 
     Only files of the package are changed: what a user's own file gives is never left out.
     """
     module, _, name = str(cfg.get("model.class_path") or "").rpartition(".")
     folders = [configs_folder().resolve() / group for group in BOTH_SIDES]
-    if not isinstance(part, Path) or part.resolve().parent not in folders or not module:
-        return str(part)
+    if file.resolve().parent not in folders or not module:
+        return str(file)
     kind = getattr(importlib.import_module(module), name)
     lacking = getattr(kind, "lacking_options", {})
-    content = yaml.safe_load(part.read_text())
+    content = yaml.safe_load(file.read_text())
     given = content.get("model", {}).get("init_args", {})
     unused = [key for key in given if key.startswith("critic") and key in lacking]
     if not unused:
-        return str(part)
+        return str(file)
     for key in unused:
         del given[key]
     return json.dumps(content)

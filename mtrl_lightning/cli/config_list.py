@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import shutil
 import textwrap
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from mtrl_lightning.cli.config_names import config_names, configs_folder, nearest
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import text_table, whole
-from mtrl_lightning.runs import policies, read_card
+from mtrl_lightning.runs import policies
 
 HELP = "Print the configurations that -c takes by name, and the package's policies."
 DESCRIPTION = (
@@ -25,6 +26,8 @@ DESCRIPTION = (
 )
 POLICIES = "policies"
 """The group of the trained policies."""
+CARD = "policy.json"
+"""How a policy of this package was trained, and its results."""
 GROUPS = (
     "",
     "env",
@@ -131,6 +134,11 @@ def _policies() -> str:
         tasks = str(len(card["tasks"]))
         lines.append([f"  {name}", tasks, *results, str(horizon), _trained_for(card)])
     return text_table(lines, num_texts=1)
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """Return how a policy of this package was trained, and its results."""
+    return json.loads((folder / CARD).read_text(encoding="utf-8"))
 
 
 def _trained_for(card: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Write a policy as one file, or a replay as data sets: ``mtrl-lightning export RUN --to onnx``.
+"""Write a policy, or a replay as data sets: ``mtrl-lightning export RUN --to onnx``.
 
 PyTorch is imported when the command runs.
 """
@@ -19,15 +19,9 @@ from mtrl_lightning.cli.play import (
 )
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.export.names import FORMATS, MINARI
+from mtrl_lightning.export.names import FORMATS, MINARI, POLICY
 from mtrl_lightning.formats import text_table, whole
-from mtrl_lightning.runs import (
-    CARD,
-    config_file_of,
-    output_folder,
-    policy_folder,
-    run_folder_of,
-)
+from mtrl_lightning.runs import config_file_of, output_folder, run_folder_of
 
 if TYPE_CHECKING:
     from mtrl_lightning.loading import LoadedPolicy
@@ -35,55 +29,49 @@ if TYPE_CHECKING:
 
 CONFIG = "config.yaml"
 """The run's configuration beside the exported policy."""
-HELP = "Write a run's policy as ONNX, torch.export or a slim checkpoint, or its replay for Minari."
+HELP = "Write a run's policy as ONNX, torch.export or a small checkpoint, or its replay for Minari."
 DESCRIPTION = (
     "Write the best actions of a checkpoint's policy as one file, with the task as an input, that"
-    " runs without this package; compare its actions with the policy's, and write a model card"
-    " (README.md) beside it. RUN is the folder of a run, whose best checkpoint is taken, or a"
-    f" checkpoint.{TRUST} With --to minari, write the episodes of the replay of a run's newest"
-    " checkpoint, or of the given one, as a data set of each task; that imports no class. With"
-    " --slim, write a folder without the state of the training, which play, validate, load_policy"
-    " and fit --init_from take like a run's."
+    " runs without this package, and compare its actions with the policy's. RUN is the folder of a"
+    f" run, whose best checkpoint is taken, or a checkpoint.{TRUST} With --to policy, write a"
+    " folder without the state of optimizers and environments, which play, validate, load_policy"
+    " and fit --init_from take like a run's. With --to minari, write the episodes of the replay of"
+    " a run's newest checkpoint, or of the given one, as a data set of each task. These two import"
+    " no class."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``export``."""
     add_checkpoint_arguments(parser)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--slim",
-        action="store_true",
-        help="write the policy as a folder of weights, config.yaml and policy.json, which says how"
-        " it was made and how well it does",
-    )
-    what.add_argument(
+    parser.add_argument(
         "--to",
         choices=FORMATS,
-        help="onnx (policy.onnx; needs the extra [export]) or torch.export (policy.pt2) for the"
-        " policy; minari (needs the extra [minari]) for the replay",
+        required=True,
+        help="onnx (policy.onnx; needs the extra [export]), torch.export (policy.pt2) or policy (a"
+        " checkpoint) for the policy; minari (needs the extra [minari]) for the replay",
     )
     parser.add_argument(
         "--folder",
         type=Path,
         metavar="PATH",
-        help="folder of the files; the default is RUN/export, for a replay RUN/export/minari, for a"
-        " slim policy RUN/export/slim, and export/NAME for a policy of this package",
+        help="folder of the files; the default is RUN/export, RUN/export/policy or"
+        " RUN/export/minari, and export/NAME instead of RUN/export for a policy of this package",
     )
 
 
 def run(options: argparse.Namespace) -> None:
     """Export a policy or a replay."""
-    if options.slim:
-        export_slim(options)
+    if options.to == POLICY:
+        export_weights(options)
     elif options.to == MINARI:
         export_replay(options)
     else:
-        export_checkpoint(options)
+        export_actions(options)
 
 
-def export_checkpoint(options: argparse.Namespace) -> None:
-    """Write the policy of a checkpoint and its card, and print where they are.
+def export_actions(options: argparse.Namespace) -> None:
+    """Write the actions of a checkpoint's policy as a file, and print where it is.
 
     Raises:
         ConfigurationError: if the policy cannot be exported.
@@ -93,7 +81,6 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     run_folder = run_folder_of(checkpoint)
     folder = options.folder or output_folder(run_folder, "export")
 
-    from mtrl_lightning.export.card import write_card
     from mtrl_lightning.export.policy import export_policy
     from mtrl_lightning.launch.quiet import quiet
 
@@ -102,15 +89,14 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     file, difference = export_policy(policy, options.to, folder, action_transforms)
     if config_file is not None:
         shutil.copyfile(config_file, folder / CONFIG)
-    card = write_card(file, policy, difference, checkpoint, CONFIG if config_file else None)
     after = f"after {policy.env_steps:,} {policy.step_unit}"
     print(f"{checkpoint}, {after}, {len(policy.task_names)} tasks")
     print(f"Largest difference of an action from the policy's: {difference:.1e}")
-    print(f"Exported to {file} ({file.stat().st_size / 2**10:,.0f} KiB), with the card {card}")
+    print(f"Exported to {file} ({file.stat().st_size / 2**10:,.0f} KiB)")
 
 
-def export_slim(options: argparse.Namespace) -> None:
-    """Write the policy of a checkpoint as a slim one, and print where it is.
+def export_weights(options: argparse.Namespace) -> None:
+    """Write the policy of a checkpoint as one of its own, and print where it is.
 
     Raises:
         ConfigurationError: if there is no checkpoint or no configuration.
@@ -118,13 +104,14 @@ def export_slim(options: argparse.Namespace) -> None:
     """
     checkpoint = chosen_checkpoint(options.run)
     run_folder = run_folder_of(checkpoint)
-    folder = options.folder or output_folder(run_folder, "export") / "slim"
+    folder = options.folder or output_folder(run_folder, "export") / POLICY
+    config_file = config_file_of(run_folder)
 
-    from mtrl_lightning.export.slim import write_slim
+    from mtrl_lightning.export.policy import export_checkpoint
 
-    file = write_slim(checkpoint, config_file_of(run_folder), folder)
+    file = export_checkpoint(checkpoint, folder)
+    shutil.copyfile(config_file, folder / CONFIG)
     print(f"Exported {checkpoint} to {folder} ({file.stat().st_size / 2**10:,.0f} KiB)")
-    print(f"Record videos of it by mtrl-lightning play {folder}")
 
 
 def policy_of(
@@ -172,10 +159,6 @@ def export_replay(options: argparse.Namespace) -> None:
         ConfigurationError: if there is no replay, or it cannot be exported.
         OSError: if a file cannot be written.
     """
-    if ((policy_folder(options.run) or Path(options.run)) / CARD).is_file():
-        raise ConfigurationError(
-            f"{options.run} is a policy alone, without a replay: give the folder of a run"
-        )
     from mtrl_lightning.export.replay import export_to_minari
     from mtrl_lightning.launch.quiet import quiet
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import re
 import signal
 import sys
 import uuid
@@ -59,10 +58,6 @@ SINGLE_LOGGERS = ("TensorBoardLogger", "WandbLogger")
 """Of which a run has one at most: both write into its folder."""
 FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
 """What ends a run with its message and the exit code 1."""
-MISSING_PACKAGE = re.compile(
-    r"given class_path '[\w.]*?(\w+)':\s+(.*(?:No module named|Requirement .* not met).*)"
-)
-"""jsonargparse's message about a class whose package is not installed."""
 MAX_SEED = 2**32 - 1
 """The largest seed that NumPy takes."""
 HINTS = {
@@ -362,12 +357,11 @@ def _own_error(error: BaseException) -> BaseException | None:
 
     A lack of memory counts as one, and a missing package of a callback or a logger.
     """
-    missing = MISSING_PACKAGE.search(str(error)) if isinstance(error, ValueError) else None
-    if missing is not None:
-        return ConfigurationError(f"{missing[1]} needs a package: {missing[2]}")
     for cause in causes(error):
         if isinstance(cause, (ConfigurationError, *FAULTS)):
             return cause
+        if isinstance(cause, ModuleNotFoundError):
+            return ConfigurationError(f"a package is not installed: {cause}")
         if is_out_of_memory(cause):
             return ConfigurationError(
                 f"the memory does not suffice ({str(cause).splitlines()[0]}): choose smaller"

@@ -15,14 +15,12 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser
 
 from mtrl_lightning.algorithms.starting import NewTasks
-from mtrl_lightning.cli.commands import PROGRAM
+from mtrl_lightning.cli.commands import PROGRAM, option_tips
 from mtrl_lightning.cli.config_files import ExtendingConfigFile, config_of
 from mtrl_lightning.cli.run_config import TRUST, read_run_config
-from mtrl_lightning.cli.suggestions import FROM_MTRL, WITHOUT_DASHES, suggestions
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch.start import check_start
 from mtrl_lightning.runs import (
-    CARD,
     VALIDATIONS,
     best_checkpoint,
     checkpoint_at,
@@ -192,13 +190,11 @@ class RunParser(LightningArgumentParser):
         self.add_argument(
             "--ckpt_path", type=str | None, default=None, help=CKPT_PATH[self._command]
         )
-        # every config.yaml has these
+        # a run's config.yaml has these, which validate reads
         is_fitting = self._command == "fit"
         helps = (INIT_FROM, INIT_NEW_TASKS) if is_fitting else (argparse.SUPPRESS,) * 2
         self.add_argument("--init_from", type=str | None, default=None, help=helps[0])
         self.add_argument("--init_new_tasks", type=NewTasks, default="fresh", help=helps[1])
-        # Lightning's, which every config.yaml has
-        self.add_argument("--weights_only", type=bool | None, default=None, help=argparse.SUPPRESS)
         self.add_argument(
             "--trainer.help",
             action=_TrainerHelp,
@@ -296,7 +292,7 @@ class RunParser(LightningArgumentParser):
         return config
 
     def parse_with_tips(self, args: Sequence[str]) -> Namespace:
-        """Parse what follows the command; errors name similar options and classes.
+        """Parse what follows the command; errors name similar options.
 
         Raises:
             ArgumentError: if an argument is unknown or its value does not fit.
@@ -305,8 +301,7 @@ class RunParser(LightningArgumentParser):
         try:
             return self.parse_args(args)
         except ArgumentError as error:
-            tips = [f"tip: {tip}" for tip in suggestions(error, args, self.option_names())]
-            error.message = "\n".join([error.message, *tips])
+            error.message = "\n".join([error.message, *option_tips(args, self.option_names())])
             raise
         except OSError as error:  # a value that is too long for a path
             raise ConfigurationError(str(error)) from error
@@ -339,19 +334,12 @@ class RunParser(LightningArgumentParser):
 
 def _files_of(run: Path, command: str) -> tuple[Path, Path]:
     """Return the configuration file of a run, and its checkpoint or the folder for the newest."""
-    if WITHOUT_DASHES.match(str(run)) and not run.exists():
-        raise ConfigurationError(f"there is no run {run}. {FROM_MTRL}")
     of_package = policy_folder(str(run))
     folder = of_package or (run_folder_of(run) if run.is_file() else run)
-    if command == "fit" and (folder / CARD).is_file():
-        raise ConfigurationError(
-            f"{run} is a policy without the state of its training, which cannot be continued:"
-            f" start a new run from it by --init_from {run}"
-        )
     if run.is_file():
         return config_file_of(folder), run
     # both name what is missing
-    found = best_checkpoint(folder) if command == "validate" else checkpoint_at(folder)
+    found = best_checkpoint(folder) if command == "validate" else checkpoint_at(run)
     return config_file_of(folder), found if found.name == "best.ckpt" else folder
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 ONNX = "onnx"
 TORCH_EXPORT = "torch.export"
+POLICY = "policy"
 MINARI = "minari"
 POLICY_FILES = {ONNX: "policy.onnx", TORCH_EXPORT: "policy.pt2"}
-"""The file of a policy in each format."""
-FORMATS = (*POLICY_FILES, MINARI)
+"""The file of a policy that runs without this package, in each format."""
+FORMATS = (*POLICY_FILES, POLICY, MINARI)

@@ -1,4 +1,4 @@
-"""A trained policy as one file that runs without this package, as on a robot.
+"""A trained policy as a checkpoint of its own, or as a file that runs without this package.
 
 Shapes: ``E`` observations, ``D`` observation, ``A`` action, ``T`` tasks.
 """
@@ -24,15 +24,20 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.rollout import ActionTransform
 from mtrl_lightning.rollout.action_transforms import HIGH, LOW, sent_actions
-from mtrl_lightning.runs import ensure_writable
+from mtrl_lightning.runs import ensure_writable, replacing
 from mtrl_lightning.spec import EnvSpec
 
+CHECKPOINT = Path("checkpoints/best.ckpt")
+"""The checkpoint of an exported policy in its folder, which is laid out as a run's."""
+OF_POLICY = ("pytorch-lightning_version", "state_dict", "mtrl_lightning")
+"""What an exported policy keeps of a checkpoint: neither optimizers nor environments."""
 TOLERANCE = 1e-4
 """Largest difference of a number of an action, between -1 and 1, that is rounding."""
 NUM_OBSERVATIONS = 1_000
@@ -42,6 +47,29 @@ LARGEST_BOUND = 1e3
 
 Actions = Callable[[npt.NDArray, npt.NDArray[np.int64]], npt.NDArray]
 """Maps observations ``[E, D]`` and tasks ``[E]`` to actions ``[E, A]``."""
+
+
+def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
+    """Write the policy of a checkpoint as a checkpoint without the state of its training.
+
+    Args:
+        checkpoint: of a run.
+        folder: of the policy; made if it does not exist.
+
+    Returns:
+        The written checkpoint.
+
+    Raises:
+        ConfigurationError: if the folder has a checkpoint already, or the given one cannot be read.
+    """
+    file = folder / CHECKPOINT
+    if file.exists():
+        raise ConfigurationError(f"{file} exists: delete it, or give another --folder")
+    content = load_checkpoint(checkpoint)
+    ensure_writable(file.parent)
+    with replacing(file) as unfinished:
+        torch.save({name: content[name] for name in OF_POLICY}, unfinished)
+    return file
 
 
 class _DeterministicPolicy(nn.Module):

@@ -118,7 +118,7 @@ def read_replay(checkpoint: Path, content: Mapping[str, Any]) -> Storage:
     if missing:
         raise ConfigurationError(
             f"{len(missing)} of the {len(manifest['chunks'])} replay files of {checkpoint} are not"
-            f" in {files}: they were deleted (clear --replay_only, replay.delete_at_end) or the run"
+            f" in {files}: they were deleted (replay.delete_at_end) or the run"
             " was copied without them; export a run that has them"
         )
     if "layout" in manifest:

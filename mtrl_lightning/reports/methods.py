@@ -13,8 +13,8 @@ from mtrl_lightning.former_paths import with_present_paths
 from mtrl_lightning.reports.record import RunRecord
 
 WITHOUT_EFFECT = re.compile(
-    r"(.*\.)?seed|seed_everything|name|root|config|ckpt_path|overwrite_metrics|verbose"
-    r"|weights_only|(metrics|checkpoint|replay)\..*"
+    r"(.*\.)?seed|seed_everything|name|root|config|ckpt_path|overwrite_metrics"
+    r"|(metrics|checkpoint|replay)\..*"
     r"|rollout\.(total_steps|window|timeout|max_restarts|listeners|num_workers|learner_threads)"
     r"|evaluation\.(every|at_start|envs_per_task|num_workers|timeout|max_restarts)"
     r"|data\.(memory_map|info_keys|store_info|on_device)"

@@ -83,7 +83,7 @@ def test_mistakes_that_need_no_benchmark(capsys, change, message):
         (["--policy=scripted"], "no scripted policy for goal-0, goal-1, goal-2"),
         (["--policy=mt10"], "the policy does not know goal-0, goal-1, goal-2: its tasks are reach"),
         (["--env=algorithm/mtsac"], "data.benchmark"),
-        (["--", "--data.benchmark.init_args.horizn=3"], "did you mean"),
+        (["--", "--data.benchmark.init_args.horizn=3"], "horizn"),
         (
             ["--", "--data.exclude_from_training=[goal-1]", HORIZON, "3"],
             "without an effect on the episodes: --data.exclude_from_training; leave them out",

@@ -1,7 +1,7 @@
 import pytest
 import yaml
 
-from mtrl_lightning.cli.config_files import parts_of
+from mtrl_lightning.cli.config_files import files_of
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import (
     CONFIGS,
@@ -55,7 +55,7 @@ def test_a_changed_class_drops_options_as_with_several_files(tmp_path):
 def test_files_come_in_the_order_in_which_they_are_named(tmp_path):
     for name, text in (("a", "[b.yaml, c.yaml]"), ("b", "d.yaml"), ("c", "d.yaml"), ("d", "[]")):
         write(tmp_path, f"{name}.yaml", f"extends: {text}\n")
-    assert [path.stem for path in parts_of(str(tmp_path / "a.yaml"))] == ["d", "b", "d", "c", "a"]
+    assert [path.stem for path in files_of(str(tmp_path / "a.yaml"))] == ["d", "b", "d", "c", "a"]
 
 
 def test_names_stand_for_files_after_c_and_in_extends(tmp_path, monkeypatch):

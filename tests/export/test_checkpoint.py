@@ -1,0 +1,114 @@
+"""A policy is exported as a checkpoint without the state of its training; the package has some."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from mtrl_lightning import load_policy
+from mtrl_lightning.__main__ import main
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.cli.config_list import read_card
+from mtrl_lightning.runs import policies
+
+
+def test_exported_policy_acts_and_evaluates_as_its_run(command_line, tmp_path, capsys):
+    command_line.finished()
+    run, exported = command_line.folder(), tmp_path / "shared"
+    main(["export", str(run), "--to=policy", f"--folder={exported}"])
+    checkpoint = exported / "checkpoints" / "best.ckpt"
+    kept = load_checkpoint(checkpoint)
+    assert kept.keys() == {"pytorch-lightning_version", "state_dict", "mtrl_lightning"}
+    full = run / "checkpoints" / "best.ckpt"
+    assert checkpoint.stat().st_size < 0.5 * full.stat().st_size
+
+    observation_ED = np.random.default_rng(0).normal(size=(6, 2))
+    tasks = ["goal-0", "goal-1"] * 3
+    for mode in ("exploit", "explore"):
+        found_EA, wanted_EA = (
+            load_policy(path).act(observation_ED, tasks, mode) for path in (exported, full)
+        )
+        np.testing.assert_array_equal(found_EA, wanted_EA)
+    results = []
+    for path in (exported, full):
+        main(["validate", str(path), f"--json={tmp_path / 'results.json'}"])
+        results.append(json.loads((tmp_path / "results.json").read_text())["metrics"])
+    assert results[0] == results[1]
+
+
+def test_exporting_writes_over_no_checkpoint(command_line, tmp_path):
+    command_line.finished()
+    run = command_line.folder()
+    best = run / "checkpoints" / "best.ckpt"
+    before = best.read_bytes()
+    with pytest.raises(SystemExit) as exit_info:
+        main(["export", str(run), "--to=policy", f"--folder={run}"])
+    assert exit_info.value.code == 2 and best.read_bytes() == before
+
+
+@pytest.mark.parametrize("args", [["--resume={}"], ["--resume={}/checkpoints/best.ckpt"]])
+def test_exported_policy_is_not_continued(command_line, tmp_path, args):
+    command_line.finished()
+    exported = tmp_path / "shared"
+    main(["export", str(command_line.folder()), "--to=policy", f"--folder={exported}"])
+    with pytest.raises(SystemExit) as exit_info:
+        main(["fit", *(one.format(exported) for one in args)])
+    assert exit_info.value.code == 2
+    files = {path.name for path in exported.rglob("*") if path.is_file()}
+    assert files == {"best.ckpt", "config.yaml"}
+
+
+def test_policies_of_the_package_are_exported_into_the_present_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(["export", "mt10", "--to=policy"])
+    main(["export", "mt10", "--to=torch.export"])
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
+    assert files >= {"export/mt10/policy/checkpoints/best.ckpt", "export/mt10/policy.pt2"}
+
+
+def test_run_of_a_policys_name_precedes_it(command_line, tmp_path, monkeypatch):
+    command_line.finished()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mt10").mkdir()
+    assert load_policy("mt10").spec.num_tasks == 10
+    main(["export", str(command_line.folder()), "--to=policy", "--folder=mt10"])
+    assert load_policy("mt10").spec.num_tasks == 3
+
+
+@pytest.mark.parametrize("name", policies())
+def test_policies_of_the_package_are_those_of_their_cards(name):
+    folder = policies()[name]
+    card = read_card(folder)
+    file = folder / "checkpoints" / "best.ckpt"
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == card["sha256"]
+    policy = load_policy(name)
+    assert list(policy.task_names) == card["tasks"] and policy.env_steps == card["env_steps"]
+    assert policy.spec.protocol == card["protocol"]
+    assert card["evaluation"]["env_steps"] == card["env_steps"]
+
+
+def test_list_prints_the_policies(capsys):
+    main(["list"])
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("  mt10  ")]
+    card = read_card(policies()["mt10"])
+    success = f"{card['evaluation']['metrics']['eval/success']:.2f}"
+    steps = f"{card['env_steps']:,}"
+    assert line.split() == ["mt10", "10", success, "500", steps, "env", "steps"]
+    main(["list", "policies"])
+    printed = capsys.readouterr().out
+    line = next(one for one in printed.splitlines() if one.startswith("  door-open-v3 "))  # mt10's
+    assert line.split()[1] == f"{card['evaluation']['metrics']['eval/success/door-open-v3']:.2f}"
+
+
+@pytest.mark.slow
+def test_mt10_does_as_well_as_its_card_says(tmp_path):
+    file = tmp_path / "results.json"
+    main(["validate", "mt10", "--evaluation.num_episodes=2", f"--json={file}"])
+    assert not (policies()["mt10"] / "validations.jsonl").exists()
+    found = json.loads(file.read_text())["metrics"]
+    expected = read_card(policies()["mt10"])["evaluation"]["metrics"]
+    interval = binomtest(round(20 * found["eval/success"]), 20).proportion_ci(0.99)
+    assert interval.low <= expected["eval/success"] <= interval.high
+    assert {name for name in expected if "success/" in name} <= found.keys()
