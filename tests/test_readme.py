@@ -16,12 +16,9 @@ import pytest
 
 import mtrl_lightning
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.cli.config_names import config_names
 from tests.helpers.command_line import (
     ROOT,
     leave_out_curves,
-    parser,
-    resolve,
     short_train,
     skip_without_renderer,
 )
@@ -48,22 +45,6 @@ def blocks(page, language):
 
 def commands(page):
     return [line for block in blocks(page, "bash") for line in block.splitlines()]
-
-
-NEVER_RUN = {"text", "yaml"}
-"""Languages of blocks that show output or a file."""
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_of_code_is_run_or_says_why_not(page):
-    wrong = [
-        block.group()
-        for block in BLOCK.finditer(page.read_text())
-        if block["reason"] is None
-        and block["language"] not in {"bash", "python", *NEVER_RUN}
-        and (block["language"][0] != "{" or block["language"].startswith("{code-block}"))
-    ]
-    assert wrong == [], "see 'Code blocks in the documents' in CONTRIBUTING.md"
 
 
 INSTALL = commands(README)[:2]
@@ -166,20 +147,6 @@ def run_new(command, folder):
     return run(command, *steps, *narrow, folder=folder)
 
 
-def test_the_first_two_commands_need_nothing_and_train_and_test():
-    first, second = INSTALL
-    venv = "python -m venv .venv && .venv/bin/pip install "
-    test = ".venv/bin/python -m pytest -n 2"
-    assert first.startswith(venv) and first.endswith(f" && .venv/bin/{FIRST}")
-    assert second.startswith(venv) and second.endswith(f" && {test}")
-    assert "\npython -m pytest -n 2\n" in (ROOT / ".ci" / "run").read_text()
-    project = (ROOT / "pyproject.toml").read_text()
-    for command in INSTALL:
-        (extras,) = re.findall(r'-c constraints\.txt -e "\.\[([\w,]+)\]"', command)
-        for extra in extras.split(","):
-            assert f"\n{extra} = [" in project
-
-
 @pytest.mark.slow
 def test_the_python_code_learns_as_a_script_without_a_main_guard(tmp_path):
     (code,) = blocks(README, "python")
@@ -267,97 +234,5 @@ def test_every_program_runs(command, monkeypatch):
     assert not code
 
 
-SHORT_RUN = 20_000
-"""Environment steps of an example that shows a part of the package and not what is learned."""
-
-
-@pytest.mark.parametrize("command", [c for c in RUNS if "-c logger/" in c])
-def test_examples_of_loggers_are_short(command):
-    names = re.findall(r"-c (\S+)", command)
-    options = [word for word in command.split() if word.startswith("--rollout.total_steps=")]
-    assert resolve(*names, options=options)["rollout"]["total_steps"] <= SHORT_RUN
-
-
 def test_every_command_is_known():
     assert {*INSTALL, QUICKSTART, *RUNS, *PROGRAMS, *BUILD, *FUZZ} == set(COMMANDS)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_file_that_is_named_is_there(page):
-    text = page.read_text().replace("docs/_build/", "")
-    named = set(re.findall(r"(?:configs|notebooks|benchmarks|examples|docs)/[\w/]+\.\w+", text))
-    in_package = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|json))`", text))
-    folders = (ROOT, ROOT / "mtrl_lightning")
-    missing = [
-        name
-        for name in named | in_package
-        if not any((folder / name).exists() for folder in folders)
-    ]
-    assert missing == []
-
-
-def test_every_configuration_that_is_named_is_there():
-    text = "".join(page.read_text() for page in PAGES)
-    groups = "|".join({name.split("/")[0] for name in config_names() if "/" in name})
-    named = set(re.findall(rf"-c ((?:{groups})/\w+)(?![\w.*])", text))
-    assert len(named) > 40
-    assert named - set(config_names()) == set()
-
-
-def options_of(parsed, prefix=""):
-    """Return the names of all options of a printed configuration."""
-    for name, value in parsed.items():
-        yield prefix + name
-        if isinstance(value, dict):
-            yield from options_of(value, f"{prefix}{name}.")
-
-
-FROM_MTRL = (ROOT / "docs" / "from_mtrl.md").read_text()
-BESIDE_MTRL = re.findall(r"`mtrl-lightning (fit [^`]+)`", FROM_MTRL)
-DOCUMENTED_BY_MTRL = 11
-"""Commands of its page "Baselines": five on DMControl, six on MetaWorld."""
-
-
-def test_the_page_for_users_of_mtrl_begins_with_its_commands_and_names_configurations():
-    assert len(BESIDE_MTRL) >= DOCUMENTED_BY_MTRL
-    first, second = FROM_MTRL.split("\n## ")[1:3]
-    assert first.count("`mtrl-lightning fit ") == len(BESIDE_MTRL)
-    assert second.startswith("The options")
-    assert not re.search(r"configs/|\w\.yaml", FROM_MTRL)
-    assert set(re.findall(r"-c ([\w/]+)", FROM_MTRL)) <= set(config_names())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", BESIDE_MTRL)
-def test_a_command_beside_that_of_mtrl_is_accepted(command):
-    config = parser().parse_args([*command.split()[1:], "--seed_everything", "2"])
-    assert config.seed_everything == 2 and config.data.benchmark
-
-
-@pytest.mark.slow
-def test_what_the_table_for_users_of_mtrl_names_are_options():
-    text = FROM_MTRL
-    table = text[text.index("| mtrl | here |") :].split("\n\n")[0]
-    here = " ".join(
-        row.rsplit(" | ", 1)[1] for row in table.splitlines()[2:] if row.startswith("|")
-    )
-    begun = ("rollout", "evaluation", "checkpoint", "replay", "data", "model", "trainer")
-    named = {
-        word
-        for word in re.findall(r"`([\w.]+)`", here)
-        if "." in word and word.split(".")[0] in begun
-    }
-    assert len(named) > 25
-    found = set()
-    for stack in (
-        ["network/multi_head_mtrl"],
-        ["network/mlp", "encoder/care"],
-        ["network/mlp", "encoder/mixture"],
-        ["network/mlp", "encoder/task_encoder"],
-        ["network/mlp", "encoder/pixels"],
-        ["network/mlp", "algorithm/distral"],
-        ["network/mlp", "env/hipbmdp"],
-    ):
-        names = ("base", "env/metaworld_mt10", "algorithm/mtsac", *stack, "gradient/gradnorm")
-        found |= set(options_of(resolve(*names)))
-    assert named - found == set()
