@@ -21,7 +21,6 @@ from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_
 from mtrl_lightning.checkpoints import FORMAT, check_format
 from mtrl_lightning.checks import count, restoring
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.former_paths import with_present_paths
 from mtrl_lightning.learning.targets import weight_shapes
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.ranks.share import Rules, Share
@@ -103,7 +102,7 @@ def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> SavedOpti
         algorithm.mean_metrics.load_state_dict(state["metrics"])
     if checkpoint.get("optimizer_states") is None:  # left out by load_algorithm
         return None
-    has_new_options = with_present_paths(state.get("algorithm")) != algorithm.description
+    has_new_options = state.get("algorithm") != algorithm.description
     return SavedOptimizers(checkpoint["optimizer_states"], has_new_options)
 
 

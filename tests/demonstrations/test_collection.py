@@ -15,7 +15,7 @@ from mtrl_lightning.demonstrations import (
 )
 from mtrl_lightning.demonstrations.collection import _EpisodeCounts
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.schema import Field
+from mtrl_lightning.spec import Field
 from tests.helpers.fakes import Costly, Scripted
 
 LENGTHS = [3, 1, 4]
