@@ -36,7 +36,6 @@ BASE = {
     "formats",
     "resources",
     "cores",
-    "former_paths",
     "progress",
     "saved_spec",
     "signatures",
@@ -117,8 +116,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sweeps": {"reports", "runs", "__main__"},
     "runs": set(),
     "precision": {"networks"},
-    "distributed": set(),  # the former names of two files
-    "strategy": set(),
     "__init__": set(),
     **{name: set() for name in BASE - {"ranks"}},
     "ranks": {"checkpoints"},
@@ -256,10 +253,8 @@ def test_a_forbidden_import_is_found(file, line):
 
 
 LOADING = {
-    "algorithms/allocation.py",
     "algorithms/arguments.py",
     "algorithms/description.py",
-    "algorithms/optimizer_states.py",
     "algorithms/rebuilding.py",
     "algorithms/state.py",
     "loading.py",

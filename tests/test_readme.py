@@ -85,8 +85,6 @@ PROGRAMS = [
 ]
 BUILD = ["python -m sphinx -n -W --keep-going docs docs/_build"]
 """Run by tests/test_docs.py."""
-FUZZ = ["python -m tests.fuzzing --files 3000"]
-"""Run with fewer files by tests/test_fuzz.py."""
 SHORT = {
     "fit": [
         "--evaluation.num_episodes=1",
@@ -280,7 +278,7 @@ def test_examples_of_loggers_are_short(command):
 
 
 def test_every_command_is_known():
-    assert {*INSTALL, QUICKSTART, *RUNS, *PROGRAMS, *BUILD, *FUZZ} == set(COMMANDS)
+    assert {*INSTALL, QUICKSTART, *RUNS, *PROGRAMS, *BUILD} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
