@@ -17,7 +17,6 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.algorithms.description import import_path
 from mtrl_lightning.algorithms.starting import NewTasks
 from mtrl_lightning.callbacks.trainer_options import check_trainer_options
@@ -256,8 +255,7 @@ def train(
     benchmark = with_layers(benchmark, data["wrappers"], data["pixels"])
     # as MultiTaskData does it, so that both have the same spec
     reporting = with_info(benchmark, data["info_keys"], data["store_info"])
-    with AllocationLimit.of_machine():
-        model = make_algorithm(trained_spec(reporting, excluded), seed=seed)
+    model = make_algorithm(trained_spec(reporting, excluded), seed=seed)
     start = prepare(
         options,
         root=root,

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 
-from mtrl_lightning.checks import count
-
 
 @dataclass
 class Counters:
@@ -38,7 +36,7 @@ class Counters:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the counts."""
         for field in fields(self):
-            setattr(self, field.name, count(state[field.name], f"counters.{field.name}"))
+            setattr(self, field.name, state[field.name])
 
 
 class Stopwatch:

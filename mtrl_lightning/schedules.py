@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mtrl_lightning.checks import above, at_least, count, flag, integer
+from mtrl_lightning.checks import above, at_least
 
 
 class Every:
@@ -34,7 +34,7 @@ class Every:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the step of the last call; the interval may differ from the saved run's."""
-        self._last = count(state["last"], "step of a schedule")
+        self._last = state["last"]
 
 
 class Until:
@@ -59,7 +59,7 @@ class Until:
 
     def load_state_dict(self, state: dict[str, bool]) -> None:
         """Restore whether the limit was reached, so that a warm-up is not repeated."""
-        self._over = flag(state["over"], "warm-up")
+        self._over = state["over"]
 
 
 class UpdateRatio:
@@ -105,18 +105,17 @@ class UpdateRatio:
         num_owed = self.burst + math.floor(steps * self.ratio + 1e-6)
         return num_owed - (updates - start_updates)
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the ratio and the counts at the start, or an empty dictionary before it."""
         if self._start is None:
             return {}
         vector_steps, updates = self._start
         return {"vector_steps": vector_steps, "updates": updates, "ratio": self.ratio}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counts at the start; the ratio may differ from the saved run's."""
         if not state:
             self._start = None
             return
         # less than 0 after a reset of the networks, by as many updates as the burst has
-        updates = integer(state["updates"], "ratio.updates")
-        self._start = (count(state["vector_steps"], "ratio.vector_steps"), updates)
+        self._start = (state["vector_steps"], state["updates"])

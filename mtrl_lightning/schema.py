@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.spec import Field as Field  # defined here until it moved beside EnvSpec
+from mtrl_lightning.spec import EnvSpec, Field
 
 
 def step_fields(spec: EnvSpec) -> tuple[Field, ...]:

@@ -20,8 +20,6 @@ from typing import (
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.spec import EnvSpec as EnvSpec
-
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 

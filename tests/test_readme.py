@@ -66,8 +66,6 @@ PROGRAMS = [
 ]
 BUILD = ["python -m sphinx -n -W --keep-going docs docs/_build"]
 """Run by tests/test_docs.py."""
-FUZZ = ["python -m tests.fuzzing --files 3000"]
-"""Run with fewer files by tests/test_fuzz.py."""
 SHORT = {
     "fit": [
         "--evaluation.num_episodes=1",
@@ -235,4 +233,4 @@ def test_every_program_runs(command, monkeypatch):
 
 
 def test_every_command_is_known():
-    assert {*INSTALL, QUICKSTART, *RUNS, *PROGRAMS, *BUILD, *FUZZ} == set(COMMANDS)
+    assert {*INSTALL, QUICKSTART, *RUNS, *PROGRAMS, *BUILD} == set(COMMANDS)

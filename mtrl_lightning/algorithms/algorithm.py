@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from mtrl_lightning.checks import restoring
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.devices import CPU, to_device, to_host
 from mtrl_lightning.errors import ConfigurationError
@@ -601,17 +600,6 @@ class Algorithm(LightningModule):
         from mtrl_lightning.algorithms.state import restore_state
 
         self._saved_optimizers = restore_state(self, checkpoint)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Restore weights, buffers and the extra states of modules.
-
-        Raises:
-            ConfigurationError: if they are of other modules, or damaged.
-        """
-        with restoring("weights"):
-            return super().load_state_dict(state_dict, strict, assign)
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

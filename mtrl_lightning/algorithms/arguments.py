@@ -15,11 +15,6 @@ from typing import Any
 from torch import nn
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.gradients import GradientMethod
-from mtrl_lightning.signatures import parameters_of
-
-_REPLACED = ("observation_space", "num_tasks", "action_dim")
-"""Parameters of factories up to version 0.2, which the spec has replaced."""
 
 
 def type_hints(called: Any) -> dict[str, Any]:
@@ -59,8 +54,7 @@ def check_factories(called: Any, arguments: Mapping[str, Any], where: str = "") 
         where: name of the argument that ``called`` is; empty for an algorithm.
 
     Raises:
-        ConfigurationError: if an object is given in place of a factory, or a factory takes numbers
-            that the spec has replaced.
+        ConfigurationError: if an object is given instead of a factory.
     """
     hints = type_hints(called)
     for name, value in arguments.items():
@@ -85,22 +79,5 @@ def _check_factory(factory: Any, option: str) -> None:
             f" or functools.partial({kind}, ...)"
         )
     called, keywords = called_by(factory)
-    if called is None:
-        return
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    replaced = [
-        name
-        for name, p in parameters_of(called).items()
-        if name in _REPLACED and p.kind in positional and p.default is p.empty
-    ]
-    if replaced:
-        is_gradient = inspect.isclass(called) and issubclass(called, GradientMethod)
-        source = "spec.num_trained" if is_gradient else "spec.num_tasks"
-        values = {"num_tasks": source, "action_dim": "spec.action_space.shape[0]"}
-        read = " and ".join(values.get(name, f"spec.{name}") for name in replaced)
-        names = " and ".join(replaced)
-        raise ConfigurationError(
-            f"{option}: {called.__qualname__} takes {names}, and parts receive the spec in place"
-            f" of {names} since 0.3: rename the parameter to spec and read {read}"
-        )
-    check_factories(called, keywords, option)
+    if called is not None:
+        check_factories(called, keywords, option)

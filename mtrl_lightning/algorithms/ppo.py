@@ -418,11 +418,6 @@ class PPO(Algorithm):
             metrics[f"train/noise_std/{self.spec.task_names[task]}"] = stds[task]
         return metrics
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the state; checkpoints of earlier versions have no ``epoch_skipped``."""
-        checkpoint["state_dict"].setdefault("epoch_skipped", torch.tensor(0))
-        super().on_load_checkpoint(checkpoint)
-
     def _distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
         policy = self.noise.distribution(output_BO, task_B)
         return policy._replace(mask_BA=self.action_mask(task_B))

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.algorithms.arguments import type_hints
 from mtrl_lightning.algorithms.description import (
     CLASS_PATH,
@@ -28,7 +27,7 @@ from mtrl_lightning.algorithms.description import (
     is_import_path,
     qualified_name,
 )
-from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint, restoring
 from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.saved_spec import rebuild_spec
 from mtrl_lightning.signatures import parameters_of
@@ -78,10 +77,10 @@ def load_algorithm(
     checkpoint.pop("optimizer_states", None)  # a run that starts with these weights has new ones
     state = checkpoint["mtrl_lightning"]
     state.pop("global_generators", None)  # the generators of this process stay as they are
-    with AllocationLimit.of_file(Path(path).stat().st_size):
-        algorithm = rebuild_algorithm(state, kind, trust, overrides)
-    algorithm.on_load_checkpoint(checkpoint)
-    algorithm.load_state_dict(checkpoint["state_dict"], strict=strict)
+    with restoring(path):
+        algorithm: A = rebuild_algorithm(state, kind, trust, overrides)
+        algorithm.on_load_checkpoint(checkpoint)
+        algorithm.load_state_dict(checkpoint["state_dict"], strict=strict)
     return algorithm.to(device)
 
 
@@ -108,7 +107,7 @@ def rebuild_algorithm(
     description = state["algorithm"]
     options = dict(overrides or {})
     trusted = (trust,) if isinstance(trust, str) else tuple(trust)
-    path, described = _parts(description, "the algorithm")
+    path, described = description[CLASS_PATH], description.get(INIT_ARGS, {})
     is_base = path in (import_path(base), qualified_name(base))
     kind: Any = base if is_base else _resolve(path, "the algorithm", trusted)
     if not (inspect.isclass(kind) and issubclass(kind, base)):
@@ -157,24 +156,6 @@ def _check_names(called: Any, names: Iterable[Any], where: str) -> None:
             )
 
 
-def _parts(described: Any, argument: str) -> tuple[str, Mapping[str, Any]]:
-    """Return class path and arguments.
-
-    Raises:
-        ConfigurationError: if the description is none.
-    """
-    path = None
-    arguments = None
-    if isinstance(described, Mapping) and set(described) <= {CLASS_PATH, INIT_ARGS}:
-        path = described.get(CLASS_PATH)
-        arguments = described.get(INIT_ARGS, {})
-    if not isinstance(path, str) or not isinstance(arguments, Mapping):
-        raise ConfigurationError(
-            f"the checkpoint's description of {argument} cannot be read: it is damaged; use another"
-        )
-    return path, arguments
-
-
 def _rebuild_arguments(
     called: Any, described: Mapping[str, Any], where: str, trusted: Sequence[str]
 ) -> dict[str, Any]:
@@ -195,9 +176,8 @@ def _rebuild(value: Any, argument: str, trusted: Sequence[str], types: _Types) -
         return value
     if CLASS_PATH not in value:
         return {n: _rebuild(v, f"{argument}.{n}", trusted, types) for n, v in value.items()}
-    path, described = _parts(value, argument)
-    called = _resolve(path, argument, trusted, types)
-    arguments = _rebuild_arguments(called, described, argument, trusted)
+    called = _resolve(value[CLASS_PATH], argument, trusted, types)
+    arguments = _rebuild_arguments(called, value.get(INIT_ARGS, {}), argument, trusted)
     return partial(called, **arguments) if arguments else called
 
 

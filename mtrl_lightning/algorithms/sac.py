@@ -76,8 +76,6 @@ class SAC(ActorCritic):
             self.temperature_update = self.make_update(
                 "temperature", [self.temperature], temperature_optimizer
             )
-            # a checkpoint has its optimizer's state between the actor's and the auxiliaries'
-            self.updates.insert(2, self.updates.pop())
 
     def update_policy(self, batch: TransitionBatch) -> None:
         """Update the actor and then the temperature, from a transformed batch."""

@@ -15,7 +15,7 @@ from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.description import CLASS_PATH, INIT_ARGS, short_name
 from mtrl_lightning.algorithms.rebuilding import class_of_package
 from mtrl_lightning.algorithms.task_match import TaskMatch
-from mtrl_lightning.checks import one_of, restoring
+from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.gradients import GradientMethod
@@ -197,17 +197,16 @@ def start_from(
         ConfigurationError: if the policy does not fit, or nothing of it is this run's.
     """
     one_of(get_args(NewTasks), init_new_tasks=new_tasks)
-    with restoring("weights"):
-        described = checkpoint["mtrl_lightning"]
-        tasks = TaskMatch.by_name(rebuild_spec(described["spec"]), algorithm.spec)
-        tasks.check_sizes()
-        start = _Start(algorithm, checkpoint["state_dict"], described["algorithm"], tasks)
-        start.copy_parts(new_tasks == "mean")
-        algorithm.load_state_dict(start.state)
-        for module in start.copied_modules():
-            if isinstance(module, Standardize | NormalizeObservation):
-                module.keep_tasks(list(tasks.common))
-        algorithm.set_targets()
+    described = checkpoint["mtrl_lightning"]
+    tasks = TaskMatch.by_name(rebuild_spec(described["spec"]), algorithm.spec)
+    tasks.check_sizes()
+    start = _Start(algorithm, checkpoint["state_dict"], described["algorithm"], tasks)
+    start.copy_parts(new_tasks == "mean")
+    algorithm.load_state_dict(start.state)
+    for module in start.copied_modules():
+        if isinstance(module, Standardize | NormalizeObservation):
+            module.keep_tasks(list(tasks.common))
+    algorithm.set_targets()
     return start.table()
 
 
@@ -511,7 +510,7 @@ def _part_of(key: str) -> str:
 
 
 def _class(described: Any) -> Any:
-    """Return a described class of this package, whose path may be a former one; else its path."""
+    """Return a described class of this package; of another class, its path."""
     if not isinstance(described, Mapping) or CLASS_PATH not in described:
         return None
     return class_of_package(described, object) or described[CLASS_PATH]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.optim import Optimizer
 
 from mtrl_lightning.algorithms.description import (
     INIT_ARGS,
@@ -17,11 +19,8 @@ from mtrl_lightning.algorithms.description import (
     cannot_rebuild,
     is_plain,
 )
-from mtrl_lightning.algorithms.optimizer_states import check_optimizer, replace_options
-from mtrl_lightning.checkpoints import FORMAT, check_format
-from mtrl_lightning.checks import count, restoring
+from mtrl_lightning.checkpoints import FORMAT
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.former_paths import with_present_paths
 from mtrl_lightning.learning.targets import weight_shapes
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.ranks.share import Rules, Share
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
 
 NUMPY_BUFFER = 624
 """Numbers in the buffer of NumPy's global generator, an MT19937."""
+IMPLEMENTATIONS = ("foreach", "fused")
+"""Options that choose how an optimizer's step is computed; a continued run keeps the
+checkpoint's."""
 
 
 def save_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
@@ -75,12 +77,11 @@ class SavedOptimizers(NamedTuple):
 
     def check(self, updates: Sequence[Update]) -> None:
         """Check the states before they are loaded into the updates' optimizers."""
-        with restoring("states of the optimizers"):
-            for update, state in zip(updates, self.states, strict=True):
-                assert update.optimizer is not None
-                check_optimizer(state, update.optimizer, update.parameters, update.make_optimizer)
-                if self.has_new_options:
-                    replace_options(state, update.optimizer)
+        for update, state in zip(updates, self.states, strict=True):
+            assert update.optimizer is not None
+            check_optimizer(state, update.optimizer)
+            if self.has_new_options:
+                replace_options(state, update.optimizer)
 
 
 def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> SavedOptimizers | None:
@@ -90,20 +91,19 @@ def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> SavedOpti
         The states of the optimizers, to check when these are built; None without.
 
     Raises:
-        ConfigurationError: if the checkpoint is damaged, or of other tasks or another network.
+        ConfigurationError: if the checkpoint is of other tasks or another network.
     """
-    with restoring("state of the algorithm"):
-        check_tasks(checkpoint, algorithm.spec)
-        check_weights(checkpoint["state_dict"], algorithm.state_dict())
-        state = checkpoint["mtrl_lightning"]
-        algorithm.counters.load_state_dict(state["counters"])
-        algorithm.generators.load_state_dict(state["generators"])
-        if "global_generators" in state:  # left out by load_algorithm
-            restore_global_generators(state["global_generators"])
-        algorithm.mean_metrics.load_state_dict(state["metrics"])
+    check_tasks(checkpoint, algorithm.spec)
+    check_weights(checkpoint["state_dict"], algorithm.state_dict())
+    state = checkpoint["mtrl_lightning"]
+    algorithm.counters.load_state_dict(state["counters"])
+    algorithm.generators.load_state_dict(state["generators"])
+    if "global_generators" in state:  # left out by load_algorithm
+        restore_global_generators(state["global_generators"])
+    algorithm.mean_metrics.load_state_dict(state["metrics"])
     if checkpoint.get("optimizer_states") is None:  # left out by load_algorithm
         return None
-    has_new_options = with_present_paths(state.get("algorithm")) != algorithm.description
+    has_new_options = state["algorithm"] != algorithm.description
     return SavedOptimizers(checkpoint["optimizer_states"], has_new_options)
 
 
@@ -124,8 +124,8 @@ def restore_global_generators(state: dict[str, Any]) -> None:
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
     kind, keys, position, *rest = state["numpy"]
-    # NumPy reads its buffer at this place without a check
-    count(position, "position in NumPy's generator", NUMPY_BUFFER)
+    if not 0 <= position <= NUMPY_BUFFER:  # NumPy reads its buffer there without a check
+        raise ValueError(f"the position in NumPy's generator is {position}")
     np.random.set_state((kind, keys, position, *rest))
     random.setstate(state["python"])
 
@@ -179,9 +179,66 @@ def check_weights(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
         )
 
 
+def check_optimizer(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
+    """Check that a saved state is of an optimizer of the same kind and of the same parameters.
+
+    PyTorch's fused kernels write as many numbers into a state as its parameter has, and compare no
+    sizes; its other kernels compare them.
+
+    Args:
+        saved: the optimizer's ``state_dict`` when it was saved.
+        optimizer: which is to continue with it.
+
+    Raises:
+        ConfigurationError: naming the difference.
+    """
+    for found, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        for name, value in own.items():
+            is_switch = value is None or isinstance(value, bool)
+            if name not in found and not is_switch:  # versions of PyTorch add switches
+                raise _of_another(f"there is no {name} there")
+            is_other = is_switch and found.get(name, value) != value
+            if is_other and name not in IMPLEMENTATIONS:
+                raise _of_another(f"{name} is {found[name]} there and {value} here")
+        parameters = zip(found["params"], own["params"], strict=True)
+        for index, parameter in parameters if found.get("fused") else ():
+            for name, value in saved["state"].get(index, {}).items():
+                if name == "step" or not isinstance(value, Tensor):
+                    continue
+                if (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+                    raise _of_another(f"{name} of parameter {index} has another shape or type")
+
+
+def _of_another(difference: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the checkpoint's state of an optimizer does not fit this run's ({difference}): use the"
+        " config.yaml in its run's folder, or another checkpoint"
+    )
+
+
+def replace_options(saved: Any, optimizer: Optimizer) -> None:
+    """Replace the options of a saved state by an optimizer's own.
+
+    A schedule's factor of the learning rate stays.
+
+    Args:
+        saved: the optimizer's ``state_dict`` when it was saved; it fits.
+        optimizer: which is to continue with it.
+    """
+    current = optimizer.state_dict()["param_groups"]
+    for found_group, own_group in zip(saved["param_groups"], current, strict=True):
+        initial = found_group.get("initial_lr")
+        factor = found_group["lr"] / initial if initial else 1.0
+        for name, value in own_group.items():
+            if name not in (*IMPLEMENTATIONS, "params"):
+                found_group[name] = value
+        if initial is not None:
+            found_group["initial_lr"] = own_group["lr"]
+            found_group["lr"] = factor * own_group["lr"]
+
+
 def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
-    """Check that a loaded checkpoint is ours and of these tasks."""
-    check_format(checkpoint)
+    """Check that a loaded checkpoint is of these tasks."""
     saved = checkpoint["mtrl_lightning"]["spec"]
     names = saved["task_names"]
     if names != list(spec.task_names):
@@ -205,7 +262,5 @@ def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
 
 def _sizes(described: Mapping[str, Any], what: str) -> list[Any]:
     """Return the size of each task's observation or action, of a spec as plain values."""
-    # checkpoints of earlier versions have no sizes
-    sizes = described.get(f"{what}_sizes") or []
     (size, *_) = described[f"{what}_space"]["shape"]
-    return list(sizes) or [size] * len(described["task_names"])
+    return list(described[f"{what}_sizes"]) or [size] * len(described["task_names"])

@@ -1,8 +1,5 @@
 """When things happen: rollout, evaluation, logging, checkpoints."""
 
-import warnings
-from typing import Any
-
 from mtrl_lightning.callbacks.checkpoint import CheckpointCallback
 from mtrl_lightning.callbacks.curves import CurvesCallback
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
@@ -38,21 +35,3 @@ __all__ = [
     "plot_curves",
     "read_metrics",
 ]
-
-_FORMER_NAMES = {"PicturesCallback": "ImagesCallback"}
-"""Names of callbacks until 0.2."""
-
-
-def __getattr__(name: str) -> Any:
-    """Return a callback by its former name, with a warning at the first time."""
-    if name not in _FORMER_NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    now = _FORMER_NAMES[name]
-    warnings.warn(
-        f"{name} is a former name, which the next release no longer takes: give {now}, or leave it"
-        " out, because every run has it",
-        FutureWarning,
-        stacklevel=2,
-    )
-    globals()[name] = globals()[now]
-    return globals()[name]

@@ -8,19 +8,17 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import lightning
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mtrl_lightning import checks
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
-from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint, restoring
 from mtrl_lightning.checkpoints.parts import manifests_of
-from mtrl_lightning.checks import at_least, one_of, restoring
+from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
@@ -340,31 +338,13 @@ class CheckpointCallback(SessionCallback, Checkpoint):
                 status = path.stat()
                 file = (status.st_ino, status.st_mtime_ns, status.st_size)
                 if file not in known:
-                    with restoring("list of replay files"):
+                    with restoring(path):
                         known[file] = manifests_of(load_checkpoint(path, verify=False))
                 self._manifests_of_files[file] = known[file]
         except (ConfigurationError, OSError) as error:
             rank_zero_warn(f"no replay file is deleted while a checkpoint cannot be read: {error}")
             return None
         return [one for manifests in self._manifests_of_files.values() for one in manifests]
-
-    def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Check the counts of Lightning's own loops, which it would take as they are.
-
-        Raises:
-            ConfigurationError: if they are damaged.
-        """
-        with restoring("counts of Lightning's loops"):
-            loops = checkpoint["loops"]
-            is_same_version = checkpoint.get("pytorch-lightning_version") == lightning.__version__
-            if trainer.state.fn == TrainerFn.FITTING:
-                here = trainer.fit_loop.state_dict()
-                _check_counts(loops["fit_loop"], here, is_same_version=is_same_version)
-            elif trainer.state.fn == TrainerFn.VALIDATING:
-                here = trainer.validate_loop.state_dict()
-                _check_counts(loops["validate_loop"], here, is_same_version=is_same_version)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the names of the kept checkpoints."""
@@ -374,36 +354,9 @@ class CheckpointCallback(SessionCallback, Checkpoint):
             "best": list(self._best or []),
         }
 
-    def restore(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the schedule and the names of the kept checkpoints."""
         self._every.load_state_dict(state_dict["every"])
-        self._saved = [_file_of_run(name) for name in state_dict["saved"]]
+        self._saved = list(state_dict["saved"])
         best = state_dict["best"]
-        self._best = (checks.number(best[0], "best"), _file_of_run(best[1])) if best else None
-
-
-def _check_counts(there: Any, here: Any, *, is_same_version: bool) -> None:
-    """Check that nested counts have the names and types of the run's counts.
-
-    Args:
-        there: nested counts of a checkpoint.
-        here: those of the run.
-        is_same_version: whether the same version of Lightning wrote them; other versions may have
-            other names.
-    """
-    if type(there) is not type(here):
-        raise ValueError(f"a {type(there).__name__} in place of a {type(here).__name__}")
-    if isinstance(here, dict):
-        if is_same_version and there.keys() != here.keys():
-            raise ValueError(f"{', '.join(map(str, there))} in place of {', '.join(here)}")
-        for name in here.keys() & there.keys():
-            _check_counts(there[name], here[name], is_same_version=is_same_version)
-    elif type(here) is int:
-        checks.count(there, "count of Lightning's loops")
-
-
-def _file_of_run(name: Any) -> str:
-    """Return the name of a checkpoint in the run's folder: files of these names are deleted."""
-    if not FILE_NAME.fullmatch(checks.text(name, "list of checkpoints")):
-        raise ValueError(f"{name!r} is no name of a checkpoint")
-    return name
+        self._best = (best[0], best[1]) if best else None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning.callbacks.trainer_options import check_trainer
-from mtrl_lightning.checks import restoring
 from mtrl_lightning.run.session import Session
 
 
@@ -62,6 +61,11 @@ class SessionCallback(Callback):
         """Return the name of its state in a checkpoint, which does not depend on its options."""
         return self.key
 
+    @property
+    def is_restoring(self) -> bool:
+        """Whether the run restores a checkpoint."""
+        return hasattr(self, "session") and self.session.is_restoring
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Get the run's session.
 
@@ -70,15 +74,3 @@ class SessionCallback(Callback):
         """
         check_trainer(trainer)
         self.session = Session.of(trainer, pl_module)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that ``state_dict`` returned.
-
-        Raises:
-            ConfigurationError: if it is damaged.
-        """
-        with restoring(f"state of {self.key!r}"):
-            self.restore(state_dict)
-
-    def restore(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state that ``state_dict`` returned; errors name this callback."""

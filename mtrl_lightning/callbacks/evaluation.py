@@ -10,7 +10,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
 
-from mtrl_lightning import checks
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_early_stopping
@@ -106,6 +105,8 @@ class EvaluationCallback(SessionCallback):
                 progress=shows_progress(trainer),
             )
             self._evaluators.append(evaluator)
+        if stage == TrainerFn.VALIDATING:
+            self.session.is_restoring = trainer.ckpt_path is not None
 
     def _note_restart(self, reason: str) -> None:
         self.session.local_counters.worker_restarts += 1
@@ -148,6 +149,7 @@ class EvaluationCallback(SessionCallback):
 
     def _evaluate(self) -> None:
         session = self.session
+        session.is_restoring = False
         results: dict[str, float] = {}
         policy = with_action_transforms(session.algorithm, session.action_transforms)
         self._call_in_fit("on_validation_start", "on_validation_epoch_start")
@@ -209,11 +211,11 @@ class EvaluationCallback(SessionCallback):
             "env_steps": self.session.evaluated_at,
         }
 
-    def restore(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the schedule and the last results."""
         self._every.load_state_dict(state_dict["every"])
-        self.session.results = checks.numbers(state_dict["results"], "results of an evaluation")
-        self.session.evaluated_at = checks.integer(state_dict["env_steps"], "evaluation.env_steps")
+        self.session.results = dict(state_dict["results"])
+        self.session.evaluated_at = state_dict["env_steps"]
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import re
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import psutil
@@ -14,7 +12,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 
-from mtrl_lightning import checks
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
 from mtrl_lightning.callbacks.loggers.wandb_logger import EnvStepWandbLogger
@@ -24,7 +21,7 @@ from mtrl_lightning.callbacks.rollout_metrics import (
     joined_windows,
     rollout_metrics,
 )
-from mtrl_lightning.errors import ConfigurationError, installed_versions
+from mtrl_lightning.errors import installed_versions
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.run.registered import StepAction
@@ -36,28 +33,6 @@ OF_ENVS = ("time/env_steps_per_second", "time/act_fraction", "time/step_fraction
 PACKAGES = ("mtrl_lightning", "torch", "lightning", "gymnasium", "numpy")
 """Whose versions a run records, beside that of Python."""
 GIBIBYTE = 1 << 30
-WANDB_ID = re.compile(r"[^/\\#?%:\x00-\x1f]{1,128}")
-"""Ids of runs that W&B allows: they become parts of the names of files."""
-
-
-def saved_wandb_id(state: Mapping[str, Any]) -> str | None:
-    """Return the id of the W&B run that a checkpoint was logged to; None for none.
-
-    Args:
-        state: of the ``MetricsCallback``.
-
-    Raises:
-        ConfigurationError: if it is no id.
-    """
-    wandb_id = state.get("wandb_id")
-    if wandb_id is None:
-        return None
-    if not WANDB_ID.fullmatch(checks.text(wandb_id, "id of a W&B run")):
-        raise ConfigurationError(
-            f"the checkpoint's id of a W&B run is {wandb_id!r}, which W&B does not allow:"
-            f" {checks.HINT}"
-        )
-    return wandb_id
 
 
 class MetricsCallback(SessionCallback):
@@ -183,15 +158,11 @@ class MetricsCallback(SessionCallback):
             "metrics_csv": fingerprint,
         }
 
-    def restore(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the schedule, the W&B run and the expected fingerprint of ``metrics.csv``."""
         self._every.load_state_dict(state_dict["every"])
-        self._wandb_id = saved_wandb_id(state_dict)
-        fingerprint = state_dict["metrics_csv"]
-        if fingerprint is not None:
-            names = ("rows", "env_steps", "crc32")
-            fingerprint = {name: checks.integer(fingerprint[name], name) for name in names}
-        self._csv_fingerprint = fingerprint
+        self._wandb_id = state_dict["wandb_id"]
+        self._csv_fingerprint = state_dict["metrics_csv"]
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

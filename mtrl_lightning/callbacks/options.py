@@ -16,7 +16,6 @@ from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_started_alike
 from mtrl_lightning.callbacks.metrics import PACKAGES
 from mtrl_lightning.errors import ConfigurationError, installed_versions
-from mtrl_lightning.former_paths import with_present_paths
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.runs import read_config
@@ -177,10 +176,8 @@ class OptionsCallback(SessionCallback):
     def _has_effect(self, name: str) -> bool:
         return name != MODEL_SEED and _is_among(name, self._learning_options)
 
-    def restore(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the checkpoint's options, to compare."""
-        if not isinstance(state_dict, Mapping):
-            raise ValueError(f"options that are a {type(state_dict).__name__}")
         self._previous = plain(state_dict)
 
 
@@ -242,7 +239,7 @@ def _is_same(value: Any, other: Any) -> bool:
         return value.keys() == other.keys() and all(_is_same(value[k], other[k]) for k in value)
     if isinstance(value, list) and isinstance(other, list):
         return len(value) == len(other) and all(map(_is_same, value, other))
-    if with_present_paths(value) == with_present_paths(other):
+    if value == other:
         return True
     named = _class_named(value)
     return named is not None and named is _class_named(other)

@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from mtrl_lightning import checks
 from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
@@ -72,8 +71,8 @@ class ResetCallback(SessionCallback):
         schedule = None if self._every is None else self._every.state_dict()
         return {"every": schedule, "has_started": self._has_started}
 
-    def restore(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it; a continued run may have another schedule, or its first."""
         if self._every is not None and state_dict["every"] is not None:
-            self._has_started = checks.flag(state_dict["has_started"], "resets.has_started")
+            self._has_started = state_dict["has_started"]
             self._every.load_state_dict(state_dict["every"])

@@ -15,7 +15,7 @@ from mtrl_lightning.callbacks.common import SessionCallback
 from mtrl_lightning.callbacks.drift import check_equal
 from mtrl_lightning.callbacks.progress import shows_progress
 from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
-from mtrl_lightning.checks import HINT, above, at_least, nearest_multiples, within
+from mtrl_lightning.checks import above, at_least, nearest_multiples, within
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
 from mtrl_lightning.learning.compiling import prepare_device
@@ -363,7 +363,8 @@ class RolloutCallback(SessionCallback):
         if needed and not needed <= saved <= needed | may_replace:
             raise ConfigurationError(
                 f"the checkpoint's iteration has the computed columns {', '.join(sorted(saved))},"
-                f" this algorithm needs {', '.join(sorted(needed))}: {HINT}"
+                f" this algorithm needs {', '.join(sorted(needed))}: continue with the algorithm's"
+                " previous options, or from a checkpoint between two iterations"
             )
 
     def _check_drift(self, env_steps: int, at_end: bool) -> None:
@@ -379,9 +380,9 @@ class RolloutCallback(SessionCallback):
             "check": self._drift_check.state_dict(),
         }
 
-    def restore(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore them; an evaluation has no environments to restore."""
-        self._drift_check.load_state_dict(state_dict.get("check", {"last": 0}))  # new in 0.3
+        self._drift_check.load_state_dict(state_dict["check"])
         if not self.session.has_envs and self.session.is_open:
             self.session.loop.load_state_dict(state_dict)
         elif self.session.is_open and state_dict["collector"]:

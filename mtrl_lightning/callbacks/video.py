@@ -11,7 +11,6 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
-from mtrl_lightning import checks
 from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
 from mtrl_lightning.callbacks.images import log_tensorboard_image
 from mtrl_lightning.checks import above, at_least
@@ -178,9 +177,9 @@ class VideoCallback(SessionCallback):
         """Return the number of evaluations, which decides when the next video is due."""
         return {"evaluations": self._num_evaluations}
 
-    def restore(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore it."""
-        self._num_evaluations = checks.count(state_dict["evaluations"], "videos.evaluations")
+        self._num_evaluations = state_dict["evaluations"]
 
 
 def _log(logger: Logger, files: dict[str, Path], env_steps: int) -> None:

@@ -7,11 +7,8 @@ since the last row. Rank 0's are where a run of one process has them; a list has
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from mtrl_lightning.checks import HINT
-from mtrl_lightning.errors import ConfigurationError
 
 RANKS = "ranks"
 """Key of the list of all ranks' parts, in a checkpoint of several ranks."""
@@ -57,52 +54,12 @@ def with_part(checkpoint: dict[str, Any], part: Mapping[str, Any]) -> dict[str, 
 
 
 def parts_of(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the parts of a checkpoint's ranks; one if it was made by one process.
-
-    Raises:
-        ConfigurationError: if a part is not one of this checkpoint.
-    """
-    if RANKS not in checkpoint:
-        return [own_part(checkpoint)]
-    parts = checkpoint[RANKS]
-    if not isinstance(parts, list) or not parts:
-        raise ConfigurationError(f"the checkpoint's {RANKS} is no list of processes: {HINT}")
-    names = own_part(checkpoint)["extra_states"].keys()
-    for rank, part in enumerate(parts):
-        mistake = _mistake_in(part, rank, names)
-        if mistake:
-            raise ConfigurationError(f"the checkpoint's part of rank {rank} {mistake}: {HINT}")
+    """Return the parts of a checkpoint's ranks; one if it was made by one process."""
+    parts: list[Mapping[str, Any]] = checkpoint.get(RANKS) or [own_part(checkpoint)]
     return parts
 
 
-def _mistake_in(part: Any, rank: int, names: Iterable[str]) -> str:
-    """Return the end of a sentence about a part that is damaged; empty if it is not."""
-    if not isinstance(part, dict) or part.keys() != {*PART}:
-        return f"does not consist of {', '.join(PART)}"
-    for key in PART:
-        if not isinstance(part[key], dict):
-            return f"has a {key} that is no dictionary"
-    if not part["algorithm"].keys() <= {*OF_ALGORITHM}:
-        return f"has more of the algorithm than {', '.join(OF_ALGORITHM)}"
-    if part["extra_states"].keys() != {*names}:
-        return "has the states of other modules"
-    manifest = part["data"].get("replay")
-    if isinstance(manifest, dict) and manifest.get("folder") != f"rank_{rank}":
-        return f"has a replay that is not in rank_{rank}"
-    return ""
-
-
 def manifests_of(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the manifests of the replay files that a checkpoint needs, one of each rank.
-
-    Raises:
-        ConfigurationError: if one is damaged.
-    """
-    if RANKS in checkpoint:
-        manifests = [part["data"].get("replay") for part in parts_of(checkpoint)]
-    else:
-        manifests = [checkpoint.get(DATA, {}).get("replay")]
-    for manifest in manifests:
-        if manifest is not None and (not isinstance(manifest, dict) or MOVED in manifest):
-            raise ConfigurationError(f"the checkpoint's list of replay files is none: {HINT}")
-    return [manifest for manifest in manifests if manifest]
+    """Return the manifests of the replay files that a checkpoint needs, one of each rank."""
+    datas = [part["data"] for part in checkpoint.get(RANKS, ())] or [checkpoint.get(DATA, {})]
+    return [data["replay"] for data in datas if data.get("replay")]

@@ -25,12 +25,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.algorithms.allocation import AllocationLimit
 from mtrl_lightning.callbacks import MetricsCallback
-from mtrl_lightning.callbacks.metrics import saved_wandb_id
 from mtrl_lightning.callbacks.options import plain
 from mtrl_lightning.callbacks.signals import requeue_signal
-from mtrl_lightning.checks import restoring
+from mtrl_lightning.checkpoints import restoring
 from mtrl_lightning.cli.parser import RunParser, parser_options
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, only_split
 from mtrl_lightning.errors import (
@@ -204,19 +202,13 @@ class MultiTaskCLI(LightningCLI):
         if logger.class_path.endswith("WandbLogger"):
             import_optional("wandb", '"mtrl_lightning[wandb]"', WITHOUT_LOGGER)
             states = self._location.content.get("callbacks", {})
-            with restoring("id of a W&B run"):
-                saved = saved_wandb_id(states.get(MetricsCallback.key, {}))
+            saved = states.get(MetricsCallback.key, {}).get("wandb_id")
             if "resume" in logger.init_args:
                 # Lightning's default, in place of which W&B's own is filled in
                 logger.init_args.resume = "allow"
             logger.init_args.id = logger.init_args.id or saved or uuid.uuid4().hex[:8]
             folder = self._location.folder.name
             logger.init_args.name = logger.init_args.name or f"{name}/{folder}"
-
-    def instantiate_classes(self) -> None:
-        """Build everything, within the memory of this machine."""
-        with AllocationLimit.of_machine():
-            super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add what every run has, and the file that the run can be repeated from."""
@@ -256,7 +248,9 @@ class MultiTaskCLI(LightningCLI):
             # Lightning's handler would leave a checkpoint in the run's folder
             signal.signal(number, signal.SIG_IGN)
         checkpoint = str(self._location.checkpoint)
-        self.trainer.validate(self.model, data, checkpoint, verbose=False, weights_only=True)
+        evaluation = self.config_init["evaluation"]
+        with restoring(checkpoint, lambda: evaluation.is_restoring):
+            self.trainer.validate(self.model, data, checkpoint, verbose=False, weights_only=True)
         if distributed.rank() == 0:
             self._store_results(self.config.json)
 

@@ -20,13 +20,11 @@ from mtrl_lightning.algorithms.state import check_tasks
 from mtrl_lightning.callbacks import MetricsCSV
 from mtrl_lightning.callbacks.loggers.wandb_logger import note_name, sweep_run_id
 from mtrl_lightning.callbacks.signals import slurm_job
-from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
+from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint, restoring
 from mtrl_lightning.checkpoints.parts import manifests_of
-from mtrl_lightning.checks import restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.launch.quiet import quiet
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.replay.manifest import check_manifest
 from mtrl_lightning.run.checkpoint_file import load_newest_whole
 from mtrl_lightning.runs import (
     best_checkpoint,
@@ -98,7 +96,8 @@ class RunLocation:
     @property
     def env_steps(self) -> int:
         """Environment steps that the checkpoint's run had made; 0 for a new run."""
-        return env_steps_of(self.content) if self.content else 0
+        with restoring(self.checkpoint):
+            return env_steps_of(self.content) if self.content else 0
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -176,7 +175,8 @@ class RunLocation:
             return
         last = self.checkpoint.with_name("last.ckpt")
         try:
-            last_env_steps = env_steps_of(load_checkpoint(last, verify=False))
+            with restoring(last):
+                last_env_steps = env_steps_of(load_checkpoint(last, verify=False))
         except ConfigurationError:
             return  # it is missing or damaged: only older ones can be continued
         if last_env_steps <= self.env_steps:
@@ -196,11 +196,10 @@ class RunLocation:
 
     def saved_capacity(self) -> int | None:
         """Return the capacity of the checkpoint's replay; None without one."""
-        with restoring("list of replay files"):
+        with restoring(self.checkpoint):
             manifests = manifests_of(self.content)
-            for manifest in manifests:
-                check_manifest(manifest)
-        return sum(manifest["capacity"] * len(manifest["added"]) for manifest in manifests) or None
+            sizes = [manifest["capacity"] * len(manifest["added"]) for manifest in manifests]
+        return sum(sizes) or None
 
     def check(self, spec: EnvSpec, must_match: bool) -> None:
         """Check that the checkpoint is of these tasks and of this protocol; forget its content.
@@ -211,7 +210,7 @@ class RunLocation:
         """
         if not self.content:
             return
-        with restoring("tasks"):
+        with restoring(self.checkpoint):
             check_tasks(self.content, spec)
             differences = _differences(self.content["mtrl_lightning"]["spec"], spec)
         self.content = {}

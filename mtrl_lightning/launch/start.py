@@ -28,7 +28,7 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.callbacks.rollout import check_envs_per_task
 from mtrl_lightning.callbacks.signals import requeue
 from mtrl_lightning.callbacks.trainer_options import check_trainer, check_trainer_options
-from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint, restoring
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
 from mtrl_lightning.launch.folder import RunLocation, locate_run
@@ -135,7 +135,8 @@ class RunStart:
         self.location.check(algorithm.spec, must_match=True)
         policy = self.location.policy
         if policy is not None:
-            table = start_from(algorithm, load_checkpoint(policy), self.init_new_tasks)
+            with restoring(policy):
+                table = start_from(algorithm, load_checkpoint(policy), self.init_new_tasks)
             rank_zero_info(f"The run starts from {policy}\n{table}")
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         rollout = next(one for one in callbacks if isinstance(one, RolloutCallback))
@@ -143,7 +144,7 @@ class RunStart:
             torch.set_num_threads(rollout.learner_threads)
         rank_zero_info(f"The run's folder is {trainer.default_root_dir}")
         checkpoint = self.location.checkpoint
-        with quiet():
+        with quiet(), restoring(checkpoint, lambda: rollout.is_restoring):
             try:
                 trainer.fit(
                     algorithm,

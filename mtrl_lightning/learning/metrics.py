@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from mtrl_lightning import checks
 from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import DivergenceError
@@ -111,25 +110,14 @@ class MeanMetrics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore sums and counts."""
-        sums, counts = state["sums"], state["counts"]
-        if sums.keys() != counts.keys() or not all(counts.values()):
-            raise ValueError("metrics without a sum or a count")
-        if any(sum_.ndim > 1 or not sum_.numel() for sum_ in sums.values()):
-            raise ValueError("a sum of metrics is neither a number nor one for each task")
-        checked = {
-            checks.text(name, "metric"): (sum_, checks.count(counts[name], name))
-            for name, sum_ in sums.items()
-        }
-        for name in self._sums.keys() - checked.keys():
+        for name in self._sums.keys() - state["sums"].keys():
             self._sums[name].fill_(NO_SUM)
             self._counts[name].zero_()
-        for name, (sum_, count) in checked.items():
+        for name, sum_ in state["sums"].items():
             if name not in self._sums:
                 self._accumulators(name, sum_)
-            elif self._sums[name].shape != sum_.shape:
-                sum_ = _mean(sum_)  # for all tasks, as checkpoints up to version 0.3 have it
             self._sums[name].copy_(sum_)
-            self._counts[name].fill_(count)
+            self._counts[name].fill_(state["counts"][name])
 
     def _add(self, values: dict[str, Tensor]) -> None:
         if not values:
@@ -148,14 +136,13 @@ class MeanMetrics:
         torch._foreach_add_(totals, [*added.values(), *ones])
 
     def _accumulators(self, name: str, value: Tensor) -> None:
-        """Make a metric's sum and count where there are none of the value's shape and device."""
+        """Make a metric's sum and count where there are none on the value's device."""
         known = self._sums.get(name)
         if known is None:
             self._sums[name] = torch.full_like(value, NO_SUM)
             self._counts[name] = torch.zeros((), device=value.device)
-        elif (known.shape, known.device) != (value.shape, value.device):
-            # checkpoints up to version 0.3 have one sum for all tasks
-            self._sums[name] = _mean(known).to(value.device).expand(value.shape).clone()
+        elif known.device != value.device:  # of a checkpoint
+            self._sums[name] = known.to(value.device)
             self._counts[name] = self._counts[name].to(value.device)
 
     def _read(self) -> dict[str, tuple[float, int]]:

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning import checks
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.learning.transforms import RewardScale, Transform, check_discount
 from mtrl_lightning.networks import TaskAxis
@@ -85,10 +84,6 @@ class RunningMoments:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore them."""
-        own = self.state_dict()
-        for name, value in own.items():
-            if state[name].shape != value.shape or state[name].dtype != value.dtype:
-                raise ValueError(f"the {name} of the statistics has another shape or type")
         self.count_T = state["count"].cpu().clone()
         self.mean_TD = state["mean"].cpu().clone()
         self.variance_TD = state["variance"].cpu().clone()
@@ -176,10 +171,7 @@ class NormalizeObservation(Transform):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.moments.load_state_dict(state)
-        is_kept_T = state.get("is_kept", torch.zeros_like(self._is_kept_T))  # not in older ones
-        if is_kept_T.shape != self._is_kept_T.shape or is_kept_T.dtype != torch.bool:
-            raise ValueError("the kept tasks of the statistics have another shape or type")
-        self._is_kept_T = is_kept_T.cpu().clone()
+        self._is_kept_T = state["is_kept"].cpu().clone()
         self._use_moments()
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
@@ -273,9 +265,7 @@ class NormalizeReward(RewardScale):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.moments.load_state_dict(state)
-        self._returns = {
-            int(env): checks.number(value, "return") for env, value in state["returns"].items()
-        }
+        self._returns = {int(env): value for env, value in state["returns"].items()}
         self._use_moments()
 
     def task_axes(self) -> Mapping[str, TaskAxis]:

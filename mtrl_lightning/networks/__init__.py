@@ -10,10 +10,7 @@ from mtrl_lightning.networks.conditioning import (
 )
 from mtrl_lightning.networks.encoder import AppendTask, Encoder, Identity
 from mtrl_lightning.networks.experts import Experts
-from mtrl_lightning.networks.exploration import ExplorationNoise as ExplorationNoise
 from mtrl_lightning.networks.exploration import PolicyStd, StateDependentStd, StateIndependentStd
-from mtrl_lightning.networks.exploration import StateNoise as StateNoise
-from mtrl_lightning.networks.exploration import TaskNoise as TaskNoise
 from mtrl_lightning.networks.film import FiLM
 from mtrl_lightning.networks.gaussian import (
     ActionDistribution,
@@ -50,7 +47,6 @@ from mtrl_lightning.networks.projection import (
     ProjectedEncoder,
     ProjectedNetwork,
     Projection,
-    with_projection,
 )
 from mtrl_lightning.networks.separate import Separate
 from mtrl_lightning.networks.soft_modularization import SoftModularization
@@ -106,6 +102,5 @@ __all__ = [
     "TaskModule",
     "is_image",
     "with_conditioning",
-    "with_projection",
     "zero_padding",
 ]

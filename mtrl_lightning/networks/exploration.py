@@ -106,9 +106,3 @@ class StateDependentStd(PolicyStd):
         mean_BA, change_BA = output_BO.float().chunk(2, dim=-1)
         log_std_BA = self(task_B) + change_BA
         return ClippedGaussian(mean_BA, log_std_BA.clamp(self.minimum, self.maximum))
-
-
-# the names up to version 0.2, which configurations and checkpoints of users hold
-ExplorationNoise = PolicyStd
-TaskNoise = StateIndependentStd
-StateNoise = StateDependentStd

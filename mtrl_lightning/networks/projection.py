@@ -173,16 +173,6 @@ class ProjectedNetwork(Network):
         self.network.scale_outputs(scale_T, shift_T)
 
 
-def with_projection(
-    make_network: Callable[[int, int, EnvSpec], Network],
-    encoder: Encoder,
-    out_dim: int,
-    spec: EnvSpec,
-) -> Network:
-    """Return the result of ``encoder.make_actor``, which has taken this function's place."""
-    return encoder.make_actor(make_network, encoder.out_dim, out_dim, spec)
-
-
 def orthogonal_linear(in_dim: int, out_dim: int) -> nn.Linear:
     """Return a linear layer with orthogonal weights and zero biases."""
     linear = nn.Linear(in_dim, out_dim)

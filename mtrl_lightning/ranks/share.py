@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from mtrl_lightning.checks import HINT
 from mtrl_lightning.errors import ConfigurationError
 
 V = TypeVar("V")
@@ -46,32 +45,11 @@ class Share(NamedTuple):
         return states[self.rank] if self.rank < len(states) else None
 
     def of_envs(self, lists: Sequence[list[V]]) -> list[V]:
-        """Return the rank's elements of lists that have one element per environment.
-
-        Raises:
-            ConfigurationError: if a list has another length.
-        """
-        for values in lists:
-            if not isinstance(values, list) or len(values) != self.num_envs:
-                raise ConfigurationError(
-                    "the checkpoint has a list of another length than the"
-                    f" {self.num_envs} environments of each process: {HINT}"
-                )
+        """Return the rank's elements of lists that have one element per environment."""
         return [lists[saved.rank][saved.env] for saved in self.saved_envs]
 
     def of_named_envs(self, states: Sequence[Mapping[str, V]]) -> dict[str, V]:
-        """Return the rank's values of dictionaries ``{index of the environment: value}``.
-
-        Raises:
-            ConfigurationError: if an index is not one of the environments.
-        """
-        known = {str(index) for index in range(self.num_envs)}
-        for values in states:
-            if not values.keys() <= known:
-                raise ConfigurationError(
-                    f"the checkpoint names environments {', '.join(map(str, values))}, and each"
-                    f" process had {self.num_envs}: {HINT}"
-                )
+        """Return the rank's values of dictionaries ``{index of the environment: value}``."""
         return {
             str(env): states[saved.rank][str(saved.env)]
             for env, saved in enumerate(self.saved_envs)
@@ -87,7 +65,7 @@ class Share(NamedTuple):
             rules: for every key that there may be.
 
         Raises:
-            ConfigurationError: naming a key that has no rule, or that not all ranks have.
+            ConfigurationError: naming a key that has no rule.
         """
         keys = dict.fromkeys(key for state in states for key in state)
         for key in keys:
@@ -96,10 +74,6 @@ class Share(NamedTuple):
                     f"the checkpoint's state of {name} has {key!r}, which cannot be shared out"
                     " among another number of processes: continue with as many as the checkpoint"
                     " has"
-                )
-            if any(key not in state for state in states):
-                raise ConfigurationError(
-                    f"not all processes' states of {name} have {key!r}: {HINT}"
                 )
         return {key: rules[key]([state[key] for state in states]) for key in keys}
 
@@ -117,12 +91,6 @@ def share_of(tasks: Sequence[list[int]], rank: int, size: int) -> Share:
     """
     saved_per_task = tasks[0].count(tasks[0][0])
     distinct = list(dict.fromkeys(tasks[0]))
-    expected = [task for task in distinct for _ in range(saved_per_task)]
-    if any(of_rank != expected for of_rank in tasks):
-        raise ConfigurationError(
-            f"the checkpoint's processes have environments of tasks {str(tasks)[:100]}, and each"
-            f" has to have the same number of every task: {HINT}"
-        )
     all_per_task = saved_per_task * len(tasks)
     envs_per_task, rest = divmod(all_per_task, size)
     if rest:
@@ -136,4 +104,4 @@ def share_of(tasks: Sequence[list[int]], rank: int, size: int) -> Share:
         for env_of_all in range(rank * envs_per_task, (rank + 1) * envs_per_task):
             saved_rank, env_of_task = divmod(env_of_all, saved_per_task)
             saved_envs.append(SavedEnv(saved_rank, task_index * saved_per_task + env_of_task))
-    return Share(rank, size, len(expected), tuple(saved_envs))
+    return Share(rank, size, len(tasks[0]), tuple(saved_envs))

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.checks import LARGEST_COUNT
-from mtrl_lightning.replay.storage import Columns, check_columns
 from mtrl_lightning.spec import Field
 
 OBSERVATIONS = ("observation", "next_observation")
@@ -32,53 +30,6 @@ def stack_of(fields: Sequence[Field]) -> Field:
 def other_fields_of(fields: Sequence[Field]) -> tuple[Field, ...]:
     """Return the fields without the observations."""
     return tuple(field for field in fields if field.name not in OBSERVATIONS)
-
-
-def check_frame_columns(
-    columns: Columns,
-    fields: Sequence[Field],
-    num_transitions: int,
-    num_rings: int,
-    num_frames: int,
-    stack_size: int,
-) -> None:
-    """Check the columns of a chunk file: they decide how many frames are decompressed.
-
-    Args:
-        columns: of the file.
-        fields: the schema of a transition without its observations.
-        num_transitions: ``N``.
-        num_rings: ``E``.
-        num_frames: frames of a ring, the most that a ring may have in a file.
-        stack_size: frames of an observation.
-
-    Raises:
-        ValueError: naming a column of the wrong length, type or range.
-    """
-    per_transition = (*fields, *FRAME_INDEX)
-    lengths = {field.name: num_transitions for field in per_transition}
-    lengths |= {"first_frame": num_rings, "num_frames": num_rings}
-    wrong = [
-        f"{name} has {len(columns[name])} entries, not {length}"
-        for name, length in lengths.items()
-        if len(columns[name]) != length
-    ]
-    if wrong:
-        raise ValueError(f"columns of the wrong length: {', '.join(wrong)}")
-    check_columns(columns, per_transition, num_transitions)
-    limits = {
-        "num_frames": num_frames,
-        "first_frame": LARGEST_COUNT,
-        "newest": LARGEST_COUNT,
-        "before": stack_size - 1,
-    }
-    for name, most in limits.items():
-        column = columns[name]
-        is_outside = column.min(initial=0) < 0 or column.max(initial=0) > most
-        if column.dtype.kind != "i" or is_outside:
-            raise ValueError(f"{name} is not from 0 to {most:,}")
-    if columns["frames"].dtype != np.uint8 or columns["frames"].ndim != 1:
-        raise ValueError("the frames are no bytes")
 
 
 def compressed(frame_M: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -24,7 +24,6 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.frame_columns import (
     FRAME_COLUMNS,
     FRAME_INDEX,
-    check_frame_columns,
     compressed,
     decompressed,
     other_fields_of,
@@ -316,14 +315,6 @@ class FrameStorage(Storage):
         """Append the columns of ``to_columns``; see ``Storage.from_columns``."""
         num_frames_E = np.asarray(columns["num_frames"])
         first_frame_E = np.asarray(columns["first_frame"])
-        check_frame_columns(
-            columns,
-            self._other_fields.fields,
-            int((end_E - first_E).sum()),
-            len(ring_E),
-            self._num_frames,
-            self._stack_size,
-        )
         frame_shape = tuple(self._frames.shape[1:])
         frame_M = decompressed(columns["frames"], (int(num_frames_E.sum()), *frame_shape))
         here_N, number_N, is_kept_N = self._continue_in(first_E, end_E, ring_E)

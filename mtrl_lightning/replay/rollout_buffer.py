@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning import checks
 from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
@@ -318,49 +317,24 @@ class RolloutBuffer:
                 f" with {self.collection._asdict()}: continue with the same numbers, or from a"
                 " checkpoint between two iterations"
             )
-        self._num_steps = checks.count(len(valid_SE), "iteration", self.collection.num_steps)
+        self._num_steps = len(valid_SE)
         self._valid_SE[: self._num_steps] = valid_SE
         if "foreign" in state["arrays"]:
             self._allocate_foreign()
         for name, array in self._arrays.items():
-            column = state["arrays"][name].numpy()
-            _check_column(name, column, (self._num_steps, *array.shape[1:]), array.dtype)
-            array[: self._num_steps] = column
+            array[: self._num_steps] = state["arrays"][name].numpy()
         if not state["computed"]:
             return
-        if not self.is_full:
-            raise ValueError("an iteration whose updates have begun before it was complete")
-        for name, column in state["computed"].items():
-            _check_column(name, column.numpy(), self._valid_SE.shape, np.dtype(np.float32))
-        total = self.collection.num_epochs * self.collection.num_minibatches
-        num_minibatches = checks.count(state["num_minibatches"], "num_minibatches", total)
         self._orders_R = list(state["order"])
-        paused = state.get("paused", [False] * self.num_envs)  # new in 0.3
-        self._paused_E = np.array(checks.flags(paused, "paused", self.num_envs), np.bool_)
-        if num_minibatches % self.collection.num_minibatches:  # each epoch has an order of its own
-            self._check_orders()
+        self._paused_E = np.array(state["paused"], np.bool_)
         computed = {name: column.to(self._device) for name, column in state["computed"].items()}
         self.begin(computed, self._paused_E)
-        self._num_minibatches = num_minibatches
+        self._num_minibatches = state["num_minibatches"]
 
     def _allocate_foreign(self) -> None:
         """Add a column where the policies of other tasks may act."""
         if "foreign" not in self._arrays:
             self._arrays["foreign"] = np.zeros(self._valid_SE.shape, np.bool_)
-
-    def _check_orders(self) -> None:
-        for order, num_rows in zip(self._orders_R, self._rows_of_tasks(), strict=True):
-            _check_column("order", order.numpy(), (num_rows,), np.dtype(np.int64))
-            if order.min() < 0 or order.max() >= self._valid_SE.size:
-                raise ValueError("the order of an iteration's rows names rows that are not there")
-
-
-def _check_column(name: str, column: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    if column.shape != shape or column.dtype != dtype:
-        raise ConfigurationError(
-            f"the checkpoint's iteration has {column.dtype} {list(column.shape)} for {name}, not"
-            f" {dtype} {list(shape)}: continue from another checkpoint"
-        )
 
 
 def rows_per_task(num_envs: int, num_tasks: int, collection: RolloutConfig) -> int:

@@ -19,7 +19,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning.checks import check_booleans
 from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.resources import free_memory
@@ -147,7 +146,6 @@ class Storage(ABC):
         Raises:
             ValueError: if the columns do not belong together.
         """
-        check_columns(columns, self.fields, int((end_E - first_E).sum()))
         here_N, _, is_kept_N = self._continue_in(first_E, end_E, ring_E)
         kept: Any = slice(None) if is_kept_N.all() else is_kept_N
         self.add(here_N, {name: column[kept] for name, column in columns.items()})
@@ -274,23 +272,6 @@ def enumerated(
     env_N = np.repeat(np.arange(len(first_E)), count_E)
     before_E = np.cumsum(count_E) - count_E
     return env_N, first_E[env_N] + np.arange(len(env_N)) - before_E[env_N]
-
-
-def check_columns(columns: Columns, fields: Sequence[Field], num_rows: int) -> None:
-    """Check shapes and types of the columns of a file.
-
-    Raises:
-        ValueError: naming one that has another shape or type, or booleans that are neither 0 nor 1.
-    """
-    for field in fields:
-        column = columns[field.name]
-        shape = (num_rows, *field.shape)
-        if column.shape != shape or column.dtype != np.dtype(field.dtype):
-            raise ValueError(
-                f"{field.name} is {column.dtype} {list(column.shape)},"
-                f" not {field.dtype} {list(shape)}"
-            )
-        check_booleans(column)
 
 
 def check_room(needed: int, num_rows: int, folder: Path | None, device: torch.device) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.former_paths import with_present_paths
 from mtrl_lightning.reports.record import RunRecord
 
 WITHOUT_EFFECT = re.compile(
@@ -70,7 +69,7 @@ def effective(run: RunRecord) -> dict[str, Any]:
     """Return the options that make a run's method, by their full names, without empty ones."""
     return {
         name: value
-        for name, value in _flat(with_present_paths(run.options))
+        for name, value in _flat(run.options)
         if value is not None and value != {} and WITHOUT_EFFECT.fullmatch(name) is None
     }
 

@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 METRICS = "metrics.csv"
-MAX_ENV_STEPS = 2**53
-"""Environment steps up to which double precision has every whole number."""
 Curve = tuple[list[int], list[float]]
 """Environment steps and values."""
 
@@ -19,8 +17,7 @@ Curve = tuple[list[int], list[float]]
 def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
     """Return every metric of a run as ``{name: (env_steps, values)}``, without empty cells.
 
-    Rows without ``env_steps`` are left out, and so is a last line without its end, which a run may
-    be writing.
+    A last line without its end, which a run may be writing, is left out.
 
     Args:
         run_folder: the folder with ``metrics.csv``, or a copy of that file.
@@ -40,12 +37,7 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
         for row in rows:
             cells = dict(zip(names, row, strict=True))
             cells.pop("step", None)
-            logged_at = cells.pop("env_steps", "")
-            if not logged_at:  # of a callback that knew none, in earlier versions
-                continue
-            env_steps = int(logged_at)
-            if not 0 <= env_steps <= MAX_ENV_STEPS:
-                raise ValueError(f"env_steps is {env_steps}")
+            env_steps = int(cells.pop("env_steps", ""))
             for name, value in cells.items():
                 if value:
                     steps, values = curves.setdefault(name, ([], []))

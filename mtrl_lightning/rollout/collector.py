@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.checks import at_least, restoring
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.vector.vector import VectorEnv
@@ -381,8 +381,7 @@ class Collector:
         """
         collector_state.set_state(self, state)
         if "windows" in state:  # their episodes have reported numbers before
-            with restoring("finished episodes"):
-                self._unreported_info -= set(self.windows.info())
+            self._unreported_info -= set(self.windows.info())
 
     # the names of every object with a state, by which a checkpoint saves and restores it
     state_dict = get_state

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtrl_lightning.checks import HINT, flags, restoring
 from mtrl_lightning.envs.state.simulator import from_text, to_text
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Rules, Share
@@ -82,17 +81,12 @@ def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
             " continue with the same rollout.envs_per_task and data.exclude_from_training"
         )
     if "windows" in state:
-        with restoring("finished episodes"):
-            collector.windows.load_state_dict(state["windows"])
+        collector.windows.load_state_dict(state["windows"])
     if "envs" in state:
         _set_episodes(collector, state)
     parts = _parts(collector)
-    for name in ("listeners", "action_transforms"):
+    for name in ("listeners", "action_transforms", "exploration", "reuse"):
         _load_states(parts[name], state.get(name, {}))
-    with restoring("noise of the exploration"):
-        _load_states(parts["exploration"], state.get("exploration", {}))
-    with restoring("reuse of policies"):
-        _load_states(parts["reuse"], state.get("reuse", {}))
 
 
 def reshard(
@@ -137,16 +131,12 @@ def _weighted_policy(collector: Collector) -> WeightedPolicy:
 def _set_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
     observation_ED = None
     envs = collector.envs
-    with restoring("running episodes"):
-        collector.running.load_state_dict(state["running"])
-        paused = state.get("paused", [False] * envs.num_envs)  # new in 0.3
-        collector.paused_E = np.array(flags(paused, "paused", envs.num_envs), np.bool_)
-        if state["observation"] is not None:
-            dtype, text = state["observation"]
-            shape = (envs.num_envs, *envs.single_observation_space.shape)  # type: ignore[misc]
-            observation_ED = from_text(text, dtype).reshape(shape)
-            if observation_ED.dtype != envs.single_observation_space.dtype:
-                raise ValueError(f"observations of the type {observation_ED.dtype}")
+    collector.running.load_state_dict(state["running"])
+    collector.paused_E = np.array(state["paused"], np.bool_)
+    if state["observation"] is not None:
+        dtype, text = state["observation"]
+        shape = (envs.num_envs, *envs.single_observation_space.shape)  # type: ignore[misc]
+        observation_ED = from_text(text, dtype).reshape(shape)
     collector.times.forget()  # the time that passed between two programs is no episode's
     envs.set_state(state["envs"])
     collector.observation_ED = observation_ED
@@ -157,10 +147,7 @@ def _reshard_observation(states: Sequence[list[str] | None], share: Share) -> li
     present = [state for state in states if state is not None]
     if not present:
         return None
-    dtypes = {dtype for dtype, _ in present}
-    if len(present) < len(states) or len(dtypes) > 1:
-        raise ConfigurationError(f"the checkpoint's observations are of several types: {HINT}")
-    dtype = dtypes.pop()
+    dtype, _ = present[0]
     rows: list[list[Any]] = [
         list(from_text(text, dtype).reshape(share.num_envs, -1)) for _, text in present
     ]

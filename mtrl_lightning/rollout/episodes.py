@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.checks import HINT
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Share
 from mtrl_lightning.spec import EnvSpec
@@ -131,26 +130,14 @@ class RunningEpisodes:
         return share.join("the running episodes", states, {**rules, "info": info})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the running sums; those of ``info`` that it lacks start from here.
-
-        Raises:
-            ConfigurationError: if they are of another number of environments.
-        """
-        num_envs = len(self._task_E)
-        for name in ("return", "length", "success"):
-            if len(state[name]) != num_envs:
-                raise ConfigurationError(
-                    f"the checkpoint has the {name} of {len(state[name])} running episodes, and"
-                    f" there are {num_envs} environments: {HINT}"
-                )
+        """Restore the running sums; those of ``info`` that it lacks start from here."""
         self.return_E[:] = state["return"]
         self.length_E[:] = state["length"]
         self._success_E[:] = state["success"]
-        saved = state.get("info", {})
         for key, mean in self._info.items():
             mean.reset(np.ones(len(self._task_E), np.bool_))
-            if key in saved:
-                mean.load_state_dict(saved[key])
+            if key in state["info"]:
+                mean.load_state_dict(state["info"][key])
 
 
 class _RunningMean:
@@ -325,29 +312,11 @@ class EpisodeWindows:
         return share.join("the windows", states, {"windows": windows, "counts": counts})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the windows.
-
-        Raises:
-            ConfigurationError: if they are of another number of tasks, or an episode is in the
-                window of another task.
-        """
-        if len(state["windows"]) != len(self._windows):
-            raise ConfigurationError(
-                f"the checkpoint has episodes of {len(state['windows'])} tasks, this run has"
-                f" {len(self._windows)}: {HINT}"
-            )
-        for task, rows in enumerate(state["windows"]):
-            episodes = [Episode(*row) for row in rows]
-            wrong = [episode.task for episode in episodes if episode.task != task]
-            if wrong:
-                raise ConfigurationError(
-                    f"the checkpoint has an episode of task {wrong[0]} among those of task {task}:"
-                    f" {HINT}"
-                )
-            self._windows[task].clear()
-            self._windows[task].extend(episodes)
-        self.count_T[:] = state.get("counts", [len(window) for window in self._windows])
-        self.summary()  # values that are no numbers raise here, and not when they are logged
+        """Restore the windows."""
+        for window, rows in zip(self._windows, state["windows"], strict=True):
+            window.clear()
+            window.extend(Episode(*row) for row in rows)
+        self.count_T[:] = state["counts"]
 
 
 class EpisodeTimes:

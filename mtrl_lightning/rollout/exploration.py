@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.checks import flags, within
+from mtrl_lightning.checks import within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.rollout.episodes import task_means
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode, Policy
-
-MOST_NOISE = 1e3
-"""Standard normal noise is smaller, unless a checkpoint is damaged."""
 
 
 class CorrelatedNoise:
@@ -102,13 +99,9 @@ class CorrelatedNoise:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore them; a new process of a run has no generator's state."""
-        noise_EA = np.array(state["noise"], np.float64)
-        if noise_EA.shape != self._noise_EA.shape or not (np.abs(noise_EA) < MOST_NOISE).all():
-            raise ValueError(f"noise {state['noise']}")
-        self._noise_EA = noise_EA
-        is_first = flags(state["is_first"], "is_first", len(self._is_first_E))
-        self._is_first_E = np.array(is_first, np.bool_)
-        self._correlation_E = _fractions(state, "correlation", len(self._correlation_E))
+        self._noise_EA = np.array(state["noise"], np.float64)
+        self._is_first_E = np.array(state["is_first"], np.bool_)
+        self._correlation_E = np.array(state["correlation"], np.float64)
         if state["generator"] is not None:
             self._generator.bit_generator.state = state["generator"]
 
@@ -191,7 +184,7 @@ class AdaptiveNoise(CorrelatedNoise):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore them."""
         super().load_state_dict(state)
-        self._success_E = _fractions(state, "success", len(self._success_E))
+        self._success_E = np.array(state["success"], np.float64)
 
     @classmethod
     def _rules(cls, share: Share) -> Rules:
@@ -206,11 +199,3 @@ def check_takes_noise(policy: Policy) -> None:
             f" {type(policy).__name__} does not: give an algorithm, add it (see NoisyPolicy), or"
             " leave rollout.exploration out"
         )
-
-
-def _fractions(state: Mapping[str, Any], name: str, num_envs: int) -> npt.NDArray[np.float64]:
-    """Return a saved fraction of each environment."""
-    value_E = np.array(state[name], np.float64)
-    if value_E.shape != (num_envs,) or not ((value_E >= 0) & (value_E <= 1)).all():
-        raise ValueError(f"{name} {state[name]}")
-    return value_E

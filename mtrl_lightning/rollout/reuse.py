@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.checks import at_least, count, number, within
+from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.rollout.episodes import EpisodeWindows, check_scores, task_means
@@ -217,23 +217,13 @@ class PolicyReuse:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore them; a new process of a run has no generator's state."""
-        most = self._spec.num_tasks - 1
-        tasks = [count(task, "tasks", most) for task in state["tasks"]]
-        if len(tasks) != len(self._task_E):
-            raise ValueError(f"tasks {tasks}")
-        self.acting_task_E = np.array(tasks, np.int64)
+        self.acting_task_E = np.array(state["tasks"], np.int64)
         # another number of processes has other first environments
         self.acting_task_E[self._first_E] = self._task_E[self._first_E]
-        # checkpoints of earlier versions have no results, and new processes none either
-        self._results = {}
-        for own, acting, results in state.get("results") or []:
-            pair = count(own, "results", most), count(acting, "results", most)
-            if not results:
-                raise ValueError(f"no results of tasks {pair}")
-            self._results[pair] = deque(maxlen=NUM_RESULTS)
-            for success, return_ in results:
-                result = number(success, "results"), number(return_, "results")
-                self._results[pair].append(result)
+        self._results = {
+            (own, acting): deque(map(tuple, results), NUM_RESULTS)
+            for own, acting, results in state["results"] or []  # None in a new process
+        }
         if state["generator"] is not None:
             self._generator.bit_generator.state = state["generator"]
 

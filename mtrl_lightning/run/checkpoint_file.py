@@ -13,14 +13,13 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning.algorithms.state import reshard_extra_states, reshard_state
-from mtrl_lightning.checkpoints import check_complete, load_checkpoint
+from mtrl_lightning.checkpoints import check_complete, load_checkpoint, restoring
 from mtrl_lightning.checkpoints.parts import RANKS, manifests_of, parts_of, with_part
-from mtrl_lightning.checks import restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.share import Rules, Share, share_of
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.manifest import check_manifest, replay_folder
+from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.run.session import Session
 
 
@@ -66,7 +65,11 @@ class DurableIO(TorchCheckpointIO):
         with distributed.raise_on_all_ranks(ConfigurationError):
             checkpoint = load_checkpoint(path, verify=False, mmap=False)
             check_complete(checkpoint)
-            return reshard(checkpoint, distributed.rank(), distributed.world_size(), self._session)
+            self._session.is_restoring = True
+            with restoring(path):
+                return reshard(
+                    checkpoint, distributed.rank(), distributed.world_size(), self._session
+                )
 
 
 def reshard(checkpoint: dict[str, Any], rank: int, size: int, session: Session) -> dict[str, Any]:
@@ -82,17 +85,15 @@ def reshard(checkpoint: dict[str, Any], rank: int, size: int, session: Session) 
         ConfigurationError: if the environments cannot be shared out, an on-policy algorithm was in
             the middle of its updates, or the parts are damaged.
     """
-    with restoring("states of its processes"):
-        manifests_of(checkpoint)
-        if RANKS not in checkpoint and size == 1:
-            return checkpoint
-        parts = parts_of(checkpoint)
-        if len(parts) == size:
-            return with_part(checkpoint, parts[rank])
-        share = Share(rank, size, 0, ())  # of an offline algorithm, which has no environments
-        if "demonstrations" not in parts[0]["data"]:
-            share = share_of([part["collector"]["tasks"] for part in parts], rank, size)
-        part = _joined(session, parts, share)
+    if RANKS not in checkpoint and size == 1:
+        return checkpoint
+    parts = parts_of(checkpoint)
+    if len(parts) == size:
+        return with_part(checkpoint, parts[rank])
+    share = Share(rank, size, 0, ())  # of an offline algorithm, which has no environments
+    if "demonstrations" not in parts[0]["data"]:
+        share = share_of([part["collector"]["tasks"] for part in parts], rank, size)
+    part = _joined(session, parts, share)
     rank_zero_warn(
         f"the checkpoint is of {len(parts)} processes and this run has {size}: networks,"
         " optimizers, counters, current episodes and the replay are those of the checkpoint, and"
@@ -130,7 +131,8 @@ def load_newest_whole(path: Path, with_replay: bool) -> tuple[Path, dict[str, An
         try:
             checkpoint = load_checkpoint(candidate)
             if with_replay:
-                verify_replay(replay_folder(path.resolve().parent.parent), checkpoint)
+                with restoring(candidate):
+                    verify_replay(replay_folder(path.resolve().parent.parent), checkpoint)
         except ConfigurationError as error:
             errors.append(str(error))
             continue
@@ -148,10 +150,8 @@ def verify_replay(folder: Path, checkpoint: dict[str, Any]) -> None:
     Raises:
         ConfigurationError: naming the file, if one is missing or damaged.
     """
-    with restoring("list of replay files"):
-        for manifest in manifests_of(checkpoint):
-            check_manifest(manifest)
-            ReplaySnapshots(folder / manifest.get("folder", "")).verify(manifest)
+    for manifest in manifests_of(checkpoint):
+        ReplaySnapshots(folder / manifest.get("folder", "")).verify(manifest)
 
 
 def _newest_first(path: Path) -> Iterator[Path]:

@@ -13,8 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader
 
-from mtrl_lightning.checkpoints.parts import MOVED
-from mtrl_lightning.checks import nearest_multiples, restoring
+from mtrl_lightning.checks import nearest_multiples
 from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers
@@ -23,7 +22,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.device import DeviceReplay
-from mtrl_lightning.replay.manifest import EMPTY_MANIFEST, check_manifest, reshard_manifests
+from mtrl_lightning.replay.manifest import EMPTY_MANIFEST, reshard_manifests
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.static_batches import StaticBatches
@@ -370,21 +369,17 @@ class MultiTaskData(LightningDataModule):
         """Restore them; ``ReplayCallback`` reads the replay's transitions.
 
         Raises:
-            ConfigurationError: if they are damaged, or of other demonstrations.
+            ConfigurationError: if they are of other demonstrations.
         """
-        with restoring("state of the data"):
-            if self.rollout_buffer is not None and "rollout_buffer" in state_dict:
-                self.rollout_buffer.load_state_dict(state_dict["rollout_buffer"])
-            if self.buffer is None or "buffer" not in state_dict:
-                return
-            if self._identity is not None:
-                check_identity(state_dict["demonstrations"], self._identity)
-            else:
-                self.manifest = state_dict["replay"]
-                # those of another number of processes are checked when their rings are read
-                if self.manifest is not None and MOVED not in self.manifest:
-                    check_manifest(self.manifest)
-            self.buffer.load_state_dict(state_dict["buffer"])
+        if self.rollout_buffer is not None and "rollout_buffer" in state_dict:
+            self.rollout_buffer.load_state_dict(state_dict["rollout_buffer"])
+        if self.buffer is None or "buffer" not in state_dict:
+            return
+        if self._identity is not None:
+            check_identity(state_dict["demonstrations"], self._identity)
+        else:
+            self.manifest = state_dict["replay"]
+        self.buffer.load_state_dict(state_dict["buffer"])
 
 
 def _too_large(needed: int, num_rows: int, device: torch.device) -> str:

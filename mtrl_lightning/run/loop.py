@@ -14,7 +14,6 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import IterableDataset
 
-from mtrl_lightning import checks
 from mtrl_lightning.errors import EnvironmentFaultError, Interrupted, RestartsExhaustedError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.resources import one_thread
@@ -37,8 +36,6 @@ A callback registers each of its actions under one of these names in ``session.a
 """
 RESULT_ACTIONS = AFTER_UPDATES[: AFTER_UPDATES.index("reset_networks")]
 """Actions that leave results of the step: a run is not finished before they are done."""
-ACTIONS_OF_FORMAT_3 = ("evaluate", "log_metrics", "save_best", "reset_networks", "save_last", None)
-"""Checkpoints of earlier versions have the index of the next action in this list."""
 
 MOST_AT_ONCE = 64
 """Updates of one Lightning batch where these are made by graphs: signals are checked between."""
@@ -216,6 +213,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         session = self.session
         unknown = session.after_updates.keys() - set(AFTER_UPDATES)
         assert not unknown, f"add {unknown} to AFTER_UPDATES, where its order is"
+        session.is_restoring = False
         session.is_training = True
         if session.has_envs:
             self._begin_episodes()
@@ -473,37 +471,15 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it.
-
-        Raises:
-            ValueError: if it is damaged.
-        """
-        self._next_action = _action_from_checkpoint(state["next_call"])
+        """Restore it; the ratio of updates may differ from the saved run's."""
+        self._next_action = state["next_call"]
         counters = self.session.counters
         if self.session.algorithm.kind == "on-policy":
-            start = state.get("iteration_start", counters.env_steps)  # versions before 0.3: none
-            self._iteration_start = checks.count(start, "iteration_start", counters.env_steps)
+            self._iteration_start = state["iteration_start"]
         if not self._is_off_policy:
             return
         self._warmup.load_state_dict(state["warmup"])
         self._ratio.load_state_dict(state["ratio"])
-        refill_steps = state.get("refill_steps", 0)  # versions before 0.3 have none
-        self.refill_steps = checks.count(refill_steps, "refill_steps", counters.env_steps)
-        # each vector step has stepped an environment: more of them would owe updates for ever
-        if counters.vector_steps > counters.env_steps + counters.dropped_transitions:
-            raise ValueError(f"{counters.vector_steps} vector steps in {counters.env_steps} steps")
-        if state["ratio"] and state["ratio"]["updates"] > counters.updates:
-            raise ValueError(f"{counters.updates} updates, and more when learning began")
-        saved_ratio = state["ratio"].get("ratio", self._ratio.ratio)  # likewise without ratio
-        if checks.number(saved_ratio, "ratio.ratio") != self._ratio.ratio:
+        self.refill_steps = state["refill_steps"]
+        if state["ratio"] and state["ratio"]["ratio"] != self._ratio.ratio:
             self._ratio.restart(counters.vector_steps, counters.updates)
-
-
-def _action_from_checkpoint(saved_action: Any) -> str | None:
-    """Return the next action of a checkpoint."""
-    if type(saved_action) is int:
-        index = checks.count(saved_action, "rollout.next_call", len(ACTIONS_OF_FORMAT_3) - 1)
-        return ACTIONS_OF_FORMAT_3[index]
-    if saved_action is not None and saved_action not in AFTER_UPDATES:
-        raise ValueError(f"rollout.next_call {saved_action!r}")
-    return saved_action

@@ -58,6 +58,8 @@ class Session:
         self.rank_status = RankStatus()
         self.is_training = False
         """False until the loop starts: state may be half restored before."""
+        self.is_restoring = False
+        """Whether a checkpoint is read, and training or evaluation with it has not started."""
         self.results: dict[str, float] = {}
         """Metrics of the last evaluation."""
         self.evaluated_at = -1

@@ -629,8 +629,8 @@ def test_an_unknown_way_to_start_new_tasks():
         start_from(make_sac(HERE), checkpoint_of(make_sac(THERE)), "median")
 
 
-@pytest.mark.parametrize("module", ["algorithms", "learning.reward_scale"])
-def test_a_class_of_a_former_path_is_the_same_class(module):
+@pytest.mark.parametrize("module", ["algorithms", "learning.transforms"])
+def test_a_class_of_another_path_is_the_same_class(module):
     source = trained(make_sac)
     checkpoint = checkpoint_of(source)
     arguments = checkpoint["mtrl_lightning"]["algorithm"]["init_args"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mtrl_lightning.algorithms.state import global_generators, restore_global_generators
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.metrics import MeanMetrics
 
@@ -167,3 +168,26 @@ def test_a_saved_state_does_not_move_with_the_sums():
     metrics.add({"q": torch.tensor(5.0), "loss": torch.tensor(1.0)})
     assert (state["counts"], state["sums"]["q"].item()) == ({"q": 1}, 1.0)
     assert set(state["sums"]) == {"q"}
+
+
+def test_sums_of_tasks_continue_exactly():
+    value_R = torch.tensor([0.1, 0.2, 0.7])
+    metrics, restored = MeanMetrics(), MeanMetrics()
+    metrics.add({"a": value_R})
+    restored.load_state_dict(metrics.state_dict())
+    assert torch.equal(restored.state_dict()["sums"]["a"], value_R)
+    restored.add({"a": 3 * value_R})
+    assert restored.drain()["a"] == pytest.approx(2 / 3)
+
+
+def test_metric_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match="shape"):
+        MeanMetrics().add({"a": torch.ones(2, 3)})
+
+
+def test_numpys_generator_is_not_read_outside_its_buffer():
+    state = global_generators()
+    for position in (625, -1, 10**6):
+        state["numpy"][2] = position
+        with pytest.raises(ValueError, match="position"):
+            restore_global_generators(state)

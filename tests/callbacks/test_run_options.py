@@ -193,9 +193,9 @@ def test_the_replay_is_deleted_when_the_run_has_ended_by_itself(command_line, ca
 
 
 def test_a_class_of_two_import_paths_is_one_option_and_no_module_is_asked_for_it(monkeypatch):
-    noise = {"class_path": "mtrl_lightning.networks.StateNoise"}
-    assert _is_same(noise, {"class_path": "mtrl_lightning.networks.StateDependentStd"})
-    assert not _is_same(noise, {"class_path": "mtrl_lightning.networks.TaskNoise"})
+    noise = {"class_path": "mtrl_lightning.networks.StateDependentStd"}
+    assert _is_same(noise, {"class_path": "mtrl_lightning.networks.exploration.StateDependentStd"})
+    assert not _is_same(noise, {"class_path": "mtrl_lightning.networks.StateIndependentStd"})
     asked = []
 
     def import_when_asked(name):

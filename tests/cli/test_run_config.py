@@ -114,25 +114,10 @@ def test_the_help_says_that_code_of_the_run_is_executed(command, capsys):
     assert "so that their code is executed: use only runs that you trust" in words
 
 
-LAUGHS = "a0: &a0 [1, 2]\n" + "".join(
-    f"a{k}: &a{k} [*a{k - 1}, *a{k - 1}, *a{k - 1}]\n" for k in range(1, 30)
-)
-MERGES = "a0: &a0 {x: 1}\n" + "".join(
-    f"a{k}: &a{k} {{<<: [*a{k - 1}, *a{k - 1}, *a{k - 1}]}}\n" for k in range(1, 30)
-)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (LAUGHS, "more than 100,000 values"),
-        (MERGES, "cannot be read"),
-        ("a: &a [*a]\n", "more than 100,000 values"),
-        ("a: " + "[" * 200 + "]" * 200, "more than 100 levels"),
-        ("a: " + "[" * 5_000, "cannot be read"),
-        ("a: " + "{b: " * 5_000, "cannot be read"),
         ("a: 2001-99-99", "month must be in 1..12"),
-        ("a: !!timestamp b", "cannot be read"),
         ("a: !!python/object/apply:os.system [exit 1]", "cannot be read"),
         ("a: !!int b", "cannot be read"),
         ("a: \x00", "cannot be read"),
@@ -148,21 +133,16 @@ def test_a_damaged_configuration_is_refused(content, message, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["play", "export", "validate", "fit"])
-@pytest.mark.parametrize(
-    ("content", "message"), [(LAUGHS, "more than 100,000 values"), ("model: [", "cannot be read")]
-)
-def test_a_command_says_that_the_configuration_is_damaged(
-    command, content, message, tmp_path, capsys
-):
+def test_a_command_says_that_the_configuration_is_damaged(command, tmp_path, capsys):
     run = tmp_path / "run" / "version_0"
     (run / "checkpoints").mkdir(parents=True)
     (run / "checkpoints" / "best.ckpt").touch()
     (run / "checkpoints" / "last.ckpt").touch()
-    (run / "config.yaml").write_text(content)
+    (run / "config.yaml").write_text("model: [")
     given = [f"--resume={run}"] if command == "fit" else [str(run)]
     with pytest.raises(SystemExit) as exit_info:
         main([command, *given, *COMMANDS[command]])
-    assert exit_info.value.code == 2 and message in capsys.readouterr().err
+    assert exit_info.value.code == 2 and "cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("section", ["data", "rollout", "model"])

@@ -8,7 +8,8 @@ from mtrl_lightning.envs.benchmarks.benchmark import WithInfo, check_spec, with_
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout import Collector, Evaluator
 from mtrl_lightning.rollout.evaluator import metric_names
-from mtrl_lightning.schema import STORED, Field, transition_fields
+from mtrl_lightning.schema import STORED, transition_fields
+from mtrl_lightning.spec import Field
 from tests.helpers.altered_reach import Reporting
 from tests.helpers.fakes import Uniform
 

@@ -7,7 +7,7 @@ import pytest
 
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from mtrl_lightning.schema import Field
+from mtrl_lightning.spec import Field
 from tests.helpers.fakes import Scripted
 
 FIELDS = (Field("energy"), Field("place", (2,), "float64"), Field("count", (), "int64"))

@@ -6,6 +6,7 @@ import copy
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, main
 from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports import page
-from tests.helpers.corruption import copy_run
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -172,6 +172,17 @@ class CommandLine:
                 {k: v for k, v in row.items() if not k.startswith("time/")}
                 for row in csv.DictReader(file)
             ]
+
+
+def copy_run(source, target):
+    """Copy a run's folder with the names that are links to the same file."""
+    shutil.copytree(source, target)
+    for alias in ("last.ckpt", "best.ckpt"):
+        path = target / "checkpoints" / alias
+        for other in (source / "checkpoints").glob("step_*.ckpt"):
+            if path.exists() and other.samefile(source / "checkpoints" / alias):
+                path.unlink()
+                os.link(target / "checkpoints" / other.name, path)
 
 
 def fails(command_line, capsys, *args, **kwargs):

@@ -13,8 +13,7 @@ from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs import Benchmark
 from mtrl_lightning.envs.benchmarks.benchmark import BenchmarkWrapper
-from mtrl_lightning.schema import Field
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import StepResult
 
 LENGTHS = (3, 1, 4, 2, 6, 5)

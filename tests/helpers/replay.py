@@ -17,8 +17,8 @@ from torch import Tensor
 from mtrl_lightning.devices import CPU
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage, Storage
-from mtrl_lightning.schema import STORED, Field, transition_fields
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.schema import STORED, transition_fields
+from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import TransitionBatch, Transitions
 
 OBSERVATION_DIM, ACTION_DIM = 3, 2

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from mtrl_lightning import networks
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.generators import Generators
@@ -144,8 +143,3 @@ def test_an_initial_deviation_out_of_its_bounds_is_refused(kind, options, named)
 def test_the_bounds_themselves_are_taken(kind):
     assert make(kind, initial=0.4).log_std_TA.max().item() == pytest.approx(0.4)
     assert make(kind, initial=-2.3).log_std_TA.min().item() == pytest.approx(-2.3)
-
-
-def test_configurations_and_checkpoints_may_hold_the_previous_names():
-    previous = [networks.ExplorationNoise, networks.TaskNoise, networks.StateNoise]
-    assert previous == [PolicyStd, StateIndependentStd, StateDependentStd]

@@ -13,7 +13,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.replay.device import DeviceReplay, PackedStorage
 from mtrl_lightning.replay.storage import RingStorage
-from mtrl_lightning.schema import Field
+from mtrl_lightning.spec import Field
 from tests.helpers.recorder import CPURecorder
 from tests.helpers.replay import columns_in, ids_of, make_spec, make_transitions
 

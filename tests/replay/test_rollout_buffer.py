@@ -11,7 +11,7 @@ import torch
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.replay import rollout_buffer
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
-from mtrl_lightning.schema import Field
+from mtrl_lightning.spec import Field
 from mtrl_lightning.types import RolloutConfig
 from tests.helpers.replay import assert_same_batch, ids_of, make_spec, make_transitions
 

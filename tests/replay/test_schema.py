@@ -15,7 +15,8 @@ from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.run.data import MultiTaskData
-from mtrl_lightning.schema import STORED, Field, transition_fields
+from mtrl_lightning.schema import STORED, transition_fields
+from mtrl_lightning.spec import Field
 from mtrl_lightning.types import StepResult, Transitions
 from tests.helpers.fakes import (
     CONTACTS,

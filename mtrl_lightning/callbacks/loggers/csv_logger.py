@@ -18,8 +18,6 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from torch import Tensor
 
-from mtrl_lightning.reports.metrics_file import MAX_ENV_STEPS
-
 NO_ROWS = {"rows": 0, "env_steps": -1, "crc32": 0}
 """The fingerprint of an empty file."""
 
@@ -289,7 +287,7 @@ def _parse(header: list[str], line: str) -> dict[str, str] | None:
     """Return the row of a line; None if the line is damaged."""
     try:
         row = dict(zip(header, next(csv.reader([line])), strict=True))
-        if not 0 <= int(row["env_steps"]) <= MAX_ENV_STEPS:
+        if int(row["env_steps"]) < 0:
             return None
         for cell in row.values():
             if cell:

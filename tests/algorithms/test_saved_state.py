@@ -1,4 +1,4 @@
-"""What a checkpoint holds, what it restores, and which ones are refused."""
+"""What an algorithm saves, and what it restores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.checkpoints import FORMAT, load_checkpoint
+from mtrl_lightning.checkpoints import FORMAT
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Standardize
 from tests.helpers.algorithms import (
@@ -188,33 +188,6 @@ def test_another_network_is_refused_with_a_weight_and_the_remedy(options, weight
     assert f"{weight} has shape {there} there and {here} here" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "checkpoint", [{}, {"state_dict": {}, "hyper_parameters": {"lr": 1.0}, "epoch": 3}]
-)
-def test_a_foreign_checkpoint_is_refused(checkpoint):
-    with pytest.raises(ConfigurationError, match="not written by mtrl_lightning"):
-        make_sac().on_load_checkpoint(checkpoint)
-
-
-@pytest.mark.parametrize("version", [0, FORMAT - 1, FORMAT + 1])
-def test_another_format_is_refused(version):
-    checkpoint = checkpoint_of(make_sac())
-    checkpoint["mtrl_lightning"]["format"] = version
-    with pytest.raises(ConfigurationError) as caught:
-        make_sac().on_load_checkpoint(checkpoint)
-    assert f"format {version}, this version reads {FORMAT}" in str(caught.value)
-
-
-def test_the_former_format_is_refused_with_the_version_that_reads_it(tmp_path):
-    checkpoint = checkpoint_of(make_sac())
-    checkpoint["mtrl_lightning"]["format"] = 2
-    torch.save(checkpoint, tmp_path / "former.ckpt")
-    with pytest.raises(ConfigurationError) as caught:
-        load_checkpoint(tmp_path / "former.ckpt")
-    assert "former.ckpt" in str(caught.value)
-    assert "format 2 is read by mtrl_lightning 0.1: use that version" in str(caught.value)
-
-
 def test_a_checkpoint_that_is_refused_changes_nothing():
     checkpoint = checkpoint_of(train(make_sac(seed=3, num_critics=3), 2))
     sac, reference = make_sac(seed=5), make_sac(seed=5)
@@ -226,13 +199,3 @@ def test_a_checkpoint_that_is_refused_changes_nothing():
         attach(algorithm)
         algorithm.training_step(make_batch(algorithm.spec), 0)
     assert changed(sac, copy_of(reference)) == set()
-
-
-@pytest.mark.parametrize(
-    "content", [torch.zeros(3), 5, [1], {"mtrl_lightning": {}}, {"mtrl_lightning": 3}, {"a": 1}]
-)
-def test_a_file_of_something_else_is_refused_by_name(tmp_path, content):
-    path = tmp_path / "other.ckpt"
-    torch.save(content, path)
-    with pytest.raises(ConfigurationError, match=r"other\.ckpt.*was not written by mtrl_lightning"):
-        load_checkpoint(path)
