@@ -1,4 +1,4 @@
-"""Numbers and tables as text, the same on pages, in printed tables and in model cards."""
+"""Numbers and tables as text, the same on pages and in printed tables."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ CONFIG = "config.yaml"
 HELP = "Write a run's policy as ONNX, torch.export or a slim checkpoint, or its replay for Minari."
 DESCRIPTION = (
     "Write the best actions of a checkpoint's policy as one file, with the task as an input, that"
-    " runs without this package; compare its actions with the policy's, and write a model card"
-    " (README.md) beside it. RUN is the folder of a run, whose best checkpoint is taken, or a"
+    " runs without this package, and compare its actions with the policy's."
+    " RUN is the folder of a run, whose best checkpoint is taken, or a"
     f" checkpoint.{TRUST} With --to minari, write the episodes of the replay of a run's newest"
     " checkpoint, or of the given one, as a data set of each task; that imports no class. With"
     " --slim, write a folder without the state of the training, which play, validate, load_policy"
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def export_checkpoint(options: argparse.Namespace) -> None:
-    """Write the policy of a checkpoint and its card, and print where they are.
+    """Write the policy of a checkpoint, and print where it is.
 
     Raises:
         ConfigurationError: if the policy cannot be exported.
@@ -93,7 +93,6 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     run_folder = run_folder_of(checkpoint)
     folder = options.folder or output_folder(run_folder, "export")
 
-    from mtrl_lightning.export.card import write_card
     from mtrl_lightning.export.policy import export_policy
     from mtrl_lightning.launch.quiet import quiet
 
@@ -102,11 +101,10 @@ def export_checkpoint(options: argparse.Namespace) -> None:
     file, difference = export_policy(policy, options.to, folder, action_transforms)
     if config_file is not None:
         shutil.copyfile(config_file, folder / CONFIG)
-    card = write_card(file, policy, difference, checkpoint, CONFIG if config_file else None)
     after = f"after {policy.env_steps:,} {policy.step_unit}"
     print(f"{checkpoint}, {after}, {len(policy.task_names)} tasks")
     print(f"Largest difference of an action from the policy's: {difference:.1e}")
-    print(f"Exported to {file} ({file.stat().st_size / 2**10:,.0f} KiB), with the card {card}")
+    print(f"Exported to {file} ({file.stat().st_size / 2**10:,.0f} KiB)")
 
 
 def export_slim(options: argparse.Namespace) -> None:

@@ -1,1 +1,1 @@
-"""What leaves the program: a policy as one file with its card, and the replay as data sets."""
+"""What leaves the program: a policy as one file, and the replay as data sets."""

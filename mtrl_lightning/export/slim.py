@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 
 from mtrl_lightning.algorithms.description import summarize
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.export.card import last_evaluation
-from mtrl_lightning.reports.record import UPDATES, is_run, read_run, step_unit
+from mtrl_lightning.reports.record import UPDATES, is_evaluation, is_run, read_run, step_unit
 from mtrl_lightning.runs import (
     CARD,
     VALIDATIONS,
@@ -134,7 +134,7 @@ def _card(loaded: Mapping[str, Any], checkpoint: Path, config: Mapping[str, Any]
     record = read_run(folder) if is_run(folder) else None
     result = _validation(folder, env_steps, state["spec"]) or before.get("evaluation")
     if result is None:
-        evaluated_at, metrics = last_evaluation(record.curves if record else {}, env_steps)
+        evaluated_at, metrics = _last_evaluation(record.curves if record else {}, env_steps)
         result = {"by": "fit", "env_steps": evaluated_at, "metrics": metrics}
     return {
         "algorithm": summarize(state["algorithm"]),
@@ -146,6 +146,22 @@ def _card(loaded: Mapping[str, Any], checkpoint: Path, config: Mapping[str, Any]
         "evaluation": result,
         "versions": record.versions if record else before.get("versions", {}),
     }
+
+
+def _last_evaluation(curves: Mapping[str, Any], env_steps: int) -> tuple[int, dict[str, float]]:
+    """Return the environment steps and the metrics of the last evaluation before a checkpoint.
+
+    Args:
+        curves: of the run, ``(env_steps, values)`` by metric.
+        env_steps: of the checkpoint.
+    """
+    latest = {}
+    for name, (steps, values) in curves.items():
+        index = int(np.searchsorted(steps, env_steps, side="right")) - 1
+        if is_evaluation(name) and index >= 0:
+            latest[name] = (steps[index], values[index])
+    last = max((step for step, _ in latest.values()), default=0)
+    return last, {name: value for name, (step, value) in sorted(latest.items()) if step == last}
 
 
 def _command(config: Mapping[str, Any]) -> str:

@@ -1,14 +1,9 @@
-"""``export`` writes a run's policy with its card, or its replay."""
-
-import hashlib
+"""``export`` writes a run's policy, or its replay."""
 
 import numpy as np
 import pytest
-import torch
-import yaml
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.export.policy import load_exported
 from mtrl_lightning.loading import load_policy
 
@@ -33,28 +28,9 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
     assert "Largest difference of an action from the policy's: " in printed
     folder = run / "export"
     assert sorted(path.name for path in folder.iterdir()) == [
-        "README.md",
         "config.yaml",
         "policy.pt2",
     ]
-    card = (folder / "README.md").read_text()
-    digest = hashlib.sha256((run / "checkpoints" / "best.ckpt").read_bytes()).hexdigest()
-    assert f"checkpoint: `run/version_0/checkpoints/best.ckpt`, SHA-256 `{digest}`" in card
-    steps, values = read_metrics(run)["eval/return/goal-1"]
-    assert steps[-1] == 330 and "after 330 env steps; means over the tasks." in card
-    metadata, body = card.removeprefix("---\n").split("---\n", 1)
-    assert yaml.safe_load(metadata)["library_name"] == "mtrl_lightning"
-    assert 'policy = torch.export.load("policy.pt2").module()' in body
-    assert "[rows, 2]`, float32" in body and "onnx" not in body and "{" not in body
-    assert str(tmp_path) not in card, "no folder of this machine"
-    (made,) = [line for line in body.splitlines() if line.startswith("- trained by ")]
-    assert "`mtrl-lightning fit -c config.yaml`" in made
-    assert f"torch {torch.__version__}" in made and "mtrl_lightning " in made
-    cells = [[cell.strip() for cell in line.split("|")[1:]] for line in body.splitlines()]
-    (row,) = [one for one in cells if one[:3] == ["1", "goal-1", "yes"]]
-    assert f"{values[-1]:.3f}" in row
-    assert ["benchmark", "toy", ""] in cells
-    assert 20 < len(body.splitlines()) < 80, "a page"
     observation_1D = np.array([[0.3, -0.2]], np.float32)
     policy = load_policy(run / "checkpoints" / "best.ckpt")
     exported = load_exported(folder / "policy.pt2", "torch.export")
@@ -86,11 +62,3 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
 )
 def test_what_is_wrong_is_said(capsys, args, message):
     assert message in error_of(capsys, *args)
-
-
-def test_an_export_names_damaged_metrics(command_line, capsys):
-    command_line.finished()
-    (command_line.folder() / "metrics.csv").write_text("env_steps,a\nx,1\n")
-    assert "metrics.csv cannot be read" in error_of(
-        capsys, str(command_line.folder()), "--to=torch.export"
-    )
