@@ -59,11 +59,7 @@ RUNS = [
     for command in COMMANDS
     if "mtrl-lightning " in command and command not in [*INSTALL, QUICKSTART]
 ]
-PROGRAMS = [
-    command
-    for command in COMMANDS
-    if command.startswith(("python -m mtrl_lightning.", "python -m benchmarks."))
-]
+PROGRAMS = [command for command in COMMANDS if command.startswith("python -m benchmarks.")]
 BUILD = ["python -m sphinx -n -W --keep-going docs docs/_build"]
 """Run by tests/test_docs.py."""
 SHORT = {

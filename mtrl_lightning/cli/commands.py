@@ -28,6 +28,8 @@ RUN_COMMANDS = {
     "validate": "Evaluate the best checkpoint of a run, or any other, on every task.",
 }
 """The commands of ``mtrl_lightning.cli.lightning_cli``, with what they do."""
+MAX_COMPLETIONS = 3
+"""Full names of an abbreviated option that are suggested."""
 COMMANDS = {
     "play": "mtrl_lightning.cli.play",
     "collect": "mtrl_lightning.cli.collect",
@@ -64,7 +66,7 @@ def unknown_command(args: Sequence[str]) -> str:
 
 
 def option_tips(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
-    """Yield for each unknown option the nearest one.
+    """Yield for each unknown option the nearest one, or those that it abbreviates.
 
     Args:
         args: what follows the command.
@@ -80,8 +82,10 @@ def option_tips(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
         is_section = any(option.startswith(f"{name}.") for option in options)  # --data FILE
         if is_section or name.removeprefix("no_") in options:
             continue
-        for similar in closest(name, options):
-            yield f"tip: did you mean {similar}? There is no option {name}"
+        complete = sorted(option for option in options if option.startswith(name))
+        similar = complete[:MAX_COMPLETIONS] or closest(name, options)
+        if similar:
+            yield f"tip: did you mean {' or '.join(similar)}? There is no option {name}"
 
 
 class CommandParser(argparse.ArgumentParser):
