@@ -12,10 +12,6 @@ Parts (``--parts``), all with batches that are there already:
 
 In the first part each variant is a process; in the others they share this one.
 
---launches counts the kernels that an update launches on a GPU, without one: the update runs on
-PyTorch's meta device, with the operations of a GPU. Each operation that computes is one launch, or
-a few for a long list of tensors; views and allocations are none.
-
 Shapes: ``T`` tasks, ``B`` rows of all tasks, ``R`` trained tasks, ``n`` rows per task, ``D``
 observation, ``A`` action.
 """
@@ -24,13 +20,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-from unittest import mock
+from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -38,9 +31,6 @@ import torch
 from gymnasium.spaces import Box
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Trainer
-from torch.optim import Optimizer
-from torch.utils import _foreach_utils
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.baselines import PlainBatch, PlainSAC, make_sb3_sac
 from benchmarks.measuring import (
@@ -58,7 +48,7 @@ from benchmarks.measuring import (
     turns,
 )
 from benchmarks.whole_runs import PaceCallback
-from mtrl_lightning.algorithms import PPO, SAC, Algorithm, RandomShift
+from mtrl_lightning.algorithms import SAC, Algorithm, RandomShift
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, Reconstruction
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.gradients import (
@@ -72,8 +62,7 @@ from mtrl_lightning.gradients import (
     NashMTL,
     PCGrad,
 )
-from mtrl_lightning.learning.compiling import check_compile
-from mtrl_lightning.learning.generators import Generators
+from mtrl_lightning.learning.compiling import Compile
 from mtrl_lightning.networks import (
     MLP,
     Embedding,
@@ -123,31 +112,14 @@ CONTEXT = partial(TaskEncoder, width=100, depth=1, out_dim=50, embedding=partial
 """Of HiP-BMDP's encoder, as in ``configs/encoder/pixels_context.yaml``."""
 ENCODINGS = (("pixels", 84), ("pixels_small", 64), ("pixels_small", 48))
 """Encoders of ``configs/encoder``, and the pixels of an image's side."""
-META = torch.device("meta")
-FUSED_STEP = 3
-"""Launches of a fused Adam that may skip: it counts the step, makes it, and takes the count back
-where it was skipped."""
-VIEWS = """_reshape_alias _unsafe_view alias as_strided chunk detach diagonal expand lift_fresh
-permute select slice split split_with_sizes squeeze t transpose unbind unflatten unsqueeze view"""
-NO_LAUNCH = {*VIEWS.split(), "empty", "empty_like", "empty_strided", "new_empty"}
-"""Operations that give a tensor another shape, or memory."""
-LAUNCHED = {
-    "critic_target": "target",
-    "critic_update": "critic",
-    "actor_update": "actor",
-    "temperature_update": "temperature",
-    "distilled_update": "distilled policy",
-}
-"""Parts of an update, by the attribute that makes them."""
 
 
 def add_options(add: Callable[..., Any]) -> None:
     """Add the benchmark's own options."""
-    add("--launches", action="store_true", help="count those of SAC and PPO, and end")
     add("--parts", nargs="+", choices=PARTS, default=["update"], help="what is measured")
     add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="of the part update")
     text = "values of SAC's option, each a variant"
-    add("--compile", nargs="+", choices=["none", "default"], default=["none"], help=text)
+    add("--compile", nargs="+", choices=["none", *get_args(Compile)], default=["none"], help=text)
     add("--tasks", nargs="+", type=positive, default=[10], help="of update and gradients")
     add("--rows", nargs="+", type=positive, default=[128], help="per task of a batch")
     add("--width", nargs="+", type=positive, default=[400], help="of the hidden layers")
@@ -157,8 +129,6 @@ def add_options(add: Callable[..., Any]) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for how in options.compile:
-        check_compile(how, torch.device(options.device))
     if "update" in options.parts and "sb3" in options.variants:
         import_optional(*SB3, "leave it out with --variants direct trainer plain")
 
@@ -181,7 +151,7 @@ class Work:
     precision: str = "32-true"
     """``32-true`` or ``bf16-mixed``."""
     compile: str = "none"
-    """Option of ``SAC``."""
+    """Option of ``SAC``; ``none`` for no compilation."""
     steps: int = 1
     """Updates of a window."""
     settle: int = 0
@@ -240,7 +210,7 @@ def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
         "actor": partial(network, output_bound=1e-3),
         "critic": partial(network, output_bound=3e-3),
     }
-    how: Any = work.compile
+    how: Any = None if work.compile == "none" else work.compile
     return SAC(work.spec, compile=how, seed=seed, **networks | options).to(work.device)
 
 
@@ -501,126 +471,11 @@ def pixel_tables(encoder: str, size: int, options: argparse.Namespace) -> list[T
     return tables
 
 
-# ---- launches of an update ----
-
-
-@contextmanager
-def meta_as_gpu() -> Iterator[None]:
-    """Let ``meta`` stand for a GPU: it has neither generators nor autocast of its own."""
-
-    def get(self: Generators, name: str, device: torch.device) -> torch.Generator | None:
-        return torch.Generator() if device != META else None
-
-    with (
-        mock.patch.object(Generators, "get", get),
-        mock.patch.object(torch, "get_autocast_dtype", lambda kind: torch.bfloat16),
-        mock.patch.object(torch, "is_autocast_enabled", lambda kind: False),
-        mock.patch.object(torch, "autocast", lambda *args, **options: nullcontext()),
-        # the way to the device would replace the parameters, which optimizers and others know
-        mock.patch.object(torch.__future__, "_swap_module_params_on_conversion", True),
-        # lists of gradients are one operation, as on a GPU
-        mock.patch.object(
-            _foreach_utils, "_get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
-        ),
-    ):
-        yield
-
-
-def launches(algorithm: Algorithm, batch: TransitionBatch) -> dict[str, int]:
-    """Return the launches of an update with all parts due, by part.
-
-    Args:
-        algorithm: is moved to the ``meta`` device, and of no further use.
-        batch: to learn from.
-    """
-    with meta_as_gpu():
-        algorithm.to(META)
-        on_meta: TransitionBatch = move_data_to_device(batch, META)
-        count = _Launches()
-        for update in algorithm.updates:
-            update.optimizer = _FusedOptimizer(update.parameters, count)
-        for name, part in LAUNCHED.items():
-            _label(algorithm, f"_{name}" if name == "critic_target" else name, part, count)
-        _label(getattr(algorithm, "targets", None), "step", "targets", count)
-        _label(algorithm.mean_metrics, "_add", "guard and metrics", count)
-        _label(algorithm.guard, "end_update", "guard and metrics", count)
-        algorithm.recorded_update(on_meta)  # metrics and guard take their memory
-        count.numbers.clear()
-        with count:
-            algorithm.recorded_update(on_meta)
-    return dict(count.numbers)
-
-
-class _Launches(TorchDispatchMode):
-    """Count operations that compute, by the part that is under way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers: Counter[str] = Counter()
-        self.parts = ["the rest"]
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func._schema.name.split("::")[1]
-        if func.namespace == "aten" and name not in NO_LAUNCH:
-            self.numbers[self.parts[-1]] += 1
-        return func(*args, **(kwargs or {}))
-
-
-class _FusedOptimizer(Optimizer):
-    """Replaces fused Adam, which has no kernel for ``meta``."""
-
-    _step_supports_amp_scaling = True
-
-    def __init__(self, parameters: Sequence[torch.Tensor], count: _Launches) -> None:
-        super().__init__(parameters, {})
-        self._count = count
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self._count.numbers["optimizers"] += FUSED_STEP
-
-
-def _label(owner: Any, name: str, part: str, count: _Launches) -> None:
-    """Count what an attribute of an object does as a part, if there is such an attribute."""
-    function: Callable[..., Any] | None = getattr(owner, name, None)
-    if function is None:
-        return
-
-    def labelled(*args: Any) -> Any:
-        count.parts.append(part)
-        try:
-            return function(*args)
-        finally:
-            count.parts.pop()
-
-    setattr(owner, name, labelled)
-
-
-def launches_table(work: Work) -> dict[str, Any]:
-    """Count the launches of SAC as in ``mtmhsac.yaml`` and of PPO as in ``mt10_mtppo.yaml``."""
-    small = replace(work, batch_size=2 * work.tasks, device="cpu", compile="none")
-    network = partial(MLP, width=work.width, depth=work.depth)
-    ppo = PPO(small.spec, actor=network, critic=network, max_kl=None)
-    (batch,) = make_batches(small, 1)
-    numbers = {name: batch.reward_Rn for name in ("log_prob", "advantage", "value", "target")}
-    minibatch = batch._replace(extra={**numbers, "unclipped_action": batch.action_RnA})
-    rows = []
-    for algorithm, learned in ((make_sac(small), batch), (ppo, minibatch)):
-        counts = launches(algorithm, learned)
-        total = {"variant": type(algorithm).__name__, "all": sum(counts.values())}
-        rows.append(total | counts)
-    title = f"launches of an update, {work.tasks} tasks, {work.depth} hidden layers"
-    return {"title": title, "rows": rows}
-
-
 # ---- the result ----
 
 
 def measure(options: argparse.Namespace) -> list[Table]:
     """Return the tables."""
-    if options.launches:
-        return [Table(**launches_table(work)) for work in works_of(options)]
     tables = []
     if "update" in options.parts:
         tables += [update_table(work, options) for work in works_of(options)]

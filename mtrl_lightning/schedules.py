@@ -94,16 +94,12 @@ class UpdateRatio:
 
     def due(self, vector_steps: int, updates: int) -> bool:
         """Return whether at least one update is due."""
-        return self.num_due(vector_steps, updates) > 0
-
-    def num_due(self, vector_steps: int, updates: int) -> int:
-        """Return how many updates are due; not above 0 if there is none."""
         assert self._start is not None, "call start() before due()"
         start_steps, start_updates = self._start
         steps = vector_steps - start_steps
         # the small number corrects the rounding of ratios such as 0.29
         num_owed = self.burst + math.floor(steps * self.ratio + 1e-6)
-        return num_owed - (updates - start_updates)
+        return updates - start_updates < num_owed
 
     def state_dict(self) -> dict[str, Any]:
         """Return the ratio and the counts at the start, or an empty dictionary before it."""

@@ -6,7 +6,7 @@ observation, ``A`` action, ``S`` steps of an on-policy iteration.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Tensor
 
 Kind: TypeAlias = Literal["off-policy", "on-policy", "offline"]
 """Source of an algorithm's training data: a replay of its own steps, the steps of one iteration, or
@@ -99,36 +99,6 @@ class TransitionBatch(NamedTuple):
     def task_R1(self) -> Tensor:
         """Each group's task, as an index of quantities that broadcast over its rows."""
         return self.task_Rn[:, :1]
-
-
-class BatchSource(Protocol):
-    """Where the batches of updates come from."""
-
-    def prepare(self, num_updates: int) -> Sequence[Hashable]:
-        """Make batches ready, outside the graph.
-
-        Returns:
-            The shapes of each batch: those of other shapes have other graphs.
-        """
-
-    def take(self, index: int) -> TransitionBatch:
-        """Return a batch of those that are ready, in tensors that stay the same ones."""
-
-    def random_generators(self) -> Sequence[Generator]:
-        """Return the generators from which ``take`` samples."""
-
-
-class OwedUpdates:
-    """The number of updates to make, passed to ``training_step`` in place of a batch.
-
-    Args:
-        source: of their batches.
-        num_updates: to make, at least 1.
-    """
-
-    def __init__(self, source: BatchSource, num_updates: int) -> None:
-        self.source = source
-        self.num_updates = num_updates
 
 
 class Rollout(NamedTuple):

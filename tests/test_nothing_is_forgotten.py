@@ -32,7 +32,6 @@ DEAD = {
     r"algorithm\.generators\._": "made when first used; their states are compared",
     r"InterruptionCallback\._replaced_handlers": "handlers of this process",
     r"algorithm\._acting_tasks": "the last step's, kept while they are the same",
-    r"algorithm\.(_periods|is_static)": "found before a graph is recorded",
     r"algorithm\._has_been_saved": "each process warns once of what no checkpoint can rebuild",
     r"'target_encoder'\._(seen|task_rows)": "it observes nothing, and gets copies of statistics",
     r"(CheckpointCallback|session\.checkpoints)\.(folder|_saved_at)": "set by the continuation",

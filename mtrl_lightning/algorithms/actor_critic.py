@@ -224,8 +224,7 @@ class ActorCritic(Algorithm):
     def update(self, batch: TransitionBatch) -> None:
         """Update the critics, and auxiliaries, actor and targets if they are due."""
         batch = self.transform(batch)
-        self.is_static = not self.encoder.observe(batch.observation_RnD, batch.task_Rn)
-        if not self.is_static:
+        if self.encoder.observe(batch.observation_RnD, batch.task_Rn):
             self.targets.copy_buffers()  # the target encoder needs the new statistics below
 
         # critics and encoder: minimize the error to the bootstrapped target

@@ -7,7 +7,6 @@ Shapes: ``E`` environments, ``R`` trained tasks, ``n`` rows of a task, ``B`` row
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -24,11 +23,12 @@ from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.devices import CPU, to_device, to_host
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
+from mtrl_lightning.learning.compiling import Compile, begin_compiled_update, compiled
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics, OnNonfinite
 from mtrl_lightning.learning.targets import assign_parameters, copied_weights, load_weights
 from mtrl_lightning.learning.transforms import Transforms
-from mtrl_lightning.learning.update import Compile, Update, compile_mode, compiled
+from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
@@ -38,7 +38,6 @@ from mtrl_lightning.types import (
     ActOutput,
     Kind,
     Mode,
-    OwedUpdates,
     Rollout,
     RolloutConfig,
     TransitionBatch,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mtrl_lightning.algorithms.state import SavedOptimizers
-    from mtrl_lightning.learning.compiling import AlgorithmGraphs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,9 +61,9 @@ class Algorithm(LightningModule):
     Args:
         spec: the tasks.
         seed: seed of the initial weights and of all random numbers.
-        compile: ``default`` compiles the losses with ``torch.compile``; the first updates wait for
-            the compiler. ``graph`` records whole updates, and acting, as CUDA graphs and launches
-            these, on a GPU only; what cannot be recorded is computed without, and a line says why.
+        compile: mode of ``torch.compile``, which compiles the losses; the first updates wait for
+            the compiler. ``reduce-overhead`` and ``max-autotune`` use CUDA graphs on a GPU. None
+            for no compilation.
         on_nonfinite: reaction to a gradient that is not finite, which never reaches a weight:
             ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
             it in ``fault/skipped_updates``. On a GPU, fused optimizers skip without waiting.
@@ -106,7 +104,7 @@ class Algorithm(LightningModule):
         spec: EnvSpec,
         seed: int = 0,
         *,
-        compile: Compile = "none",
+        compile: Compile | None = None,
         on_nonfinite: OnNonfinite = "stop",
         max_skipped_updates: int = 100,
         untrained_tasks: UntrainedTasks = "mean",
@@ -139,14 +137,7 @@ class Algorithm(LightningModule):
         """The optimizer steps of ``update``; see ``make_update``."""
         self._saved_optimizers: SavedOptimizers | None = None
         """Optimizer states of the resumed checkpoint, until the optimizers are built."""
-        self.compile_mode = compile_mode(compile)
-        self.is_static = True
-        """Whether the next update makes the operations of the last, apart from parts that are due:
-        once the encoder's statistics have come to rest."""
-        self.graphs: AlgorithmGraphs | None = None
-        """CUDA graphs that make updates and compute actions, while a run uses them."""
-        self._periods: set[int] = set()
-        """Periods of the parts that are not in every update, once ``is_due`` was asked."""
+        self._compile = compile
         self._seed = seed
         self._acting_tasks = (np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64))
         """Tasks of the last step, and the same on the device."""
@@ -239,8 +230,6 @@ class Algorithm(LightningModule):
             was_reset.update(module.parameters())
         for update in self.updates:
             update.clear_state(was_reset)
-        if self.graphs is not None:
-            self.graphs.forget()
 
     def set_targets(self) -> None:
         """Set the target networks to their online networks; here there are none.
@@ -252,20 +241,13 @@ class Algorithm(LightningModule):
     # acting
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ActionDistribution:
-        """Return the distribution over actions.
-
-        With ``compile: graph`` its operations are replayed without Python: values that change from
-        one call to the next have to be in parameters or buffers that are changed in place.
-        """
+        """Return the distribution over actions."""
         raise NotImplementedError
 
     def explore(
         self, policy: ActionDistribution, noise_BA: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return actions ``[B, A]`` for standard normal noise, and the ``policy_fields``.
-
-        Replayed like ``policy``.
-        """
+        """Return actions ``[B, A]`` for standard normal noise, and the ``policy_fields``."""
         return policy.sample(noise_BA)[0], {}
 
     @torch.no_grad()
@@ -295,16 +277,25 @@ class Algorithm(LightningModule):
             return zero_padding(2 * uniform_EA - 1, self.action_mask(task)).cpu().numpy()
         if np.issubdtype(observation_ED.dtype, np.floating):
             observation_ED = observation_ED.astype(np.float32)
-        inputs = [torch.as_tensor(observation_ED)]
-        if noise_EA is not None and mode == "explore":
-            inputs.append(torch.as_tensor(noise_EA))
-        compute = partial(self._compute_actions, task_E, self._tasks_on_device(task_E), mode)
-        if self.graphs is None:
-            actions, fields = compute(*[to_device(tensor, self.device) for tensor in inputs])
+        task_B = self._tasks_on_device(task_E)
+        rows = task_B.shape
+        observation_BD = to_device(observation_ED, self.device).unflatten(0, rows)
+        observation_BD = self.transforms.observation(observation_BD, task_B)
+        with self.untrained.replaced(task_E):
+            policy = self.policy(observation_BD, task_B)
+        fields: dict[str, Tensor] = {}
+        if mode == "exploit":
+            action_BA = policy.mode()
         else:
-            acting = self.graphs.acting
-            actions, fields = acting.compute(mode, task_E, compute, inputs, [generator])
-        action_EA, *columns = to_host([actions, *fields.values()])
+            if noise_EA is None:
+                given_EA = torch.randn(shape, generator=generator, device=self.device)
+            else:
+                given_EA = to_device(noise_EA, self.device)
+            action_BA, fields = self.explore(policy, given_EA.unflatten(0, rows))
+        action_BA = zero_padding(action_BA, self.action_mask(task_B))
+        action_EA, *columns = to_host(
+            [x_BA.flatten(0, len(rows) - 1) for x_BA in (action_BA, *fields.values())]
+        )
         return (action_EA, dict(zip(fields, columns, strict=True))) if fields else action_EA
 
     def _tasks_on_device(self, task_E: npt.NDArray[np.int64]) -> Tensor:
@@ -328,35 +319,6 @@ class Algorithm(LightningModule):
         task_B = to_device(copied_E.reshape(shape), self.device)
         self._acting_tasks = (copied_E, task_B)
         return task_B
-
-    def _compute_actions(
-        self,
-        task_E: npt.NDArray[np.int64],
-        task_B: Tensor,
-        mode: Mode,
-        observation_ED: Tensor,
-        noise_EA: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return actions ``[E, A]`` and the ``policy_fields``, which stay on the device."""
-        rows = task_B.shape
-        observation_BD = observation_ED.unflatten(0, rows)
-        observation_BD = self.transforms.observation(observation_BD, task_B)
-        with self.untrained.replaced(task_E):
-            policy = self.policy(observation_BD, task_B)
-        fields: dict[str, Tensor] = {}
-        if mode == "exploit":
-            action_BA = policy.mode()
-        else:
-            if noise_EA is None:
-                shape = (len(task_E), self.action_dim)
-                generator = self.generators.get("act", self.device)
-                noise_EA = torch.randn(shape, generator=generator, device=self.device)
-            action_BA, fields = self.explore(policy, noise_EA.unflatten(0, rows))
-        action_BA = zero_padding(action_BA, self.action_mask(task_B))
-        action_EA, *columns = [
-            x_BA.flatten(0, len(rows) - 1) for x_BA in (action_BA, *fields.values())
-        ]
-        return action_EA, dict(zip(fields, columns, strict=True))
 
     def action_mask(self, task_B: Tensor) -> Tensor | None:
         """Return a mask, false for padding entries of the actions; None without padding.
@@ -430,6 +392,9 @@ class Algorithm(LightningModule):
             modules: the trained modules.
             make_optimizer: builds the optimizer from the parameters.
             options: further arguments of ``Update``.
+
+        Raises:
+            ConfigurationError: if the losses are compiled, and differentiated task by task.
         """
         update = Update(
             name,
@@ -441,61 +406,35 @@ class Algorithm(LightningModule):
             spec=self.spec,
             **options,
         )
+        if self._compile is not None and not update.method.is_one_pass:
+            raise ConfigurationError(
+                f"compile {self._compile} cannot be differentiated task by task, as"
+                f" {type(update.method).__name__} does: set compile to null, or the gradient"
+                " methods to Mean or FAMO"
+            )
         self.updates.append(update)
         return update
 
     def compiled(self, function: F) -> F:
-        """Return the function, compiled if the option ``compile`` is ``default``."""
-        return compiled(function) if self.compile_mode == "default" else function
+        """Return a function of losses, compiled in the mode of the option ``compile``, if any."""
+        return compiled(function, self._compile)
 
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of all updates, in the order of ``make_update``."""
         optimizers = [update.configure_optimizer() for update in self.updates]
-        if self.graphs is not None:
-            self.graphs.prepare(self.updates)
         if self._saved_optimizers is not None:
             self._saved_optimizers.check(self.updates)
             self._saved_optimizers = None
         return optimizers
 
-    def teardown(self, stage: str) -> None:
-        """Drop all graphs, whose tensors are moved after this."""
-        self.graphs = None
-
-    def training_step(self, batch: TransitionBatch | OwedUpdates, batch_idx: int) -> None:
-        """Make one update and count it; with graphs, as many as are owed."""
+    def training_step(self, batch: TransitionBatch, batch_idx: int) -> None:
+        """Make one update and count it."""
         with self.stopwatch.measure("update"):
-            if isinstance(batch, OwedUpdates):
-                assert self.graphs is not None, "updates are owed only where graphs make them"
-                self.graphs.updates.make(batch.source, batch.num_updates)
-            else:
-                self.before_updates(lambda: batch, 1)
-                self.recorded_update(batch)
-                self.after_updates(1)
-
-    def before_updates(self, first: Callable[[], TransitionBatch], num_updates: int) -> None:
-        """Do the host's part of the next updates, once for all of them.
-
-        Args:
-            first: returns the batch of the first of them.
-            num_updates: their number.
-        """
-
-    def after_updates(self, num_updates: int) -> None:
-        """Count updates that were made."""
-        self.counters.updates += num_updates
-        self.guard.count_updates(num_updates)
-
-    def recorded_update(self, batch: TransitionBatch) -> None:
-        """Make one update; record its metrics and whether its steps were made, on the device.
-
-        With optimizers that skip steps on the device, the host does not wait for it in here, and
-        two calls with the same updates due make the same operations on the same tensors.
-        """
-        self.guard.begin_update()
-        with self.mean_metrics.added_at_end():
-            self.update(batch)
-        self.guard.end_update()
+            if self._compile is not None:
+                begin_compiled_update(self.updates)
+            with self.mean_metrics.added_at_end():
+                self.update(batch)
+            self.counters.updates += 1
 
     def update(self, batch: TransitionBatch) -> None:
         """Learn from a sampled batch; begin with ``transform``."""
@@ -507,12 +446,7 @@ class Algorithm(LightningModule):
 
     def is_due(self, every: int) -> bool:
         """Return whether an action with this period, in updates, is due."""
-        self._periods.add(every)
         return self.counters.updates % every == 0
-
-    def due_parts(self, update: int) -> tuple[tuple[int, bool], ...]:
-        """Return the periods of ``is_due``, and which of them are due in an update."""
-        return tuple((every, update % every == 0) for every in sorted(self._periods))
 
     def noise_like(self, action_RnA: Tensor) -> Tensor:
         """Sample standard normal noise of the actions' shape for a loss."""

@@ -178,7 +178,7 @@ class BehaviourCloning(Algorithm):
     def update(self, batch: TransitionBatch) -> None:
         """Make one step towards the actions of a batch."""
         batch = self.transform(batch)
-        self.is_static = not self.encoder.observe(batch.observation_RnD, batch.task_Rn)
+        self.encoder.observe(batch.observation_RnD, batch.task_Rn)
         error = self.actor_update(lambda: self._actor_loss(batch))
         self.mean_metrics.add({"action_error": error})
 

@@ -338,23 +338,13 @@ class PPO(Algorithm):
         self._iterations_made += 1
         self._begin_epoch()
 
-    def before_updates(self, first: Callable[[], TransitionBatch], num_updates: int) -> None:
-        """Begin an epoch, and log gradients, where that is due."""
-        super().before_updates(first, num_updates)
+    def update(self, batch: TransitionBatch) -> None:
+        """Make one step of the actor and one of the critic."""
         if self._updates_of_epoch == self.collection.num_minibatches:
             self._begin_epoch()
         if self._is_first_update:
             self._is_first_update = False
-            self._log_gradient_shares(first())
-
-    def after_updates(self, num_updates: int) -> None:
-        """Count updates that were made."""
-        super().after_updates(num_updates)
-        if self.max_kl is not None:
-            self._updates_of_epoch += num_updates
-
-    def update(self, batch: TransitionBatch) -> None:
-        """Make one step of the actor and one of the critic."""
+            self._log_gradient_shares(batch)
         log_ratio_Rn, entropy = self.actor_update(lambda: self._actor_loss(batch))
         self.critic_update(lambda: self._critic_loss(batch))
         # of the policy before this step: KL(pi_old || pi) ~ mean (ratio - 1) - log ratio
@@ -366,6 +356,7 @@ class PPO(Algorithm):
             self.epoch_kl += distributed.mean(kl).masked_fill(is_skipped, 0.0)
             self.epoch_updates += 1
             self.epoch_skipped += is_skipped
+            self._updates_of_epoch += 1
 
     def actor_loss(self, batch: TransitionBatch) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return each task's actor loss ``[R]``; ``log pi / pi_old`` and the mean entropy.

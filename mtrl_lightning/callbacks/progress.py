@@ -33,8 +33,6 @@ class EnvStepProgressBar(ProgressBar):
         self._bar: tqdm | None = None
         self._session: Session | None = None
         self._enabled = True
-        self._hundreds = 0
-        """Of the updates at which the latest results were shown."""
 
     def enable(self) -> None:
         """Show the bar."""
@@ -53,7 +51,6 @@ class EnvStepProgressBar(ProgressBar):
         """Open the bar."""
         self._session = Session.of(trainer, pl_module)
         self._session.after_vector_step.append(self._advance)
-        self._hundreds = self._session.counters.updates // 100
         self._bar = tqdm(
             total=self._session.loop.last_step,
             initial=self._session.counters.env_steps,
@@ -70,9 +67,7 @@ class EnvStepProgressBar(ProgressBar):
         """Show the latest results, looked up every 100 updates and at the end."""
         if self._bar is None or self._session is None:
             return
-        hundreds = self._session.counters.updates // 100  # graphs may make many in a batch
-        if hundreds != self._hundreds or trainer.should_stop:
-            self._hundreds = hundreds
+        if self._session.counters.updates % 100 == 0 or trainer.should_stop:
             self._bar.set_postfix(_latest(self._session), refresh=trainer.should_stop)
 
     def _advance(self, env_steps: int) -> None:

@@ -18,7 +18,6 @@ from mtrl_lightning.callbacks.trainer_options import check_checkpoint_callbacks
 from mtrl_lightning.checks import above, at_least, nearest_multiples, within
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, Interrupted, RestartsExhaustedError
-from mtrl_lightning.learning.compiling import prepare_device
 from mtrl_lightning.learning.transforms import RewardScale
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.distributed import RANK_TIMEOUT
@@ -253,7 +252,6 @@ class RolloutCallback(SessionCallback):
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         sections = {one.key: one for one in callbacks if isinstance(one, SessionCallback)}
         refuse_options(session.algorithm.kind, {"data": session.data, **sections})
-        prepare_device(session.algorithm, device)
 
     def _start_envs(self, tasks: list[int], indices: list[int], progress: bool) -> VectorEnv:
         num_workers = self._num_workers

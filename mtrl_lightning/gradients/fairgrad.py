@@ -2,7 +2,7 @@
 
 Ban and Ji 2024, "Fair Resource Allocation in Multi-Task Learning".
 
-Shapes: ``R`` trained tasks, ``K`` lengths of a step.
+Shapes: ``R`` trained tasks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
-from mtrl_lightning.gradients.solving import is_readable, lowest, solve_positive, step_lengths
 from mtrl_lightning.gradients.task_gradients import (
     TaskGradients,
     average_directions,
@@ -28,11 +27,7 @@ RIDGE = 1e-6
 Without it, gradients that cancel out would have no solution, or an unbounded one.
 """
 MAX_ITERATIONS = 200
-"""Newton steps on the host at most; 5 to 30 are needed, and more for a large ``alpha``."""
-NUM_STEPS = 20
-"""Newton steps on a GPU."""
-LARGEST_ALPHA = 10.0
-"""``alpha`` up to which ``NUM_STEPS`` are enough."""
+"""Newton steps at most; 5 to 30 are needed, and more for a large ``alpha``."""
 MAX_DECREASE = 2.0
 """Largest decrease of the logarithm of a weight in one step."""
 TOLERANCE = 1e-13
@@ -63,16 +58,16 @@ class FairGrad(GradientMethod):
     learning solves the equation by least squares, multiplies the update by ``R`` and clips its norm
     to 1.
 
-    A zero gradient is left out. The method costs one backward pass per task. Parameters that are
-    not shared get the gradient of the mean loss.
+    A zero gradient is left out. The method costs one backward pass per task. The weights are
+    computed on the CPU, which waits for a GPU. Parameters that are not shared get the gradient of
+    the mean loss.
 
     Args:
         spec: the tasks.
         alpha: degree of fairness, at least 0 and finite (``alpha`` in the paper; 2 in the authors'
             MT10 and MT50 commands): 0 for the mean gradient, 1 for proportional fairness. As it
             grows, the update approaches the one that maximizes the smallest improvement. Near 0 it
-            approaches the mean only where the mean improves every task. Above 10 it takes too many
-            steps for a GPU, which then waits for the host in every update.
+            approaches the mean only where the mean improves every task.
     """
 
     averages_gradients = True
@@ -81,26 +76,20 @@ class FairGrad(GradientMethod):
         super().__init__(spec)
         at_least(0, finite=True, alpha=alpha, prefix="FairGrad's ", hint=", such as 2")
         self.alpha = alpha
-        self.solves_on_host = alpha > LARGEST_ALPHA
 
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
         """Set every parameter's ``.grad``."""
         gradients = TaskGradients.from_losses(loss_R, parameters)
-        _, self._statistics = gradients.combine_with(
-            self._weights,
-            equal_weights(len(loss_R), loss_R.device),
-            on_host=self.solves_on_host,
-        )
+        _, self._statistics = gradients.combine_with(self._weights, equal_weights(len(loss_R)))
 
     def _weights(self, gram_RR: Tensor) -> Tensor:
         """Return the weights ``[R]`` of the gradients for a Gram matrix that is not zero."""
         if self.alpha == 0:
-            return equal_weights(len(gram_RR), gram_RR.device)
-        solver = solve if is_readable(gram_RR) else solve_by_steps
+            return equal_weights(len(gram_RR))
         return average_directions(
-            gram_RR, lambda cosine_RR, norm_R: solver(cosine_RR, norm_R, self.alpha)
+            gram_RR, lambda cosine_RR, norm_R: solve(cosine_RR, norm_R, self.alpha)
         )
 
 
@@ -157,37 +146,3 @@ def moved(x: npt.NDArray, relative: npt.NDArray) -> npt.NDArray:
     return x + np.where(
         relative > 0, np.log1p(np.maximum(relative, 0)), np.maximum(relative, -MAX_DECREASE)
     )
-
-
-def solve_by_steps(cosine_RR: Tensor, norm_R: Tensor, alpha: float) -> Tensor:
-    """Return the same as ``solve`` by a fixed number of Newton steps, which read no number."""
-    cosine_RR = cosine_RR + RIDGE * torch.eye(len(norm_R), dtype=norm_R.dtype, device=norm_R.device)
-    m_R = norm_R ** ((1 - alpha) / (1 + alpha))
-    rate = 1 - 1 / alpha
-    length_K1 = step_lengths(norm_R)
-    x_R = (m_R @ m_R / (m_R @ cosine_RR @ m_R)).log() * alpha / (1 + alpha) * torch.ones_like(m_R)
-    for _ in range(NUM_STEPS):
-        a_R = m_R * x_R.exp()
-        target_R = m_R * (-x_R / alpha).exp()
-        residual_R = cosine_RR @ a_R - target_R
-        hessian_RR = cosine_RR + (target_R / a_R / alpha).diag()
-        # scaled to a diagonal of ones
-        scale_R = hessian_RR.diagonal().rsqrt()
-        scaled_RR = hessian_RR * torch.outer(scale_R, scale_R)
-        solution_R = scale_R * solve_positive(scaled_RR, (scale_R * residual_R)[:, None])[:, 0]
-        relative_R = -solution_R / a_R
-        # of shorter and shorter steps the one with the lowest value
-        x_KR = x_R + _moved(length_K1 * relative_R)
-        a_KR = m_R * x_KR.exp()
-        utility_KR = x_KR if rate == 0 else (rate * x_KR).expm1() / rate
-        value_K = (a_KR @ cosine_RR * a_KR).sum(1) / 2 - utility_KR @ m_R.square()
-        (best_R,) = lowest(value_K, x_KR)
-        # the whole step where the value is too near its minimum to be compared
-        decrease = -(a_R * residual_R) @ relative_R
-        x_R = torch.where(decrease <= TOLERANCE * (a_R @ a_R), x_KR[0], best_R)
-    return m_R * x_R.exp()
-
-
-def _moved(relative: Tensor) -> Tensor:
-    """Return the changes of ``x`` for changes of ``a`` relative to itself, as ``moved`` does."""
-    return torch.where(relative > 0, relative.clamp(min=0).log1p(), relative.clamp(-MAX_DECREASE))

@@ -47,8 +47,6 @@ class GradientMethod(nn.Module):
     averages_gradients = False
     """Whether ``backward`` itself averages the gradients over the processes, before it combines
     them, as ``TaskGradients`` does. The ``.grad`` of others is averaged after ``backward``."""
-    solves_on_host = False
-    """Whether ``backward`` computes weights on the CPU: a GPU is waited for in every update."""
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()

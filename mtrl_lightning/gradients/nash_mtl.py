@@ -47,7 +47,8 @@ class NashMTL(GradientMethod):
     gradients of norm 0.1, both components are 0.05 here and 0.707 in the authors' program.
 
     A zero gradient is left out. The method costs one backward pass per task, or two in all while
-    the weights are kept. Parameters that are not shared get the gradient of the mean loss.
+    the weights are kept. The weights are computed on the CPU, which waits for a GPU. Parameters
+    that are not shared get the gradient of the mean loss.
 
     The direction of the update does not depend on the scale of the losses. A task weighting
     therefore changes only its length, through the mean norm. A weight of 0 leaves the task out.
@@ -61,7 +62,6 @@ class NashMTL(GradientMethod):
     """
 
     averages_gradients = True
-    solves_on_host = True
     weight_R: Tensor
     updates_since_solved: Tensor
 
@@ -83,9 +83,7 @@ class NashMTL(GradientMethod):
         # solving takes a backward pass per task, kept weights take two at most
         if self.updates_since_solved == 0:
             gradients = TaskGradients.from_losses(loss_R, parameters)
-            weight_R, self._statistics = gradients.combine_with(
-                bargain, equal_weights(len(loss_R)), on_host=True
-            )
+            weight_R, self._statistics = gradients.combine_with(bargain, equal_weights(len(loss_R)))
             self.weight_R.copy_(weight_R)
         else:
             weighted_backward(loss_R, self.weight_R, parameters)

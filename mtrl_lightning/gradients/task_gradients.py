@@ -93,22 +93,18 @@ class TaskGradients(NamedTuple):
         self,
         solve: Callable[[Tensor], Tensor],
         mean_weight_R: Tensor,
-        on_host: bool = False,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Set ``.grad`` with the weights that a method computes from the Gram matrix.
 
         Args:
             solve: returns the weights ``[R]`` for the Gram matrix divided by its mean diagonal.
-            mean_weight_R: weight of each task in the mean loss.
-            on_host: whether ``solve`` takes its matrix on the CPU, for which a GPU is waited for.
+            mean_weight_R: weight of each task in the mean loss, on the device where ``solve``
+                computes: on the CPU, it waits for a GPU's gradients.
 
         Returns:
             The weights, and their ``statistics``.
         """
-        gram_RR = self.gram()
-        if on_host:
-            gram_RR = gram_RR.cpu()
-        mean_weight_R = mean_weight_R.to(gram_RR.device)
+        gram_RR = self.gram().to(mean_weight_R.device)
         # one solver for all ranks: rounding may differ between machines, parameters may not
         weight_R = distributed.on_rank_zero(
             lambda: weights_from(gram_RR, mean_weight_R, solve).double(), like=gram_RR[0]

@@ -46,10 +46,6 @@ class Generators:
             self._generators[name] = generator
         return self._generators[name]
 
-    def all_but(self, name: str) -> list[torch.Generator]:
-        """Return those that were asked for, without the one of this name."""
-        return [generator for n, generator in self._generators.items() if n != name]
-
     def state_dict(self) -> dict[str, Any]:
         """Return the seed, and every generator's device and state."""
         used = {

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.learning.update import Update
-
-RATE = "rate_on_host"
-"""In a group of parameters: the learning rate whose rounded value the device has."""
 
 
 class LearningRate:
@@ -23,8 +17,8 @@ class LearningRate:
         for update in updates:
             assert update.optimizer is not None
             for group in update.optimizer.param_groups:
-                group.setdefault("initial_lr", learning_rate(group))
-                set_learning_rate(group, factor * group["initial_lr"])
+                group.setdefault("initial_lr", group["lr"])
+                group["lr"] = factor * group["initial_lr"]
 
     def factor(self, progress: float) -> float:
         """Return the factor.
@@ -60,18 +54,3 @@ class LinearRate(LearningRate):
     def factor(self, progress: float) -> float:
         """Return a number between 1 and the final factor."""
         return 1 + (self._final - 1) * progress
-
-
-def set_learning_rate(group: dict[str, Any], rate: float) -> None:
-    """Set the learning rate of a group of parameters, in place where it is on the device."""
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
-        group[RATE] = rate
-    else:
-        group["lr"] = rate
-
-
-def learning_rate(group: dict[str, Any]) -> float:
-    """Return the learning rate of a group of parameters, without waiting for the device."""
-    rate: float = group.get(RATE, group["lr"])
-    return rate

@@ -3,7 +3,7 @@
 ``MeanMetrics`` averages metrics. ``DivergenceGuard`` counts the steps whose gradient was not
 finite, and ends the run where they are too many.
 
-Shapes: ``R`` trained tasks, ``N`` updates, ``U`` steps of an update, ``L`` numbers of a step.
+Shapes: ``R`` trained tasks, ``S`` optimizer steps, ``L`` numbers of a step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -28,10 +28,8 @@ NO_SUM = -0.0
 """Sum of no values: a sum from 0.0 would turn -0.0 into 0.0."""
 OnNonfinite = Literal["stop", "skip"]
 """End the run, or leave the step out and count it."""
-MAX_PENDING = 256
-"""Updates after which outcomes are read even if nothing is logged or saved."""
-SPARE_ROWS = 8
-"""Updates that may be counted at once."""
+MAX_PENDING = 1024
+"""Steps after which outcomes are read even if nothing is logged or saved."""
 
 
 class MeanMetrics:
@@ -39,8 +37,7 @@ class MeanMetrics:
 
     A value is a scalar tensor, or the numbers of all tasks, whose mean is taken at the end.
 
-    Sums and counts are tensors of the device and stay the same ones, so that a CUDA graph of an
-    update can add to them. With several processes, the means over all of them are read.
+    With several processes, the means over all of them are read.
     """
 
     def __init__(self) -> None:
@@ -165,11 +162,22 @@ def _mean(sum_: Tensor) -> Tensor:
     return sum_.mean() if sum_.ndim else sum_
 
 
+class _Outcome(NamedTuple):
+    """The outcome of an optimizer step, on the device."""
+
+    name: str
+    """Of the ``Update``."""
+    update: int
+    """Number of updates before it."""
+    numbers: Tensor
+    """1 if the step was left out or 0, and the tasks' losses, ``[1 + R]``."""
+
+
 class DivergenceGuard:
     """Stop at steps that were left out because their gradient is not finite, or count them.
 
-    On a GPU the outcomes of the steps are kept there, in tensors that stay the same ones, until
-    ``read``: when metrics are logged or a checkpoint is saved, which wait for the device anyway.
+    On a GPU the outcomes of the steps are kept there until ``read``: when metrics are logged or a
+    checkpoint is saved, which wait for the device anyway.
 
     Args:
         on_nonfinite: ``stop`` raises at the first such step, ``skip`` counts it.
@@ -195,22 +203,8 @@ class DivergenceGuard:
         self._task_names = list(task_names)
         self._counters = counters
         self._steps_envs = steps_envs
-        self._names: list[str] = []
-        """Updates whose outcomes a row has, in this order."""
-        self._outcomes: dict[str, list[Tensor]] = {}
-        """Of this update's steps: 1 for a step that was left out or 0, and the losses."""
-        self._none: list[Tensor] = []
-        """Outcome of a step that an update does not make."""
-        self._rows: Tensor | None = None
-        """Outcomes of the updates since ``read``, a row for each."""
-        self._num_rows: Tensor | None = None
-        """Number of these rows, on the device."""
-        self._num_unread = 0
-        """Updates since ``read``, as the host counts them."""
-
-    def register(self, name: str) -> None:
-        """Give the steps of an update a place in the rows."""
-        self._names.append(name)
+        self._pending: list[_Outcome] = []
+        """Outcomes that are still on the device."""
 
     def check(self, name: str, is_finite: bool, loss_R: Tensor) -> None:
         """Report one step whose outcome the host knows.
@@ -227,68 +221,35 @@ class DivergenceGuard:
             self._report(name, self._counters.updates, loss_R.tolist())
 
     def keep(self, name: str, found_inf: Tensor, loss_R: Tensor) -> None:
-        """Keep the outcome of one step on the device until ``end_update`` and ``read``.
+        """Keep the outcome of one step on the device until ``read``.
 
         Args:
             name: of the update.
             found_inf: 1 if the gradient was not finite and the step was left out, or 0.
             loss_R: the tasks' losses.
-        """
-        self._outcomes[name] = [found_inf.view(1), loss_R.detach()]
-
-    def begin_update(self) -> None:
-        """Drop the outcomes of an update that did not end, as where it could not be recorded."""
-        self._outcomes = {}
-
-    def end_update(self) -> None:
-        """Write the outcomes of the update's steps into the next row."""
-        if not self._outcomes and self._num_rows is None:
-            return
-        if self._num_rows is None or self._rows is None:
-            some = torch.cat(next(iter(self._outcomes.values())))
-            self._none = [torch.zeros_like(some)]
-            self._rows = some.new_zeros(MAX_PENDING + SPARE_ROWS, len(self._names) * len(some))
-            self._num_rows = torch.zeros(1, dtype=torch.int64, device=some.device)
-        outcomes = [self._outcomes.get(name, self._none) for name in self._names]
-        row = torch.cat([part for outcome in outcomes for part in outcome])
-        self._rows.index_copy_(0, self._num_rows, row[None])
-        self._num_rows += 1
-        self._outcomes = {}
-
-    def count_updates(self, number: int = 1) -> None:
-        """Count updates that were made; read their outcomes where there are many.
-
-        Args:
-            number: of the updates that were made since the last call.
 
         Raises:
-            DivergenceError: if the run has to end.
+            DivergenceError: if there are many outcomes, and one that was read ends the run.
         """
-        assert number <= SPARE_ROWS, "there is no room for their outcomes"
-        self._num_unread += number
-        if self._num_unread >= MAX_PENDING:
+        numbers = torch.cat([found_inf.view(1), loss_R.detach()])
+        self._pending.append(_Outcome(name, self._counters.updates, numbers))
+        if len(self._pending) >= MAX_PENDING:
             self.read()
 
     def read(self) -> None:
         """Read the outcomes that are still on the device, which is waited for.
 
-        Called between two updates, when the last one was counted.
-
         Raises:
             DivergenceError: if the run has to end.
         """
-        self._num_unread = 0
-        if self._num_rows is None or self._rows is None:
+        if not self._pending:
             return
-        # one copy of both
-        numbers = torch.cat([self._num_rows.to(self._rows.dtype), self._rows.flatten()]).cpu()
-        self._num_rows.zero_()
-        num_rows = int(numbers[0])
-        outcome_NUL = numbers[1:].view(len(self._rows), len(self._names), -1)[:num_rows]
-        first = self._counters.updates - num_rows
-        for row, index in outcome_NUL[..., 0].nonzero().tolist():
-            losses = outcome_NUL[row, index, 1:].tolist()
-            self._report(self._names[index], first + row, losses)
+        pending = self._pending
+        self._pending = []
+        number_SL = torch.stack([outcome.numbers for outcome in pending]).tolist()
+        for outcome, (found_inf, *losses) in zip(pending, number_SL, strict=True):
+            if found_inf:
+                self._report(outcome.name, outcome.update, losses)
 
     def _report(self, name: str, update: int, losses: Sequence[float]) -> None:
         cause = self._cause(name, losses)

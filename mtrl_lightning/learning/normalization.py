@@ -188,7 +188,7 @@ class NormalizeObservation(Transform):
             variance_TD = variance_TD.clone()
             fill_unseen(mean_TD, variance_TD, is_seen_T.tolist(), self._sizes)
         std_TD = (variance_TD + self._epsilon).sqrt()
-        # in place, for CUDA graphs, and without a wait: CUDA has read pageable memory on return
+        # without a wait: CUDA has read pageable memory on return
         self.mean_TD.copy_(mean_TD.float(), non_blocking=True)
         self.std_TD.copy_(std_TD.float(), non_blocking=True)
 

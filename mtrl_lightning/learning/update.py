@@ -1,28 +1,25 @@
 """One optimizer step from the tasks' losses, for actors, critics, temperatures, auxiliaries.
 
-The functions below the class compile losses, and say what an optimizer and its device can do. What
-the option ``compile`` needs of a device, and its graphs, are in ``compiling.py``.
+The functions below the class say what an optimizer and its device can do.
 
 Shapes: ``R`` trained tasks.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, get_args
+from typing import TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from mtrl_lightning.checks import above, one_of
+from mtrl_lightning.checks import above
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
 from mtrl_lightning.learning.generators import Generators
@@ -31,11 +28,8 @@ from mtrl_lightning.networks import TaskModule
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
 
-Compile = Literal["none", "default", "graph", "cudagraphs"]
-"""How losses are computed: see ``Algorithm``; ``cudagraphs`` is the previous name of ``graph``."""
 Extra = TypeVar("Extra")
 """Result of a loss function beside the losses, for the caller."""
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Update:
@@ -106,7 +100,6 @@ class Update:
         self._generators = generators
         self._metrics = metrics
         self._guard = guard
-        guard.register(name)
         self._task_R = torch.tensor(spec.train_tasks)
         self._logs_gradient = method is not None
         self._max_grad_norm = max_grad_norm
@@ -288,34 +281,6 @@ class Update:
         if self._logs_gradient:
             statistics |= {"grad_norm": norm, **self.method.metrics()}
         self._metrics.add({f"{self.name}_{key}": value for key, value in statistics.items()})
-
-
-def compile_mode(compile: Compile) -> str:
-    """Return the option, ``graph`` for its previous name ``cudagraphs``.
-
-    Raises:
-        ConfigurationError: if it is unknown.
-    """
-    one_of(get_args(Compile), compile=compile)
-    if compile != "cudagraphs":
-        return compile
-    rank_zero_warn("compile: cudagraphs means graph now, which records whole updates")
-    return "graph"
-
-
-def compiled(function: F) -> F:
-    """Return a function of losses, compiled with ``torch.compile``.
-
-    Without gradients, as when a gradient method computes losses a second time, the function is
-    called as it is: compiling it for that case, too, would cost more than it saves.
-    """
-    fast = torch.compile(function)
-
-    @functools.wraps(function)
-    def call(*args: Any) -> Any:
-        return fast(*args) if torch.is_grad_enabled() else function(*args)
-
-    return call  # type: ignore[return-value]
 
 
 def decides_on_device(device: torch.device) -> bool:

@@ -223,10 +223,8 @@ def output_linear(in_dim: int, out_dim: int, bound: float) -> nn.Linear:
 
 
 def is_captured() -> bool:
-    """Return whether operations are recorded, by a compiler, an export, a trace or a CUDA graph.
+    """Return whether operations are recorded, by a compiler, an export or a trace.
 
     Recorded operations must not depend on the values of tensors.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return True
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()

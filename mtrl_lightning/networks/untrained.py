@@ -143,13 +143,9 @@ class UntrainedInput:
         self, task_E: npt.NDArray[np.int64] | None = None
     ) -> contextlib.AbstractContextManager[None]:
         """Return the context of a forward pass with these tasks; None for any tasks."""
-        if self._mean is None or (task_E is not None and not self.replaces(task_E)):
+        if self._mean is None or (task_E is not None and not self.is_untrained_T[task_E].any()):
             return contextlib.nullcontext()
         return self._mean.applied()
-
-    def replaces(self, task_E: npt.NDArray[np.int64]) -> bool:
-        """Return whether some of these tasks get the mean in place of their own input."""
-        return self._mean is not None and bool(self.is_untrained_T[task_E].any())
 
     @property
     def summary(self) -> str:

@@ -110,19 +110,23 @@ class ReplayBuffer:
 
     def _sample_rows(self, num_rows: int) -> tuple[Tensor, Tensor]:
         """Sample ring and number of ``num_rows`` transitions of each trained task, ``[B]`` each."""
-        size_E, oldest_E = self._sizes()
+        sizes = self.storage.size_E
+        size_E = torch.from_numpy(sizes)
+        oldest_E = torch.from_numpy(self.storage.added_E - sizes)
         # a task's M rings are one range of indices: ring m ends at the sum of the sizes up to m
         size_RM = torch.where(self._is_ring_RM, size_E[self._ring_RM], 0)
         end_RM = size_RM.cumsum(1)
         total_R1 = end_RM[:, -1:]
-        self._check_totals(total_R1)
+        if not bool((total_R1 > 0).all()):
+            raise ConfigurationError(
+                "a task has no transition to sample: raise rollout.warmup_steps"
+            )
         # 53 random bits scaled to a task's transitions: each is equally likely within 2^-53
         uniform_Rn = torch.rand(
             len(total_R1),
             num_rows,
             generator=self._generator,
             dtype=torch.float64,
-            device=total_R1.device,
         )
         index_Rn = (uniform_Rn * total_R1).long()
         # ring and number for indices into a task's concatenated rings
@@ -132,21 +136,13 @@ class ReplayBuffer:
         offset_Rn = index_Rn - (end_RM - size_RM).gather(1, which_Rn)
         return env_Rn.flatten(), (oldest_E[env_Rn] + offset_Rn).flatten()
 
-    def _sizes(self) -> tuple[Tensor, Tensor]:
-        """Return each ring's number of transitions and the number of its oldest, ``[E]``."""
-        size_E = self.storage.size_E
-        return torch.from_numpy(size_E), torch.from_numpy(self.storage.added_E - size_E)
-
-    def _check_totals(self, total_R1: Tensor) -> None:
-        check_totals(total_R1)
-
     def mean_rewards(self) -> npt.NDArray[np.float64]:
         """Return the mean reward of each trained task in the replay, ``[R]``; NaN if it has none.
 
         With several processes it is the mean over the replays of all of them.
         """
-        ring_RM = self._ring_RM.cpu().numpy()
-        is_ring_RM = self._is_ring_RM.cpu().numpy()
+        ring_RM = self._ring_RM.numpy()
+        is_ring_RM = self._is_ring_RM.numpy()
         sum_R = np.where(is_ring_RM, self.storage.reward_sums()[ring_RM], 0.0).sum(1)
         size_R = np.where(is_ring_RM, self.storage.size_E[ring_RM], 0).sum(1)
         sum_R = np.sum(distributed.gather(sum_R), axis=0)
@@ -159,18 +155,9 @@ class ReplayBuffer:
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the generator; a process that was not there before has none to restore.
-
-        One of another kind of device begins from the seed.
-        """
-        if "generator" in state and state.get("device", "cpu") == self._generator.device.type:
+        """Restore the generator; a process that was not there before has none to restore."""
+        if "generator" in state:
             self._generator.set_state(state["generator"].cpu())
-
-
-def check_totals(total_R: Tensor) -> None:
-    """Check that each trained task has a transition."""
-    if not bool((total_R > 0).all()):
-        raise ConfigurationError("a task has no transition to sample: raise rollout.warmup_steps")
 
 
 def batch_of(rows: Mapping[str, Tensor], task_R: Tensor) -> TransitionBatch:

@@ -124,12 +124,6 @@ class RolloutBuffer:
         total = self.collection.num_epochs * self.collection.num_minibatches
         return self.has_begun and self._num_minibatches >= total
 
-    @property
-    def num_left_in_epoch(self) -> int:
-        """Number of minibatches until the end of this epoch."""
-        num_minibatches = self.collection.num_minibatches
-        return num_minibatches - self._num_minibatches % num_minibatches
-
     def add(self, transitions: Transitions, foreign_E: npt.NDArray[np.bool_] | None = None) -> None:
         """Add the transitions of one vector step; an environment without one has no row there.
 

@@ -204,16 +204,12 @@ class RingStorage(Storage):
         super().__init__(fields, num_envs, capacity)
         num_rows = num_envs * capacity
         check_room(bytes_needed(fields, num_rows), num_rows, folder, device)
-        self._columns = self._make_columns(num_rows, folder, device)
+        self._columns = {
+            field.name: empty_column(field, num_rows, folder, device) for field in fields
+        }
         self._arrays = None
         if device == CPU:
             self._arrays = {name: column.numpy() for name, column in self._columns.items()}
-
-    def _make_columns(
-        self, num_rows: int, folder: Path | None, device: torch.device
-    ) -> dict[str, Tensor]:
-        """Return room for every field of all transitions."""
-        return {field.name: empty_column(field, num_rows, folder, device) for field in self.fields}
 
     @property
     def device(self) -> torch.device:
@@ -248,21 +244,17 @@ class RingStorage(Storage):
             for name, array in self._arrays.items():
                 array[row_N] = columns[name]
         else:
-            self._write(row_N, columns)
+            # converted before the copy: float32 is half the bytes of NumPy's float64
+            rows = to_device(row_N, self.device)
+            for name, column in self._columns.items():
+                values = torch.as_tensor(columns[name]).to(column.dtype)
+                column[rows] = to_device(values, self.device)
         self.added_E += counts_E
 
     def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
         """Return copies of transitions by ring and number, on this storage's device."""
         row_N = to_device(self.rows_of(env_N, number_N), self.device)
         return {name: column.index_select(0, row_N) for name, column in self._columns.items()}
-
-    def _write(self, row_N: npt.NDArray[np.int64], columns: Columns) -> None:
-        """Write transitions on a device."""
-        # converted before the copy: float32 is half the bytes of NumPy's float64
-        rows = to_device(row_N, self.device)
-        for name, column in self._columns.items():
-            values = torch.as_tensor(columns[name]).to(column.dtype)
-            column[rows] = to_device(values, self.device)
 
 
 def enumerated(

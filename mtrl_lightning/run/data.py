@@ -21,18 +21,16 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.replay.buffer import ReplayBuffer
-from mtrl_lightning.replay.device import DeviceReplay
 from mtrl_lightning.replay.manifest import EMPTY_MANIFEST, reshard_manifests
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.replay.sizes import replay_bytes
-from mtrl_lightning.replay.static_batches import StaticBatches
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import free_memory
 from mtrl_lightning.run.demonstrations import GIVE, check_identity, load_demonstrations
 from mtrl_lightning.run.kinds import refused_by
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.spec import Field
-from mtrl_lightning.types import BatchSource, OwedUpdates, RolloutConfig, TransitionBatch
+from mtrl_lightning.types import RolloutConfig, TransitionBatch
 
 if TYPE_CHECKING:
     from mtrl_lightning.algorithms import Algorithm
@@ -65,8 +63,7 @@ class MultiTaskData(LightningDataModule):
         memory_map: off-policy only: keep the replay in a file in the run's folder, mapped into
             memory, for one larger than the memory.
         on_device: not on-policy: keep the replay in the memory of the GPU that trains, if it
-            takes at most half of the free memory there. One that takes more is kept by the host,
-            and with ``compile: graph`` it is an error.
+            takes at most half of the free memory there. One that takes more is kept by the host.
         wrappers: Gymnasium's wrappers or your own, around every environment that is trained in or
             evaluated in, the innermost first: import paths, or ``class_path`` with ``init_args``;
             in Python also classes and functions. See ``WithWrappers``.
@@ -136,8 +133,6 @@ class MultiTaskData(LightningDataModule):
         self.buffer: ReplayBuffer | None = None
         self.rollout_buffer: RolloutBuffer | None = None
         """The transitions of an on-policy algorithm, in place of the buffer."""
-        self._source: BatchSource | None = None
-        """The batches of updates that graphs make; None without graphs."""
         self._opened_for: tuple[Any, ...] = ()
         self._identity: dict[str, Any] | None = None
         """Of the demonstrations that the buffer holds; None without."""
@@ -163,25 +158,16 @@ class MultiTaskData(LightningDataModule):
             folder: of the run.
             device: that trains.
         """
-        by_graphs = algorithm.graphs is not None
         fields = algorithm.policy_fields
         if algorithm.kind == "offline":
             self.open_demonstrations(device)
         elif algorithm.collection is None:
-            self.open_replay(tasks, folder, device, fields, by_graphs)
+            self.open_replay(tasks, folder, device, fields)
         else:
             self.open_rollout_buffer(tasks, algorithm.collection, fields, device)
-        self._source = None
-        if by_graphs and isinstance(self.buffer, DeviceReplay):
-            self._source = self.buffer
-        elif by_graphs:
-            self._source = StaticBatches(self._sample, device)
 
-    def next_batch(self) -> TransitionBatch | OwedUpdates:
-        """Return a batch for an update, or a source of batches where graphs make updates."""
-        return self._sample() if self._source is None else OwedUpdates(self._source, 1)
-
-    def _sample(self) -> TransitionBatch:
+    def next_batch(self) -> TransitionBatch:
+        """Return a batch for an update."""
         if self.rollout_buffer is not None:
             return self.rollout_buffer.next_minibatch()
         assert self.buffer is not None, "the data are not open"
@@ -194,7 +180,6 @@ class MultiTaskData(LightningDataModule):
         folder: Path,
         device: torch.device = CPU,
         policy_fields: Sequence[Field] = (),
-        by_graphs: bool = False,
     ) -> ReplayBuffer:
         """Print the memory that the replay needs, and allocate it.
 
@@ -203,12 +188,11 @@ class MultiTaskData(LightningDataModule):
             folder: the run's, for a replay on disk.
             device: that trains.
             policy_fields: further fields of a transition, which the policy's ``act`` returns.
-            by_graphs: whether graphs of updates sample from it, where it is kept on the device.
 
         Raises:
             ConfigurationError: if memory or disk is short.
         """
-        opened_for = (tuple(tasks), folder, device, tuple(policy_fields), by_graphs)
+        opened_for = (tuple(tasks), folder, device, tuple(policy_fields))
         if self.buffer is not None and self._opened_for == opened_for:
             return self.buffer  # a second fit with the same data continues with their replay
         self._forget(opened_for)
@@ -220,11 +204,7 @@ class MultiTaskData(LightningDataModule):
         needed = replay_bytes(self.spec, fields, len(tasks), num_rows // len(tasks))
         wants_device = self._on_device and not self._memory_map
         fits = needed <= free_memory(device) / 2
-        # the host stacks frames, and so samples them
-        samples_on_device = by_graphs and wants_device and not self.spec.frame_stack
-        if samples_on_device and not fits:
-            raise ConfigurationError(_too_large(needed, num_rows, device))
-        if not samples_on_device and not (device.type == "cuda" and wants_device and fits):
+        if not (device.type == "cuda" and wants_device and fits):
             device = CPU
         where = f"disk in {folder}" if self._memory_map else f"memory of {device} when full"
         once = ""
@@ -235,17 +215,6 @@ class MultiTaskData(LightningDataModule):
             f"{distributed.per_rank_prefix()}Replay of {num_rows:,} transitions:"
             f" {needed / 2**20:,.0f} MiB of {where}{once}"
         )
-        if samples_on_device:
-            self.buffer = DeviceReplay(
-                self.spec,
-                num_rows,
-                self.batch_size,
-                self._seed,
-                tasks=tasks,
-                device=device,
-                policy_fields=policy_fields,
-            )
-            return self.buffer
         self.buffer = ReplayBuffer(
             self.spec,
             num_rows,
@@ -380,17 +349,6 @@ class MultiTaskData(LightningDataModule):
         else:
             self.manifest = state_dict["replay"]
         self.buffer.load_state_dict(state_dict["buffer"])
-
-
-def _too_large(needed: int, num_rows: int, device: torch.device) -> str:
-    """Return the message about a replay that graphs cannot sample from, for want of memory."""
-    usable = free_memory(device) / 2
-    return (
-        f"a replay of {num_rows:,} transitions needs {needed / 2**30:.1f} GiB of memory of"
-        f" {device}, where {usable / 2**30:.1f} GiB are for it, half of the free memory:"
-        f" lower data.capacity to at most {int(num_rows * usable / needed):,}, or set"
-        " data.on_device to false, which keeps it in the host's memory"
-    )
 
 
 def _check_sizes(batch_size: int, capacity: int, num_tasks: int) -> None:

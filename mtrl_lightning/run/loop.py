@@ -20,7 +20,7 @@ from mtrl_lightning.resources import one_thread
 from mtrl_lightning.run.rank_status import sync_ranks
 from mtrl_lightning.run.session import Session
 from mtrl_lightning.schedules import Until, UpdateRatio
-from mtrl_lightning.types import Mode, OwedUpdates, TransitionBatch
+from mtrl_lightning.types import Mode, TransitionBatch
 
 AFTER_UPDATES = (
     "check_drift",
@@ -37,16 +37,12 @@ A callback registers each of its actions under one of these names in ``session.a
 RESULT_ACTIONS = AFTER_UPDATES[: AFTER_UPDATES.index("reset_networks")]
 """Actions that leave results of the step: a run is not finished before they are done."""
 
-MOST_AT_ONCE = 64
-"""Updates of one Lightning batch where these are made by graphs: signals are checked between."""
 ENDLESS = 10**12
 """Length reported to Lightning, which fetches a dataset without length one batch too early."""
 
 
-class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
+class TrainingLoop(IterableDataset[TransitionBatch]):
     """Step the environments, and yield a batch for every update.
-
-    Where graphs make the updates it yields, in place of a batch, how many of them are owed.
 
     After each ``yield`` Lightning calls ``training_step`` with the batch; the code below the
     ``yield`` runs when it requests the next one. Only the end of the iterator ends a run.
@@ -88,7 +84,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         """Return a number that is never reached."""
         return ENDLESS
 
-    def __iter__(self) -> Iterator[TransitionBatch | OwedUpdates]:
+    def __iter__(self) -> Iterator[TransitionBatch]:
         """Train; the iterator steps nothing before its first batch is asked for."""
         self._begin()
         ways = {
@@ -99,7 +95,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
         yield from ways[self.session.algorithm.kind]()
         self.session.trainer.should_stop = True  # else Lightning starts another epoch
 
-    def _off_policy(self) -> Iterator[TransitionBatch | OwedUpdates]:
+    def _off_policy(self) -> Iterator[TransitionBatch]:
         """Warm up; then step the environments, and yield a batch for every update that is owed.
 
         Steps and updates overlap: sample a batch, send actions, yield the batch, receive the
@@ -131,8 +127,6 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
                 self._send("explore")
                 is_step_pending = True
 
-            if isinstance(batch, OwedUpdates):  # graphs make them all at once
-                batch.num_updates = min(self._num_owed(is_step_pending), MOST_AT_ONCE)
             yield batch  # Lightning calls training_step with it, while the workers step
             self._defer_stop()
 
@@ -146,7 +140,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
                 self._finish_step()
             session.check_signals()
 
-    def _on_policy(self) -> Iterator[TransitionBatch | OwedUpdates]:
+    def _on_policy(self) -> Iterator[TransitionBatch]:
         """Collect an iteration, yield its minibatches, and collect the next.
 
         While environments are stepped nothing learns, so that the workers have all cores, and the
@@ -167,8 +161,6 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
                 self._begin_iteration()
             with session.stopwatch.measure("sample"):
                 batch = session.data.next_batch()
-            if isinstance(batch, OwedUpdates):  # graphs make the rest of the epoch
-                batch.num_updates = buffer.num_left_in_epoch
 
             yield batch  # Lightning calls training_step with it
             self._defer_stop()
@@ -183,7 +175,7 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
                 self._finish_step()
             session.check_signals()
 
-    def _offline(self) -> Iterator[TransitionBatch | OwedUpdates]:
+    def _offline(self) -> Iterator[TransitionBatch]:
         """Yield batches of demonstrations; each update counts as a step of the schedules."""
         session = self.session
         if session.counters.updates == 0:
@@ -366,13 +358,9 @@ class TrainingLoop(IterableDataset[TransitionBatch | OwedUpdates]):
 
     def _owes_update(self, is_step_pending: bool = False) -> bool:
         """Return whether an update has to be made before the next vector step."""
-        return self._num_owed(is_step_pending) > 0
-
-    def _num_owed(self, is_step_pending: bool) -> int:
-        """Return how many updates have to be made before the next vector step."""
         counters = self.session.counters
         num_steps = counters.vector_steps + int(is_step_pending)  # one in flight counts as made
-        return self._ratio.num_due(num_steps, counters.updates)
+        return self._ratio.due(num_steps, counters.updates)
 
     @property
     def _is_off_policy(self) -> bool:

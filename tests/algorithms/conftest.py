@@ -2,13 +2,10 @@
 
 import pytest
 
-from benchmarks.updates import meta_as_gpu
-from mtrl_lightning.gradients import cagrad, fairgrad
+from tests.helpers.meta import meta_as_gpu
 
 
 @pytest.fixture
-def without_numbers(monkeypatch):
-    for module in (cagrad, fairgrad):
-        monkeypatch.setattr(module, "NUM_STEPS", 2)  # all steps make the same operations
+def without_numbers():
     with meta_as_gpu():
         yield

@@ -14,8 +14,7 @@ from mtrl_lightning.algorithms import RewardScale
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError, DivergenceError
 from mtrl_lightning.gradients import FAMO, GradNorm, NashMTL
-from mtrl_lightning.learning import update
-from mtrl_lightning.learning.metrics import MAX_PENDING
+from mtrl_lightning.learning import metrics, update
 from mtrl_lightning.networks import PaCo
 from tests.helpers.algorithms import attach, changed, copy_of, make_batch, make_sac, train
 from tests.helpers.command_line import SHORT
@@ -178,8 +177,9 @@ def test_more_steps_than_may_be_skipped_end_the_run(where):
 
 def test_results_on_the_device_are_read_before_they_fill_the_memory(monkeypatch):
     monkeypatch.setattr(update, "decides_on_device", lambda device: True)
-    sac = broken_sac("skip", actor_every=10_000)
-    train(sac, MAX_PENDING - 1)
+    monkeypatch.setattr(metrics, "MAX_PENDING", 8)
+    sac = broken_sac("skip", actor_every=10_000)  # 3 steps in the first update, then 1 in each
+    train(sac, 5)
     assert sac.counters.skipped_updates == 0
     train(sac, 1)
     assert sac.counters.skipped_updates == 1

@@ -28,11 +28,10 @@ from mtrl_lightning.gradients import (
     CAGrad,
     FairGrad,
     GradNorm,
-    Mean,
     NashMTL,
     PCGrad,
 )
-from mtrl_lightning.learning.metrics import MAX_PENDING, SPARE_ROWS, MeanMetrics
+from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
 from mtrl_lightning.types import Transitions
 from tests.helpers.algorithms import (
@@ -40,7 +39,6 @@ from tests.helpers.algorithms import (
     make_distral,
     make_ppo,
     make_sac,
-    make_spec,
     make_td3,
     small_mlp,
 )
@@ -56,11 +54,8 @@ PARTS = {
     "PCGrad": {"actor_gradient": PCGrad, "critic_gradient": PCGrad},
     "GradNorm": {"actor_gradient": GradNorm, "critic_gradient": GradNorm},
     "FAMO": {"actor_gradient": FAMO, "critic_gradient": FAMO},
-    "CAGrad": {"actor_gradient": CAGrad, "critic_gradient": partial(CAGrad, num_sampled=2)},
-    "FairGrad": {"actor_gradient": FairGrad, "critic_gradient": partial(FairGrad, alpha=1.0)},
-    "Aligned-MTL": {"actor_gradient": AlignedMTL, "critic_gradient": AlignedMTL},
 }
-ON_HOST = (NashMTL, partial(FairGrad, alpha=11.0))
+ON_HOST = (AlignedMTL, CAGrad, partial(CAGrad, num_sampled=2), FairGrad, NashMTL)
 SMALL_ENCODER = {"num_experts": 4, "width": 6, "depth": 1, "out_dim": 5}
 MIXTURES = {
     name: {
@@ -153,10 +148,7 @@ def test_no_algorithm_waits(make, without_numbers):
 
 
 @pytest.mark.parametrize("method", ON_HOST)
-def test_gradient_methods_that_solve_on_the_host_say_so(method, without_numbers):
-    assert method(make_spec()).solves_on_host
-    others = (FAMO, AlignedMTL, CAGrad, FairGrad, GradNorm, Mean, PCGrad)
-    assert not any(other(make_spec()).solves_on_host for other in others)
+def test_gradient_methods_that_compute_weights_on_the_cpu_wait(method, without_numbers):
     with pytest.raises((NotImplementedError, RuntimeError), match=r"copy out of meta|item"):
         update_without_numbers(critic_gradient=method)
 
@@ -230,10 +222,7 @@ def test_the_outcomes_of_steps_are_read_when_metrics_are_logged_and_checkpoints_
     without_numbers, monkeypatch
 ):
     sac = update_without_numbers(num_updates=2)
-    assert sac.guard._rows.shape == (MAX_PENDING + SPARE_ROWS, 3 * (1 + 4)), (
-        "critic, actor and temperature"
-    )
-    with pytest.raises(NotImplementedError, match="copy out of meta"):
+    with pytest.raises((NotImplementedError, RuntimeError), match=r"copy out of meta|item"):
         sac.guard.read()
     for asks in (sac.drain_metrics, lambda: sac.on_save_checkpoint({})):
         reads = []

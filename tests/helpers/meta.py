@@ -5,20 +5,48 @@ Whoever asks for a number, or mixes such tensors with tensors on the CPU, gets a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
-from torch.optim import SGD, Adam
+from torch.optim import Adam
+from torch.utils import _foreach_utils
 
-from benchmarks.updates import META
 from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.types import TransitionBatch
 from tests.helpers.algorithms import attach, make_batch, make_spec
 
+META = torch.device("meta")
 
-class _Skipping:
-    """Stands for a fused optimizer, of which no kernel exists here: it is given the flag."""
+
+@contextmanager
+def meta_as_gpu() -> Iterator[None]:
+    """Let ``meta`` stand for a GPU: it has neither generators nor autocast of its own."""
+
+    def get(self: Generators, name: str, device: torch.device) -> torch.Generator | None:
+        return torch.Generator() if device != META else None
+
+    with (
+        mock.patch.object(Generators, "get", get),
+        mock.patch.object(torch, "get_autocast_dtype", lambda kind: torch.bfloat16),
+        mock.patch.object(torch, "is_autocast_enabled", lambda kind: False),
+        mock.patch.object(torch, "autocast", lambda *args, **options: nullcontext()),
+        # the way to the device would replace the parameters, which optimizers and others know
+        mock.patch.object(torch.__future__, "_swap_module_params_on_conversion", True),
+        # lists of gradients are one operation, as on a GPU
+        mock.patch.object(
+            _foreach_utils, "_get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
+        ),
+    ):
+        yield
+
+
+class SkippingAdam(Adam):
+    """Stands for the fused Adam, of which no kernel exists here: it is given the flag."""
 
     _step_supports_amp_scaling = True
 
@@ -26,14 +54,6 @@ class _Skipping:
         assert self.found_inf.device == META and self.found_inf.shape == ()
         del self.found_inf
         return super().step(closure)
-
-
-class SkippingAdam(_Skipping, Adam):
-    pass
-
-
-class SkippingSGD(_Skipping, SGD):
-    """Its step has no number that changes from step to step, as a capturable Adam's has none."""
 
 
 def on_meta(make, num_tasks: int = 4, optimizer=SkippingAdam, **options: Any) -> Algorithm:

@@ -23,24 +23,6 @@ def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
     return 2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed)) - 1
 
 
-class Branching(MLP):
-    """Reads a number."""
-
-    def forward(self, x_BD, task_B):
-        y_BO = super().forward(x_BD, task_B)
-        return y_BO if float(x_BD.detach().sum()) > -1e9 else -y_BO
-
-
-class Counting(MLP):
-    """Has a state in Python, which no graph knows of."""
-
-    calls = 0
-
-    def forward(self, x_BD, task_B):
-        self.calls += 1
-        return super().forward(x_BD, task_B) * (1 + 0.01 * self.calls)
-
-
 class Convolutions(Encoder):
     """The smallest encoder of stacked frames."""
 

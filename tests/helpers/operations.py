@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 
 def described(value: Any) -> Any:
-    """Return what a CUDA graph fixes of an argument: of a tensor its shape, strides and type."""
+    """Return an argument; of a tensor its shape, strides, type and device."""
     if isinstance(value, Tensor):
         return (tuple(value.shape), value.stride(), value.dtype, value.device.type)
     return None if isinstance(value, torch.Generator) else value
@@ -33,10 +33,7 @@ class _Recorder(TorchDispatchMode):
 
 @contextmanager
 def recorded() -> Iterator[list[tuple[Any, ...]]]:
-    """Record the name of each operation of a block, and its arguments: tensors by their shapes.
-
-    A number among the arguments is part of a record: a CUDA graph would keep that of its capture.
-    """
+    """Record the name of each operation of a block, and its arguments: tensors by their shapes."""
     operations: list[tuple[Any, ...]] = []
     with _Recorder(operations):
         yield operations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -11,20 +9,7 @@ import torch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import ReplayBuffer
-from mtrl_lightning.replay.device import DeviceReplay
 from tests.helpers.replay import NaiveRings, columns_in, held, ids_of, make_spec, make_transitions
-
-Buffer = ReplayBuffer
-
-
-def drawing_by_itself(spec, capacity, seed=0, **options):
-    return DeviceReplay(spec, capacity, 4, seed, **options)
-
-
-@pytest.fixture(autouse=True, params=[ReplayBuffer, drawing_by_itself], ids=["host", "device"])
-def kind(request, monkeypatch):
-    """The replay from which the host draws, and the one from which the device does."""
-    monkeypatch.setattr(sys.modules[__name__], "Buffer", request.param)
 
 
 def filled(sizes, capacity=None, seed=0, tasks=None, train_tasks=None):
@@ -34,7 +19,7 @@ def filled(sizes, capacity=None, seed=0, tasks=None, train_tasks=None):
     """
     tasks = list(range(len(sizes))) if tasks is None else tasks
     spec = make_spec(max(tasks) + 1, train_tasks)
-    buffer = Buffer(spec, capacity or max(sizes) * len(sizes), seed, tasks=tasks)
+    buffer = ReplayBuffer(spec, capacity or max(sizes) * len(sizes), seed, tasks=tasks)
     for env, size in enumerate(sizes):
         for row in range(size):
             buffer.add(make_transitions([1000 * env + row], [tasks[env]], [env]))
@@ -91,7 +76,7 @@ def test_rows_that_were_never_written_are_never_drawn(sizes):
 
 @pytest.mark.usefixtures("sentinels")
 def test_rows_that_were_never_written_are_not_drawn_while_the_buffer_fills():
-    buffer = Buffer(make_spec(2), capacity=40)
+    buffer = ReplayBuffer(make_spec(2), capacity=40)
     for step in range(25):
         buffer.add(make_transitions([step, 1000 + step], [0, 1]))
         ids = ids_of(buffer.sample(400)).reshape(2, -1) % 1000
@@ -150,7 +135,7 @@ def test_a_restored_generator_draws_what_would_have_been_drawn():
 
 
 def test_without_tasks_there_is_one_environment_for_each_trained_task():
-    buffer = Buffer(make_spec(5, (1, 3)), capacity=9)
+    buffer = ReplayBuffer(make_spec(5, (1, 3)), capacity=9)
     assert (buffer.storage.num_envs, buffer.storage.capacity, buffer.capacity) == (2, 4, 8)
     buffer.add(make_transitions([7, 8], [3, 1], [1, 0]))
     batch = buffer.sample(4)
@@ -161,14 +146,14 @@ def test_without_tasks_there_is_one_environment_for_each_trained_task():
 @pytest.mark.parametrize("tasks", [[0, 1], [0, 1, 2, 3], [1, 2]])
 def test_environments_of_other_tasks_than_the_trained_ones_are_a_programming_error(tasks):
     with pytest.raises(AssertionError, match="every trained task, and no other"):
-        Buffer(make_spec(4, (0, 1, 2)), capacity=20, tasks=tasks)
+        ReplayBuffer(make_spec(4, (0, 1, 2)), capacity=20, tasks=tasks)
 
 
 # ---- several environments per task ----
 
 
 def test_each_environment_has_a_ring_of_its_own_that_keeps_its_order():
-    buffer = Buffer(make_spec(2), capacity=20, tasks=[0, 1, 0, 1])
+    buffer = ReplayBuffer(make_spec(2), capacity=20, tasks=[0, 1, 0, 1])
     buffer.add(make_transitions([10, 11, 12, 13], [0, 1, 0, 1], [0, 1, 2, 3]))
     buffer.add(make_transitions([20, 22, 23], [0, 0, 1], [0, 2, 3]))  # one was rebuilt
     buffer.add(make_transitions([33, 31], [1, 1], [3, 1]))
@@ -178,7 +163,7 @@ def test_each_environment_has_a_ring_of_its_own_that_keeps_its_order():
 
 def test_the_capacity_is_shared_out_among_the_environments_and_each_ring_goes_round():
     tasks = [0, 0, 1, 0, 1]
-    buffer = Buffer(make_spec(2), capacity=24, tasks=tasks)  # 4 rows per environment
+    buffer = ReplayBuffer(make_spec(2), capacity=24, tasks=tasks)  # 4 rows per environment
     naive = NaiveRings(5, 4)
     generator = np.random.default_rng(0)
     for step in range(60):
@@ -257,7 +242,7 @@ def test_processes_draw_other_rows_from_one_seed(monkeypatch):
 
 
 def test_an_addition_does_not_change_what_it_is_given():
-    buffer = Buffer(make_spec(2), capacity=8)
+    buffer = ReplayBuffer(make_spec(2), capacity=8)
     transitions = make_transitions([1, 2], [0, 1])
     buffer.add(transitions)
     transitions.observation_ED[:] = -1
@@ -276,5 +261,5 @@ def test_a_capacity_of_less_than_a_row_per_environment_is_refused(tasks, capacit
     with pytest.raises(
         ConfigurationError, match=f"capacity is {capacity} for {num_envs} environments"
     ):
-        Buffer(make_spec(3), capacity, tasks=tasks)
-    assert Buffer(make_spec(3), num_envs, tasks=tasks).capacity == num_envs
+        ReplayBuffer(make_spec(3), capacity, tasks=tasks)
+    assert ReplayBuffer(make_spec(3), num_envs, tasks=tasks).capacity == num_envs
