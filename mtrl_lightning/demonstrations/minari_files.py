@@ -117,7 +117,8 @@ def open_data_sets(folder: str | Path) -> dict[str, TaskDataSet]:
         folder: that ``collect`` or ``export --to minari`` has written.
 
     Raises:
-        ConfigurationError: if there is none, one cannot be read, or Minari is not installed.
+        ConfigurationError: if there is none, one cannot be read, a task has several, or Minari is
+            not installed.
     """
     check_minari()
     data_sets = [TaskDataSet(path) for path in sorted(Path(folder).glob("*/data"))]
@@ -126,7 +127,12 @@ def open_data_sets(folder: str | Path) -> dict[str, TaskDataSet]:
             f"{folder} has no Minari data set: give the folder that mtrl-lightning collect or"
             " export --to minari has written"
         )
-    return {one.task: one for one in data_sets}
+    by_task = {one.task: one for one in data_sets}
+    if len(by_task) < len(data_sets):
+        raise ConfigurationError(
+            f"{folder} has several data sets of a task: give a folder with one data set of each"
+        )
+    return by_task
 
 
 def write_data_sets(

@@ -253,6 +253,12 @@ def test_a_folder_without_data_sets_is_refused(written):
         open_data_sets(written)
 
 
+def test_several_data_sets_of_a_task_are_refused(written):
+    shutil.copytree(written / "task-0-v0", written / "task-0-v1")
+    with pytest.raises(ConfigurationError, match="several"):
+        open_data_sets(written)
+
+
 @pytest.mark.parametrize("package", ["minari", "h5py"])
 def test_the_extra_is_named_where_it_is_missing(written, monkeypatch, package):
     episodes = read_episodes(written)
