@@ -151,7 +151,8 @@ def serve_ranks(size: int, device: str, works: dict[str, tuple[Work, str]]) -> N
     if rank == 0:
         Pacer.connection.send({})
     while True:
-        name, times = distributed.broadcast(Pacer.connection.recv() if rank == 0 else "")
+        request: Any = Pacer.connection.recv() if rank == 0 else None
+        name, times = distributed.broadcast(request)
         distributed.total(0)  # all start together
         seconds = timed(updates[name], times)()
         if rank == 0:
