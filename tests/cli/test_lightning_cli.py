@@ -248,10 +248,6 @@ BAD = [
     ),
     ("the memory does not suffice", ["--model.init_args.actor.init_args.width=3000000"]),
     (
-        "a package is not installed: Requirement 'comet-ml",
-        ["--trainer.logger+=lightning.pytorch.loggers.CometLogger"],
-    ),
-    (
         "a package is not installed: No module named 'not_installed'",
         ["--trainer.callbacks+=tests.helpers.needs_package.NeedsPackage"],
     ),
