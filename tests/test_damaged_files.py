@@ -64,7 +64,7 @@ KEYS = [
     ("mtrl_lightning", "spec"),
     ("callbacks", "rollout", "collector", "running"),
     ("MultiTaskData", "buffer", "generator"),
-    ("loops", "fit_loop"),
+    ("optimizer_states",),
 ]
 
 

@@ -628,7 +628,7 @@ def test_a_class_that_does_not_belong_there_is_refused(
 def test_the_intruder_is_loaded_where_it_is_trusted(tmp_path, sac, intruder):
     """The test above would see an import."""
     path = save(sac, tmp_path, change=place("actor", INTRUDER))
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigurationError, match="TypeError"):
         load_policy(path, trust=["intruder"])
     assert intruder.exists()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,9 +25,6 @@ from mtrl_lightning.run.checkpoint_file import DurableIO
 from mtrl_lightning.run.registered import StepAction
 from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.schedules import Every
-
-FILE_NAME = re.compile(r"step_\d{12,16}(_after_reset)?\.ckpt")
-"""Names of checkpoints."""
 
 
 class _Moment(NamedTuple):

@@ -12,8 +12,6 @@ from typing import Any
 
 RANKS = "ranks"
 """Key of the list of all ranks' parts, in a checkpoint of several ranks."""
-PART = ("collector", "data", "algorithm", "extra_states")
-"""Keys of a rank's part."""
 DATA = "MultiTaskData"
 MOVED = "moved"
 """Key of the rings of other ranks that a rank reads; it is never saved."""

@@ -336,16 +336,6 @@ def test_minibatches_with_paused_environments_are_resumed(num_made):
     assert first.is_used_up and second.is_used_up
 
 
-@pytest.mark.parametrize(
-    "change", [{"paused": [False] * 5}, {"paused": [2] * 6}, {"paused": [False] * 6}]
-)
-def test_a_damaged_state_with_paused_environments_is_refused(change):
-    buffer, _ = ready_with_paused()
-    minibatches(buffer, 1)
-    with pytest.raises((ConfigurationError, ValueError)):
-        make().load_state_dict({**buffer.state_dict(), **change})
-
-
 # ---- resumption ----
 
 
@@ -427,15 +417,6 @@ def test_a_computed_column_takes_the_place_of_a_collected_one_also_after_a_resum
         collect(buffer)
         begin(buffer)
         checked_ids(buffer.next_minibatch())
-
-
-def test_updates_belong_to_a_complete_iteration():
-    buffer = make()
-    add_step(buffer, 0)
-    collecting = buffer.state_dict()
-    make().load_state_dict(collecting)
-    with pytest.raises(ValueError, match="before it was complete"):
-        make().load_state_dict(collecting | {"computed": ready().state_dict()["computed"]})
 
 
 def test_an_iteration_whose_rest_is_left_out_stays_over():

@@ -270,36 +270,6 @@ def test_a_process_takes_over_the_noise_of_its_environments():
     assert second.state_dict() == {**of_ranks[1], "generator": own_generator}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"correlation": [1.5] * 4},
-        {"success": [0.5] * 3},
-        {"noise": [[float("nan"), 0.0]] * 4},
-        {"noise": [[1e30, 0.0]] * 4},
-        {"noise": [[0.0] * 4] * 2},
-        {"is_first": ["False"] * 4},
-        {"is_first": [True] * 5},
-        {"generator": {"bit_generator": "PCG64"}},
-    ],
-)
-def test_a_damaged_state_is_refused(change):
-    noise = begun(AdaptiveNoise(0.8))
-    with pytest.raises((ValueError, KeyError, ConfigurationError)):
-        noise.load_state_dict({**noise.state_dict(), **change})
-
-
-def test_a_damaged_checkpoint_is_named():
-    envs = VectorEnv(ToyReach(2), [0, 1], num_workers=0)
-    collector = Collector(envs, Recording(), exploration=CorrelatedNoise())
-    collector.reset()
-    state = collector.get_state()
-    (own,) = state["exploration"].values()
-    own["noise"] = []
-    with pytest.raises(ConfigurationError, match="noise of the exploration"):
-        collector.set_state(state)
-
-
 def test_a_value_out_of_range_ends_the_program_with_it(command_line, capsys):
     code, error = fails(
         command_line, capsys, "fit", f"{ADAPTIVE}", "--rollout.exploration.correlation=1"

@@ -337,35 +337,6 @@ def test_a_state_of_an_earlier_version_has_no_results():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"tasks": [0] * 8},
-        {"tasks": [3] * 9},
-        {"tasks": [-1] * 9},
-        {"tasks": [0.5] * 9},
-        {"results": [[0, 3, [[1.0, 1.0]]]]},
-        {"results": [[0, 1, [[0.0, "1.0"]]]]},
-        {"results": [[0, 1, [[1.0]]]]},
-        {"results": [[0, 1, []]]},
-        {"generator": {"bit_generator": "PCG64"}},
-    ],
-)
-def test_a_damaged_state_is_refused(change):
-    reuse = begun(PolicyReuse())
-    with pytest.raises((ValueError, KeyError)):
-        reuse.load_state_dict({**reuse.state_dict(), **change})
-
-
-def test_a_damaged_checkpoint_is_named():
-    collector = collector_of()
-    state = collector.get_state()
-    (own,) = state["reuse"].values()
-    own["tasks"] = []
-    with pytest.raises(ConfigurationError, match="reuse of policies"):
-        collector.set_state(state)
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--rollout.envs_per_task=1"], "rollout.reuse needs two environments of a task"),
