@@ -66,7 +66,8 @@ def check_one(env, expected=()):
         for text in expected:
             warnings.filterwarnings("ignore", f"(?s).*{text}")
         check_env(env, skip_render_check=True)
-        stable_baselines3.check_env(env)
+        if not hasattr(env.unwrapped, "compute_reward"):  # MetaWorld's, taken for one with goals
+            stable_baselines3.check_env(env)
 
 
 def check_values(env, num_steps=12):
@@ -170,15 +171,6 @@ def test_metaworlds_goal_lies_in_its_bounds():
         assert np.array_equal(high_3, env.unwrapped.goal_space.high), name
         goal_G3 = np.stack([env.reset(seed=goal)[0][-3:] for goal in range(50)])
         assert (low_3 <= goal_G3).all() and (goal_G3 <= high_3).all(), name
-
-
-def test_metaworlds_own_code_is_taken_for_an_environment_with_goals():
-    env = MetaWorld(["reach"], fast=False).make_env(0, "train", seed=0)
-    with pytest.raises(AssertionError, match="GoalEnv"):
-        stable_baselines3.check_env(env)
-    fast = MetaWorld(["reach"]).make_env(0, "train", seed=0).unwrapped
-    with pytest.raises(AttributeError, match="call evaluate_state"):
-        _ = fast.compute_reward
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])

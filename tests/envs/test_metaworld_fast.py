@@ -33,7 +33,6 @@ from mtrl_lightning.envs.fast.metaworld_fast import (
     steps_like_upstream,
 )
 from mtrl_lightning.envs.fast.metaworld_models import VISUAL_ARRAYS, _compiled, new_model
-from mtrl_lightning.envs.fast.metaworld_rewards import DENSE, with_closing
 from mtrl_lightning.envs.render.renderer import SimulationRenderer
 from mtrl_lightning.envs.state.simulator import arrays_of
 from mtrl_lightning.envs.state.state import EnvState
@@ -45,8 +44,6 @@ ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
 HORIZON = {"v1": 250, "v2": 500}
 UNSOLVED = {("hand-insert-v3", "v1"), ("peg-insert-side-v3", "v1"), ("stick-push-v3", "v1")}
 """Where the scripted policy does not succeed with the first goal."""
-WHOLE_REWARDS = [name for name in ALL if metaworld.ALL_V3_ENVIRONMENTS[name].__name__ in DENSE]
-"""Tasks whose reward is ours."""
 ENOUGH = 15
 """Steps with success, after which little new happens in an episode."""
 
@@ -478,7 +475,7 @@ def fresh_check():
     steps_like_upstream.cache_clear()
 
 
-@pytest.mark.parametrize("fault", [1e-16, KeyError("co_names")])
+@pytest.mark.parametrize("fault", [1e-16, KeyError("co_freevars")])
 def test_it_is_off_with_a_warning_where_steps_differ(fault, fresh_check, monkeypatch):
     """In the last bit of a number, or because a method fails on another Python."""
     get_obs = _FastSawyer._get_obs
@@ -522,12 +519,7 @@ def test_metaworlds_classes_and_modules_stay_as_they_are():
                 function = getattr(part, "__func__", getattr(part, "fget", part))
                 functions += [function] if isinstance(function, types.FunctionType) else []
     assert len(functions) > 500
-    wrong = [
-        f
-        for f in functions
-        if f.__module__.startswith("mtrl_lightning") or "_metaworld_views" in f.__code__.co_names
-    ]
-    assert wrong == []
+    assert not [f for f in functions if f.__module__.startswith("mtrl_lightning")]
     assert {id(vars(module)["np"]) for module in modules if "np" in vars(module)} == {id(np)}
     tasks = [sys.modules[kind.__module__] for kind in metaworld.ALL_V3_ENVIRONMENTS.values()]
     assert {id(task.reward_utils) for task in tasks if hasattr(task, "reward_utils")} == {
@@ -591,27 +583,6 @@ def test_tolerance_is_metaworlds(sigmoid):
         != pytest.approx(0.1)
     )
     assert same(arithmetic.tolerance(0.3), reward_utils.tolerance(0.3))
-
-
-def test_a_place_in_a_box_is_rewarded_as_metaworld_does():
-    corners = [np.array(corner) for corner in ([0.1, 0.2, 0.3], [0.4, 0.1, 0.35], [0.4, 0.2, 0.5])]
-    zero, *ends = corners
-    places = [*corners, *np.random.default_rng(0).uniform(0, 0.5, (300, 3))]
-    places += [np.array([0.2, 0.2, 0.4]), np.array([0.2, np.nan, 0.31])]
-    seen = set()
-    for one in ends:  # the second box has no height
-        for place in places:
-            with np.errstate(invalid="ignore"):
-                found, wanted = (
-                    function(curr=place, one=one, zero=zero)
-                    for function in (
-                        arithmetic.rect_prism_tolerance,
-                        reward_utils.rect_prism_tolerance,
-                    )
-                )
-            assert same(found, wanted)
-            seen.add(type(wanted))
-    assert seen == {float, np.float64}
 
 
 def test_norm_clip_absolute_and_hstack_are_numpys():
@@ -685,44 +656,6 @@ def test_scipys_quaternions_are_used_where_it_rounds_otherwise(monkeypatch):
     assert found is scipy.spatial.transform.Rotation
 
 
-def test_it_is_off_where_a_zero_changes_a_sum_of_products(fresh_check, monkeypatch):
-    assert arithmetic.zeros_add_nothing()
-    exact = arithmetic.length
-    monkeypatch.setattr(
-        arithmetic, "length", lambda *parts: exact(*parts) + (1e-16 if 0.0 in parts else 0.0)
-    )
-    assert not arithmetic.zeros_add_nothing()
-    assert not steps_like_upstream()
-
-
-@pytest.mark.parametrize("closing", [-1.0, 0.3, 2.0])
-def test_a_closing_gripper_is_rewarded_as_metaworld_does(closing):
-    product = reward_utils.hamacher_product
-    env = types.SimpleNamespace(_metaworld_views=types.SimpleNamespace(hamacher_product=product))
-    for caged in (0, 0.0, 0.3, 0.97, 0.98, 1.0):
-        for action in (np.array([closing], np.float32), np.array([closing])):
-            closed = min(max(0, action[-1]), 0.7) / 0.7 if caged > 0.97 else 0.0
-            wanted = product(caged, closed)
-            assert same(with_closing(env, action, caged, 0.7, mean=False), wanted)
-            assert same(with_closing(env, action, caged, 0.7), (wanted + caged) / 2)
-
-
-@pytest.mark.parametrize("name", slow_unless(["peg-insert-side-v3"], WHOLE_REWARDS), scope="module")
-def test_a_reward_of_an_observation_in_single_precision_is_metaworlds(name):
-    ours, theirs = pair(name)
-    observation = ours.reset(seed=0)[0]
-    theirs.reset(seed=0)
-    act = scripted(name, 500, np.random.default_rng(0))
-    for step in range(60):
-        action = act(observation, step)
-        observation = ours.step(action)[0]
-        theirs.step(action)
-        for dtype in (np.float32, np.float64):
-            told = observation.astype(dtype), action
-            found, wanted = (env.unwrapped.evaluate_state(*told) for env in (ours, theirs))
-            assert same(found, wanted)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "told", [{}, {"high_density": True}, {"medium_density": True}, {"desired_gripper_effort": 0.5}]
@@ -746,15 +679,3 @@ def test_the_reward_for_caging_an_object_is_metaworlds(told, closed):
             for env in (ours, theirs)
         )
         assert same(found, wanted)
-    both = [
-        call(
-            env.unwrapped._gripper_caging_reward,
-            action,
-            place,
-            **sizes,
-            high_density=True,
-            medium_density=True,
-        )
-        for env in (ours, theirs)
-    ]
-    assert both[0] == both[1] and both[0][0] == "ValueError"

@@ -54,9 +54,7 @@ class MetaWorld(Benchmark):
         fast: build and step with faster code, whose observations, rewards and goals are equal to
             bit-exact those of MetaWorld. MetaWorld's own code is used, with a warning, if the
             installed version was not compared, or if a task's first steps differ on this machine
-            (compared once per process, about 0.6 s). A fast environment cannot be pickled. It has
-            no ``compute_reward``, by which checkers recognize environments with goals in
-            dictionaries.
+            (compared once per process, about 0.6 s). A fast environment cannot be pickled.
 
     Raises:
         ConfigurationError: if MetaWorld is missing, or a task is unknown or named twice.

@@ -42,18 +42,6 @@ def length(*parts: float) -> float:
     return math.sqrt(vector.dot(vector))
 
 
-def zeros_add_nothing() -> bool:
-    """Return whether ``dot`` of three numbers with a zero is that of the two others.
-
-    OpenBLAS sums in their order; another library might not.
-    """
-    pairs = np.random.default_rng(0).normal(size=(200, 2)).tolist()
-    return all(
-        length(x, y) == length(x, 0.0, y) == length(x, y, 0.0) == length(0.0, x, y)
-        for x, y in pairs
-    )
-
-
 def clip(x: Any, low: Any, high: Any) -> Any:
     """``np.clip`` of a number."""
     if (
@@ -118,27 +106,6 @@ def long_tail(x: float, lower: float, upper: float, margin: float) -> float:
         if scaled < LARGE:
             return 1 / (scaled**2 + 1)
     return _metaworlds_rewards().tolerance(x, (lower, upper), margin, "long_tail")
-
-
-def rect_prism_tolerance(curr: Any, zero: Any, one: Any) -> Any:
-    """MetaWorld's ``reward_utils.rect_prism_tolerance``."""
-    x, y, z = curr.tolist()
-    start_x, start_y, start_z = zero.tolist()
-    end_x, end_y, end_z = one.tolist()
-    if not (
-        (start_x <= x <= end_x or end_x <= x <= start_x)
-        and (start_y <= y <= end_y or end_y <= y <= start_y)
-        and (start_z <= z <= end_z or end_z <= z <= start_z)
-    ):
-        return 1.0
-    if start_x == end_x or start_y == end_y or start_z == end_z:
-        return _metaworlds_rewards().rect_prism_tolerance(curr, zero, one)
-    return FLOAT64(
-        (x - start_x)
-        / (end_x - start_x)
-        * ((y - start_y) / (end_y - start_y))
-        * ((z - start_z) / (end_z - start_z))
-    )
 
 
 @cache
@@ -255,10 +222,9 @@ def replacements() -> dict[str, Any]:
     numpy = SimpleNamespace(
         **{**vars(np), "linalg": linalg, "clip": clip, "abs": absolute, "hstack": hstack}
     )
-    ours = {"tolerance": tolerance, "rect_prism_tolerance": rect_prism_tolerance}
     return {
         "np": numpy,
-        "reward_utils": SimpleNamespace(**{**vars(_metaworlds_rewards()), **ours}),
+        "reward_utils": SimpleNamespace(**{**vars(_metaworlds_rewards()), "tolerance": tolerance}),
         "tolerance": tolerance,
         "Rotation": SimpleNamespace(from_matrix=Rotation) if _rounds_like_scipy() else Slow,
     }

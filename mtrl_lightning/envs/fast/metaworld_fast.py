@@ -1,9 +1,9 @@
 """MetaWorld's environments at the speed of their physics: bit-exact, and cheaper in Python.
 
-Each class here derives from MetaWorld's class of a task. The code that all tasks share is
-reimplemented. A task's own methods, above all its reward, are used as they are, but the names in it
-refer to positions that were looked up once and to the cheaper arithmetic of ``arithmetic``.
-MetaWorld's own classes and modules are not changed.
+Each class here derives from MetaWorld's class of a task and overrides the methods that all tasks
+share. A task's own methods, above all its reward, are MetaWorld's, with the cheaper functions of
+``arithmetic`` as globals. While a step is observed and evaluated, ``data`` is a view of the
+simulation that looks up each name once. MetaWorld's own classes and modules are not changed.
 """
 
 from __future__ import annotations
@@ -12,46 +12,39 @@ import math
 import struct
 import sys
 import types
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.fast.arithmetic import length, replacements, zeros_add_nothing
+from mtrl_lightning.envs.fast.arithmetic import length, long_tail, replacements
 from mtrl_lightning.envs.fast.metaworld_models import new_model
-from mtrl_lightning.envs.fast.metaworld_rewards import DENSE, OWN_CAGING, caging_reward, dense_or
 from mtrl_lightning.envs.render.renderer import check_drawable
 from mtrl_lightning.errors import import_optional
 
-Vector = tuple[float, float, float]
 Upstream: Any = object
 """MetaWorld's class of a task: the base class of ours after ``fast_class`` combines both."""
 
 CHECKED = {"metaworld": ("3.1.1",), "mujoco": ("3.3.0",)}
 """Versions that this file's environments were compared with, observation by observation."""
 CHECK_TASK = "pick-place-v3"
-"""The task that is stepped beside MetaWorld's own at the first use in a process."""
+"""The task whose steps are compared with MetaWorld's own at the first use in a process."""
 CHECK_STEPS = 20
 VIEWS = "_metaworld_views"
 """The attribute that is added to MetaWorld's."""
-TASK_REWARD = "_metaworld_reward"
-"""The name of a task's ``compute_reward``."""
-RENAMED = {"data": VIEWS, "compute_reward": TASK_REWARD}
-"""Attributes with other names in the copies of a task's methods."""
 EVALUATING = (
     "evaluate_state",
     "compute_reward",
     "_get_pos_objects",
     "_get_quat_objects",
-    "_get_id_main_object",
     "_gripper_caging_reward",
     "_reward_quat",
     "_reward_pos",
     "_reward_grab_effort",
     "_stick_is_inserted",
 )
-"""Methods of a task that read the simulation and do not change it."""
+"""Methods of a task that read the simulation at every step."""
 DOWN = (1.0, 0.0, 1.0, 0.0)
 """The hand's orientation."""
 SINGLE = np.dtype(np.float32)
@@ -59,7 +52,6 @@ THREE_SINGLES = struct.Struct("3f")
 TWO_DOUBLES = struct.Struct("2d")
 THREE_DOUBLES = struct.Struct("3d")
 FOUR_DOUBLES = struct.Struct("4d")
-NINE_DOUBLES = struct.Struct("9d")
 FRAME = struct.Struct("18d")
 """Of an observation: hand (3), gripper (1), and objects' positions and orientations (14)."""
 NO_SECOND_OBJECT = (0.0,) * 7
@@ -72,16 +64,13 @@ FIRST_RESET_MATTERS = ("SawyerPushEnvV3", "SawyerPushBackEnvV3")
 def steps_like_upstream() -> bool:
     """Return whether the steps of a task equal MetaWorld's own, bit for bit, in this process.
 
-    Python's bytecode and NumPy's arithmetic, on which this file depends, differ between versions
-    and machines.
+    NumPy's arithmetic differs between versions and machines.
     """
-    if not zeros_add_nothing():
-        return False
     kind = import_optional("metaworld", "metaworld").ALL_V3_ENVIRONMENTS[CHECK_TASK]
     upstream = kind()
     try:
         ours = _some_steps(fast_class(kind)())
-    except Exception:  # whatever another version of Python makes of the copied methods
+    except Exception:  # whatever another version of Python makes of the methods
         return False
     return ours == _some_steps(upstream)
 
@@ -112,7 +101,7 @@ class _CachedViews:
 
 
 class _SimulationViews:
-    """Cached views of the simulation's data, in its place where a task only reads."""
+    """The simulation's data with cached views, for tasks that only read it."""
 
     def __init__(self, data: Any) -> None:
         import mujoco
@@ -121,7 +110,6 @@ class _SimulationViews:
         self._data = data
         self.body = cache(lambda name: _CachedViews(data.body(name)))
         self.site = cache(lambda name: _CachedViews(data.site(name)))
-        self.sites = cache(lambda names: tuple(data.site(name).xpos for name in names))
         self.geom = cache(lambda name: _CachedViews(data.geom(name)))
         self.joint = cache(lambda name: _CachedViews(data.joint(name)))
         self.hand = data.body("hand").xpos
@@ -130,17 +118,11 @@ class _SimulationViews:
         self.pads = data.body("leftpad").xpos, data.body("rightpad").xpos
         self.pad_geoms = data.geom("leftpad_geom").id, data.geom("rightpad_geom").id
         self._reach = cache(self._reach_of)
-        self._vectors: Any = np.empty((3, 3))
-        self._rows = tuple(self._vectors)
         self.mocap_pos = data.mocap_pos[0]
         self.mocap_quat = data.mocap_quat[0]
         self.ctrl = data.ctrl
-        self.is_evaluated = False
-        """Whether a step is evaluated, in which nothing moves."""
         self.center: npt.NDArray | None = None
         """The middle between the fingers, after its first use in an evaluation."""
-        self.fixed_length = lru_cache(maxsize=8)(length)
-        """Of vectors that stay the same from one reset to the next."""
         self.hamacher_product = replacements()["reward_utils"].hamacher_product
         self.single = cache(lambda number: float(np.float32(number)))
         self.still = False
@@ -148,23 +130,6 @@ class _SimulationViews:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
-
-    def lengths(self, a: Vector, b: Vector, c: Vector = (0.0, 0.0, 0.0)) -> Vector:
-        """Return the lengths of three vectors."""
-        NINE_DOUBLES.pack_into(self._vectors, 0, *a, *b, *c)
-        first, second, third = self._rows
-        return (
-            math.sqrt(first.dot(first)),
-            math.sqrt(second.dot(second)),
-            math.sqrt(third.dot(third)),
-        )
-
-    def middle(self) -> Vector:
-        """Return the middle between the fingers."""
-        right, left = self.fingers
-        x, y, z = right.tolist()
-        left_x, left_y, left_z = left.tolist()
-        return (x + left_x) / 2.0, (y + left_y) / 2.0, (z + left_z) / 2.0
 
     def is_near_pad(self, geom_id: int) -> bool:
         """Return whether a geom and the left pad can be in contact: their spheres overlap."""
@@ -223,15 +188,15 @@ class _FastSawyer(Upstream):
         self.curr_path_length += 1
         mujoco.mj_forward(model, data)
         space = self.sawyer_observation_space
-        observation = self._get_obs()
-        np.maximum(observation, space.low, out=observation)
-        np.minimum(observation, space.high, out=observation)
-        self._last_stable_obs = observation
-        views.is_evaluated = True
+        self.data = views
         try:
+            observation = self._get_obs()
+            np.maximum(observation, space.low, out=observation)
+            np.minimum(observation, space.high, out=observation)
+            self._last_stable_obs = observation
             reward, info = self.evaluate_state(observation, action)
         finally:
-            views.is_evaluated = False
+            self.data = data
             views.center = None
         return (
             observation.copy(),
@@ -301,19 +266,6 @@ class _FastSawyer(Upstream):
             views.mujoco.mj_rnePostConstraint(self.model, self.data)
         self.init_tcp = self.tcp_center
 
-    @property
-    def compute_reward(self) -> Any:
-        """Stable-Baselines3 takes an environment that has this method for one with goals.
-
-        Raises:
-            AttributeError: always.
-        """
-        raise AttributeError(
-            f"{type(self).__name__} of a fast MetaWorld has no compute_reward, which is the name of"
-            " another method in environments with goals: call evaluate_state(observation, action),"
-            " which returns reward and info, or set fast to false"
-        )
-
     def get_endeff_pos(self) -> npt.NDArray[Any]:
         return self._metaworld_views.hand
 
@@ -328,8 +280,11 @@ class _FastSawyer(Upstream):
         views = self._metaworld_views
         if views.center is not None:
             return views.center
-        center = np.array(views.middle())
-        if views.is_evaluated:
+        right, left = views.fingers
+        x, y, z = right.tolist()
+        left_x, left_y, left_z = left.tolist()
+        center = np.array(((x + left_x) / 2.0, (y + left_y) / 2.0, (z + left_z) / 2.0))
+        if self.data is views:
             views.center = center
         return center
 
@@ -364,9 +319,6 @@ class _FastSawyer(Upstream):
         FRAME.pack_into(frame, 0, x, y, z, 1.0 if apart > 1.0 else apart, *objects)
         return frame
 
-    def _get_id_main_object(self) -> int:
-        return self._metaworld_views.geom("objGeom").id
-
     def touching_object(self, object_geom_id: int) -> bool:
         views = self._metaworld_views
         if not views.is_near_pad(object_geom_id):
@@ -388,7 +340,70 @@ class _FastSawyer(Upstream):
         of_left, of_right = [sum([force[address[i]] for i in one]) for one in (left, right)]
         return of_left > 0 and of_right > 0
 
-    _gripper_caging_reward = caging_reward
+    def _gripper_caging_reward(
+        self,
+        action: Any,
+        obj_pos: npt.NDArray[Any],
+        obj_radius: float,
+        pad_success_thresh: float,
+        object_reach_radius: float,
+        xz_thresh: float,
+        desired_gripper_effort: float = 1.0,
+        high_density: bool = False,
+        medium_density: bool = False,
+    ) -> Any:
+        views = self._metaworld_views
+        x, y, z = obj_pos.tolist()
+        start_x, start_y, start_z = self.obj_init_pos.tolist()
+        tcp_x, tcp_y, tcp_z = self.tcp_center.tolist()
+        init_x, init_y, init_z = self.init_tcp.tolist()
+        left, right = (pad.item(1) for pad in views.pads)
+        left_margin = abs(abs(left - start_y) - pad_success_thresh)
+        right_margin = abs(abs(right - start_y) - pad_success_thresh)
+        xz_margin = length(start_x - init_x, start_z - init_z) - xz_thresh
+        caging_y = views.hamacher_product(
+            long_tail(abs(left - y), obj_radius, pad_success_thresh, left_margin),
+            long_tail(abs(right - y), obj_radius, pad_success_thresh, right_margin),
+        )
+        caging_xz = long_tail(length(tcp_x - x, tcp_z - z), 0, xz_thresh, xz_margin)
+        caging = views.hamacher_product(caging_y, caging_xz)
+        closed = min(max(0, action[-1]), desired_gripper_effort) / desired_gripper_effort
+        reward = views.hamacher_product(caging, closed if caging > 0.97 else 0.0)
+        if high_density:
+            reward = (reward + caging) / 2
+        if medium_density:
+            margin = length(start_x - init_x, start_y - init_y, start_z - init_z)
+            reach = long_tail(
+                length(x - tcp_x, y - tcp_y, z - tcp_z),
+                0,
+                object_reach_radius,
+                abs(margin - object_reach_radius),
+            )
+            reward = (reward + reach) / 2
+        return reward
+
+
+def _pick_place_caging(
+    self: Any, action: Any, obj_pos: npt.NDArray[Any], *_: Any, **__: Any
+) -> Any:
+    """``_gripper_caging_reward`` of pick-place, which uses no further arguments."""
+    views = self._metaworld_views
+    x, y, z = obj_pos.tolist()
+    start_x, _, start_z = self.obj_init_pos.tolist()
+    tcp_x, _, tcp_z = self.tcp_center.tolist()
+    init_x, _, init_z = self.init_tcp.tolist()
+    left, right = (pad.item(1) for pad in views.pads)
+    left_margin = abs(abs(y - self.init_left_pad.item(1)) - 0.05)
+    right_margin = abs(abs(y - self.init_right_pad.item(1)) - 0.05)
+    xz_margin = length(start_x - init_x, 0.0, start_z - init_z) - 0.005
+    caging_y = views.hamacher_product(
+        long_tail(left - y, 0.015, 0.05, left_margin),
+        long_tail(y - right, 0.015, 0.05, right_margin),
+    )
+    caging_xz = long_tail(length(tcp_x - x, 0.0, tcp_z - z), 0, 0.005, xz_margin)
+    caging = views.hamacher_product(caging_y, caging_xz)
+    closed = min(max(0, action[-1]), 1)
+    return (views.hamacher_product(caging, closed if caging > 0.97 else 0.0) + caging) / 2
 
 
 @cache
@@ -406,38 +421,30 @@ def fast_class(task_class: type, is_drawable: bool = False) -> type:
     }
     members["is_drawable"] = is_drawable
     kinds = task_class.__mro__
-    scopes: dict[type, dict[str, Any]] = {}
+    scopes: dict[str, dict[str, Any]] = {}
     for kind in reversed(kinds[: kinds.index(SawyerXYZEnv)]):
         names = vars(sys.modules[kind.__module__])
-        scopes[kind] = {
-            **names,
-            **{name: new for name, new in replacements().items() if name in names},
-        }
+        cheaper = {name: new for name, new in replacements().items() if name in names}
+        scope = scopes[kind.__name__] = {**names, **cheaper}
         for name, value in vars(kind).items():
-            if name == "_gripper_caging_reward" and kind.__name__ in OWN_CAGING:
-                members[name] = OWN_CAGING[kind.__name__]
-            elif name in EVALUATING:
-                members[RENAMED.get(name, name)] = _reading(value, scopes[kind])
-                if name == "evaluate_state" and kind.__name__ in DENSE:
-                    members[name] = dense_or(DENSE[kind.__name__], members[name])
+            if name in EVALUATING:
+                members[name] = _with_globals(value, scope)
             elif name in vars(_FastSawyer) and not name.startswith("__"):
                 members[name] = value
+    if "SawyerPickPlaceEnvV3" in scopes:
+        members["_gripper_caging_reward"] = _pick_place_caging
     made = type(task_class.__name__, (_FastSawyer, task_class), members)
-    for kind, scope in scopes.items():
-        scope[kind.__name__] = made  # a task calls its static methods by its class's name
+    for name, scope in scopes.items():
+        scope[name] = made  # a task calls its static methods by its class's name
     return made
 
 
-def _reading(method: Any, scope: dict[str, Any]) -> Any:
-    """Return a copy of a method that uses the views for the data, and ``scope`` for globals."""
+def _with_globals(method: Any, scope: dict[str, Any]) -> Any:
+    """Return a copy of a method that has ``scope`` for globals."""
     if isinstance(method, staticmethod):
-        return staticmethod(_reading(method.__func__, scope))
+        return staticmethod(_with_globals(method.__func__, scope))
     if method.__code__.co_freevars == ("func",):  # a decorator's check that `step` has already made
-        return _reading(method.__closure__[0].cell_contents, scope)
-    code = method.__code__
-    code = code.replace(co_names=tuple(RENAMED.get(name, name) for name in code.co_names))
-    reading = types.FunctionType(
-        code, scope, method.__name__, method.__defaults__, method.__closure__
+        return _with_globals(method.__closure__[0].cell_contents, scope)
+    return types.FunctionType(
+        method.__code__, scope, method.__name__, method.__defaults__, method.__closure__
     )
-    reading.__kwdefaults__ = method.__kwdefaults__
-    return reading
