@@ -7,85 +7,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from mtrl_lightning.algorithms import PPO, SAC, Temperature
-from mtrl_lightning.envs.benchmarks.benchmark import check_spec
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.gradients import Mean
 from mtrl_lightning.networks import (
     MLP,
-    AppendTask,
-    Embedding,
-    Identity,
     MultiHead,
     OneHot,
     Separate,
 )
 from mtrl_lightning.spec import EnvSpec
 from tests.helpers.algorithms import make_sac, make_spec
-
-
-class FormerNetwork(MLP):
-    def __init__(self, in_dim, out_dim, num_tasks, *, width=8):
-        raise AssertionError("never built")
-
-
-class FormerEncoder(Identity):
-    def __init__(self, observation_space, num_tasks):
-        raise AssertionError("never built")
-
-
-class FormerMean(Mean):
-    def __init__(self, num_tasks):
-        raise AssertionError("never built")
-
-
-class FormerEmbedding(Embedding):
-    def __init__(self, num_tasks, *, dim=3):
-        raise AssertionError("never built")
-
-
-class FormerTemperature(Temperature):
-    def __init__(self, num_tasks, *, initial=1.0):
-        raise AssertionError("never built")
-
-
-def former_network(in_dim: int, out_dim: int, num_tasks: int) -> MLP:
-    raise AssertionError("never built")
-
-
-@pytest.mark.parametrize(
-    ("option", "factory", "message"),
-    [
-        ("actor", FormerNetwork, r"^actor: FormerNetwork takes num_tasks, .*read spec\.num_tasks$"),
-        ("critic", partial(FormerNetwork, width=3), "critic: FormerNetwork takes num_tasks"),
-        ("actor", former_network, r"former_network takes num_tasks.*rename the parameter to spec"),
-        ("encoder", FormerEncoder, r"observation_space and num_tasks.*spec\.observation_space and"),
-        ("critic_gradient", FormerMean, r"receive the spec in place of .*read spec\.num_trained$"),
-        ("conditioning", FormerEmbedding, "^conditioning: FormerEmbedding takes num_tasks"),
-        ("temperature", FormerTemperature, "since 0.3: rename"),
-        ("actor", partial(MLP, conditioning=FormerEmbedding), "^actor.conditioning: FormerEmbed"),
-        (
-            "encoder",
-            partial(AppendTask, conditioning=partial(FormerEmbedding, dim=2)),
-            "^encoder.conditioning: FormerEmbedding takes num_tasks",
-        ),
-        ("actor", nn.Linear(2, 2), r"^actor is an object, Linear, .*partial\(Linear"),
-        ("encoder", Identity(make_spec()), "^encoder is an object, Identity"),
-        ("auxiliaries", [nn.Linear(2, 2)], "^auxiliaries is an object, Linear"),
-        ("actor", partial(MLP, conditioning=OneHot(make_spec())), "^actor.conditioning is an obj"),
-        ("actor", 400, "^actor is an object, int"),
-    ],
-)
-def test_what_is_no_factory_of_the_spec_is_refused(option, factory, message):
-    with pytest.raises(ConfigurationError, match=message):
-        SAC(make_spec(), **{option: factory})
-
-
-def test_other_algorithms_are_checked_as_well():
-    with pytest.raises(ConfigurationError, match="actor: FormerNetwork takes num_tasks"):
-        PPO(make_spec(), actor=FormerNetwork)
 
 
 def test_a_factory_receives_the_names_and_the_trained_tasks():
@@ -109,16 +39,6 @@ def test_the_spec_of_one_task():
     assert (one.observation_sizes, one.action_sizes) == ((3,), ())
     assert one.observation_space == spec.observation_space
     torch.testing.assert_close(OneHot(one)(torch.tensor([0])), torch.ones(1, 1))
-
-
-@pytest.mark.parametrize("train_tasks", [(1, 0), (0, 0, 1), (0, 3), ()])
-def test_trained_tasks_that_do_not_ascend_are_refused(train_tasks):
-    spec = make_spec(3)._replace(train_tasks=train_tasks)
-    message = r"train_tasks are \(.*\) of 3 tasks: .* in ascending order"
-    with pytest.raises(ConfigurationError, match=message):
-        SAC(spec)
-    with pytest.raises(ConfigurationError, match=message):
-        check_spec(spec)
 
 
 @pytest.mark.parametrize("kind", [MultiHead, Separate, MLP])
