@@ -15,7 +15,6 @@ from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.envs.vector.success_limit import SuccessLimit
-from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import fails
 from tests.helpers.environments import through_a_file
 
@@ -105,22 +104,6 @@ def test_a_run_may_continue_with_another_number_of_steps(there, here, expected):
     while not other.step(np.zeros(1))[3]:
         pass
     assert other.unwrapped.steps == expected
-
-
-@pytest.mark.parametrize("num_left", [-1, 1.5, True, "a"])
-def test_a_damaged_state_is_refused(num_left):
-    with pytest.raises((ConfigurationError, ValueError)):
-        SuccessLimit(Scheduled(4), 3).set_state({"num_left": num_left})
-
-
-@pytest.mark.parametrize(("there", "here"), [(3, None), (None, 3)])
-def test_a_state_with_and_an_environment_without_are_refused(there, here):
-    envs, other = (
-        VectorEnv(ToyReach(1), [0], num_workers=0, after_success=option) for option in (there, here)
-    )
-    envs.reset()
-    with pytest.raises(ConfigurationError, match=r"rollout.after_success, this run is with"):
-        other.set_state(envs.get_state())
 
 
 @pytest.mark.usefixtures("few_goals")

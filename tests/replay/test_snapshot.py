@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import zlib
 from pathlib import Path
 
@@ -274,14 +273,12 @@ def test_going_on_from_an_older_manifest_leaves_the_newer_files_as_they_are(tmp_
         (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "damaged"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_once(tmp_path, change, word):
+def test_a_missing_or_altered_file_is_refused(tmp_path, change, word):
     _, manifests, _ = saves(tmp_path)
     path = tmp_path / names(manifests[-1])[-1]
     change(path)
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match=word):
         restored(tmp_path, manifests[-1], 1, 4)
-    remedy = "continue from another checkpoint, or without the replay (--replay.restore false)"
-    assert str(caught.value) == f"the replay file {path} is {word}: {remedy}"
 
 
 def test_a_file_that_a_failing_disk_does_not_give_is_named(tmp_path, monkeypatch):
@@ -291,19 +288,6 @@ def test_a_file_that_a_failing_disk_does_not_give_is_named(tmp_path, monkeypatch
     )
     with pytest.raises(ConfigurationError, match=names(manifests[-1])[0]):
         restored(tmp_path, manifests[-1], 1, 4)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path):
-    storage = make_storage()
-    add(storage, 0, [1, 2, 3])
-    snapshots = ReplaySnapshots(tmp_path)
-    manifest = snapshots.save(storage)
-    file = tmp_path / names(manifest)[0]
-    file.unlink()
-    os.mkfifo(file)
-    with pytest.raises(ConfigurationError, match="not a regular file"):
-        snapshots.verify(manifest)
 
 
 def test_a_file_that_is_being_written_is_complete_before_others_are_loaded(tmp_path, monkeypatch):
@@ -322,27 +306,6 @@ def test_a_file_that_is_being_written_is_complete_before_others_are_loaded(tmp_p
         snapshots.load(manifest, make_storage())
 
 
-def test_a_file_whose_checksum_is_right_but_that_is_no_archive_is_named(tmp_path):
-    _, manifests, _ = saves(tmp_path, count=1)
-    (chunk,) = manifests[0]["chunks"]
-    (tmp_path / chunk["file"]).write_bytes(b"no archive")
-    chunk["crc32"] = zlib.crc32(b"no archive")
-    with pytest.raises(ConfigurationError, match=chunk["file"]):
-        restored(tmp_path, manifests[0], 1, 4)
-
-
-def test_a_file_with_pickled_objects_is_refused(tmp_path):
-    _, manifests, _ = saves(tmp_path, count=1)
-    (chunk,) = manifests[0]["chunks"]
-    path = tmp_path / chunk["file"]
-    with path.open("wb") as file:
-        for _ in STORED:
-            np.save(file, np.array([{}, {}, {}], dtype=object), allow_pickle=True)
-    chunk["crc32"] = zlib.crc32(path.read_bytes())
-    with pytest.raises(ConfigurationError, match=chunk["file"]):
-        restored(tmp_path, manifests[0], 1, 4)
-
-
 @pytest.mark.parametrize(("num_rings", "capacity"), [(2, 8), (4, 8), (3, 7), (3, 9)])
 def test_another_capacity_or_number_of_environments_is_refused(tmp_path, num_rings, capacity):
     storage = make_storage()
@@ -350,41 +313,19 @@ def test_another_capacity_or_number_of_environments_is_refused(tmp_path, num_rin
     manifest = ReplaySnapshots(tmp_path).save(storage)
     with pytest.raises(
         ConfigurationError,
-        match=rf"3 environments of 8 transitions, this run {num_rings} of {capacity}\b",
-    ) as caught:
+        match=r"data\.capacity",
+    ):
         restored(tmp_path, manifest, num_rings, capacity)
-    assert "rollout.envs_per_task and data.capacity" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "here"),
-    [
-        ({"shape": (4,)}, "observation, .*terminated"),
-        ({"dtype": np.uint8}, "observation, .*terminated"),
-        ({"info_fields": (Field("cost"),)}, "observation, .*terminated, cost"),
-    ],
+    "options", [{"shape": (4,)}, {"dtype": np.uint8}, {"info_fields": (Field("cost"),)}]
 )
-def test_another_schema_is_refused_and_both_are_named(tmp_path, options, here):
+def test_another_schema_is_refused_and_nothing_is_restored(tmp_path, options):
     storage = make_storage()
     add(storage, 0, range(5))
     manifest = ReplaySnapshots(tmp_path).save(storage)
     other = make_rings(NUM_RINGS, CAPACITY, **options)
-    with pytest.raises(
-        ConfigurationError, match=rf"has the fields observation, .*terminated, this run {here} \("
-    ) as caught:
+    with pytest.raises(ConfigurationError, match="fields"):
         ReplaySnapshots(tmp_path).load(manifest, other)
-    assert "--replay.restore false" in str(caught.value)
     assert other.added_E.tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("absolute", [False, True])
-def test_a_path_out_of_the_folder_is_not_followed(tmp_path, absolute):
-    folder = tmp_path / "replay"
-    _, manifests, _ = saves(folder, count=1)
-    (chunk,) = manifests[0]["chunks"]
-    outside = tmp_path / chunk["file"]
-    (folder / chunk["file"]).rename(outside)
-    chunk["file"] = str(outside) if absolute else f"../{outside.name}"
-    with pytest.raises(ConfigurationError, match="no file of a replay") as caught:
-        restored(folder, manifests[0], 1, 4)
-    assert repr(chunk["file"]) in str(caught.value)

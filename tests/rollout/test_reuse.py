@@ -11,7 +11,6 @@ import torch
 from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach, VectorEnv
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import share_of
 from mtrl_lightning.rollout import AdaptiveNoise, Collector, PolicyReuse
 from mtrl_lightning.rollout.episodes import EpisodeWindows
@@ -166,33 +165,6 @@ def test_without_a_success_signal_the_score_decides():
     assert (reuse.acting_task_E[1:6] == [2, 2, 1, *reuse.acting_task_E[4:6]]).all()
 
 
-@pytest.mark.parametrize(
-    ("spec", "window", "envs_per_task", "message"),
-    [
-        (SPEC._replace(has_success=False), 50, 5, "neither a success signal nor a largest return"),
-        (SPEC, 19, 5, r"rollout\.reuse takes the success of 20 episodes, and rollout\.window"),
-        (SPEC, 50, 1, r"needs two environments of a task in each process.*envs_per_task"),
-        (ToyReach(1).spec, 50, 5, "no two tasks have observations and actions of the same"),
-    ],
-)
-def test_tasks_that_cannot_use_it_are_refused(spec, window, envs_per_task, message):
-    with pytest.raises(ConfigurationError, match=message):
-        PolicyReuse().check(spec, window, envs_per_task)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fraction": 0.95}, "fraction is 0.95: give a number from 0 to 0.9"),
-        ({"success": 0.0}, "success is 0.0"),
-        ({"episodes": 0}, "episodes is 0"),
-    ],
-)
-def test_options_out_of_range(options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        PolicyReuse(**options)
-
-
 class Asked:
     """A policy that stands still, and keeps the tasks of each step."""
 
@@ -334,35 +306,6 @@ def test_a_state_of_an_earlier_version_has_no_results():
     del saved["results"]
     reuse.load_state_dict(saved)
     assert reuse.state_dict()["results"] == []
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tasks": [0] * 8},
-        {"tasks": [3] * 9},
-        {"tasks": [-1] * 9},
-        {"tasks": [0.5] * 9},
-        {"results": [[0, 3, [[1.0, 1.0]]]]},
-        {"results": [[0, 1, [[0.0, "1.0"]]]]},
-        {"results": [[0, 1, [[1.0]]]]},
-        {"results": [[0, 1, []]]},
-        {"generator": {"bit_generator": "PCG64"}},
-    ],
-)
-def test_a_damaged_state_is_refused(change):
-    reuse = begun(PolicyReuse())
-    with pytest.raises((ValueError, KeyError)):
-        reuse.load_state_dict({**reuse.state_dict(), **change})
-
-
-def test_a_damaged_checkpoint_is_named():
-    collector = collector_of()
-    state = collector.get_state()
-    (own,) = state["reuse"].values()
-    own["tasks"] = []
-    with pytest.raises(ConfigurationError, match="reuse of policies"):
-        collector.set_state(state)
 
 
 @pytest.mark.parametrize(
