@@ -2,7 +2,6 @@ import pytest
 import yaml
 
 from mtrl_lightning.cli.config_files import parts_of
-from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import (
     CONFIGS,
     SHORT,
@@ -73,23 +72,6 @@ def test_names_stand_for_files_after_c_and_in_extends(tmp_path, monkeypatch):
     assert extended.data.benchmark == expected.data.benchmark
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("extends: network/mpl", r"did you mean network/mlp\?"),
-        ("extends: nowhere.yaml", "own.yaml extends nowhere.yaml, and there is no file"),
-        ("extends: {a: b}", "own.yaml is {'a': 'b'}: give a file, or a list of files"),
-        ("extends: [1]", r"own.yaml is \[1\]: give a file, or a list of files"),
-        ("extends: other.yaml", "in a cycle: .*own.yaml -> .*other.yaml -> .*own.yaml"),
-    ],
-)
-def test_what_cannot_be_extended(tmp_path, text, message):
-    write(tmp_path, "other.yaml", "extends: own.yaml\n")
-    path = write(tmp_path, "own.yaml", text)
-    with pytest.raises(ConfigurationError, match=message):
-        parse("-c", path)
-
-
 @pytest.mark.slow
 def test_the_saved_configuration_is_complete_and_repeats_the_run(command_line, tmp_path):
     names = [name for name in config_args(*CONFIGS) if name != "-c"]
@@ -143,8 +125,3 @@ def test_a_users_file_in_a_folder_named_like_a_group_is_read_as_any_other(
     path = write(tmp_path, "network/own.yaml", text)
     code, error = fails(command_line, capsys, "fit", "-c", path, configs=CLONING, small=False)
     assert code == 2 and message in error
-
-
-def test_a_sweep_file_is_no_configuration_of_a_run():
-    with pytest.raises(ConfigurationError, match="mtrl-lightning sweep sweep/hyperband"):
-        parse("-c", "sweep/hyperband")
