@@ -145,6 +145,6 @@ def test_a_processor_without_bfloat16_is_found():
 @pytest.mark.slow
 def test_a_run_where_bf16_is_slower_says_so_once(command_line, monkeypatch):
     monkeypatch.setattr(precision, "time_products", lambda: times(30.0))
-    with pytest.warns(UserWarning, match="--trainer.precision 32-true") as warned:
+    with pytest.warns(UserWarning, match="precision 32") as warned:
         command_line("fit", *SHORT, "--trainer.precision=bf16-mixed")
     assert len([one for one in warned if "in bfloat16 as in float32" in str(one.message)]) == 1
