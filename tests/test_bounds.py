@@ -232,7 +232,8 @@ TABLE: dict[type, Row] = {
             "omega": [0.0, INFINITY],
             "distilled_max_grad_norm": [0.0],
             "conditioning": [Embedding],
-            "encoder": [AppendTask],
+            "encoder": [AppendTask, partial(CARE, conditioning=Embedding)],
+            "critic": [partial(MLP, conditioning=Embedding)],
         },
     ),
     PPO: (

@@ -39,14 +39,6 @@ def test_a_saved_state_does_not_move_with_the_counters():
     assert state["env_steps"] == 40
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_state_without_one_of_the_counts_is_refused(name):
-    state = Counters().state_dict()
-    del state[name]
-    with pytest.raises(KeyError, match=name):
-        Counters().load_state_dict(state)
-
-
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]

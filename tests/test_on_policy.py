@@ -12,10 +12,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
-from mtrl_lightning import PPO, ConfigurationError, MultiTaskData, ToyReach, load_policy
+from mtrl_lightning import PPO, MultiTaskData, ToyReach, load_policy
 from mtrl_lightning.callbacks import ReplayCallback, RolloutCallback, read_metrics
 from mtrl_lightning.networks import MLP
-from mtrl_lightning.run.kinds import refuse_options
 from tests.helpers.runs import assert_same, checkpoint, signal_in_call, small
 
 CONFIGS = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
@@ -230,7 +229,7 @@ def test_a_rebuilt_environment_leaves_a_gap_and_the_run_ends_well(command_line, 
 
     gaps_values = []
     monkeypatch.setattr(PPO, "begin_iteration", begin)
-    with pytest.warns(UserWarning, match="rebuilt, restart 1 of at most 10"):
+    with pytest.warns(UserWarning, match="restart 1"):
         fit(
             command_line,
             "--data.benchmark=tests.helpers.altered_reach.FaultyReach",
@@ -381,29 +380,6 @@ def test_options_of_some_algorithms_are_those_that_are_documented_so():
     refusing = ReplayCallback.__init__.refusing_kinds
     defaults = inspect.signature(ReplayCallback).parameters
     assert refusing == dict.fromkeys(defaults, DOCUMENTED["off-policy only"])
-
-
-def test_options_at_their_defaults_are_not_refused():
-    data = MultiTaskData(ToyReach(), None, on_device=True, memory_map=False)
-    sections = {"data": data, "rollout": RolloutCallback(1_000), "other": object}
-    for kind in ("off-policy", "on-policy", "offline"):
-        refuse_options(kind, sections)
-    data = MultiTaskData(ToyReach(), 96)
-    with pytest.raises(ConfigurationError, match=r"are given: data\.batch_size 96\. Leave"):
-        refuse_options("on-policy", {"data": data})
-    refuse_options("off-policy", {"data": data})
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("reward_scale", r"PPO has no reward_scale: .* \(return_scale\)"),
-        ("auxiliaries", "PPO has no auxiliaries: representation losses need a replay"),
-    ],
-)
-def test_an_option_that_ppo_lacks_names_what_replaces_it(option, message):
-    with pytest.raises(ConfigurationError, match=message):
-        PPO(ToyReach().spec, **{option: None})
 
 
 @pytest.mark.slow

@@ -7,8 +7,6 @@ import pytest
 from mtrl_lightning import SAC, train
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import DMControl, Pixels, ToyReach
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.export.replay import read_replay
 from mtrl_lightning.networks import MLP
 from tests.helpers.command_line import skip_without_renderer
 from tests.helpers.networks import Convolutions
@@ -71,11 +69,3 @@ def test_a_run_that_is_continued_in_mid_episode_is_the_uninterrupted_one(tmp_pat
     assert_same(found[0], states)
     assert found[1:] == (files, evaluation)
     assert any(key.startswith("eval/return") for key in evaluation)
-    with pytest.raises(ConfigurationError, match="holds frames of pixels, which cannot be exp"):
-        read_replay(whole.checkpoint, load_checkpoint(whole.checkpoint))
-
-
-def test_an_encoder_of_vectors_refuses_images_and_says_what_to_set(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"encoder Identity takes state vectors.*images"):
-        train(Pixels(ToyReach(1), size=8), SAC, total_steps=60, root=str(tmp_path))
-    assert not list(tmp_path.iterdir())

@@ -101,7 +101,7 @@ def test_no_replay_file_is_deleted_while_a_checkpoint_cannot_be_read(command_lin
     needed = folder / "replay" / "rows_that_only_this_checkpoint_lists.npy"
     needed.touch()
     longer = [*SHORT, "--rollout.total_steps=210", "--checkpoint.keep_last=-1"]
-    with pytest.warns(UserWarning, match="no replay file is deleted while .*step_000000000120"):
+    with pytest.warns(UserWarning, match="step_000000000120"):
         command_line("fit", "--ckpt_path=last", *longer)
     assert needed.exists()
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import RandomShift
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.augmentation import cropped_together, padded, shifted
 from mtrl_lightning.networks import PixelEncoder
-from tests.helpers.algorithms import make_batch, make_sac, make_spec, pixel_spec, train
+from tests.helpers.algorithms import make_batch, make_sac, pixel_spec, train
 
 SPEC = pixel_spec()
 
@@ -108,15 +107,3 @@ def test_its_generator_is_in_the_checkpoint_and_of_each_rank(monkeypatch):
     monkeypatch.setattr("mtrl_lightning.ranks.distributed.rank", lambda: 1)
     second = make_sac(SPEC, seed=3, **options).transform(batch).observation_RnD
     assert not torch.equal(first, second)
-
-
-@pytest.mark.parametrize(
-    ("spec", "padding", "message"),
-    [
-        (make_spec(), 4, r"observations have the shape \(4,\): take it out of"),
-        (SPEC, 0, "padding is 0: give at least 1"),
-    ],
-)
-def test_what_it_cannot_shift_is_refused(spec, padding, message):
-    with pytest.raises(ConfigurationError, match=message):
-        RandomShift(spec, padding)

@@ -13,24 +13,16 @@ from torch.optim import SGD
 
 from mtrl_lightning.algorithms import (
     SAC,
-    ByTemperature,
     Categorical,
     Distral,
     FixedTemperature,
     MeanReward,
 )
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import Mean, PCGrad
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
-    CARE,
-    MLP,
-    AppendTask,
-    Attention,
     Average,
-    Clusters,
-    Embedding,
     MixtureOfEncoders,
     MLPEncoder,
     MultiHead,
@@ -419,40 +411,6 @@ def test_the_gradient_of_each_task_is_clipped_apart():
 
 
 # ---- what is refused ----
-
-MIXTURE = partial(MixtureOfEncoders, num_experts=2, width=6, depth=1, out_dim=5)
-EMBEDDED = partial(MLP, width=8, depth=1, conditioning=Embedding)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kappa": -0.1}, r"kappa is -0\.1: give a finite number of at least 0"),
-        ({"kappa": math.nan}, "kappa is nan"),
-        ({"kappa": math.inf}, "kappa is inf"),
-        ({"omega": 0.0}, r"omega is 0\.0: give a finite number above 0"),
-        ({"omega": -1.0}, r"omega is -1\.0"),
-        ({"omega": math.nan}, "omega is nan"),
-        ({"conditioning": Embedding}, "Set model.init_args.conditioning to null"),
-        ({"critic": EMBEDDED}, "Set model.init_args.critic.init_args.conditioning to null"),
-        ({"encoder": AppendTask}, r"the encoder AppendTask depends on the task \(OneHot\)"),
-        ({"encoder": partial(MIXTURE, assignment=Attention)}, "MixtureOfEncoders depends on"),
-        (
-            {"encoder": partial(MIXTURE, assignment=partial(Clusters, words=[["a"], ["task"]]))},
-            r"depends on the task \(Clusters\)",
-        ),
-        ({"encoder": partial(CARE, conditioning=Embedding)}, "the encoder CARE depends on"),
-        ({"task_weighting": ByTemperature}, "needs temperatures that are learned"),
-        ({"distilled_max_grad_norm": 0.0}, "distilled_max_grad_norm is 0"),
-        *(
-            ({name: None}, f"Distral takes no option {name}: it sets it itself")
-            for name in Distral.fixed_options
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make_distral(**options)
 
 
 def test_a_conditioning_without_features_is_taken():

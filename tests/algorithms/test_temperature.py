@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import ByTemperature, FixedTemperature, Temperature
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.algorithms import FixedTemperature, Temperature
 from mtrl_lightning.learning import losses
 from tests.helpers.algorithms import make_sac, train
 from tests.helpers.specs import spec_of
@@ -56,12 +55,6 @@ def test_the_values_are_for_reading():
     assert not Temperature(spec_of(3)).values().requires_grad
 
 
-@pytest.mark.parametrize("initial", [0.0, -1.0, float("nan")])
-def test_a_value_that_is_not_above_zero_is_refused(initial):
-    with pytest.raises(ConfigurationError, match="temperature's initial is"):
-        Temperature(spec_of(3), initial=initial)
-
-
 def test_a_fixed_temperature_stays_and_weights_the_entropy_of_all_tasks():
     sac = train(make_sac(temperature=partial(FixedTemperature, value=0.3)), 3)
     assert sac.temperature.values().tolist() == pytest.approx([0.3] * 3)
@@ -71,14 +64,3 @@ def test_a_fixed_temperature_stays_and_weights_the_entropy_of_all_tasks():
     assert [update.name for update in sac.updates] == ["critic", "actor"]
     assert not [name for name in sac.drain_metrics() if "temperature" in name]
     assert not [name for name in sac.state_dict() if "temperature" in name]
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
-def test_a_fixed_value_that_is_not_above_zero_is_refused(value):
-    with pytest.raises(ConfigurationError, match="fixed temperature"):
-        FixedTemperature(spec_of(3), value=value)
-
-
-def test_a_fixed_temperature_cannot_weight_the_tasks():
-    with pytest.raises(ConfigurationError, match="set task_weighting to EqualWeights or ByHand"):
-        make_sac(temperature=FixedTemperature, task_weighting=ByTemperature)

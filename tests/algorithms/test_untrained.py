@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms.rebuilding import rebuild_algorithm
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks import MLP, Embedding, NoConditioning, Separate
+from mtrl_lightning.networks import MLP, Embedding, NoConditioning
 from mtrl_lightning.saved_spec import describe_spec
 from tests.helpers.algorithms import make_ppo, make_sac, make_spec, make_td3
 
@@ -55,15 +54,3 @@ def test_there_is_nothing_to_say_where_all_tasks_are_trained():
     spec = make_spec(3, train_tasks=TRAINED)
     sac = make_sac(spec, **NETWORKS, conditioning=NoConditioning)
     assert sac.untrained_summary.endswith("given no input that would have to be learned")
-
-
-def test_what_cannot_work_is_refused():
-    spec = make_spec(3, train_tasks=TRAINED)
-    separate = partial(Separate, width=8, depth=1)
-    with pytest.raises(ConfigurationError, match="Separate trains one network per task"):
-        make_sac(spec, actor=separate)
-    make_sac(spec, actor=separate, untrained_tasks="own")
-    assert make_sac(spec, actor=NETWORK, critic=separate).untrained_summary.endswith("(OneHot)")
-    make_sac(make_spec(3), actor=separate)
-    with pytest.raises(ConfigurationError, match="untrained_tasks is 'zero': give one of"):
-        make_sac(spec, untrained_tasks="zero")

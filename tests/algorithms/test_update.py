@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import SGD
 
 from mtrl_lightning.counters import Counters
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import FAMO
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics
@@ -77,12 +76,6 @@ def test_parameters_that_the_loss_goes_through_are_frozen_for_it_alone():
     update(lambda: ((module.x * through.x).square(), None))
     assert through.x.grad is None and through.x.requires_grad
     assert module.x.tolist() == [0.5, 2.0]
-
-
-@pytest.mark.parametrize("max_norm", [0.0, -1.0])
-def test_a_norm_that_is_not_above_zero_is_refused_by_its_name(max_norm):
-    with pytest.raises(ConfigurationError, match=f"thing_max_grad_norm is {max_norm}"):
-        make_update([Numbers()], max_grad_norm=max_norm)
 
 
 def test_losses_are_computed_twice_in_the_same_precision_for_a_method_that_asks():

@@ -16,8 +16,7 @@ from mtrl_lightning.auxiliaries import (
     Probabilistic,
     TransitionEnsemble,
 )
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks import CARE, Embedding, Identity, MLPEncoder, OneHot
+from mtrl_lightning.networks import CARE, Embedding
 from tests.helpers.algorithms import make_batch, make_spec
 from tests.helpers.auxiliaries import STATES, STATES_CONTEXT, inputs, make_encoder, reached
 
@@ -238,44 +237,6 @@ def test_the_context_of_care_is_one():
 
 
 ONE = make_spec(2, train_tasks=[1])
-
-
-@pytest.mark.parametrize(
-    ("kind", "spec", "make", "options", "message"),
-    [
-        (HiPBMDP, ONE, STATES_CONTEXT, {}, "only task-1 is trained: train on at least two"),
-        (HiPBMDP, SPEC, STATES, {}, "MLPEncoder has none: choose -c encoder/mlp_context"),
-        (HiPBMDP, SPEC, Identity, {}, "Identity has none"),
-        (HiPBMDP, SPEC, partial(MLPEncoder, context=OneHot), {}, "OneHot has nothing to learn"),
-        (HiPBMDP, SPEC, STATES_CONTEXT, {"num_others": 3}, "num_others is 3, and 3 tasks"),
-        (HiPBMDP, SPEC, STATES_CONTEXT, {"num_others": 0}, "num_others is 0"),
-        (HiPBMDP, SPEC, STATES_CONTEXT, {"distance_weight": -1}, "distance_weight is -1"),
-        (HiPBMDP, SPEC, STATES_CONTEXT, {"distance_loss": "cubed"}, "distance_loss is 'cubed'"),
-        (LatentDynamics, SPEC, Identity, {}, "Identity has nothing to train: .*-c encoder/mlp"),
-        (LatentDynamics, SPEC, STATES, {"width": 0}, "width is 0"),
-        (LatentDynamics, SPEC, STATES, {"reward_from": "z"}, "reward_from is 'z'"),
-        (LatentDynamics, SPEC, STATES, {"after": "actor"}, "after is 'actor': give one of"),
-        (LatentDynamics, SPEC, STATES, {"weight_decay": -1}, "weight_decay is -1"),
-        (
-            LatentDynamics,
-            SPEC,
-            STATES,
-            {"transition": partial(Probabilistic, min_std=0.0)},
-            "min_std is 0.0",
-        ),
-        (
-            LatentDynamics,
-            SPEC,
-            STATES,
-            {"transition": partial(TransitionEnsemble, size=0)},
-            "size is 0",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_refused(kind, spec, make, options, message):
-    encoder = make_encoder(spec, make)
-    with pytest.raises(ConfigurationError, match=message):
-        kind(spec, encoder, **options)
 
 
 def test_one_task_may_have_a_latent_model():

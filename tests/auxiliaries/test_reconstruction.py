@@ -10,8 +10,7 @@ import torch
 
 from mtrl_lightning.auxiliaries import Reconstruction
 from mtrl_lightning.auxiliaries.reconstruction import preprocessed
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks import CARE, AppendTask, Embedding, Identity, PixelEncoder
+from mtrl_lightning.networks import PixelEncoder
 from tests.helpers.algorithms import make_batch, make_sac, make_spec, pixel_spec, train
 from tests.helpers.auxiliaries import PIXELS, STATES, STATES_CONTEXT, inputs, make_encoder, reached
 
@@ -103,18 +102,3 @@ def test_an_observation_of_each_task_is_saved_for_images():
     other.load_state_dict(sac.state_dict())
     for name, image in sac.images().items():
         assert np.array_equal(other.images()[name], image)
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "message"),
-    [
-        (Identity, {}, "Identity has nothing to train"),
-        (partial(AppendTask, conditioning=Embedding), {}, "AppendTask has no decoder"),
-        (partial(CARE, conditioning=Embedding), {}, "CARE has no decoder.*-c encoder/mlp"),
-        (STATES, {"latent_weight": -1.0}, "latent_weight is -1.0"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(make, options, message):
-    spec = make_spec()
-    with pytest.raises(ConfigurationError, match=message):
-        Reconstruction(spec, make_encoder(spec, make), **options)

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.callbacks import ResetCallback
 from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import SHORT
 from tests.helpers.runs import assert_same_end
 
@@ -95,9 +93,3 @@ def test_a_run_that_is_continued_at_a_reset_is_the_same_run(command_line):
     command_line("fit", *RESETS, *LONG, "--rollout.total_steps=120", "--name=parts")
     command_line("fit", *RESETS, *LONG, "--name=parts", "--ckpt_path=last")
     assert_same_end(command_line, "whole", "parts")
-
-
-@pytest.mark.parametrize("options", [{"every": 0}, {"every": 10, "times": 0}, {"times": 2}])
-def test_wrong_schedules_are_refused(options):
-    with pytest.raises(ConfigurationError, match="resets"):
-        ResetCallback(**options)

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.callbacks import RolloutCallback
 from mtrl_lightning.callbacks.checkpoint import load_checkpoint
 from mtrl_lightning.envs import VectorEnv
-from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.altered_reach import SlowReach
 
 
@@ -72,18 +70,3 @@ def test_a_step_is_counted_once_for_every_environment(command_line):
         "dropped_transitions": 0,
         "skipped_updates": 0,
     }
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"warmup_steps": 0},
-        {"warmup_steps": 900},
-        {"warmup_updates": -1},
-        {"updates_per_step": 0},
-        {"window": 0},
-    ],
-)
-def test_numbers_out_of_range_are_refused(option):
-    with pytest.raises(ConfigurationError, match=next(iter(option))):
-        RolloutCallback(total_steps=900, **option)

@@ -17,7 +17,7 @@ from mtrl_lightning.cli import config_list
 from mtrl_lightning.cli.commands import COMMANDS
 from mtrl_lightning.cli.config_names import config_names, find_config
 from mtrl_lightning.envs.render import opengl
-from mtrl_lightning.errors import ConfigurationError, requirement
+from mtrl_lightning.errors import requirement
 from mtrl_lightning.launch.quiet import LOGGER, quiet
 from mtrl_lightning.runs import policies
 from tests.helpers.command_line import CONFIGS, ROOT, SMALL, config_args
@@ -45,27 +45,6 @@ def test_an_existing_file_wins_over_a_name(tmp_path, monkeypatch):
     (tmp_path / "quickstart").rmdir()
     (tmp_path / "quickstart").touch()
     assert find_config("quickstart").samefile(tmp_path / "quickstart")
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("quickstrat", "quickstart"),
-        ("env/tyo", "env/toy"),
-        ("toy", "env/toy"),
-        ("network/more.yaml", "network/moore"),
-        ("configs/env/toy.yaml", "env/toy"),
-    ],
-)
-def test_an_unknown_name_suggests_the_nearest(given, meant, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match=rf"{given}.* did you mean {meant}\?"):
-        find_config(given)
-
-
-def test_a_name_does_not_leave_the_folder_of_configurations():
-    with pytest.raises(ConfigurationError, match="File does not exist"):
-        find_config("env/../../tests/nothing")
 
 
 def test_list_has_a_line_for_every_configuration(capsys, monkeypatch):

@@ -73,23 +73,6 @@ def test_names_stand_for_files_after_c_and_in_extends(tmp_path, monkeypatch):
     assert extended.data.benchmark == expected.data.benchmark
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("extends: network/mpl", r"did you mean network/mlp\?"),
-        ("extends: nowhere.yaml", "own.yaml extends nowhere.yaml, and there is no file"),
-        ("extends: {a: b}", "own.yaml is {'a': 'b'}: give a file, or a list of files"),
-        ("extends: [1]", r"own.yaml is \[1\]: give a file, or a list of files"),
-        ("extends: other.yaml", "in a cycle: .*own.yaml -> .*other.yaml -> .*own.yaml"),
-    ],
-)
-def test_what_cannot_be_extended(tmp_path, text, message):
-    write(tmp_path, "other.yaml", "extends: own.yaml\n")
-    path = write(tmp_path, "own.yaml", text)
-    with pytest.raises(ConfigurationError, match=message):
-        parse("-c", path)
-
-
 @pytest.mark.slow
 def test_the_saved_configuration_is_complete_and_repeats_the_run(command_line, tmp_path):
     names = [name for name in config_args(*CONFIGS) if name != "-c"]

@@ -6,7 +6,6 @@ import yaml
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import play
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.video.recording import RecordedEpisode, Recording
 from tests.helpers.video import frames_of
@@ -76,26 +75,6 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
 )
 def test_what_is_no_run(capsys, args, message):
     assert message in error_of(capsys, *args)
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "message"),
-    [
-        ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"horizon": 0}}, "^horizon is 0"),
-        ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"a": 1}}, "'a' is not accepted"),
-        ({"class_path": "mtrl_lightning.ToyReach", "init_args": {"num_tasks": 1.5}}, "Expected a"),
-        ({"class_path": "no_tasks.Own"}, "No module named 'no_tasks'.*in the folder of its modul"),
-    ],
-)
-def test_a_benchmark_that_cannot_be_made(benchmark, message):
-    with pytest.raises(ConfigurationError, match=f"(?s){message}"):
-        play.benchmark_of({"data": {"benchmark": benchmark}})
-
-
-@pytest.mark.parametrize("name", ["wrappers", "info_keys"])
-def test_options_of_a_benchmark_that_are_no_lists(name):
-    with pytest.raises(ConfigurationError, match=rf"data\.{name} .* is 1\.5, which is no list"):
-        play.benchmark_of({"data": {"benchmark": {}, name: 1.5}})
 
 
 def test_a_checkpoint_may_use_the_classes_that_the_configuration_names():

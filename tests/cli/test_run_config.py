@@ -7,9 +7,7 @@ import pytest
 import yaml
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.cli import play
 from mtrl_lightning.cli.run_config import foreign_names, read_run_config
-from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import ROOT
 
 OWN = """\
@@ -104,52 +102,3 @@ def test_the_configurations_of_the_package_name_its_own_classes_alone(tmp_path):
     assert len(files) > 100
     found = {str(path): foreign_names(yaml.safe_load(path.read_text()), tmp_path) for path in files}
     assert {path: names for path, names in found.items() if names} == {}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_says_that_code_of_the_run_is_executed(command, capsys):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    words = " ".join(capsys.readouterr().out.split())
-    assert "so that their code is executed: use only runs that you trust" in words
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("a: 2001-99-99", "month must be in 1..12"),
-        ("a: !!python/object/apply:os.system [exit 1]", "cannot be read"),
-        ("a: !!int b", "cannot be read"),
-        ("a: \x00", "cannot be read"),
-        ("- a\n", "no mapping"),
-        ("", "no mapping"),
-    ],
-)
-def test_a_damaged_configuration_is_refused(content, message, tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text(content)
-    with pytest.raises(ConfigurationError, match=message):
-        read_run_config(file)
-
-
-@pytest.mark.parametrize("command", ["play", "export", "validate", "fit"])
-def test_a_command_says_that_the_configuration_is_damaged(command, tmp_path, capsys):
-    run = tmp_path / "run" / "version_0"
-    (run / "checkpoints").mkdir(parents=True)
-    (run / "checkpoints" / "best.ckpt").touch()
-    (run / "checkpoints" / "last.ckpt").touch()
-    (run / "config.yaml").write_text("model: [")
-    given = [f"--resume={run}"] if command == "fit" else [str(run)]
-    with pytest.raises(SystemExit) as exit_info:
-        main([command, *given, *COMMANDS[command]])
-    assert exit_info.value.code == 2 and "cannot be read" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("section", ["data", "rollout", "model"])
-@pytest.mark.parametrize("options", [None, "a", ["a"]])
-def test_a_section_without_options_is_named(section, options):
-    config = {"data": {}, "rollout": {}, "model": {}, section: options}
-    with pytest.raises(ConfigurationError, match=f"no options of {section}"):
-        play.action_transforms_of(config)
-        play.named_classes(config)
-        play.benchmark_of(config)

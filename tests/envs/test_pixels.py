@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from mtrl_lightning.envs import DMControl, GymnasiumTasks, Pixels, ToyReach, VectorEnv
-from mtrl_lightning.envs.benchmarks.benchmark import WithInfo, check_spec
+from mtrl_lightning.envs import DMControl, Pixels, ToyReach, VectorEnv
+from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of, with_wrappers
 from mtrl_lightning.envs.render import pixels
 from mtrl_lightning.envs.render.frame_recorder import VideoFormat, WithFrameRecorder, decompressed
 from mtrl_lightning.envs.render.renderer import SimulationRenderer
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.errors import EnvironmentFaultError
 from tests.helpers.command_line import skip_without_renderer
 from tests.helpers.fakes import Drift
 
@@ -58,12 +58,6 @@ def test_an_observation_does_not_change_with_the_next_one():
         observations.append(env.step(np.full(2, 0.9, np.float32))[0])
         copies.append(observations[-1].copy())
     assert all(np.array_equal(a, b) for a, b in zip(observations, copies, strict=True))
-
-
-def test_a_spec_whose_observations_are_no_stacks_of_that_many_frames_is_refused():
-    spec = Pixels(ToyReach(1, horizon=5), size=8).spec
-    with pytest.raises(ConfigurationError, match=r"frame_stack is 2, and the observation space"):
-        check_spec(spec._replace(frame_stack=2))
 
 
 def test_the_spec_is_that_of_the_tasks_with_images_and_says_how_they_are_drawn(suite):
@@ -159,66 +153,6 @@ def test_metaworld_is_drawn_from_above_if_its_camera_is_chosen(suite):
     assert image.std() > 20
     assert np.abs(image - corner().transpose(2, 0, 1)).mean() > 20
     corner.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": 0}, "size is 0: give at least 1 pixel"),
-        ({"frame_stack": 0}, "frame_stack is 0: give a number from 1 to 4"),
-        ({"frame_stack": 5}, "frame_stack is 5: give a number from 1 to 4, the steps"),
-    ],
-)
-def test_sizes_that_cannot_be_are_refused(options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        Pixels(ToyReach(1, horizon=4), **options)
-
-
-def test_a_camera_that_the_model_does_not_have_is_named_with_the_task(suite):
-    with pytest.raises(ConfigurationError, match=r"'cheetah-run': the model has no camera 'front'"):
-        Pixels(suite.benchmark, camera="front")
-
-
-def test_without_a_renderer_the_benchmark_is_refused(suite, monkeypatch):
-    def find_none():
-        raise ConfigurationError("MuJoCo cannot draw images on this machine")
-
-    monkeypatch.setattr(pixels, "find_renderer", find_none)
-    with pytest.raises(ConfigurationError, match="cannot draw images on this machine"):
-        Pixels(suite.benchmark)
-
-
-def test_an_environment_that_draws_nothing_is_refused():
-    def make(render_mode=None):
-        return ToyReach(1).make_env(0, "train", 0)
-
-    tasks = GymnasiumTasks({"drawn": make}, horizon=5)
-    assert Pixels(tasks, size=8).spec.protocol["pixels"] == "8 x 8"
-    undrawn = ToyReach(1)
-    undrawn.make_env = lambda task, split, seed: _without_images()
-    with pytest.raises(ConfigurationError, match=r"'goal-0' draws no images.*rgb_array"):
-        Pixels(undrawn, size=8)
-
-
-def _without_images():
-    env = ToyReach(1).make_env(0, "train", 0)
-    env.render_mode = None
-    return env
-
-
-@pytest.mark.parametrize("image", [np.zeros((8, 8)), np.zeros((8, 8, 3))])
-def test_an_image_that_is_none_is_refused_at_the_start(image):
-    tasks = ToyReach(1)
-    make = tasks.make_env
-
-    def made(task, split, seed):
-        env = make(task, split, seed)
-        env.render = lambda: image
-        return env
-
-    tasks.make_env = made
-    with pytest.raises(ConfigurationError, match="must return unsigned bytes"):
-        Pixels(tasks, size=8)
 
 
 def test_a_state_that_is_not_finite_is_a_fault_though_the_image_shows_nothing_of_it():

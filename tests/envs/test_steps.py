@@ -108,13 +108,6 @@ def test_a_number_of_info_that_is_not_finite_is_a_fault_and_its_row_is_void(work
         assert value[result.valid_E].all()
 
 
-@pytest.mark.parametrize("name", ["reward", "active", "energy"])
-def test_a_field_cannot_have_the_name_of_another(name):
-    fields = (*FIELDS, Field(name))
-    with pytest.raises(ConfigurationError, match=rf"\['{name}'\]"):
-        VectorEnv(Informed(fields), [0], num_workers=0)
-
-
 # ---- unstable simulations ----
 
 PENDULUM = {"a": "InvertedPendulum-v5", "b": "InvertedPendulum-v5"}

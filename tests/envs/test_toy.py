@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.envs import ToyReach
-from mtrl_lightning.errors import ConfigurationError
 
 
 def at(env, x, y):
@@ -89,9 +88,3 @@ def test_test_episodes_are_numbered():
     assert len({tuple(start) for start in first}) == 5
     assert other.reset()[0].tolist() == env.reset(seed=5)[0].tolist()
     assert benchmark.make_env(0, "eval", 0).reset(seed=0)[0].tolist() != first[0]
-
-
-@pytest.mark.parametrize("arguments", [{"num_tasks": 0}, {"horizon": 0}])
-def test_numbers_out_of_range_are_refused(arguments):
-    with pytest.raises(ConfigurationError, match="at least 1"):
-        ToyReach(**arguments)

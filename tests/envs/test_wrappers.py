@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box
 from gymnasium.wrappers import (
     FlattenObservation,
     FrameStackObservation,
-    NormalizeReward,
     RescaleAction,
     TimeLimit,
     TransformReward,
@@ -22,9 +20,8 @@ from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of, with_wrappers
 from mtrl_lightning.envs.names import values_text
 from mtrl_lightning.envs.state.state import EnvState, layers_of
-from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.environments import future, play, through_a_file
-from tests.helpers.fakes import Drift, half, point_in_space, point_on_a_line
+from tests.helpers.fakes import half, point_in_space, point_on_a_line
 
 HORIZON = 7
 STACK = {"class_path": "gymnasium.wrappers.FrameStackObservation", "init_args": {"stack_size": 3}}
@@ -33,17 +30,6 @@ WITH_TIME = {
     "class_path": "gymnasium.wrappers.TimeAwareObservation",
     "init_args": {"normalize_time": True, "flatten": False},
 }
-
-
-class Pieces(gym.ObservationWrapper):
-    """A dictionary of the observation and of what it is given."""
-
-    def __init__(self, env: gym.Env, space: gym.Space) -> None:
-        super().__init__(env)
-        self.observation_space = Dict(place=env.observation_space, other=space)
-
-    def observation(self, observation):
-        return {"place": observation, "other": self.observation_space["other"].sample()}
 
 
 OWN = {"class_path": "tests.helpers.fakes.Drift", "init_args": {"step": 0.25}}
@@ -146,8 +132,6 @@ def test_tasks_of_different_sizes_are_wrapped_as_they_are_and_padded_again():
     assert not found_SED[:, 0, 3:].any() and found_SED[:, 0, :3].all()
     # a step of 0.2 times the action in the last frame alone
     assert np.diff(found_SED[:2, 0, :3], axis=0)[0] == pytest.approx([0, 0, 0.1], abs=1e-6)
-    with pytest.raises(ConfigurationError, match=r"only vectors are padded.*FlattenObservation"):
-        WithWrappers(tasks, [STACK])
 
 
 def test_spaces_that_no_wrapper_changes_are_the_benchmarks_own():
@@ -178,45 +162,6 @@ def test_a_wrappers_state_is_restored_in_the_middle_of_an_episode(benchmark):
     theirs.set(state)
     assert future(other) == expected
     assert theirs.get() == ours.get() != state
-
-
-@pytest.mark.parametrize(
-    ("wrappers", "message"),
-    [
-        (
-            ["gymnasium.wrappers.NormalizeObservation"],
-            r"each copy in each worker.*mtrl_lightning\.algorithms\.NormalizeObservation",
-        ),
-        (
-            [lambda env: FrameStackObservation(NormalizeReward(env), 2)],
-            r"algorithms\.NormalizeReward",
-        ),
-        (["gymnasium.wrappers.Autoreset"], "hide that from the learner"),
-        (
-            [DOUBLED, STACK],
-            r"'goal-0': after RescaleAction actions lie in Box\(-2.*append.*RescaleAction",
-        ),
-        (["gymnasium.wrappers.ClipAction"], "after ClipAction.*remove the wrapper"),
-        (
-            [{"class_path": "gymnasium.wrappers.DiscretizeAction", "init_args": {"bins": 3}}],
-            "after DiscretizeAction.*action space is",
-        ),
-        ([partial(Pieces, space=Dict(a=Box(-1, 1)))], r"other in it is a dict.*Flatten"),
-        ([partial(Pieces, space=Discrete(3))], r"Boxes of numbers: other Discrete\(3\)"),
-        ([partial(Drift, as_said=False)], r"the shape \(2,\), and observation_space .* \(3,\)"),
-        (["gymnasium.wrappers.FrameStak"], r"did you mean gymnasium\.wrappers\.FrameStackObserv"),
-        (["FrameStackObservation"], r"did you mean gymnasium\.wrappers\.FrameStackObservation"),
-        (["gymnasium.wrappers.FrameStackObservation"], "missing a required argument: 'stack_size'"),
-        ([STACK | {"init_args": {"size": 3}}], "its arguments are stack_size, padding_type"),
-        ([STACK | {"init_args": {"stack_size": 0}}], "cannot wrap its environment .ValueError"),
-        ([lambda env: None], "returns a NoneType"),
-        ([3], "has 3: give a class or function"),
-        ([{"path": "a"}], "give a class or function"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_by_name(wrappers, message):
-    with pytest.raises(ConfigurationError, match=message):
-        WithWrappers(ToyReach(2, HORIZON), wrappers)
 
 
 def test_actions_may_be_rescaled_back():

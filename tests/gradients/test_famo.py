@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import TaskParameters
 from mtrl_lightning.gradients.famo import FAMO
 from tests.helpers.gradients import Problem, Quadratic, assert_near, random_gradients
@@ -87,12 +86,6 @@ def test_the_losses_are_computed_once_more_each_update():
     method.backward(problem.losses(), problem.parameters, GENERATOR)
     method.after_step(lambda: calls.append(1) or torch.ones(2))
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize("options", [{"lr": 0.0}, {"decay": -0.1}])
-def test_what_cannot_be_is_refused(options):
-    with pytest.raises(ConfigurationError, match="FAMO"):
-        FAMO(spec_of(3), **options)
 
 
 def test_a_task_of_loss_zero_takes_no_part():

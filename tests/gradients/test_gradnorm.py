@@ -149,9 +149,3 @@ def test_no_shared_layer_is_refused():
     problem = Problem(torch.ones(2, 2))
     with pytest.raises(ConfigurationError, match="choose a network"):
         GradNorm(spec_of(2)).check(problem.parameters._replace(last_shared=[]))
-
-
-@pytest.mark.parametrize("options", [{"asymmetry": -1.0}, {"lr": 0.0}])
-def test_what_cannot_be_is_refused(options):
-    with pytest.raises(ConfigurationError, match="GradNorm"):
-        GradNorm(spec_of(3), **options)

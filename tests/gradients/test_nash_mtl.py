@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.nash_mtl import NashMTL, bargain, solve
 from tests.helpers.gradients import Problem, Quadratic, assert_near, random_gradients, update
 from tests.helpers.specs import spec_of
@@ -91,9 +90,3 @@ def test_kept_weights_are_applied_to_new_gradients():
     problem = Problem(second)
     assert_near(problem.update(method), method.weight_R.float() @ second)
     assert_near(problem.own[0].grad, torch.tensor([1.0, 2.0, 3.0]) / 3)
-
-
-@pytest.mark.parametrize("options", [{"max_norm": 0.0}, {"update_every": 0}])
-def test_what_cannot_be_is_refused(options):
-    with pytest.raises(ConfigurationError, match="Nash-MTL"):
-        NashMTL(spec_of(3), **options)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import Embedding
 from mtrl_lightning.networks.language import EMBEDDINGS, load_embeddings
 from mtrl_lightning.networks.mixture import CARE
@@ -116,20 +115,3 @@ def test_the_sizes_are_the_papers():
         (50, 50),
         (50, 50),
     ]
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: make(context_dim=4), "context_dim is 4 and out_dim 3"),
-        (lambda: make(num_experts=0), "num_experts is 0"),
-        (lambda: make(depth=0), "depth is 0: give at least 1"),
-        (lambda: make(width=0), "width is 0: give at least 1"),
-        (lambda: make(out_dim=0, context_dim=0), "out_dim is 0: give at least 1"),
-        (lambda: CARE(spec_of(2, Box(0, 1, (3, 8, 8)))), r"the shape \(3, 8, 8\)"),
-        (lambda: CARE(spec_of(["goal-99"], SPACE)), "no embedding of the task goal-99"),
-    ],
-)
-def test_what_cannot_work_is_refused(build, message):
-    with pytest.raises(ConfigurationError, match=message):
-        build()

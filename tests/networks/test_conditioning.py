@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import (
     Embedding,
     NoConditioning,
@@ -133,17 +132,3 @@ def test_the_state_holds_all(kind):
     assert not len(trained(before)) or not torch.equal(before(TASK_B), after(TASK_B))
     after.load_state_dict(before.state_dict())
     assert torch.equal(before(TASK_B), after(TASK_B))
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Embedding(spec_of(3), dim=0), "dim is 0"),
-        (lambda: TaskEncoder(spec_of(3), out_dim=0), "out_dim is 0"),
-        (lambda: TaskEncoder(spec_of(3), depth=0), "depth is 0"),
-        (lambda: TaskEncoder(spec_of(3), width=-1), "width is -1: give at least 1"),
-    ],
-)
-def test_wrong_numbers_are_refused(build, message):
-    with pytest.raises(ConfigurationError, match=message):
-        build()

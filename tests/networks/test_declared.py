@@ -75,19 +75,11 @@ class WithLinearHeads(Network):
 
 @pytest.mark.parametrize("num_tasks", [2, 3, 6])
 @pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        (Table, r"^Table has parameters for each task \(gate_TH\), .* own_tasks\(train_tasks\)"),
-        (TableOfColumns, r"TableOfColumns has .*\(gate_TH\), and nothing replaces"),
-        (ListOfHeads, r"ListOfHeads has .*\(heads\.0\.weight\), and nothing replaces"),
-        (SharedOnly, "define the method own_tasks"),
-        (OwnTasksOnly, r"\(gate_TH\) and declares them as shared: .* shared_parameters\(\)"),
-        (WithLinearHeads, r"\(heads\.weight\) and declares them as shared"),
-    ],
+    "kind", [Table, TableOfColumns, ListOfHeads, SharedOnly, OwnTasksOnly, WithLinearHeads]
 )
-def test_a_network_that_forgets_to_declare_is_refused_at_construction(kind, message, num_tasks):
+def test_a_network_that_forgets_to_declare_is_refused_at_construction(kind, num_tasks):
     torch.manual_seed(0)
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError):
         kind(4, 2, spec_of(num_tasks))
     kind(4, 2, spec_of(1))  # there is no other task
 
@@ -108,15 +100,11 @@ class Flattened(Table):
         return super().forward(x_BD.flatten(0, -2), task_B.flatten())
 
 
-@pytest.mark.parametrize(
-    ("kind", "cause"), [(RowsOnly, "RuntimeError: "), (Flattened, r"outputs \[16, 2\]")]
-)
-def test_a_network_that_takes_no_learning_batch_is_refused_at_construction(kind, cause):
-    message = rf"{kind.__name__} does not map features \[2, 8, 4\] .*{cause}.* dim=-1"
-    with pytest.raises(ConfigurationError, match=message):
-        kind(4, 2, spec_of(3))
-    with pytest.raises(ConfigurationError, match=rf"{kind.__name__} .* features \[1, 8, 4\]"):
-        kind(4, 2, spec_of(1))
+@pytest.mark.parametrize("kind", [RowsOnly, Flattened])
+@pytest.mark.parametrize("num_tasks", [1, 3])
+def test_a_network_that_takes_no_learning_batch_is_refused_at_construction(kind, num_tasks):
+    with pytest.raises(ConfigurationError, match=kind.__name__):
+        kind(4, 2, spec_of(num_tasks))
 
 
 def test_the_check_draws_nothing_and_leaves_the_network_as_it_is():

@@ -9,7 +9,6 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import Identity, Standardize
 from mtrl_lightning.networks.standardize import ROUNDS
 from tests.helpers.specs import spec_of
@@ -132,24 +131,6 @@ def test_clipped_rows_make_the_statistics_that_a_loop_finds():
     assert encoder.variance_D.sqrt().tolist() == pytest.approx(clipped_ND.std(0).tolist(), rel=1e-4)
 
 
-@pytest.mark.parametrize("clip", [1.0, 0.0, -2.0])
-def test_a_clip_below_one_deviation_is_refused(clip):
-    with pytest.raises(ConfigurationError, match=f"clip is {clip}: give a number above 1"):
-        Standardize(spec_of(2, SPACE), clip=clip)
-
-
-@pytest.mark.parametrize("num_updates", [0, -1])
-def test_statistics_of_no_batch_are_refused(num_updates):
-    with pytest.raises(ConfigurationError, match=f"num_updates is {num_updates}: give at least 1"):
-        Standardize(spec_of(2, SPACE), num_updates=num_updates)
-
-
-@pytest.mark.parametrize("min_std", [0.0, -0.1])
-def test_a_deviation_that_may_be_zero_is_refused(min_std):
-    with pytest.raises(ConfigurationError, match=f"min_std is {min_std}: give a number above 0"):
-        Standardize(spec_of(2, SPACE), min_std=min_std)
-
-
 @pytest.mark.parametrize("per_task", [False, True])
 @pytest.mark.parametrize("number", [1, 2, 20])
 def test_an_object_that_falls_for_ever_does_not_decide_the_deviation(number, per_task):
@@ -240,8 +221,6 @@ def test_tasks_are_separated_where_their_sizes_differ():
     assert set(Standardize(same, per_task=True).state_dict()) == apart
     assert set(Standardize(different).state_dict()) == apart
     assert set(Standardize(same, per_task=False).state_dict()) == pooled
-    with pytest.raises(ConfigurationError, match=r"the sizes 3, 2: .*per_task to null"):
-        Standardize(different, per_task=False)
 
 
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 6])
@@ -255,9 +234,3 @@ def test_restored_statistics_per_task_continue_as_those_that_were_saved(saved_af
     assert before.rows_T.tolist() == [15, 0, 25]
     for name, value in before.state_dict().items():
         assert torch.equal(value, after.state_dict()[name])
-
-
-@pytest.mark.parametrize("encoder", [Identity, Standardize])
-def test_images_are_refused_with_the_remedy(encoder):
-    with pytest.raises(ConfigurationError, match=rf"{encoder.__name__} takes .*\(64, 64, 3\)"):
-        encoder(spec_of(2, Box(0, 255, (64, 64, 3), np.uint8)))

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.experts import Experts, TaskExperts
 from tests.helpers.networks import (
     BATCHES,
@@ -55,13 +54,6 @@ def test_experts_begin_he_uniform_with_zero_biases():
             assert weight_DH.var().item() == pytest.approx(bound**2 / 3, rel=0.05)
         assert not bias_K1H.any()
         assert not torch.equal(weight_KDH[0], weight_KDH[1])
-
-
-@pytest.mark.parametrize("wrong", [{"num_experts": 0}, {"width": 0}, {"depth": -1}, {"in_dim": 0}])
-def test_sizes_that_cannot_be_are_refused(wrong):
-    sizes = {"num_experts": 2, "in_dim": 3, "out_dim": 1, "width": 4, "depth": 1}
-    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
-        Experts(**{**sizes, **wrong})
 
 
 @pytest.mark.parametrize("tasks", BATCHES)

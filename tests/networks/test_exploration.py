@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch.optim import SGD
 
 from mtrl_lightning.counters import Counters
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics
 from mtrl_lightning.learning.update import Update
@@ -122,21 +120,6 @@ def test_a_step_beyond_a_bound_is_pulled_back_and_the_next_can_leave_it(kind):
     # a clamp in the forward pass would leave no gradient at a bound, or beyond it
     assert made.log_std_TA[0].tolist() == pytest.approx([-1.9, -1.9])
     assert made.log_std_TA[1].tolist() == pytest.approx([0.4, 0.4])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"initial": 1.0}, r"is 1\.0, its minimum -2\.3, its maximum 0\.4"),
-        ({"initial": -3.0}, r"is -3\.0"),
-        ({"minimum": 0.5, "maximum": -0.5}, r"minimum 0\.5, its maximum -0\.5"),
-        ({"initial": math.nan}, "is nan"),
-    ],
-)
-def test_an_initial_deviation_out_of_its_bounds_is_refused(kind, options, named):
-    with pytest.raises(ConfigurationError, match=named):
-        make(kind, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import math
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import Embedding, TaskEncoder
 from mtrl_lightning.networks.language import DESCRIPTIONS, Language
 from mtrl_lightning.networks.mixture import (
@@ -198,37 +196,6 @@ def test_the_default_words_tell_every_described_task():
     assert used["cartpole-swingup"] == {"turn", "stand"}
     words = [word for group in WORDS for word in group]
     assert len(set(words)) == len(words)
-
-
-def test_a_task_with_none_of_the_words_is_refused():
-    with pytest.raises(ConfigurationError, match=r"the task goal-98: add one of its words"):
-        Clusters(10, spec_of(["push-v3", "goal-98"]))
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: make(Average, num_experts=0), "num_experts is 0"),
-        (lambda: make(Average, depth=0), "depth is 0: give at least 1"),
-        (lambda: make(Average, width=0), "width is 0: give at least 1"),
-        (lambda: make(Average, out_dim=0), "out_dim is 0: give at least 1"),
-        (lambda: make(OwnExpert, num_experts=5), "num_experts is 5, set it to 4"),
-        (lambda: make(Clusters, num_experts=4), "num_experts is 4: set it to 10"),
-        (
-            lambda: Clusters(10, spec_of(2), descriptions="nowhere.json"),
-            r"nowhere\.json cannot be read",
-        ),
-        (lambda: make(Gate, num_experts=1), "num_chosen is 2: give a number from 1 to 1"),
-        (lambda: make(lambda k, t: Gate(k, t, num_chosen=0)), "num_chosen is 0"),
-        (lambda: make(lambda k, t: Attention(k, t, temperature=0.0)), "temperature is 0"),
-        (lambda: make(lambda k, t: Attention(k, t, temperature=math.nan)), "temperature is nan"),
-        (lambda: make(lambda k, t: Attention(k, t, width=0)), "width is 0: give at least 1"),
-        (lambda: MixtureOfEncoders(spec_of(2, Box(0, 1, (3, 8, 8)))), r"the shape \(3, 8, 8\)"),
-    ],
-)
-def test_what_cannot_work_is_refused(build, message):
-    with pytest.raises(ConfigurationError, match=message):
-        build()
 
 
 def test_the_sizes_are_mtrls():

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MultiHead, hidden
 from tests.helpers.networks import (
     ALWAYS_FUSED,
@@ -130,8 +129,3 @@ def test_heads_of_two_layers_are_the_tasks_own():
     assert network.last_shared_weight() is network.trunk[2].weight
     assert num_parameters(network.heads) == NUM_TASKS * (17 * 6 + 7 * OUT_DIM)
     assert 0.4 < network.heads.experts.weights[1].abs().max().item() <= 0.5
-
-
-def test_a_negative_width_of_heads_is_refused():
-    with pytest.raises(ConfigurationError, match="head_width"):
-        make(head_width=-1)

@@ -96,7 +96,7 @@ def test_nothing_is_shared():
     assert list(network.shared_parameters()) == []
     with pytest.raises(ConfigurationError, match="mean"):
         network.last_shared_weight()
-    with pytest.raises(ConfigurationError, match="OnePerTask trains one network per task"):
+    with pytest.raises(ConfigurationError, match="OnePerTask"):
         network.own_tasks([0])
 
 

@@ -7,14 +7,11 @@ import math
 import pytest
 import torch
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import (
     Embedding,
-    NoConditioning,
     OneHot,
     TaskEncoder,
 )
-from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.paco import PaCo
 from tests.helpers.networks import (
     CONTRACT,
@@ -165,11 +162,6 @@ def test_without_a_largest_loss_nothing_is_reinitialized():
     assert torch.equal(step(network, [1.0, 1e9, NAN], [0, 1, 2]), before_TK)
 
 
-def test_w_must_be_a_table_to_be_reinitialized():
-    with pytest.raises(ConfigurationError, match=r"conditioning Dense: .*max_loss to null"):
-        PaCo(IN_DIM, OUT_DIM, spec_of(NUM_TASKS), conditioning=Dense)
-
-
 def test_sizes_that_cannot_be_are_refused():
     assert_refused(PaCo, depth=0, width=0, num_sets=0, max_loss=0.0)
 
@@ -179,12 +171,6 @@ def test_one_task_and_one_feature():
     assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
     network.after_step(torch.tensor([NAN]), torch.tensor([0]), torch.Generator())
     assert network.composition.weight.isfinite().all()
-
-
-@pytest.mark.parametrize("network", [PaCo, MOORE])
-def test_mixture_weights_without_a_task_input_are_refused(network):
-    with pytest.raises(ConfigurationError, match=r"gives none: set.* conditioning to OneHot"):
-        network(4, 2, spec_of(3), width=8, conditioning=NoConditioning)
 
 
 @pytest.mark.parametrize("conditioning", [OneHot, TaskEncoder, Embedding])

@@ -12,18 +12,14 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import (
-    CARE,
     MLP,
     Embedding,
-    Identity,
-    MixtureOfEncoders,
     MLPEncoder,
     MultiHead,
     PixelEncoder,
     ProjectedNetwork,
     Projection,
     Separate,
-    Standardize,
     TaskEncoder,
 )
 from tests.helpers.specs import spec_of
@@ -202,37 +198,6 @@ def test_a_decoder_mirrors_the_convolutions():
     kinds = [(m.in_channels, m.out_channels, m.stride[0]) for m in decoder.convolutions[1::2]]
     assert kinds == [(32, 32, 1), (32, 32, 1), (32, 32, 1), (32, 9, 2)]
     assert decoder.convolutions[-1].output_padding == (1, 1)
-
-
-FLOATS = Box(0, 1, (3, 20, 20), np.float32)
-TINY = Box(0, 255, (3, 3, 14, 30), np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("make", "space", "message"),
-    [
-        (
-            MLPEncoder,
-            PIXELS,
-            r"MLPEncoder takes state vectors, .* \(2, 3, 17, 19\).*-c encoder/pi",
-        ),
-        (Identity, PIXELS, "an encoder of images"),
-        (Standardize, PIXELS, "an encoder of images"),
-        (CARE, PIXELS, "another encoder for images"),
-        (MixtureOfEncoders, PIXELS, "another encoder for images"),
-        (PixelEncoder, VECTORS, r"PixelEncoder takes images, .* \(4,\): .*-c encoder/mlp"),
-        (PixelEncoder, FLOATS, r"of bytes \(uint8, 0 to 255\), and observations are float32"),
-        (PixelEncoder, TINY, "14 x 30 pixels are too small .* 2, 1, 1, 1: give at least 15 x 15"),
-        (partial(PixelEncoder, channels=0), PIXELS, "channels is 0"),
-        (partial(PixelEncoder, strides=(2, 0)), PIXELS, "strides is 0"),
-        (partial(PixelEncoder, strides=()), PIXELS, "strides is 0"),
-        (partial(PixelEncoder, out_dim=0), PIXELS, "out_dim is 0"),
-        (partial(MLPEncoder, width=0), VECTORS, "width is 0: give at least 1"),
-    ],
-)
-def test_what_does_not_fit_is_refused(make, space, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make(spec_of(3, space))
 
 
 def test_the_least_size_is_enough():

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import residual_layers
 from tests.helpers.networks import gradients, randomized, uniform
 
@@ -65,9 +64,3 @@ def test_a_block_whose_last_gain_is_zero_changes_nothing():
         block[4].weight.data.zero_()
     x_BD = uniform(5, 4)
     torch.testing.assert_close(layers(x_BD), layers[2](layers[1](layers[0](x_BD))), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("width", "depth"), [(0, 1), (4, 0)])
-def test_sizes_that_cannot_be_are_refused(width, depth):
-    with pytest.raises(ConfigurationError, match="at least 1"):
-        residual_layers(3, width, depth)

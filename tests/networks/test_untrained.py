@@ -10,7 +10,6 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import (
     CARE,
     MLP,
@@ -28,7 +27,6 @@ from mtrl_lightning.networks import (
     OneHot,
     OwnExpert,
     PaCo,
-    Separate,
     SoftModularization,
     StateDependentStd,
     StateIndependentStd,
@@ -159,12 +157,6 @@ def test_no_encoder_uses_parameters_of_untrained_tasks(make):
     assert_untrained_tasks_are_alike(randomize(make(spec_of(NUM_TASKS, SPACE))))
 
 
-def test_separate_networks_have_nothing_for_an_untrained_task():
-    network = Separate(6, 2, spec_of(NUM_TASKS), width=8, depth=1)
-    with pytest.raises(ConfigurationError, match="untrained_tasks to own"):
-        MeanOfTrained(network, NUM_TASKS, TRAINED)
-
-
 def test_a_network_without_task_input_needs_nothing():
     network = MLP(6, 2, spec_of(NUM_TASKS), width=8, depth=1, conditioning=NoConditioning)
     assert MeanOfTrained(network, NUM_TASKS, TRAINED).replaced == []
@@ -191,5 +183,3 @@ def test_a_description_is_a_tasks_own_where_the_file_has_one(tmp_path):
     assert torch.equal(output_BC[:3], own_BC[:3]), "b is not trained, and has a description"
     torch.testing.assert_close(output_BC[3], own_BC[[0, 2]].mean(0))
     assert MeanOfTrained(made(["a", "b", "c", "d"]), 4, (0, 2)).replaced == []
-    with pytest.raises(ConfigurationError, match="no embedding of the task unseen"):
-        made(["unseen", "b", "c", "d"])

@@ -48,23 +48,8 @@ def test_a_network_without_task_conditioning_refuses_one_with_numbers():
     make = partial(Separate, width=8)
     assert with_conditioning(make, None, SPEC) is make
     assert with_conditioning(make, NoConditioning, SPEC) is make
-    with pytest.raises(ConfigurationError, match=r"Separate takes no task conditioning, and .*Emb"):
+    with pytest.raises(ConfigurationError, match="conditioning"):
         with_conditioning(make, Embedding, SPEC)
-
-
-@pytest.mark.parametrize(
-    ("make", "computed"),
-    [
-        (TAKE_ONE[2], "FiLM computes scales and shifts"),
-        (TAKE_ONE[3], "MOORE computes its mixture weights"),
-        (TAKE_ONE[4], "PaCo computes its mixture weights"),
-        (TAKE_ONE[5], "SoftModularization computes its routing"),
-    ],
-)
-def test_a_network_that_computes_from_the_task_refuses_features_that_contain_it(make, computed):
-    expected = f"{computed} from the task input, and NoConditioning gives none.*encoder/identity"
-    with pytest.raises(ConfigurationError, match=expected):
-        with_conditioning(make, NoConditioning, SPEC)(4, 2, SPEC)
 
 
 def test_a_network_given_after_an_experiment_leaves_its_encoder():

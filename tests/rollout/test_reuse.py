@@ -11,7 +11,6 @@ import torch
 from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach, VectorEnv
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import share_of
 from mtrl_lightning.rollout import AdaptiveNoise, Collector, PolicyReuse
 from mtrl_lightning.rollout.episodes import EpisodeWindows
@@ -164,33 +163,6 @@ def test_without_a_success_signal_the_score_decides():
     reuse.start_episodes(everywhere(reuse), {}, windows)
     assert reuse.is_foreign_E[1:3].all(), "a score of 0 against 0.8"
     assert (reuse.acting_task_E[1:6] == [2, 2, 1, *reuse.acting_task_E[4:6]]).all()
-
-
-@pytest.mark.parametrize(
-    ("spec", "window", "envs_per_task", "message"),
-    [
-        (SPEC._replace(has_success=False), 50, 5, "neither a success signal nor a largest return"),
-        (SPEC, 19, 5, r"rollout\.reuse takes the success of 20 episodes, and rollout\.window"),
-        (SPEC, 50, 1, r"needs two environments of a task in each process.*envs_per_task"),
-        (ToyReach(1).spec, 50, 5, "no two tasks have observations and actions of the same"),
-    ],
-)
-def test_tasks_that_cannot_use_it_are_refused(spec, window, envs_per_task, message):
-    with pytest.raises(ConfigurationError, match=message):
-        PolicyReuse().check(spec, window, envs_per_task)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fraction": 0.95}, "fraction is 0.95: give a number from 0 to 0.9"),
-        ({"success": 0.0}, "success is 0.0"),
-        ({"episodes": 0}, "episodes is 0"),
-    ],
-)
-def test_options_out_of_range(options, message):
-    with pytest.raises(ConfigurationError, match=message):
-        PolicyReuse(**options)
 
 
 class Asked:

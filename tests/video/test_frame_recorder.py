@@ -14,7 +14,6 @@ from mtrl_lightning.envs.render.frame_recorder import (
     WithFrameRecorder,
     decompressed,
 )
-from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import skip_without_renderer
 
 SMALL = VideoFormat(64, 48)
@@ -148,51 +147,8 @@ def _pendulum_without_render_mode():
     return gym.make("InvertedPendulum-v5")
 
 
-def test_an_unknown_camera_is_an_error(monkeypatch):
-    skip_without_renderer()
-    benchmark = MetaWorld(["reach"])
-    monkeypatch.setattr(benchmark, "camera", lambda task: "corner9")
-    with pytest.raises(ConfigurationError, match="no camera 'corner9': it has topview, corner,"):
-        first_image(benchmark)
-
-
 def test_an_environment_is_asked_for_frames_if_it_takes_a_render_mode():
     assert first_image(GymnasiumTasks({"a": Choosing}, horizon=5)).std() > 0
-    with pytest.raises(ConfigurationError, match=r"task 'a' draws no frames .* render_mode='rgb"):
-        first_image(GymnasiumTasks({"a": Silent}, horizon=5))
-
-
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
-        (np.zeros((4, 4, 3)), "type float64 and the shape .4, 4, 3.: render.. must return"),
-        (np.zeros((4, 4), np.uint8), "the shape .4, 4.: render.. must return"),
-        (None, "type object"),
-    ],
-)
-def test_what_is_no_frame(frame, message):
-    with pytest.raises(ConfigurationError, match=message):
-        frames_of(framed(Drawing(frame), SMALL), 0)
-
-
-def test_an_environment_that_cannot_draw_is_named():
-    env = Drawing(None)
-    env.render = lambda: 1 / 0
-    with pytest.raises(ConfigurationError, match=r"'goal-0' cannot be drawn .ZeroDivisionError"):
-        frames_of(framed(env, SMALL), 0)
-
-
-@pytest.mark.parametrize(
-    ("format", "message"),
-    [
-        (VideoFormat(width=101), "width is 101: give an even number"),
-        (VideoFormat(height=30), "height is 30: give an even number of at least 32"),
-        (VideoFormat(fps=0), "fps is 0: give at least 1"),
-    ],
-)
-def test_a_format_that_cannot_be_encoded(format, message):
-    with pytest.raises(ConfigurationError, match=message):
-        WithFrameRecorder(ToyReach(), format)
 
 
 @pytest.fixture
@@ -212,32 +168,3 @@ def test_the_renderer_is_one_that_works(installed, monkeypatch):
     assert opengl.find_renderer() == "osmesa"
     monkeypatch.setenv("MUJOCO_GL", "glfw")
     assert opengl.find_renderer() == "glfw", "what was chosen is taken"
-
-
-def test_a_simulator_that_cannot_be_imported_for_its_renderer_is_explained(tmp_path, monkeypatch):
-    # as MuJoCo ends where MUJOCO_GL is osmesa and the library is missing
-    code = "None.glGetError\n"
-    (tmp_path / "a_simulator.py").write_text(code)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    with pytest.raises(ConfigurationError, match=r"while MUJOCO_GL is osmesa .* libosmesa6"):
-        opengl.import_simulated("a_simulator", "simulator")
-    with pytest.raises(ConfigurationError, match="pip install simulator"):
-        opengl.import_simulated("no_simulator", "simulator")
-    monkeypatch.delenv("MUJOCO_GL")
-    with pytest.raises(AttributeError):
-        opengl.import_simulated("a_simulator", "simulator")
-
-
-@pytest.mark.parametrize("chosen", [None, "egl"])
-def test_a_missing_renderer_is_named_with_its_packages(installed, monkeypatch, chosen):
-    expected = "neither EGL nor OSMesa works"
-    if chosen:
-        installed.add("osmesa")
-        monkeypatch.setenv("MUJOCO_GL", chosen)
-        expected = "MUJOCO_GL is egl, and MuJoCo cannot draw with it"
-    with pytest.raises(ConfigurationError, match=expected) as caught:
-        first_image(MetaWorld(["reach"]))
-    assert "libegl1 libegl-mesa0 libgl1-mesa-dri" in str(caught.value)
-    assert "libosmesa6" in str(caught.value)
-    assert first_image(ToyReach()).std() > 0, "what draws itself needs no renderer"

