@@ -228,12 +228,6 @@ def test_windows_average_numbers_of_info_over_the_episodes_that_have_them():
     assert resumed.count_T.tolist() == [3, 1, 1]
 
 
-def test_a_checkpoint_from_before_there_were_counts_is_read():
-    windows = EpisodeWindows(1, 3)
-    windows.load_state_dict({"windows": [[[0, 1.0, 2, True, False]]]})
-    assert windows.count_T.tolist() == [1] and windows.metrics("a")["rollout/return_max"] == 1.0
-
-
 def test_seconds_of_an_episode_are_those_from_its_start_to_its_end(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])

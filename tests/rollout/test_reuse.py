@@ -300,14 +300,6 @@ def test_a_process_takes_over_the_choices_of_its_environments():
     assert second.state_dict()["results"] == []
 
 
-def test_a_state_of_an_earlier_version_has_no_results():
-    reuse = begun(PolicyReuse())
-    saved = reuse.state_dict()
-    del saved["results"]
-    reuse.load_state_dict(saved)
-    assert reuse.state_dict()["results"] == []
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

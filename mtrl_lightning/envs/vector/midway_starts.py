@@ -288,7 +288,7 @@ class MidwayStarts(gym.Wrapper):
         self._generator.bit_generator.state = state["generator"]
         self._success = state["success"]
         self._beginnings = [Beginning(*beginning) for beginning in state["beginnings"]]
-        self._begin(state["seed"], state["actions"], 0)
+        self._begin(state["seed"], list(state["actions"]), 0)
         if state["source"] is not None:
             self._source = self._beginnings[state["source"]]
         self._num_repeated = state["num_repeated"]
