@@ -45,9 +45,10 @@ from mtrl_lightning.callbacks import (
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.rollout import ActionNoise, ScaleAction, TransformedPolicy
+from mtrl_lightning.rollout import ActionNoise, TransformedPolicy
 from mtrl_lightning.runs import new_run_folder
 from tests.helpers.command_line import SHORT
+from tests.helpers.fakes import Scale
 from tests.helpers.runs import SMALL_SAC, small, trainer_in
 
 
@@ -421,7 +422,7 @@ def test_connectors_change_what_is_acted_on_and_sent_and_not_what_is_stored(tmp_
             self.buffer = trainer.datamodule.buffer
 
     kept = Keep()
-    transforms = [ScaleAction(0.5), ActionNoise(1e-3)]
+    transforms = [Scale(0.5), ActionNoise(1e-3)]
     run = small(
         ToyReach(2, horizon=7),
         tmp_path,
@@ -492,10 +493,10 @@ def test_changed_action_transforms_are_a_warning_in_a_continued_run(tmp_path):
         texts = [str(warning.message) for warning in caught]
         return run, [text for text in texts if "other options than its checkpoint's" in text]
 
-    run, texts = continued(48, [ScaleAction(0.5)])
+    run, texts = continued(48, [Scale(0.5)])
     assert texts == []
-    _, texts = continued(60, [ScaleAction(0.5)], ckpt_path=str(run.folder))
+    _, texts = continued(60, [Scale(0.5)], ckpt_path=str(run.folder))
     assert texts == []
-    _, (text,) = continued(72, [ScaleAction(0.25)], ckpt_path=str(run.folder))
-    scale = "[{'class_path': 'mtrl_lightning.rollout.ScaleAction', 'init_args': {'factor': 0.5}}]"
+    _, (text,) = continued(72, [Scale(0.25)], ckpt_path=str(run.folder))
+    scale = "[{'class_path': 'tests.helpers.fakes.Scale', 'init_args': {'factor': 0.5}}]"
     assert f"rollout.action_transforms {scale} there and" in text and "0.25" in text

@@ -118,6 +118,13 @@ def test_ppo_takes_the_place_of_sac_in_a_complete_file(command_line, monkeypatch
     check_composition(command_line, monkeypatch, quick, "algorithm/mtppo")
 
 
+@pytest.mark.parametrize("run", ["quickstart", "quickstart_ppo"])
+def test_correlated_noise_is_added_to_a_complete_file(command_line, monkeypatch, run):
+    exploration = resolve(run, "correlated_noise")["rollout"]["exploration"]
+    assert exploration["init_args"] == {"correlation": 0.9}
+    check_composition(command_line, monkeypatch, run, "correlated_noise")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", slow_unless(QUICK_EXPERIMENTS, EXPERIMENTS))
 def test_every_experiment_is_complete(command_line, monkeypatch, name):

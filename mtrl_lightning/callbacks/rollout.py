@@ -78,8 +78,8 @@ class RolloutCallback(SessionCallback):
             the actions that the policy chose are stored. An evaluation has them too, without noise.
             Chosen by ``class_path``; see ``ActionTransform``.
         exploration: not offline: temporally correlated noise of the actions that explore; null for
-            the algorithm's own, white noise. Chosen by ``class_path``: ``AdaptiveNoise`` or
-            ``CorrelatedNoise``. The warm-up is uniformly random without it.
+            the algorithm's own, white noise. Chosen by ``class_path``: ``CorrelatedNoise``. The
+            warm-up is uniformly random without it.
         midway_starts: not offline: fraction of the training episodes that begin where an earlier
             one came near a success, from 0 to 1, in a task that never succeeds; it falls with
             success. Repeated steps are not counted. See ``MidwayStarts``.
@@ -297,7 +297,6 @@ class RolloutCallback(SessionCallback):
     def _check_options(self, num_envs: int) -> None:
         """Check the options that depend on the algorithm, before environments are started."""
         if self._exploration is not None:
-            self._exploration.check(self.session.spec)
             check_takes_noise(self.session.algorithm)
         size = distributed.world_size()
         window = -(-self._window // size)

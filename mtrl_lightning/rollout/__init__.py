@@ -3,14 +3,12 @@
 from mtrl_lightning.rollout.action_transforms import (
     ActionNoise,
     ActionTransform,
-    ClipAction,
-    ScaleAction,
     TransformedPolicy,
 )
 from mtrl_lightning.rollout.collector import Collector
 from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.evaluator import Evaluation, Evaluator
-from mtrl_lightning.rollout.exploration import AdaptiveNoise, CorrelatedNoise
+from mtrl_lightning.rollout.exploration import CorrelatedNoise
 from mtrl_lightning.rollout.listeners import EpisodeListener
 from mtrl_lightning.rollout.pausing import PauseSolved
 from mtrl_lightning.rollout.reuse import PolicyReuse
@@ -19,8 +17,6 @@ from mtrl_lightning.rollout.sample import Sample
 __all__ = [
     "ActionNoise",
     "ActionTransform",
-    "AdaptiveNoise",
-    "ClipAction",
     "Collector",
     "CorrelatedNoise",
     "EpisodeListener",
@@ -31,6 +27,5 @@ __all__ = [
     "PolicyReuse",
     "RunningEpisodes",
     "Sample",
-    "ScaleAction",
     "TransformedPolicy",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.checks import above, within
+from mtrl_lightning.checks import above
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Share
 from mtrl_lightning.spec import EnvSpec
@@ -62,44 +62,6 @@ class ActionTransform:
             share: the rank, and the environments that it takes over.
         """
         return share.own(states) or {}
-
-
-class ClipAction(ActionTransform):
-    """Send actions within a smaller range, such as the limits of a real actuator.
-
-    Args:
-        bound: largest absolute value, above 0 and at most 1.
-    """
-
-    def __init__(self, bound: float) -> None:
-        within(0, 1, above_low=True, bound=bound)
-        self._bound = bound
-
-    def transform(
-        self, action_EA: npt.NDArray[np.float32], task_E: npt.NDArray[np.int64], is_training: bool
-    ) -> npt.NDArray:
-        """Return the actions between minus the bound and the bound."""
-        return action_EA.clip(-self._bound, self._bound)
-
-
-class ScaleAction(ActionTransform):
-    """Multiply the actions that are sent.
-
-    Args:
-        factor: of every number of an action, not 0; below 1 for slower or gentler motions, negative
-            to turn them around.
-    """
-
-    def __init__(self, factor: float) -> None:
-        if not np.isfinite(factor) or factor == 0:
-            raise ConfigurationError(f"factor is {factor}: give a finite number that is not 0")
-        self._factor = factor
-
-    def transform(
-        self, action_EA: npt.NDArray[np.float32], task_E: npt.NDArray[np.int64], is_training: bool
-    ) -> npt.NDArray:
-        """Return the actions times the factor."""
-        return self._factor * action_EA
 
 
 class ActionNoise(ActionTransform):

@@ -150,7 +150,7 @@ class Collector:
         self.observation_ED, _ = self.envs.reset(seed=seed)
         self.times.start(slice(None))
         if self.exploration is not None:
-            self.exploration.start_episodes(np.ones(self.envs.num_envs, np.bool_), {})
+            self.exploration.start_episodes(np.ones(self.envs.num_envs, np.bool_))
         if self.reuse is not None:
             self.reuse.start_episodes(np.ones(self.envs.num_envs, np.bool_), {}, self.windows)
         self._events.started(self.observation_ED, everywhere)
@@ -250,15 +250,14 @@ class Collector:
         ended = self.running.add(result)
         # an episode in which the policy of another task acted says nothing about the task's own
         foreign_E = self.foreign_E
-        counted = {env: episode for env, episode in ended.items() if not foreign_E[env]}
-        self.windows.add(counted.values())
+        self.windows.add(episode for env, episode in ended.items() if not foreign_E[env])
         self.times.end(ended)
         # a rebuilt environment starts a new episode, too, but its old one never counts as finished
         done_E = result.done_E
         if done_E.any():
             self.times.start(done_E)
             if self.exploration is not None:
-                self.exploration.start_episodes(done_E, counted)
+                self.exploration.start_episodes(done_E)
             if self.reuse is not None:
                 self.reuse.start_episodes(done_E, ended, self.windows)
         if ended and self._unreported_info:

@@ -42,7 +42,7 @@ class PolicyReuse:
     An off-policy algorithm learns from these episodes as from others, ``PPO`` from their steps that
     turned out better than its value. With ``rollout.midway_starts`` later episodes begin where
     these came near a success. These episodes are left out of success rates, so that ``PauseSolved``
-    and ``AdaptiveNoise`` do not count them; ``MidwayStarts``, which does not know whose policy
+    does not count them; ``MidwayStarts``, which does not know whose policy
     acts, does.
 
     In the first environment of a task its own policy always acts, so that every task has something

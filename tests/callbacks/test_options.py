@@ -69,16 +69,16 @@ def test_a_continued_run_says_which_options_differ(start):
 
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_a_part_that_is_added_or_left_out_is_said(start, tmp_path, is_recorded):
-    part = {"class_path": "AdaptiveNoise", "init_args": {"correlation": 0.9}}
+    part = {"class_path": "CorrelatedNoise", "init_args": {"correlation": 0.9}}
     explored, white = (
         {**OPTIONS, "rollout": {**OPTIONS["rollout"], "exploration": value}}
         for value in (part, None)
     )
     if is_recorded:  # in the folder, by another continuation; the checkpoint's go first
         (tmp_path / "hparams.yaml").write_text(yaml.safe_dump(explored))
-    with pytest.warns(UserWarning, match="AdaptiveNoise"):
+    with pytest.warns(UserWarning, match="CorrelatedNoise"):
         start(explored, white)
-    with pytest.warns(UserWarning, match="AdaptiveNoise"):
+    with pytest.warns(UserWarning, match="CorrelatedNoise"):
         start(white, explored)
 
 

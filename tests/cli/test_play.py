@@ -103,7 +103,7 @@ STACKED = [
     {"class_path": "gymnasium.wrappers.FrameStackObservation", "init_args": {"stack_size": 3}},
     "gymnasium.wrappers.FlattenObservation",
 ]
-GENTLE = [{"class_path": "mtrl_lightning.rollout.ScaleAction", "init_args": {"factor": 0.5}}]
+GENTLE = [{"class_path": "tests.helpers.fakes.Scale", "init_args": {"factor": 0.5}}]
 
 
 def test_a_wrapped_run_is_played_with_its_wrappers():

@@ -14,7 +14,7 @@ OWN = """\
 import sys
 
 from mtrl_lightning.envs import ToyReach
-from mtrl_lightning.rollout import ScaleAction
+from mtrl_lightning.rollout import ActionNoise
 
 print("own_parts is imported", file=sys.stderr)
 
@@ -23,7 +23,7 @@ class Tasks(ToyReach):
     pass
 
 
-class Gentle(ScaleAction):
+class Gentle(ActionNoise):
     pass
 """
 COMMANDS = {
@@ -57,7 +57,7 @@ def test_classes_of_other_packages_are_named_once_before_they_are_imported(
 
     config = yaml.safe_load(file.read_text())
     config["data"]["benchmark"]["class_path"] = "own_parts.Tasks"
-    gentle = {"class_path": "own_parts.Gentle", "init_args": {"factor": 0.5}}
+    gentle = {"class_path": "own_parts.Gentle", "init_args": {"std": 0.5}}
     config["rollout"]["action_transforms"] = [gentle]
     file.write_text(yaml.safe_dump(config))
     os.utime(file)  # the newest configuration of the run

@@ -52,7 +52,7 @@ CONNECTORS = [
     "--model.init_args.reward_scale=mtrl_lightning.algorithms.NormalizeReward",
     "--rollout.action_transforms+={class_path: mtrl_lightning.rollout.ActionNoise,"
     " init_args: {std: 0.1}}",
-    "--rollout.action_transforms+={class_path: mtrl_lightning.rollout.ScaleAction,"
+    "--rollout.action_transforms+={class_path: tests.helpers.fakes.Scale,"
     " init_args: {factor: 0.5}}",
 ]
 """Everything that changes observations, rewards and actions on their way."""

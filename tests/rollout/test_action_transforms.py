@@ -10,13 +10,11 @@ from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
 from mtrl_lightning.rollout import (
     ActionNoise,
     ActionTransform,
-    ClipAction,
     Collector,
-    ScaleAction,
     TransformedPolicy,
 )
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
-from tests.helpers.fakes import Constant, Numbering, Scripted
+from tests.helpers.fakes import Constant, Numbering, Scale, Scripted
 
 ACTION = (0.75, -0.5)
 
@@ -54,12 +52,11 @@ class PerTask(ActionTransform):
     ("transforms", "sent"),
     [
         ([], [0.75, 0.75]),
-        ([ClipAction(0.5)], [0.5, 0.5]),
-        ([ScaleAction(-0.5)], [-0.375, -0.375]),
-        ([ScaleAction(4.0)], [1, 1]),
-        ([ScaleAction(4.0), ScaleAction(0.25)], [0.75, 0.75]),
-        ([ScaleAction(0.5), ClipAction(0.25)], [0.25, 0.25]),
-        ([ClipAction(0.25), ScaleAction(0.5)], [0.125, 0.125]),
+        ([Scale(-0.5)], [-0.375, -0.375]),
+        ([Scale(4.0)], [1, 1]),
+        ([Scale(4.0), Scale(0.25)], [0.75, 0.75]),
+        ([Scale(0.0), PerTask()], [0, np.float32(0.1)]),
+        ([PerTask(), Scale(0.0)], [0, 0]),
         ([PerTask()], [0.75, np.float32(0.85)]),
         ([Spoil(lambda action_EA: action_EA)], [0.125, 0.125]),
     ],
@@ -86,19 +83,15 @@ def test_noise_is_seeded_and_left_out_of_evaluations():
 
 
 def test_noise_continues_where_it_was_saved():
-    found = collector(ActionNoise(0.1), ClipAction(0.7), ActionNoise(0.1))
+    found = collector(ActionNoise(0.1), Scale(0.7), ActionNoise(0.1))
     found.step("explore")
     state = found.get_state()
     names = [name.rpartition(".")[2] for name in state["action_transforms"]]
-    assert names == ["ActionNoise:0", "ClipAction:0", "ActionNoise:1"]
+    assert names == ["ActionNoise:0", "Scale:0", "ActionNoise:1"]
     expected = [stored_and_sent(found) for _ in range(3)]
-    other = collector(ActionNoise(0.1), ClipAction(0.7), ActionNoise(0.1))
+    other = collector(ActionNoise(0.1), Scale(0.7), ActionNoise(0.1))
     other.set_state(state)
     assert [stored_and_sent(other) for _ in range(3)] == expected
-    fresh = collector(ActionNoise(0.1), ClipAction(0.7), ActionNoise(0.1))
-    earlier = {name: part for name, part in state.items() if name != "action_transforms"}
-    fresh.set_state(earlier)  # of an earlier version
-    assert [stored_and_sent(fresh) for _ in range(3)] != expected
 
 
 @pytest.mark.parametrize(
@@ -115,13 +108,13 @@ def test_what_cannot_be_sent_is_refused_by_the_transforms_name(result, message):
 
 def test_a_policy_that_is_not_finite_is_blamed_itself():
     with pytest.raises(PolicyFaultError):
-        collector(ScaleAction(0.5), policy=Constant((np.nan, 0.0))).step("explore")
+        collector(Scale(0.5), policy=Constant((np.nan, 0.0))).step("explore")
 
 
 def test_a_transformed_policy_acts_as_in_an_evaluation():
     policy = Numbering()
     assert with_action_transforms(policy, []) is policy
-    transformed = with_action_transforms(policy, [ScaleAction(0.5), ActionNoise(9.0)])
+    transformed = with_action_transforms(policy, [Scale(0.5), ActionNoise(9.0)])
     observation_ED = np.zeros((2, 4))
     action_EA = transformed.act(observation_ED, np.arange(2), "exploit")
     assert action_EA[:, 0].tolist() == [0.5 / 1024, 1 / 1024] and action_EA.dtype == np.float32
@@ -130,22 +123,12 @@ def test_a_transformed_policy_acts_as_in_an_evaluation():
         def act(self, observation_ED, task_E, mode):
             return np.ones((2, 2), np.float32), {"log_prob": np.zeros(2)}
 
-    chosen_EA, fields = TransformedPolicy(WithFields(), [ClipAction(0.5)]).act(
+    chosen_EA, fields = TransformedPolicy(WithFields(), [Scale(0.5)]).act(
         observation_ED, np.arange(2), "explore"
     )
     assert chosen_EA.tolist() == [[0.5, 0.5]] * 2 and fields["log_prob"].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ClipAction(0.0),
-        lambda: ClipAction(1.5),
-        lambda: ScaleAction(0.0),
-        lambda: ScaleAction(np.inf),
-        lambda: ActionNoise(0.0),
-    ],
-)
-def test_numbers_out_of_range_are_refused(make):
-    with pytest.raises(ConfigurationError, match="give a"):
-        make()
+def test_noise_without_a_size_is_refused():
+    with pytest.raises(ConfigurationError, match="std"):
+        ActionNoise(0.0)

@@ -7,13 +7,14 @@ from mtrl_lightning.envs import GymnasiumTasks, ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, WithInfo, trained_spec
 from mtrl_lightning.errors import PolicyFaultError
 from mtrl_lightning.rollout import Evaluation, Evaluator
-from mtrl_lightning.rollout.action_transforms import ScaleAction, with_action_transforms
+from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from tests.helpers.fakes import (
     ActOutput,
     Constant,
     Named,
     Recorder,
+    Scale,
     Scripted,
     Seeker,
     point_in_space,
@@ -269,7 +270,7 @@ def test_a_policys_fault_is_no_fault_of_an_environment():
 def test_tasks_are_matched_by_name(has_transforms):
     toy = ToyReach(3)
     policy = Named(Seeker(3), toy.spec)
-    transforms = [ScaleAction(1.0)] if has_transforms else []
+    transforms = [Scale(1.0)] if has_transforms else []
     acting = with_action_transforms(policy, transforms)
     expected = evaluate(acting, toy, num_episodes=2, num_workers=0)
     assert expected["eval/success"] == 1

@@ -14,28 +14,23 @@ from mtrl_lightning import train
 from mtrl_lightning.algorithms import PPO, SAC, TD3
 from mtrl_lightning.api import _described_parts
 from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv
+from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import share_of
-from mtrl_lightning.rollout import AdaptiveNoise, Collector, CorrelatedNoise, PauseSolved
-from mtrl_lightning.types import Episode
+from mtrl_lightning.rollout import Collector, CorrelatedNoise, PauseSolved
 from tests.helpers.command_line import SHORT, fails
-from tests.helpers.fakes import Constant, point_in_space
+from tests.helpers.fakes import Constant
 from tests.helpers.runs import assert_continues_exactly, checkpoint
 
 SPEC = ToyReach(2).spec
 TASK_E = np.array([0, 0, 1, 1])
-ADAPTIVE = "--rollout.exploration=mtrl_lightning.rollout.AdaptiveNoise"
+CORRELATED = "--rollout.exploration=mtrl_lightning.rollout.CorrelatedNoise"
 
 
 def begun(noise, spec=SPEC, task_E=TASK_E, seed=0):
     noise.begin(spec, task_E)
     noise.seed(seed)
     return noise
-
-
-def episode(env, success=False, return_=0.0):
-    return Episode(int(TASK_E[env]), return_, 10, success, success, env)
 
 
 def where(*envs):
@@ -63,51 +58,10 @@ def test_a_step_by_hand_and_a_new_episode():
     np.testing.assert_allclose(noise.noise(), first, rtol=1e-6)
     last = 0.6 * first + 0.8 * second
     np.testing.assert_allclose(noise.noise(), last, rtol=1e-6)
-    noise.start_episodes(where(1), {1: episode(1)})
+    noise.start_episodes(where(1))
     expected = 0.6 * last + 0.8 * third
     expected[1] = third[1]
     np.testing.assert_allclose(noise.noise(), expected, rtol=1e-6)
-
-
-def test_the_correlation_falls_as_a_task_succeeds_and_changes_between_episodes_only():
-    noise = begun(AdaptiveNoise(0.8, step_size=0.5))
-    assert noise.correlations() == {0: 0.8, 1: 0.8}
-    noise.start_episodes(where(0), {0: episode(0, success=True)})
-    # the task's success is (0.5 + 0) / 2, and its other environment is in an episode
-    assert noise.correlations()[0] == pytest.approx((0.8 * 0.75 + 0.8) / 2)
-    noise.start_episodes(where(0, 1), {e: episode(e, success=True) for e in (0, 1)})
-    # 0.75 and 0.5
-    assert noise.correlations() == pytest.approx({0: 0.8 * (1 - 0.625), 1: 0.8})
-    noise.start_episodes(where(0), {})
-    assert noise.correlations()[0] == pytest.approx(0.8 * 0.375), "a rebuilt one teaches nothing"
-
-
-def test_without_a_success_signal_it_follows_the_score():
-    spec = SPEC._replace(has_success=False, max_return=200.0)
-    noise = begun(AdaptiveNoise(0.8, step_size=1.0), spec)
-    assert str(noise) == "AdaptiveNoise, correlation 0.8 (1 - score)"
-    noise.start_episodes(where(0, 1), {e: episode(e, return_=50.0) for e in (0, 1)})
-    noise.start_episodes(where(2, 3), {e: episode(e, return_=-9.0) for e in (2, 3)})
-    assert noise.correlations() == pytest.approx({0: 0.6, 1: 0.8})
-
-
-def test_with_neither_it_is_refused():
-    spec = GymnasiumTasks({"space": point_in_space}, horizon=5).spec
-    with pytest.raises(ConfigurationError, match="neither a success signal nor a largest return"):
-        AdaptiveNoise().begin(spec, TASK_E)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: CorrelatedNoise(1.0), "correlation is 1.0: give a number of at least 0 and below"),
-        (lambda: CorrelatedNoise(-0.1), "correlation is -0.1"),
-        (lambda: AdaptiveNoise(step_size=0.0), "step_size is 0.0: give a number above 0"),
-    ],
-)
-def test_options_out_of_range(make, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make()
 
 
 @pytest.mark.parametrize("kind", [SAC, PPO, TD3])
@@ -151,7 +105,7 @@ def recorded(collector, **options):
 
 def test_a_collector_explores_with_it_and_exploits_without():
     envs = VectorEnv(ToyReach(2, horizon=3), TASK_E.tolist(), num_workers=0)
-    collector = Collector(envs, Recording(), exploration=AdaptiveNoise(0.5))
+    collector = Collector(envs, Recording(), exploration=CorrelatedNoise(0.5))
     (kept,) = [collector.exploration]
     first = recorded(collector, num_steps=8, seed=4)
     assert (first == recorded(collector, num_steps=8, seed=4)).all()
@@ -165,35 +119,12 @@ def test_a_collector_explores_with_it_and_exploits_without():
     assert recorded(collector, num_steps=4, mode="exploit").tolist() == [None]
 
 
-def test_a_collector_tells_it_of_successes():
-    class Succeeds(AdaptiveNoise):
-        ended = 0
-
-        def start_episodes(self, done_E, ended):
-            super().start_episodes(done_E, ended)
-            self.ended += len(ended)
-
-    envs = VectorEnv(ToyReach(2, horizon=3), TASK_E.tolist(), num_workers=0)
-    noise = Succeeds()
-    Collector(envs, Recording(), exploration=noise).sample(num_steps=4 * 6)
-    assert noise.ended == 8
-
-
-def test_another_correlation_counts_from_the_next_episode_on():
-    state = begun(CorrelatedNoise(0.9)).state_dict()
-    noise = begun(CorrelatedNoise(0.5))
-    noise.load_state_dict(state)
-    assert noise.correlations() == {0: 0.9, 1: 0.9}
-    noise.start_episodes(where(0, 1), {})
-    assert noise.correlations() == {0: 0.5, 1: 0.9}
-
-
 def test_train_describes_its_arguments_whatever_it_has_been_used_for():
     parts = dict.fromkeys(("action_transforms", "pausing", "reuse"))
-    parts["exploration"] = begun(AdaptiveNoise(0.8))
+    parts["exploration"] = begun(CorrelatedNoise(0.8))
     assert _described_parts(parts)["exploration"] == {
-        "class_path": "mtrl_lightning.rollout.AdaptiveNoise",
-        "init_args": {"correlation": 0.8, "step_size": 0.2},
+        "class_path": "mtrl_lightning.rollout.CorrelatedNoise",
+        "init_args": {"correlation": 0.8},
     }
     with pytest.raises(ConfigurationError, match=r"is 'pink': give an object, such as Correlated"):
         _described_parts({**parts, "exploration": "pink"})
@@ -233,7 +164,7 @@ def test_from_python_parts_are_objects_and_the_run_is_described_with_them(tmp_pa
         total_steps=400,
         rollout={
             "envs_per_task": 4,
-            "exploration": AdaptiveNoise(0.5),
+            "exploration": CorrelatedNoise(0.5),
             "midway_starts": 0.5,
             "pausing": PauseSolved(success=0.5, episodes=3),
         },
@@ -241,7 +172,7 @@ def test_from_python_parts_are_objects_and_the_run_is_described_with_them(tmp_pa
         root=tmp_path,
     )
     options = yaml.safe_load((run.folder / "hparams.yaml").read_text())["rollout"]
-    assert options["exploration"]["init_args"] == {"correlation": 0.5, "step_size": 0.2}
+    assert options["exploration"]["init_args"] == {"correlation": 0.5}
     assert options["pausing"]["class_path"] == "mtrl_lightning.rollout.PauseSolved"
     assert options["pausing"]["init_args"]["episodes"] == 3
     collector = load_checkpoint(run.checkpoint)["callbacks"]["rollout"]["collector"]
@@ -255,16 +186,16 @@ def test_a_policy_that_takes_no_noise_is_refused():
 
 
 def test_a_process_takes_over_the_noise_of_its_environments():
-    noise = begun(AdaptiveNoise(0.8))
+    noise = begun(CorrelatedNoise(0.8))
     noise.noise()
-    noise.start_episodes(where(1), {1: episode(1, success=True)})
+    noise.start_episodes(where(1))
     saved = noise.state_dict()
-    of_ranks = [AdaptiveNoise.reshard([saved], share_of([TASK_E.tolist()], r, 2)) for r in (0, 1)]
-    for name in ("noise", "is_first", "correlation", "success"):
+    of_ranks = [CorrelatedNoise.reshard([saved], share_of([TASK_E.tolist()], r, 2)) for r in (0, 1)]
+    for name in ("noise", "is_first"):
         value = saved[name]
         assert [part[name] for part in of_ranks] == [[value[0], value[2]], [value[1], value[3]]]
     assert [part["generator"] for part in of_ranks] == [saved["generator"], None]
-    second = begun(AdaptiveNoise(0.8), task_E=np.array([0, 1]), seed=5)
+    second = begun(CorrelatedNoise(0.8), task_E=np.array([0, 1]), seed=5)
     own_generator = second.state_dict()["generator"]
     second.load_state_dict(of_ranks[1])
     assert second.state_dict() == {**of_ranks[1], "generator": own_generator}
@@ -272,7 +203,7 @@ def test_a_process_takes_over_the_noise_of_its_environments():
 
 def test_a_value_out_of_range_ends_the_program_with_it(command_line, capsys):
     code, error = fails(
-        command_line, capsys, "fit", f"{ADAPTIVE}", "--rollout.exploration.correlation=1"
+        command_line, capsys, "fit", CORRELATED, "--rollout.exploration.correlation=1"
     )
     assert code == 2 and "correlation is 1" in error and "below 1" in error
 
@@ -283,7 +214,7 @@ def test_a_continued_run_is_the_same_run_and_logs_the_correlations(command_line)
         command_line,
         "fit",
         *SHORT,
-        ADAPTIVE,
+        CORRELATED,
         "--evaluation.every=90",
         "--evaluation.num_episodes=1",
         "--checkpoint.every=90",
@@ -292,4 +223,4 @@ def test_a_continued_run_is_the_same_run_and_logs_the_correlations(command_line)
     assert_continues_exactly(command_line, run, 90, 180)
     assert checkpoint(command_line, "whole")["callbacks"]["rollout"]["collector"]["exploration"]
     last = command_line.rows("whole")[-1]
-    assert 0 <= float(last["train/exploration/goal-0"]) <= 0.9
+    assert float(last["train/exploration/goal-0"]) == 0.9

@@ -12,7 +12,7 @@ from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.ranks.share import share_of
-from mtrl_lightning.rollout import AdaptiveNoise, Collector, PolicyReuse
+from mtrl_lightning.rollout import Collector, PolicyReuse
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.types import Episode
 from tests.helpers.command_line import fails
@@ -176,21 +176,9 @@ class Asked:
         return np.zeros((len(task_E), 2), np.float32)
 
 
-class Noted(AdaptiveNoise):
-    """Noise that keeps the environments whose episodes it counts."""
-
-    def begin(self, spec, task_E):
-        super().begin(spec, task_E)
-        self.told = []
-
-    def start_episodes(self, done_E, ended):
-        super().start_episodes(done_E, ended)
-        self.told += list(ended)
-
-
 def collector_of(fraction=0.9, tasks=(0, 0, 1, 1)):
     envs = VectorEnv(Scripted(2), tasks, num_workers=0)
-    collector = Collector(envs, Asked(), exploration=Noted(), reuse=PolicyReuse(fraction))
+    collector = Collector(envs, Asked(), reuse=PolicyReuse(fraction))
     with_results(collector.reuse, (0, 1, 1.0, 9.0))
     collector.windows = windows_with(0.0, 1.0)
     collector.reset([0] * len(tasks))
@@ -258,7 +246,6 @@ def test_its_episodes_are_in_no_statistic_and_its_steps_are_counted():
         ended_envs += list(ended)
     assert sorted(ended_envs) == [0, 0, 1, 1, 2, 3]
     assert (collector.windows.count_T - count_T).tolist() == [2, 2]
-    assert sorted(collector.exploration.told) == [0, 0, 2, 3]
     assert collector.counters.env_steps == 4 * 4
     assert collector.counters.episodes == 6
 
