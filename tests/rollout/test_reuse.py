@@ -15,7 +15,6 @@ from mtrl_lightning.ranks.share import share_of
 from mtrl_lightning.rollout import AdaptiveNoise, Collector, PolicyReuse
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.types import Episode
-from tests.helpers.command_line import fails
 from tests.helpers.fakes import Scripted
 from tests.helpers.runs import assert_same, signal_in_call
 
@@ -306,19 +305,6 @@ def test_a_state_of_an_earlier_version_has_no_results():
     del saved["results"]
     reuse.load_state_dict(saved)
     assert reuse.state_dict()["results"] == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--rollout.envs_per_task=1"], "rollout.reuse needs two environments of a task"),
-        (["--rollout.reuse.fraction=2"], "fraction is 2"),
-    ],
-)
-def test_bad_input_ends_the_program_with_it(command_line, capsys, options, message):
-    configs = ("base", "env/toy", "algorithm/mtppo", "network/multi_head", "gradient/mean")
-    code, error = fails(command_line, capsys, "fit", REUSE, *options, configs=configs, small=False)
-    assert code == 2 and message in error
 
 
 @pytest.mark.slow
