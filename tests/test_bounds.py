@@ -248,6 +248,7 @@ TABLE: dict[type, Row] = {
             "value_clip": [0.0],
             "max_kl": [0.0],
             "entropy_coef": [-0.1],
+            "transforms": [[NormalizeObservation]],
         },
     ),
     BehaviourCloning: (make_bc, {"loss": ["l1"], **BOUNDED_STD}),
@@ -504,6 +505,8 @@ TABLE: dict[type, Row] = {
     ),
 }
 NEEDS = {MetaWorld: "metaworld", DMControl: "dm_control", DMControlFamily: "dm_control"}
+NAMED_AS = {"ratio": "updates_per_step", "burst": "warmup_updates"}
+"""Options that set an argument of another name, by which errors name it."""
 CHECKS = {"at_least", "above", "within", "increasing", "one_of"}
 NO_OPTIONS = {"prefix", "hint", "finite", "above_low", "below_high"}
 """Keywords of the checks themselves."""
@@ -535,7 +538,8 @@ def test_a_valid_object_can_be_built(cls):
 
 @pytest.mark.parametrize(("cls", "argument", "value"), list(rows()))
 def test_a_bad_value_is_refused(cls, argument, value):
-    with pytest.raises(ConfigurationError):
+    name = NAMED_AS.get(argument, argument) if isinstance(value, int | float) else ""
+    with pytest.raises(ConfigurationError, match=name):
         build(cls, **{argument: value})
 
 

@@ -15,12 +15,6 @@ from mtrl_lightning.checks import above, at_least, increasing, nearest_multiples
 from mtrl_lightning.errors import ConfigurationError
 
 
-def message(check: Callable[..., None], *args: Any, **options: Any) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        check(*args, **options)
-    return str(caught.value)
-
-
 def test_allowed_numbers_pass() -> None:
     at_least(1, num_critics=1, depth=np.int64(3))
     above(0, tau=1e-9, max_grad_norm=math.inf)
@@ -37,52 +31,35 @@ def test_none_is_an_option_that_is_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "args", "options", "expected"),
+    ("check", "args", "options", "name"),
     [
-        (at_least, (1,), {"depth": 0}, "depth is 0: give at least 1"),
-        (at_least, (1,), {"width": 4, "depth": 0}, "depth is 0: give at least 1"),
-        (at_least, (1,), {"prefix": "rollout.", "num": 0}, "rollout.num is 0: give at least 1"),
-        (at_least, (1,), {"hint": ", or null", "num": 0}, "num is 0: give at least 1, or null"),
-        (above, (0,), {"tau": 0.0}, "tau is 0.0: give a number above 0"),
-        (
-            above,
-            (0,),
-            {"std": math.inf, "finite": True},
-            "std is inf: give a finite number above 0",
-        ),
-        (above, (0,), {"std": -1, "finite": True}, "std is -1: give a finite number above 0"),
-        (within, (0, 1), {"discount": 1.5}, "discount is 1.5: give a number from 0 to 1"),
-        (within, (0, 1), {"discount": -0.1}, "discount is -0.1: give a number from 0 to 1"),
-        (
-            within,
-            (0, 1),
-            {"tau": 0, "above_low": True},
-            "tau is 0: give a number above 0 and at most 1",
-        ),
-        (
-            within,
-            (0, 1),
-            {"discount": 1, "below_high": True},
-            "discount is 1: give a number of at least 0 and below 1",
-        ),
-        (increasing, (), {"low": 2, "high": 2}, "low 2, high 2: give low < high"),
-        (increasing, (), {"low": math.nan, "high": 2}, "low nan, high 2: give low < high"),
-        (one_of, (("stop", "skip"),), {"how": "go"}, "how is 'go': give one of stop, skip"),
+        (at_least, (1,), {"width": 4, "depth": 0}, "depth"),
+        (at_least, (1,), {"prefix": "rollout.", "num": 0}, r"rollout\.num"),
+        (above, (0,), {"tau": 0.0}, "tau"),
+        (above, (0,), {"std": math.inf, "finite": True}, "std"),
+        (within, (0, 1), {"discount": 1.5}, "discount"),
+        (within, (0, 1), {"discount": -0.1}, "discount"),
+        (within, (0, 1), {"tau": 0, "above_low": True}, "tau"),
+        (within, (0, 1), {"discount": 1, "below_high": True}, "discount"),
+        (increasing, (), {"low": 2, "high": 2}, "low"),
+        (increasing, (), {"low": math.nan, "high": 2}, "low"),
+        (one_of, (("stop", "skip"),), {"how": "go"}, "how"),
     ],
 )
-def test_the_message_gives_name_value_and_range(
-    check: Callable[..., None], args: tuple[Any, ...], options: dict[str, Any], expected: str
+def test_a_value_out_of_range_is_refused_by_its_name(
+    check: Callable[..., None], args: tuple[Any, ...], options: dict[str, Any], name: str
 ) -> None:
-    assert message(check, *args, **options) == expected
+    with pytest.raises(ConfigurationError, match=name):
+        check(*args, **options)
 
 
+@pytest.mark.parametrize("value", [math.nan, np.float64("nan"), "1"])
 @pytest.mark.parametrize(("check", "args"), [(at_least, (0,)), (above, (0,)), (within, (0, 1))])
 def test_what_is_no_number_never_passes(
-    check: Callable[..., None], args: tuple[float, ...]
+    check: Callable[..., None], args: tuple[float, ...], value: Any
 ) -> None:
-    assert message(check, *args, tau=math.nan).startswith("tau is nan: give")
-    assert message(check, *args, tau=np.float64("nan")).startswith("tau is nan: give")
-    assert message(check, *args, tau="1").startswith("tau is '1': give")
+    with pytest.raises(ConfigurationError, match="tau"):
+        check(*args, tau=value)
 
 
 @pytest.mark.parametrize(

@@ -281,11 +281,3 @@ def test_help_explains_every_option_of_the_essential_callbacks(command_line, cap
     assert "usage: mtrl-lightning fit -c NAME_OR_FILE" in text and "fit --resume RUN" in text
     assert "--ckpt_path CKPT_PATH continue from this checkpoint" in words
     assert "registry" not in text and "full optimization routine" not in text
-
-
-def test_help_of_the_trainer_and_of_validate(command_line, capsys):
-    text = printed_help(command_line, capsys, "fit", "--trainer.help")
-    assert "--trainer.precision PRECISION" in text and "--rollout.total_steps" not in text
-    text = printed_help(command_line, capsys, "validate", "--help")
-    assert "usage: mtrl-lightning validate RUN" in text and "--resume" not in text
-    assert "--data.benchmark.init_args.goal_seed 1" in " ".join(text.split())

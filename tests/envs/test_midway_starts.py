@@ -12,7 +12,6 @@ from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.envs.vector.midway_starts import INTERVAL, NUM_BEGINNINGS, MidwayStarts
 from mtrl_lightning.errors import ConfigurationError
-from tests.helpers.command_line import fails
 from tests.helpers.environments import through_a_file
 
 HORIZON = 40
@@ -376,8 +375,3 @@ def test_steps_say_whether_their_episode_began_midway():
         assert envs.receive().midway_E.tolist() == expected
         seen += expected
     assert 0.1 < np.mean(seen) < 0.5
-
-
-def test_a_fraction_out_of_range_ends_the_program_with_it(command_line, capsys):
-    code, error = fails(command_line, capsys, "fit", "--rollout.midway_starts=1.5")
-    assert code == 2 and "rollout.midway_starts is 1.5" in error

@@ -16,7 +16,6 @@ from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.envs.vector.success_limit import SuccessLimit
 from mtrl_lightning.errors import ConfigurationError
-from tests.helpers.command_line import fails
 from tests.helpers.environments import through_a_file
 
 HORIZON = 12
@@ -165,17 +164,3 @@ def test_training_episodes_end_after_a_success_and_test_episodes_do_not(tmp_path
     assert limited["eval/success"] == whole["eval/success"] == 1.0
     # each step has a reward of at most 1, so that a shorter test episode has a smaller return
     assert limited["eval/return"] > 30.0
-
-
-@pytest.mark.parametrize(
-    ("config", "option", "message"),
-    [
-        ("env/toy", "-1", "rollout.after_success is -1"),
-        ("env/dmcontrol", "10", "rollout.after_success ends episodes after a success, and the t"),
-    ],
-)
-def test_bad_input_ends_the_program_with_it(command_line, capsys, config, option, message):
-    configs = ("base", config, "algorithm/mtppo", "network/multi_head", "gradient/mean")
-    options = [f"--rollout.after_success={option}", "--rollout.num_workers=0"]
-    code, error = fails(command_line, capsys, "fit", *options, configs=configs, small=False)
-    assert code == 2 and message in error

@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Encoder, MultiHead
 from mtrl_lightning.networks.conditioning import (
     TaskConditioning,
 )
-from tests.helpers.specs import spec_of
 
 ALWAYS_FUSED = {torch.float32: 0, torch.bfloat16: 0, torch.float64: 0}
 """Numbers of outputs from which hidden layers are fused."""
@@ -225,12 +223,6 @@ CONTRACT = [
     it_can_be_compiled_whole,
 ]
 """The contract of every architecture; each check takes ``make(**options)``, a factory."""
-
-
-def assert_refused(architecture, **wrong):
-    for name, value in wrong.items():
-        with pytest.raises(ConfigurationError, match=name):
-            architecture(IN_DIM, OUT_DIM, spec_of(NUM_TASKS), **{name: value})
 
 
 def num_parameters(network):

