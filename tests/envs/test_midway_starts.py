@@ -334,28 +334,6 @@ def test_a_restored_environment_continues_as_the_uninterrupted_one(num_steps):
         assert observation.tolist() == other_observation.tolist()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"beginnings": [["a", 3, np.zeros((10, 2), np.float32), 5, 0]]},
-        {"beginnings": [[0.5, -3, np.zeros((10, 2), np.float32), 5, 0]]},
-        {"beginnings": [[0.5, 3, np.zeros((10, 3), np.float32), 5, 0]]},
-        {"actions": [np.array([np.nan, 0.0], np.float32)]},
-        {"actions": ["a"]},
-        {"success": None},
-        {"num_repeated": -2},
-        {"source": 1},
-        {"beginnings": [[0.5, 3, np.zeros((10, 2), np.float32), 5, True]]},
-        {"best": [1.5, 2]},
-    ],
-)
-def test_a_damaged_state_is_refused(change):
-    env = started(Hill())
-    episode(env, 25)
-    with pytest.raises((ConfigurationError, ValueError)):
-        env.set_state({**env.get_state(), **change})
-
-
 TASKS = ["push", "pick-place", "door-open", "hammer"]
 
 

@@ -107,12 +107,6 @@ def test_a_run_may_continue_with_another_number_of_steps(there, here, expected):
     assert other.unwrapped.steps == expected
 
 
-@pytest.mark.parametrize("num_left", [-1, 1.5, True, "a"])
-def test_a_damaged_state_is_refused(num_left):
-    with pytest.raises((ConfigurationError, ValueError)):
-        SuccessLimit(Scheduled(4), 3).set_state({"num_left": num_left})
-
-
 @pytest.mark.parametrize(("there", "here"), [(3, None), (None, 3)])
 def test_a_state_with_and_an_environment_without_are_refused(there, here):
     envs, other = (

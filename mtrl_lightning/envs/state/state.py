@@ -15,7 +15,6 @@ from typing import Any
 
 import gymnasium as gym
 
-from mtrl_lightning.checks import restoring
 from mtrl_lightning.envs.state.codec import HINT, StateDecoder, StateEncoder, has_slots
 from mtrl_lightning.envs.state.simulator import MujocoState, is_mujoco
 from mtrl_lightning.errors import ConfigurationError
@@ -83,13 +82,8 @@ class EnvState:
         """Restore a state that an environment made in the same way gave.
 
         Raises:
-            ConfigurationError: if it is of an environment of other layers or attributes, or is
-                damaged.
+            ConfigurationError: if it is of an environment of other layers or attributes.
         """
-        with restoring(f"state of the environment {type(self._env.unwrapped).__name__}"):
-            self._set(states)
-
-    def _set(self, states: list[Any]) -> None:
         simulations, *layers = states
         there = [name for name, _ in layers]
         here = [type(layer).__name__ for layer in layers_of(self._env)]

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
-from mtrl_lightning.checks import count
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.state.simulator import StabilityCheck
 from mtrl_lightning.envs.state.state import EnvState, layers_of
@@ -166,7 +165,7 @@ class EnvGroup:
                 self._reset(i, state["seed"])
             else:
                 self._check_options(i, state["env"])
-                self._steps[i] = count(state["steps"], f"steps of task {self._names[i]!r}")
+                self._steps[i] = state["steps"]
                 self._states[i].set(state["env"])
                 self._stability[i].clear()
 

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.wrappers import TimeLimit
 
-from mtrl_lightning.checks import count, flag, number
 from mtrl_lightning.envs.state.state import EnvState, layers_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec
@@ -287,36 +286,17 @@ class MidwayStarts(gym.Wrapper):
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self._generator.bit_generator.state = state["generator"]
-        self._success = number(state["success"], "success")
-        self._beginnings = [
-            Beginning(
-                number(reward, "reward"),
-                count(seed, "seed"),
-                self._checked(action_SA),
-                count(checksum, "checksum"),
-                count(num_successes, "num_successes"),
-            )
-            for reward, seed, action_SA, checksum, num_successes in state["beginnings"]
-        ]
-        actions = [self._checked(action_A) for action_A in state["actions"]]
-        self._begin(count(state["seed"], "seed"), actions, 0)
+        self._success = state["success"]
+        self._beginnings = [Beginning(*beginning) for beginning in state["beginnings"]]
+        self._begin(state["seed"], list(state["actions"]), 0)
         if state["source"] is not None:
-            last = len(self._beginnings) - 1
-            self._source = self._beginnings[count(state["source"], "source", last)]
-        self._num_repeated = count(state["num_repeated"], "num_repeated")
-        self._return = number(state["return"], "return")
-        self._has_succeeded = flag(state["has_succeeded"], "has_succeeded")
-        self._latest = Moment(*(count(value, "latest") for value in state["latest"]))
-        self._best = Moment(*(count(value, "best") for value in state["best"]))
-        self._best_reward = number(state["best_reward"], "best_reward")
-
-    def _checked(self, action_SA: Any) -> npt.NDArray:
-        """Return actions of a state."""
-        space = self._spec.action_space
-        is_array = isinstance(action_SA, np.ndarray) and action_SA.dtype.kind == "f"
-        if not is_array or action_SA.shape[-1:] != space.shape or not np.isfinite(action_SA).all():
-            raise ValueError("invalid actions in a saved episode")
-        return action_SA
+            self._source = self._beginnings[state["source"]]
+        self._num_repeated = state["num_repeated"]
+        self._return = state["return"]
+        self._has_succeeded = state["has_succeeded"]
+        self._latest = Moment(*state["latest"])
+        self._best = Moment(*state["best"])
+        self._best_reward = state["best_reward"]
 
 
 def _checksum(observation: npt.NDArray) -> int:

@@ -7,8 +7,6 @@ from typing import Any
 import gymnasium as gym
 import numpy.typing as npt
 
-from mtrl_lightning.checks import count
-
 
 class SuccessLimit(gym.Wrapper):
     """Truncate an episode some steps after its first success.
@@ -55,5 +53,5 @@ class SuccessLimit(gym.Wrapper):
         """Restore it; a run may continue with fewer steps than the checkpoint's."""
         num_left = state["num_left"]
         if num_left is not None:
-            num_left = min(count(num_left, "num_left"), self._num_steps)
+            num_left = min(num_left, self._num_steps)
         self._num_left = num_left

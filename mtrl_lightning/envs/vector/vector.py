@@ -18,7 +18,7 @@ from gymnasium.error import (
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from mtrl_lightning.checks import at_least, count, flag
+from mtrl_lightning.checks import at_least
 from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_same, check_spec
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of
@@ -368,9 +368,9 @@ class VectorEnv(gym.vector.VectorEnv):
                 f"{len(states)} states are given for {self.num_envs} environments"
             )
         missing_E = np.array([state["state"] is None for state in states])
-        self._restarts_E[:] = [count(state["restarts"], "restarts") for state in states]
+        self._restarts_E[:] = [state["restarts"] for state in states]
         self._restarts_E += missing_E
-        self._new_E[:] = [flag(state["new"], "new episode") for state in states]
+        self._new_E[:] = [state["new"] for state in states]
         self._new_E |= missing_E
         parts = [
             {"seed": self._seed_of(e)} if missing_E[e] else state["state"]
