@@ -202,17 +202,6 @@ def test_wrappers_random_numbers_are_part_of_the_suites_state():
         assert np.array_equal(first.step(action_A)[0], second.step(action_A)[0])
 
 
-def test_a_state_of_the_suite_without_np_random_is_restored():
-    first, second = (DMControl(["walker-walk"]).make_env(0, "train", seed) for seed in (0, 1))
-    for env in (first, second):
-        env.reset()
-    state = first.get_state()
-    del state["np_random"]
-    second.set_state(state)
-    action_A = np.ones(6, np.float32)
-    assert np.array_equal(first.step(action_A)[0], second.step(action_A)[0])
-
-
 def test_a_padded_registered_environment_can_be_made_from_its_specification():
     env = Padded(gym.make("Pendulum-v1"), 5, 2)
     again = env.spec.make()

@@ -796,16 +796,6 @@ def test_the_mujoco_helper_restores_edits_options_and_what_was_computed():
     assert other.model.body_mass[1] != 3.5 and other.model.opt.gravity[2] == -9.81
 
 
-def test_the_mujoco_helper_refuses_the_state_of_another_model():
-    env, other = used_arm(1), gym.make("InvertedPendulum-v5").unwrapped
-    other.reset(seed=0)
-    simulation = MujocoState(other.model, other.data)
-    before = simulation.get()
-    with pytest.raises(ConfigurationError, match=r"another MuJoCo model: .* numbers, here"):
-        simulation.set(MujocoState(env.model, env.data).get())
-    assert simulation.get() == before
-
-
 def test_set_state_of_gymnasiums_mujoco_environments_is_not_taken_for_an_answer():
     class Asked(HalfCheetahEnv):
         def get_state(self):

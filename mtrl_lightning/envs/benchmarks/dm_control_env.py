@@ -206,8 +206,7 @@ class SuiteEnv(gym.Env):
         self._num_steps = state["num_steps"]
         self._next_episode = state["next_episode"]
         self._first_seed = state["first_seed"]
-        if "np_random" in state:  # states of version 0.2 have none
-            self.np_random.bit_generator.state = state["np_random"]
+        self.np_random.bit_generator.state = state["np_random"]
         self._environment._step_count = self._num_steps
         self._environment._reset_next_step = False
 

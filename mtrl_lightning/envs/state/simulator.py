@@ -12,9 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.checks import check_booleans
-from mtrl_lightning.errors import ConfigurationError
-
 ASSETS = ("mesh_", "tex_", "skin_", "bvh_", "oct_", "name", "text_", "vis", "stat", "opt")
 """Prefixes of a model's attributes that are large and never edited, or no arrays."""
 SOLVER = ("efc_", "iefc_", "contact", "solver_", "timer", "warning")
@@ -23,30 +20,6 @@ UNSTABLE = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC")
 """MuJoCo's warnings of an unstable simulation, which it then resets; they are numbered in a row."""
 PLAIN_KINDS = "biufcSU"
 """Kinds of NumPy's types that hold numbers and texts, and no pointers."""
-EDITABLE_INTEGERS = frozenset(
-    {
-        "actuator_ctrllimited",
-        "actuator_forcelimited",
-        "actuator_group",
-        "eq_active0",
-        "geom_conaffinity",
-        "geom_contype",
-        "geom_group",
-        "geom_priority",
-        "jnt_group",
-        "jnt_limited",
-        "light_active",
-        "light_castshadow",
-        "site_group",
-        "tendon_group",
-        "tendon_limited",
-    }
-)
-"""Integer arrays of a model that are masks, groups and switches: none is an index or a size."""
-INDEX_FLOATS = frozenset({"wrap_prm"})
-"""Float arrays of a model that MuJoCo rounds to an index."""
-MOST_ITERATIONS = 1000
-"""Largest number of iterations of MuJoCo's solvers that is restored; its default is 100."""
 
 
 def is_mujoco(value: Any, name: str) -> bool:
@@ -91,40 +64,12 @@ def to_text(array: npt.NDArray) -> str:
 
 
 def from_text(text: str, dtype: str | np.dtype) -> npt.NDArray:
-    """Return the elements of ``to_text``.
-
-    Raises:
-        ValueError: if the type holds anything but numbers and texts, or the bytes are not of it.
-    """
-    kind = plain_dtype(dtype)
-    elements = np.frombuffer(text.encode("latin-1"), kind).copy()
-    check_booleans(elements)
-    return elements
-
-
-def plain_dtype(dtype: str | np.dtype) -> np.dtype:
-    """Return NumPy's type of this name.
-
-    Raises:
-        ValueError: if it holds anything but numbers and texts: memory of objects is pointers.
-    """
-    try:
-        kind = np.dtype(dtype)
-    except TypeError as error:
-        raise ValueError(f"{dtype!r} is no type of numbers") from error
-    if kind.hasobject or kind.kind not in PLAIN_KINDS:
-        raise ValueError(f"{dtype!r} is no type of numbers")
-    return kind
-
-
-def is_editable(name: str, array: npt.NDArray) -> bool:
-    """Return whether a checkpoint may hold an array of a MuJoCo model: it sends no index astray."""
-    is_number = array.dtype.kind == "f" and name not in INDEX_FLOATS
-    return is_number or name in EDITABLE_INTEGERS
+    """Return the elements of ``to_text``."""
+    return np.frombuffer(text.encode("latin-1"), dtype).copy()
 
 
 def is_computed(name: str, array: npt.NDArray) -> bool:
-    """Return whether a checkpoint may hold an array of a MuJoCo simulation."""
+    """Return whether an array of a simulation holds numbers that a step has computed."""
     return array.dtype.kind == "f" and not name.startswith(SOLVER)
 
 
@@ -141,16 +86,11 @@ class ModelEdits:
         self._options = _options(model)
 
     def get(self) -> dict[str, Any]:
-        """Return the changed elements of arrays, and changed options such as gravity.
-
-        Raises:
-            ConfigurationError: if an array was changed that a checkpoint must not hold.
-        """
+        """Return the changed elements of arrays, and changed options such as gravity."""
         arrays = {}
         for name, array in arrays_of(self._model):
             indices = np.flatnonzero(_differs(array, self._compiled[name]))
             if indices.size:
-                _check_editable(name, array)
                 arrays[name] = [indices.tolist(), to_text(array.ravel()[indices])]
         now = _options(self._model)
         options = {
@@ -158,36 +98,19 @@ class ModelEdits:
             for name, value in now.items()
             if _differs(value, self._options[name]).any()
         }
-        for name in options:
-            _check_option(name, now[name])
         return {"arrays": arrays, "options": options}
 
     def set(self, edits: dict[str, Any]) -> None:
-        """Restore them, and undo others.
-
-        Raises:
-            ConfigurationError: if they name unknown arrays, or some that a checkpoint must not
-                hold; nothing is changed then.
-        """
+        """Restore them, and undo others."""
         arrays = dict(arrays_of(self._model))
         options = _options(self._model)
-        unknown = [*(edits["arrays"].keys() - arrays), *(edits["options"].keys() - options)]
-        if unknown:
-            raise ConfigurationError(
-                f"the state edits {unknown[0]!r}, which this MuJoCo model does not have: restore it"
-                " where the same model was loaded"
-            )
         restored = {name: self._compiled[name].copy() for name in arrays}
         for name, (indices, elements) in edits["arrays"].items():
-            _check_editable(name, arrays[name])
-            restored[name].ravel()[indices] = _elements(elements, arrays[name].dtype, len(indices))
+            restored[name].ravel()[indices] = from_text(elements, arrays[name].dtype)
         restored_options = dict(self._options)
         for name, (_, _, elements) in edits["options"].items():
             compiled = self._options[name]
-            restored_options[name] = _elements(elements, compiled.dtype, compiled.size).reshape(
-                compiled.shape
-            )
-            _check_option(name, restored_options[name])
+            restored_options[name] = from_text(elements, compiled.dtype).reshape(compiled.shape)
         for name, array in arrays.items():
             if _differs(array, restored[name]).any():
                 array[...] = restored[name]
@@ -250,37 +173,15 @@ class MujocoState:
         }
 
     def set(self, state: dict[str, Any]) -> None:
-        """Restore a state from ``get`` for a simulation of the same compiled model.
-
-        Raises:
-            ConfigurationError: if the model is another; nothing is changed then.
-        """
+        """Restore a state from ``get`` for a simulation of the same compiled model."""
         import mujoco
 
-        model, data = self._data.model, self._data
-        integration = from_text(state["integration"], "f8")
-        size = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION)
-        if len(integration) != size:
-            raise ConfigurationError(
-                f"the state is of another MuJoCo model: its simulation has {len(integration)}"
-                f" numbers, here {size}; restore it where the same model was loaded"
-            )
-        computed = {name: array for name, array in arrays_of(data) if is_computed(name, array)}
-        unknown = state["computed"].keys() - computed
-        if unknown:
-            raise ConfigurationError(
-                f"the state has {min(unknown)!r}, which this MuJoCo simulation does not compute:"
-                " restore it with the MuJoCo version that saved it"
-            )
-        elements = {
-            name: _elements(text, computed[name].dtype, computed[name].size)
-            for name, (_, text) in state["computed"].items()
-        }
         self._edits.set(state["edits"])
-        mujoco.mj_resetData(model, data)
-        _integrate(data, integration)
-        for name, values in elements.items():
-            computed[name][...] = values.reshape(computed[name].shape)
+        mujoco.mj_resetData(self._data.model, self._data)
+        _integrate(self._data, from_text(state["integration"], "f8"))
+        arrays = dict(arrays_of(self._data))
+        for name, (dtype, text) in state["computed"].items():
+            arrays[name][...] = from_text(text, dtype).reshape(arrays[name].shape)
 
 
 class StabilityCheck:
@@ -332,44 +233,6 @@ def _options(model: Any) -> dict[str, npt.NDArray]:
         for name, value in values.items()
         if isinstance(value, (int, float, np.ndarray))
     }
-
-
-def _check_editable(name: str, array: npt.NDArray) -> None:
-    if not is_editable(name, array):
-        raise ConfigurationError(
-            f"the MuJoCo model's {name} was edited, by which MuJoCo finds its way in memory: no"
-            " checkpoint may hold it. Build another model in its place, or give the environment"
-            " get_state() and set_state(dict)"
-        )
-
-
-def _check_option(name: str, value: npt.NDArray) -> None:
-    """Check that an option of a model is one that MuJoCo knows, and that a step of it ends."""
-    if value.dtype.kind != "i":
-        return
-    import mujoco
-
-    largest = {
-        "integrator": len(mujoco.mjtIntegrator.__members__) - 1,
-        "cone": len(mujoco.mjtCone.__members__) - 1,
-        "jacobian": len(mujoco.mjtJacobian.__members__) - 1,
-        "solver": len(mujoco.mjtSolver.__members__) - 1,
-        "disableflags": 2 ** int(mujoco.mjtDisableBit.mjNDISABLE) - 1,
-        "enableflags": 2 ** int(mujoco.mjtEnableBit.mjNENABLE) - 1,
-        "disableactuator": 2**31 - 1,
-    }.get(name, MOST_ITERATIONS)
-    if not 0 <= int(value) <= largest:
-        raise ConfigurationError(
-            f"the MuJoCo model's option {name} is {value}: a checkpoint may hold 0 to {largest:,}"
-        )
-
-
-def _elements(text: str, dtype: np.dtype, size: int) -> npt.NDArray:
-    """Return as many numbers as an array has."""
-    elements = from_text(text, dtype)
-    if len(elements) != size:
-        raise ValueError(f"{len(elements)} numbers for {size}")
-    return elements
 
 
 def _differs(one: npt.NDArray, other: npt.NDArray) -> npt.NDArray[np.bool_]:
