@@ -152,6 +152,8 @@ class _FastSawyer(Upstream):
     """Code of all tasks, before MetaWorld's class of a task."""
 
     static_names = (VIEWS,)
+    data: Any
+    """MuJoCo's data; during a step its views."""
     is_drawable = False
     """Whether its model has the textures and meshes that rendering needs."""
 
