@@ -24,7 +24,7 @@ DEAD = {
     r"update.*\.grad_norm": "of the last step, read right after it",
     r"_metaworld_views\._(vectors|rows)": "room for vectors, written before each reading",
     r"\._announced_builds_E": "each process builds the environments and calls the listeners",
-    r"session\.is_training": "set by the loop, when training starts",
+    r"session\.is_(restoring|training)": "set by the loop, when training starts",
     r"loop\._next_action": "the rest of the list is done when a continued run starts",
     r"MetricsCallback\._csv_fingerprint": "of the checkpoint that is continued",
     r"OptionsCallback\._previous": "options of the checkpoint that is continued",
