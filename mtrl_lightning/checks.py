@@ -11,12 +11,9 @@ import itertools
 import math
 from collections.abc import Callable, Collection
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtrl_lightning.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 
 def at_least(
@@ -102,13 +99,3 @@ def _check(
         if not isinstance(value, Real) or not is_allowed(value):
             text = str(value) if isinstance(value, Real) else repr(value)
             raise ConfigurationError(f"{prefix}{name} is {text}: give {allowed}{hint}")
-
-
-def check_booleans(array: npt.NDArray) -> None:
-    """Check that the bytes of booleans are 0 or 1, as NumPy relies on.
-
-    Raises:
-        ValueError: if they are not.
-    """
-    if array.dtype.kind == "b" and array.size and array.view("uint8").max() > 1:
-        raise ValueError("a boolean is neither 0 nor 1")
