@@ -199,7 +199,6 @@ TABLE: dict[type, Row] = {
     Algorithm: (
         partial(Algorithm, SPEC),
         {
-            "compile": ["fast"],
             "on_nonfinite": ["ignore"],
             "max_skipped_updates": [-1],
             "untrained_tasks": ["other"],
