@@ -10,12 +10,10 @@ import pytest
 import yaml
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports import charts
 from mtrl_lightning.reports.charts import Chart, Curve
 from mtrl_lightning.reports.comparison import compare_runs, summarize
 from mtrl_lightning.reports.page import average_charts, task_charts, write_page
-from mtrl_lightning.reports.record import read_run
 from mtrl_lightning.reports.statistics import Estimate
 from tests.helpers.report_folders import make_run, options_of
 
@@ -170,30 +168,6 @@ def test_a_page_imports_nothing_that_a_run_names(run, tmp_path, monkeypatch):
     model = {"class_path": "own_options.Own", "init_args": {"a": "own_options.make"}}
     (run / "config.yaml").write_text(yaml.safe_dump({**options_of(1), "model": model}))
     main(["compare", str(run), f"--page={tmp_path / 'page.html'}"])
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (f"env_steps,a\n{'9' * 30},1\n", f"env_steps is {'9' * 30}"),
-        ("env_steps,a\n-5,1\n", "env_steps is -5"),
-        (f"env_steps,a\n5,{'1' * 200_000}\n", "field larger than field limit"),
-        (f"env_steps,{'a' * 200_000}\n1,1\n", "field larger than field limit"),
-    ],
-)
-def test_metrics_that_no_run_has_written_are_refused(content, message, run):
-    (run / "metrics.csv").write_text(content)
-    with pytest.raises(ConfigurationError, match=message):
-        read_run(run)
-
-
-def test_options_that_no_run_has_written_are_left_out(run):
-    names = "a0: &a0 [1, 2]\n" + "".join(
-        f"a{k}: &a{k} [*a{k - 1}, *a{k - 1}, *a{k - 1}]\n" for k in range(1, 30)
-    )
-    for content in (names, "a: 2001-99-99", "{1: 2, a: 3}", "a: " + "[" * 5_000):
-        (run / "config.yaml").write_text(content)
-        assert read_run(run).options == {}
 
 
 def in_chromium(path, width):
