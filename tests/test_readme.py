@@ -59,7 +59,8 @@ RUNS = [
     for command in COMMANDS
     if "mtrl-lightning " in command and command not in [*INSTALL, QUICKSTART]
 ]
-PROGRAMS = [command for command in COMMANDS if command.startswith("python -m benchmarks.")]
+MODULES = ("python -m benchmarks.", "python -m mtrl_lightning.")
+PROGRAMS = [command for command in COMMANDS if command.startswith(MODULES)]
 BUILD = ["python -m sphinx -n -W --keep-going docs docs/_build"]
 """Run by tests/test_docs.py."""
 SHORT = {

@@ -441,15 +441,6 @@ def test_a_checkpoint_of_other_sizes_is_refused(what, sizes, tmp_path):
         SAC.load_from_checkpoint(path, spec=other)
 
 
-def test_a_checkpoint_without_sizes_is_loaded(tmp_path):
-    def forget(state):
-        del state["spec"]["observation_sizes"]
-        del state["spec"]["action_sizes"]
-
-    sac = SAC(specs()[0], **STACKS["mlp"])
-    assert SAC.load_from_checkpoint(save(sac, tmp_path, change=forget)).spec == sac.spec
-
-
 def test_a_loaded_policy_takes_and_gives_a_tasks_own_size(tmp_path):
     sac = make_pair(SAC, encoder=Standardize, **STACKS["mlp"])[1]
     batch = batches(make_pair(SAC, **STACKS["mlp"])[:2])[1]

@@ -19,7 +19,8 @@ from mtrl_lightning.run.loop import AFTER_UPDATES, RESULT_ACTIONS, TrainingLoop
 from mtrl_lightning.schedules import UpdateRatio
 from tests.helpers.demonstrations import write_demonstrations
 
-OFF_POLICY = {"total_steps": 24, "warmup_steps": 12, "capacity": 3_000, "batch_size": 6}
+WARMUP = {"warmup_steps": 12}
+OFF_POLICY = {"total_steps": 24, "data": {"capacity": 3_000, "batch_size": 6}}
 ON_POLICY = {"total_steps": 12}
 
 
@@ -55,10 +56,8 @@ def run(algorithm, folder, **options):
         algorithm,
         root=str(folder),
         num_workers=0,
-        num_episodes=1,
-        progress_bar=False,
-        accelerator="cpu",
-        evaluation={"num_workers": 0},
+        evaluation={"num_workers": 0, "num_episodes": 1},
+        trainer={"enable_progress_bar": False, "accelerator": "cpu"},
         **options,
     )
 
@@ -80,7 +79,7 @@ OVERLAPPED = ["sample", "explore", "update", "receive", "finish"]
 def test_an_off_policy_run_samples_and_acts_before_each_update_and_receives_after_it(
     tmp_path, events, ratio, burst, expected
 ):
-    given = {"updates_per_step": ratio, "warmup_updates": burst}
+    given = {**WARMUP, "updates_per_step": ratio, "warmup_updates": burst}
     run(SAC, tmp_path, rollout=given, **OFF_POLICY)
     assert events == RANDOM_STEP * 4 + expected
 
@@ -118,7 +117,7 @@ class StopAfter(Callback):
 
 def test_a_stop_in_the_middle_of_a_vector_step_waits_for_its_end(tmp_path, events, caplog):
     with caplog.at_level("INFO", logger="lightning.pytorch"):
-        ended = run(SAC, tmp_path, callbacks=StopAfter(2), **OFF_POLICY)
+        ended = run(SAC, tmp_path, callbacks=StopAfter(2), rollout=WARMUP, **OFF_POLICY)
     assert events == RANDOM_STEP * 4 + OVERLAPPED * 2
     assert "eval/return" in ended.evaluation
     checkpoint = load_checkpoint(ended.checkpoint)
@@ -144,7 +143,7 @@ def test_lightnings_limit_of_epochs_is_restored_after_a_fit(tmp_path):
             self.trainer = trainer
 
     watching = Limits()
-    run(SAC, tmp_path, callbacks=watching, **OFF_POLICY)
+    run(SAC, tmp_path, callbacks=watching, rollout=WARMUP, **OFF_POLICY)
     assert limits == [1] and watching.trainer.fit_loop.min_epochs == Trainer().fit_loop.min_epochs
 
 
