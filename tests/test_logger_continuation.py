@@ -315,23 +315,8 @@ def test_the_note_says_what_an_offline_run_has(tmp_path):
     assert logged(tmp_path, 0, [2, 4, 4], 4, 5, 6, offline=True) == [(6, 5), (7, 6)]
 
 
-NOTE = {"env_steps": 4, "written_env_steps": 4, "wandb_step": 5}
-
-
-@pytest.mark.parametrize(
-    "note",
-    [
-        "{",
-        "[]",
-        "[" * 100_000,
-        json.dumps({**NOTE, "env_steps": float("inf")}),
-        json.dumps({**NOTE, "wandb_step": 10**30}),
-        json.dumps({**NOTE, "written_env_steps": -2}),
-        json.dumps({**NOTE, "env_steps": None}),
-    ],
-)
-def test_a_note_that_no_run_has_written_is_left_out(tmp_path, note):
-    (tmp_path / "wandb_logged_fake.json").write_text(note)
+def test_a_torn_note_is_left_out(tmp_path):
+    (tmp_path / "wandb_logged_fake.json").write_text("{")
     with pytest.warns(UserWarning, match=r"wandb_logged_fake\.json"):
         assert logged(tmp_path, 0, [2, 4], 4, offline=True) == [(2, 2), (4, 4)]
 

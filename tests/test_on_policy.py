@@ -168,25 +168,6 @@ def test_a_run_interrupted_in_its_first_iteration_ends_as_the_uninterrupted_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("column", "other"), [("value", "x"), ("advantage", "observation")])
-def test_an_iteration_of_a_checkpoint_has_what_the_algorithm_computes(
-    command_line, monkeypatch, capsys, column, other
-):
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        signal_in_call(patch, PPO, "training_step", 6, signal.SIGTERM)
-        fit(command_line, "--name=parts")
-    changed = checkpoint(command_line, "parts")
-    computed = changed["MultiTaskData"]["rollout_buffer"]["computed"]
-    computed[other] = computed.pop(column)
-    last = command_line.folder("parts") / "checkpoints" / "last.ckpt"
-    torch.save(changed, last.with_name("changed"))  # the other file is mapped into memory
-    last.with_name("changed").replace(last)
-    with pytest.raises(SystemExit):
-        fit(command_line, "--name=parts", "--ckpt_path=last")
-    assert "continue from another checkpoint" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(command_line):
     options = ["--trainer.precision=bf16-mixed", "--checkpoint.every=288"]
     fit(command_line, *options, "--name=whole", "--model.init_args.learning_rate=ConstantRate")

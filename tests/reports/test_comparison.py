@@ -219,7 +219,7 @@ def test_copies_of_metrics_are_compared_by_their_names(runs, tmp_path):
     (tmp_path / "new.csv").write_text("env_steps,eval/success\n5,\n")
     with pytest.raises(ConfigurationError, match=r"new.csv holds no values yet: "):
         compare_runs([str(tmp_path / "new.csv")])
-    with pytest.raises(ConfigurationError, match="config.yaml"):
+    with pytest.raises(ConfigurationError, match=r"config\.yaml"):
         compare_runs([str(runs / "mlp" / "version_1" / "config.yaml")])
 
 
