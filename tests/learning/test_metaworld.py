@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.envs import MetaWorld
@@ -15,6 +16,7 @@ class RandomPolicy:
         return self._generator.uniform(-1, 1, (len(observation_ED), 4)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_sac_learns_to_reach_what_a_random_policy_does_not(command_line):
     evaluator = Evaluator(MetaWorld(["reach"], horizon=200), num_episodes=20, envs_per_task=10)
     assert evaluator.evaluate(RandomPolicy()).success_T[0] <= 0.1
