@@ -46,7 +46,7 @@ def meta_as_gpu() -> Iterator[None]:
 
 
 class SkippingAdam(Adam):
-    """Stands for the fused Adam, of which no kernel exists here: it is given the flag."""
+    """An Adam that has the flag ``fused``, as no fused kernel exists here."""
 
     _step_supports_amp_scaling = True
 
