@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import json
 import os
 import random
@@ -36,7 +35,7 @@ from torch import Tensor
 
 from benchmarks.measuring import Program, Table, positive, say
 from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.checkpoints.parts import manifests_of
+from mtrl_lightning.checkpoints.parts import manifests_of, parts_of
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
@@ -202,23 +201,23 @@ class FaultRun:
         Args:
             *launcher: words before it, such as those of ``torchrun``.
         """
-        command = [sys.executable, *launcher, "-m", "mtrl_lightning", "fit", "-c", "quickstart"]
-        command += [f"--root={self._root}", *self._options]
+        command = [sys.executable, *launcher, "-m", "mtrl_lightning", "fit"]
         if self.last.is_file():
-            command.append("--ckpt_path=last")
+            command.append(f"--resume={self.folder}")
         else:  # the version of a run that has none is made again
             shutil.rmtree(self.folder, ignore_errors=True)
+            command += ["-c", "quickstart", f"--root={self._root}", *self._options]
         log = self._root / f"session_{len(self.sessions):03d}.log"
         self.sessions.append(Session(command, log))
         return self.sessions[-1]
 
     def env_steps(self, session: Session) -> int:
-        """Return the env steps in ``metrics.csv``, 0 if the session has not written to it yet."""
-        path = self.folder / "metrics.csv"
+        """Return the env steps in ``metrics.jsonl``, 0 if the session has not written to it yet."""
+        path = self.folder / "metrics.jsonl"
         with contextlib.suppress(OSError, ValueError, IndexError):
             if path.stat().st_mtime > session.start_time:
-                last_full_row = path.read_text(errors="replace").split("\n")[1:-1][-1]
-                return int(last_full_row.split(",")[0])
+                last_full_row = path.read_text(errors="replace").split("\n")[:-1][-1]
+                return int(json.loads(last_full_row)["env_steps"])
         return 0
 
     def is_saving(self, since: float = 0.0) -> bool:
@@ -239,8 +238,8 @@ class Outcome(NamedTuple):
     """Parts of the last checkpoint that must not depend on how often the run was interrupted."""
     rings: list[Rows]
     """The replay, one environment after another, oldest row first; of all ranks in turn."""
-    metrics: list[dict[str, str]]
-    """``metrics.csv`` without times."""
+    metrics: list[dict[str, float]]
+    """``metrics.jsonl`` without times."""
 
 
 def read_outcome(run: FaultRun) -> Outcome:
@@ -248,12 +247,10 @@ def read_outcome(run: FaultRun) -> Outcome:
     checkpoint = load_checkpoint(run.last)
     names = ("state_dict", "optimizer_states", "lr_schedulers", "mtrl_lightning")
     state = {key: checkpoint[key] for key in names}
-    ranks = checkpoint.get("ranks", [])
-    state["ranks"] = [{**part, "data": part["data"]["buffer"]} for part in ranks]
-    state["generators"] = checkpoint["MultiTaskData"]["buffer"]
-    callbacks = checkpoint["callbacks"]
-    state["callbacks"] = {key: callbacks[key] for key in callbacks if key != "checkpoint"}
-    del state["callbacks"]["metrics"]["metrics_csv"]["crc32"]  # the file has times in it
+    state["ranks"] = [
+        {**part, "data": {key: part["data"][key] for key in ("buffer", "collector")}}
+        for part in parts_of(checkpoint)
+    ]
     fields = transition_fields(MetaWorld(TASKS, horizon=HORIZON).spec)
     rings: list[Rows] = []
     for manifest in manifests_of(checkpoint):
@@ -262,11 +259,10 @@ def read_outcome(run: FaultRun) -> Outcome:
         first_E = storage.added_E - storage.size_E
         for ring, (first, end) in enumerate(zip(first_E, storage.added_E, strict=True)):
             rings.append(storage.take(*storage.numbers(ring, int(first), int(end))))
-    with (run.folder / "metrics.csv").open(newline="") as file:
-        metrics = [
-            {key: value for key, value in row.items() if not key.startswith("time/")}
-            for row in csv.DictReader(file)
-        ]
+    metrics = [
+        {key: value for key, value in json.loads(row).items() if not key.startswith("time/")}
+        for row in (run.folder / "metrics.jsonl").read_text().splitlines()
+    ]
     return Outcome(state, rings, metrics)
 
 
@@ -362,7 +358,7 @@ class Bench:
 
         Args:
             name: of its folder.
-            **options: of ``data`` and ``rollout``, with ``__`` instead of the dot.
+            **options: of the command line, with ``__`` instead of the dot.
         """
         chosen = {
             "name": "run",
@@ -374,20 +370,19 @@ class Bench:
             "data.benchmark.init_args.horizon": HORIZON,
             "data.batch_size": 32,
             "data.capacity": 2_000,
-            "rollout.total_steps": self.total_steps,
-            "rollout.envs_per_task": self.ranks,
-            "rollout.warmup_steps": 300,
-            "rollout.num_workers": self.num_workers,
-            "rollout.window": 10,
-            "rollout.timeout": 120.0,
-            "rollout.check_every": 300,
+            "data.total_steps": self.total_steps,
+            "data.envs_per_task": self.ranks,
+            "data.warmup_steps": 300,
+            "data.num_workers": self.num_workers,
+            "data.window": 10,
+            "data.timeout": 120.0,
             "evaluation.every": 2_500,
             "evaluation.num_episodes": self.ranks,
             "evaluation.num_workers": 0,
             "metrics.every": 50,
-            "checkpoint.every": 250,
-            "checkpoint.keep_last": 3,
-            "replay.chunk_mebibytes": 0.07,  # some 200 transitions
+            "checkpoint.every_n_env_steps": 250,
+            "checkpoint.save_top_k": 3,
+            "data.chunk_mebibytes": 0.07,  # some 200 transitions
             "model.init_args.actor.init_args.width": 32,
             "model.init_args.critic.init_args.width": 32,
         }
@@ -472,7 +467,11 @@ def kill_row(bench: Bench, number: int) -> dict[str, Any]:
 
 def rank_hang_row(bench: Bench, number: int) -> dict[str, Any]:
     """Stop ranks so that they hang; the others end the run in time."""
-    timeouts = {"rollout__timeout": RANK_TIMEOUT - 5, "rollout__rank_timeout": RANK_TIMEOUT}
+    strategy = {
+        "class_path": "mtrl_lightning.ranks.strategy.RanksStrategy",
+        "init_args": {"timeout": f"0:00:{RANK_TIMEOUT:g}"},
+    }
+    timeouts = {"data__timeout": RANK_TIMEOUT - 5, "trainer__strategy": json.dumps(strategy)}
     run = bench.run("hang", **timeouts)
     for k in range(number):
         session = run.start()
@@ -508,8 +507,8 @@ def worker_row(bench: Bench, number: int, sent: int = signal.SIGKILL) -> dict[st
     run = bench.run(
         f"worker_{sent}",
         data__capacity=2 * bench.total_steps,  # which holds all transitions
-        rollout__max_restarts=10_000,
-        rollout__timeout=WORKER_TIMEOUT if sent == signal.SIGSTOP else 120.0,
+        data__max_restarts=10_000,
+        data__timeout=WORKER_TIMEOUT if sent == signal.SIGSTOP else 120.0,
     )
     session = run.start()
     first: dict[int, psutil.Process] = {}

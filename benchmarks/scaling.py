@@ -47,7 +47,6 @@ from benchmarks.updates import GRADIENTS, Work, direct_of
 from benchmarks.whole_runs import NO_INTERVALS, train_ours
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.strategy import backend_for
 from mtrl_lightning.resources import keep_freed_memory
 
 PARTS = ("updates", "methods", "runs")
@@ -146,7 +145,7 @@ def serve_ranks(size: int, device: str, works: dict[str, tuple[Work, str]]) -> N
     if device == "cuda":
         torch.cuda.set_device(rank)
     if size > 1:
-        dist.init_process_group(backend_for(torch.device(device)))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     updates = {name: direct_of(work, method) for name, (work, method) in works.items()}
     if rank == 0:
         Pacer.connection.send({})
@@ -243,10 +242,10 @@ def runs_of(options: argparse.Namespace, folder: Path) -> dict[tuple[str, int], 
                 "trainer.devices": size,
                 "data.batch_size": size * batch_size,
                 "data.capacity": 100_000 * size,
-                "rollout.envs_per_task": size * envs_per_task,
-                "rollout.num_workers": 0,
-                "rollout.learner_threads": 1,
-                "rollout.warmup_steps": size * WARMUP,
+                "data.envs_per_task": size * envs_per_task,
+                "data.num_workers": 0,
+                "data.learner_threads": 1,
+                "data.warmup_steps": size * WARMUP,
                 **NO_INTERVALS,
             }
             runs[config, size] = Variant(

@@ -55,7 +55,9 @@ from mtrl_lightning.errors import ConfigurationError, import_optional
 
 CONFIGS = {"sac": "experiment/mtmhsac", "ppo": "experiment/mt10_cpu"}
 JOBS: dict[str, type[Job]] = {"sac": SACJob, "ppo": PPOJob}
-NO_INTERVALS = dict.fromkeys(("evaluation.every", "metrics.every", "checkpoint.every"), NEVER)
+NO_INTERVALS = dict.fromkeys(
+    ("evaluation.every", "metrics.every", "checkpoint.every_n_env_steps"), NEVER
+)
 """Options of a run that never evaluates, logs or saves."""
 INTERVAL = 0.5
 """Seconds between two measurements of a run's memory."""
@@ -108,7 +110,7 @@ def paced_arguments(config: str, options: Mapping[str, Any], steps: int, settle:
     """
     pace = {"steps": steps, "settle": settle}
     callback = {"class_path": "benchmarks.whole_runs.PaceCallback", "init_args": pace}
-    shared = {"trainer.enable_progress_bar": "false", "rollout.total_steps": NEVER}
+    shared = {"trainer.enable_progress_bar": "false", "data.total_steps": NEVER}
     words = [f"--{name}={value}" for name, value in {**shared, **options}.items()]
     return ["fit", "-c", config, *words, f"--trainer.callbacks+={json.dumps(callback)}"]
 
@@ -177,7 +179,7 @@ def ours(job: Job, algorithm: str, precision: str, folder: Path) -> Variant:
         "trainer.accelerator": "gpu" if job.device == "cuda" else "cpu",
         "data.benchmark.init_args.tasks": tasks_option(job.tasks),
         "data.benchmark.init_args.horizon": job.horizon,
-        "rollout.envs_per_task": job.envs_per_task,
+        "data.envs_per_task": job.envs_per_task,
         "trainer.precision": precision,
         **NO_INTERVALS,
     }
@@ -187,7 +189,7 @@ def ours(job: Job, algorithm: str, precision: str, folder: Path) -> Variant:
     if isinstance(job, SACJob):
         options["data.batch_size"] = job.batch_size
         options["data.capacity"] = job.capacity
-        options["rollout.warmup_steps"] = job.warmup * job.num_tasks
+        options["data.warmup_steps"] = job.warmup * job.num_tasks
         steps, settle = job.steps, job.settle
     else:
         assert isinstance(job, PPOJob)

@@ -41,7 +41,7 @@ class PruneWeak(Callback):
         self.num_evaluations += 1
         self.trial.report(float(trainer.callback_metrics["eval/success"]), self.num_evaluations)
         self.is_pruned = self.trial.should_prune()
-        trainer.should_stop = self.is_pruned
+        trainer.should_stop = trainer.should_stop or self.is_pruned
 
 
 def objective(trial: optuna.Trial) -> float:

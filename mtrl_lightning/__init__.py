@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         Distral,
         Temperature,
     )
-    from mtrl_lightning.api import Run, evaluate, train
     from mtrl_lightning.callbacks import plot_curves, read_metrics
+    from mtrl_lightning.data import DemonstrationData, ReplayData, RolloutData
     from mtrl_lightning.envs import (
         Benchmark,
         DMControl,
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
     from mtrl_lightning.loading import LoadedPolicy, load_policy
     from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
-    from mtrl_lightning.run.data import MultiTaskData
     from mtrl_lightning.spec import EnvSpec
+    from mtrl_lightning.training import Run, evaluate, train
     from mtrl_lightning.video import record_videos
 
 __version__ = "0.1.0.dev0"
 
 _NAMES = {
     "algorithms": "Algorithm BehaviourCloning Distral PPO SAC TD3 Temperature",
-    "api": "Run evaluate train",
     "callbacks": "plot_curves read_metrics",
+    "data": "DemonstrationData ReplayData RolloutData",
     "envs": "Benchmark DMControl GymnasiumTasks MetaWorld ToyConflict ToyReach VectorEnv",
     "errors": "ConfigurationError EnvironmentFaultError",
     "loading": "LoadedPolicy load_policy",
     "rollout": "Collector EpisodeListener Evaluator",
-    "run.data": "MultiTaskData",
     "spec": "EnvSpec",
+    "training": "Run evaluate train",
     "video": "record_videos",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -64,6 +64,7 @@ __all__ = [
     "Collector",
     "ConfigurationError",
     "DMControl",
+    "DemonstrationData",
     "Distral",
     "EnvSpec",
     "EnvironmentFaultError",
@@ -72,7 +73,8 @@ __all__ = [
     "GymnasiumTasks",
     "LoadedPolicy",
     "MetaWorld",
-    "MultiTaskData",
+    "ReplayData",
+    "RolloutData",
     "Run",
     "Temperature",
     "ToyConflict",

@@ -5,14 +5,10 @@ Only what trains or acts imports PyTorch: help, ``list``, ``clear`` and a misspe
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 
 from mtrl_lightning.cli.commands import (
     COMMANDS,
@@ -23,82 +19,37 @@ from mtrl_lightning.cli.commands import (
     unknown_command,
 )
 
-INTERRUPTED = "\nInterrupted"
-EXIT_CODE = 128 + signal.SIGINT
-"""Of a program that Ctrl-C ends, as in shells."""
-
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the program.
 
+    Options without a command are those of ``fit``, as in W&B's default command of a sweep.
+
     Args:
         args: what follows the program's name; None for the command line of the process.
     """
-    try:
-        _run(args)
-    except KeyboardInterrupt:
-        print(INTERRUPTED, file=sys.stderr)
-        sys.exit(EXIT_CODE)
-
-
-def _run(args: Sequence[str] | None) -> None:
     find_modules_in_working_directory()
-    given = list(sys.argv[1:] if args is None else args)
-    command = given[0] if given else "--help"
-    if command in RUN_COMMANDS:
-        with _ending_at_once(), _without_garbage_collection():
-            from mtrl_lightning.cli.lightning_cli import main as train_or_validate
-        train_or_validate(given)
-        return
+    given = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
-        if command in COMMANDS:
-            run_command(command, given[1:])
-        elif command in ("-h", "--help"):
+        if given[0] in ("-h", "--help"):
             print_help()
-        elif command == "--version":
+        elif given[0] == "--version":
             print(VERSION)
+        elif given[0] in COMMANDS:
+            run_command(given[0], given[1:])
+        elif given[0] in RUN_COMMANDS or given[0].startswith("-"):
+            from mtrl_lightning.cli.lightning_cli import main as run_lightning
+
+            run_lightning(given if given[0] in RUN_COMMANDS else ["fit", *given])
         else:
             print(f"error: {unknown_command(given)}", file=sys.stderr)
             sys.exit(2)
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("\nInterrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:  # nobody reads on, as in `list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextlib.contextmanager
-def _ending_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the program while it imports libraries, some of which ignore exceptions."""
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not is_default or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        os.write(2, f"{INTERRUPTED}\n".encode())
-        os._exit(EXIT_CODE)
-
-    signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Import libraries without a search for garbage, which takes a sixth of that time.
-
-    Later searches leave out the 700,000 objects of the libraries, which stay until the end.
-    """
-    if not gc.isenabled() or "lightning" in sys.modules:
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def find_modules_in_working_directory() -> None:

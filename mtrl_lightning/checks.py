@@ -24,7 +24,7 @@ def at_least(
     Args:
         low: the smallest number that is allowed.
         finite: whether infinity is refused.
-        prefix: stands before the option's name, as in ``rollout.`` or ``CAGrad's ``.
+        prefix: stands before the option's name, as in ``data.`` or ``CAGrad's ``.
         hint: stands after the range, as in ``, or null for all tasks``.
         options: the numbers by name.
     """

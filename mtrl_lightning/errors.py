@@ -7,7 +7,7 @@ import difflib
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 
@@ -49,18 +49,7 @@ class Interrupted(SystemExit):
 
 
 class RankLostError(RuntimeError):
-    """Another process that trains the same run has ended, or did not answer.
-
-    Args:
-        message: for the user.
-        ranks: which processes are lost, as far as that is known.
-        is_silent: whether they did not answer in time, so that they may still be there.
-    """
-
-    def __init__(self, message: str, ranks: Sequence[int] = (), is_silent: bool = False) -> None:
-        super().__init__(message)
-        self.ranks = tuple(ranks)
-        self.is_silent = is_silent
+    """Another process that trains the same run has ended, or did not answer."""
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -5,11 +5,22 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from tqdm import tqdm
 
 POLL_SECONDS = 0.2
 """Between two looks at work that others count."""
+
+
+def shows_progress(trainer: Any) -> bool:
+    """Return whether bars are wanted in this process of a run.
+
+    Args:
+        trainer: Lightning's, whose own bar may be hidden.
+    """
+    bar = trainer.progress_bar_callback
+    return bar is not None and bar.is_enabled and trainer.is_global_zero
 
 
 @contextlib.contextmanager

@@ -1,12 +1,17 @@
-"""The folder of a run, ``<root>/<name>/version_N``, its checkpoints and its lock."""
+"""The folder of a run, ``<root>/<name>/version_N``, its checkpoints and its lock.
+
+PyTorch is not imported.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
+import shutil
 import socket
 import tempfile
+import warnings
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +29,11 @@ POLICIES = Path(__file__).parent / "policies"
 """The trained policies of this package: a folder each."""
 LOCK = "run.lock"
 VALIDATIONS = "validations.jsonl"
-"""The results of ``validate``, one line of JSON each."""
-LOCK_CHARACTERS = 1000
-"""Characters of a lock that are read."""
-FILES_BEFORE_THE_START = re.compile(r"config\.yaml|hparams\.yaml|events\.out\.tfevents\..*")
-"""Names of files that a run may have written before its first environment step."""
+"""The results of ``validate`` and ``test``, one line of JSON each."""
+STARTED = ("checkpoints", "metrics.jsonl", "replay")
+"""A folder with one of these is that of a run that has started."""
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
+"""Environment variables by which launchers number the processes of a run."""
 
 
 @contextlib.contextmanager
@@ -43,151 +48,160 @@ def replacing(path: Path) -> Iterator[Path]:
     unfinished.replace(path)
 
 
-def check_name(name: str) -> None:
-    """Check that the folder of a run's name lies in the root folder."""
-    path = Path(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts:
-        raise ConfigurationError(
-            f"the run's name is {name!r}, and its folder would not lie in the root folder:"
-            " give a name such as try_1, and choose the folder of all runs by --root"
-        )
+def is_first_process() -> bool:
+    """Return whether this is the first process of a run, or its only one."""
+    return all(os.environ.get(name, "0") == "0" for name in RANKS)
 
 
-def versions(root: str, name: str) -> list[Path]:
-    """Return the folders of the runs of this name, oldest first."""
-    folders = [
-        path
-        for path in (Path(root) / name).glob("version_*")
-        if path.name.removeprefix("version_").isdigit()
-    ]
-    return sorted(folders, key=lambda path: int(path.name.removeprefix("version_")))
+@contextlib.contextmanager
+def open_run(root: str, name: str, version: str | None, checkpoint: Path | None) -> Iterator[Path]:
+    """Give the folder of a run, which is locked until its end.
 
+    Only the first process creates and locks it. The others learn of it from ``Trainer.log_dir``.
+    The folder of a new run that fails before it has started is deleted.
 
-def new_run_folder(root: str, name: str) -> Path:
-    """Create the folder of a new run; runs that start at the same time get different folders.
+    Args:
+        root: folder of all runs.
+        name: of the run.
+        version: name of the run's folder in that of its name; None for a new ``version_N``.
+        checkpoint: that the run continues from, in its folder; None for a new run.
 
     Raises:
-        ConfigurationError: if the folder cannot be created.
+        ConfigurationError: if another process trains in it, or it cannot be written.
     """
+    parent = Path(root, name).resolve()
+    folder = parent if checkpoint is None else run_folder_of(checkpoint)
+    if not is_first_process():
+        yield folder
+        return
+    missing = [path for path in (parent, *parent.parents) if not path.exists()]
+    if checkpoint is None:
+        folder = _new_folder(parent) if version is None else parent / version
+    ensure_writable(folder)
+    try:
+        with run_lock(folder):
+            yield folder
+    except BaseException:
+        if not any((folder / sign).exists() for sign in STARTED):
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the first with another run in it
+                for path in missing:
+                    path.rmdir()
+        raise
+
+
+def _new_folder(parent: Path) -> Path:
+    """Create the folder of a new run; runs that start at the same time get different folders."""
+    used = [path.name.removeprefix("version_") for path in parent.glob("version_*")]
+    number = max([int(number) for number in used if number.isdigit()], default=-1)
     while True:
-        before = versions(root, name)
-        version = int(before[-1].name.removeprefix("version_")) + 1 if before else 0
-        folder = Path(root) / name / f"version_{version}"
+        number += 1
+        folder = parent / f"version_{number}"
         try:
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError as error:
-            if not folder.is_dir():
-                raise ConfigurationError(
-                    f"the run's folder {folder} cannot be created, because a file has this name:"
-                    " choose another --root"
-                ) from error
+        except FileExistsError:
+            if not parent.is_dir():
+                raise ConfigurationError(f"{parent} is a file: choose another name") from None
         except OSError as error:
             raise ConfigurationError(
                 f"the run's folder {folder} cannot be created ({error}): choose another --root"
             ) from error
 
 
-def missing_folders(path: Path) -> list[Path]:
-    """Return those of a folder and its parents that do not exist, inner ones first."""
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
-
-
-def discard_unstarted(folder: Path) -> None:
-    """Delete the folder of a run that could not start.
-
-    It stays if anything but copies of the configuration is in it.
-    """
-    contents = sorted(folder.rglob("*"), reverse=True)
-    files = [path for path in contents if path.is_symlink() or not path.is_dir()]
-    if not all(FILES_BEFORE_THE_START.fullmatch(path.name) for path in files):
-        return
-    with contextlib.suppress(OSError):
-        for path in files:
-            path.unlink()
-        for path in contents:
-            if path not in files:
-                path.rmdir()
-        folder.rmdir()
-
-
-def find_checkpoint(which: str, root: str, name: str) -> Path:
-    """Return the path of a checkpoint.
+def find_run(run: str | Path) -> Path:
+    """Return the folder of a run.
 
     Args:
-        which: a checkpoint; the folder of a run, for its last one; or ``last`` or ``best`` for that
-            of the newest run that has one.
-        root: root folder of all runs.
-        name: name of the runs.
-
-    Raises:
-        ConfigurationError: if there is no such checkpoint.
-    """
-    if which not in ("last", "best"):
-        return checkpoint_at(Path(which))
-    for folder in reversed(versions(root, name)):
-        path = folder / "checkpoints" / f"{which}.ckpt"
-        if path.is_file() or (which == "last" and _has_step_checkpoint(folder)):
-            return path
-    raise ConfigurationError(
-        f"no run in {Path(root) / name} has a {which}.ckpt:"
-        " give --name and --root of the run, or the path of a checkpoint"
-    )
-
-
-def checkpoint_at(path: Path) -> Path:
-    """Return a checkpoint that is given, or the last one of the run whose folder is given.
+        run: the folder; one of its checkpoints; or a run's name, or its folder ``ROOT/NAME``, for
+            the version that was trained last and has a checkpoint.
 
     Raises:
         ConfigurationError: if there is none.
     """
+    path = Path(run)
     if path.is_file():
+        return run_folder_of(path)
+    if _has_checkpoint(path):
         return path
-    if not path.is_dir():
-        if str(path) in policies():
-            raise ConfigurationError(
-                f"{path} is a policy of this package, without the state of its training:"
-                f" start a new run from it by --init_from {path}"
-            )
+    for parent in (path, Path("runs") / path):
+        versions = [folder for folder in parent.glob("version_*") if _has_checkpoint(folder)]
+        if versions:
+            return max(versions, key=lambda folder: (folder / "checkpoints").stat().st_mtime_ns)
+    if str(run) in policies():
         raise ConfigurationError(
-            f"there is no checkpoint {path}:"
-            " give a file in a run's checkpoints folder, or the folder of a run;"
-            " --ckpt_path also takes last and best"
-        )
-    last = path / "checkpoints" / "last.ckpt"
-    if last.is_file() or _has_step_checkpoint(path):
-        return last
-    inner = [*versions(path.parent.as_posix(), path.name), *path.glob("*/version_*")]
-    if inner:
-        raise ConfigurationError(
-            f"{path} contains runs but is not the folder of one run:"
-            f" give one of them, such as {inner[-1]}"
+            f"{run} is a policy of this package, without the state of its training: start a new"
+            f" run from it by --init_from {run}"
         )
     raise ConfigurationError(
-        f"{path} has no checkpoint: give the folder of a run, such as runs/NAME/version_0,"
-        " that was trained until its first checkpoint"
+        f"there is no checkpoint of a run {run}: give the folder of a run, runs/NAME/version_N, one"
+        " of its checkpoints, or its name"
     )
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("*.ckpt"))
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """Return the newest checkpoint of a run whose checksums are right.
+
+    Raises:
+        ConfigurationError: if there is none.
+    """
+    last = folder / "checkpoints" / "last.ckpt"
+    others = sorted(
+        folder.glob("checkpoints/env_steps=*.ckpt"),
+        key=lambda path: path.stat().st_mtime_ns,
+        reverse=True,
+    )
+    for path in (last, *others):
+        if not is_whole(path):
+            continue
+        if path != last:
+            warnings.warn(
+                f"{last} is damaged or missing: the newest complete checkpoint is {path}",
+                stacklevel=2,
+            )
+        return path
+    raise ConfigurationError(f"{folder} has no complete checkpoint: give another run")
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Return whether all of a checkpoint can be read and has the checksums in the file."""
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            return archive.testzip() is None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return False
+
+
+def checkpoint_at(run: str | Path) -> Path:
+    """Return a checkpoint that is given, or the newest complete one of a run; see ``find_run``."""
+    return Path(run) if Path(run).is_file() else newest_checkpoint(find_run(run))
 
 
 def best_checkpoint(which: str | Path) -> Path:
     """Return the checkpoint of a trained policy.
 
     Args:
-        which: a checkpoint; or the folder of a run, or the name of a policy of this package, for
-            its best checkpoint, or the last one where there is no best.
+        which: a checkpoint; or a run, as for ``find_run``, or the name of a policy of this
+            package, for its best checkpoint, or the newest one where there is no best.
 
     Raises:
         ConfigurationError: if there is none.
     """
-    folder = policy_folder(str(which)) or Path(which)
-    if not folder.exists():
-        raise ConfigurationError(
-            f"there is no checkpoint {which}: give a file in a run's checkpoints folder, the"
-            " folder of a run, or a policy of this package"
-            f" ({name_hint(str(which), policies())})"
-        )
+    if Path(which).is_file():
+        return Path(which)
+    folder = policy_folder(str(which))
+    if folder is None:
+        try:
+            folder = find_run(which)
+        except ConfigurationError as error:
+            hint = name_hint(str(which), policies())
+            raise ConfigurationError(f"{error}, or a policy of this package: {hint}") from None
     best = folder / "checkpoints" / "best.ckpt"
-    return best if best.is_file() else checkpoint_at(folder)
+    return best if best.is_file() else newest_checkpoint(folder)
 
 
 def policy_folder(name: str) -> Path | None:
@@ -222,25 +236,20 @@ def policies() -> dict[str, Path]:
     return {folder.name: folder for folder in folders}
 
 
-def _has_step_checkpoint(folder: Path) -> bool:
-    return any((folder / "checkpoints").glob("step_*.ckpt"))
-
-
 def config_file_of(folder: Path) -> Path:
     """Return the configuration with which a run was started or last continued.
 
     Raises:
         ConfigurationError: if there is none.
     """
-    paths = [folder / "config.yaml", *sorted(folder.glob("config_from_*.yaml"))]
-    existing = [path for path in paths if path.is_file()]
-    if not existing:
+    path = folder / "config.yaml"
+    if not path.is_file():
         raise ConfigurationError(
-            f"{folder} has no config.yaml: a run that was started from Python is continued by"
-            " train(..., ckpt_path=...), evaluated by load_policy and evaluate, and recorded by"
-            " record_videos"
+            f"{folder} has no config.yaml: a run that was started from Python is continued and used"
+            " from Python, by train(..., ckpt_path=...), load_policy, evaluate, record_videos,"
+            " export_policy"
         )
-    return max(reversed(existing), key=lambda path: path.stat().st_mtime_ns)
+    return path
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -254,13 +263,9 @@ def read_config(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
     except (OSError, yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigurationError(
-            f"{path} cannot be read ({reason}): it is damaged. Use the file as the run wrote it"
-        ) from error
+        raise ConfigurationError(f"{path} cannot be read: {reason}") from error
     if not isinstance(content, dict):
-        raise ConfigurationError(
-            f"{path} is no mapping of options: use the file as the run wrote it"
-        )
+        raise ConfigurationError(f"{path} is no mapping of options")
     return content
 
 
@@ -270,7 +275,7 @@ def run_folder_of(checkpoint: Path) -> Path:
     Raises:
         ConfigurationError: if the checkpoint is not in the ``checkpoints`` folder of a run.
     """
-    folder = checkpoint.resolve().parent
+    folder = checkpoint.resolve().parent  # it may be a link to another one of the run
     if folder.name != "checkpoints":
         raise ConfigurationError(
             f"{checkpoint} is not in the checkpoints folder of a run:"
@@ -300,55 +305,42 @@ def ensure_writable(folder: Path) -> None:
 def run_lock(folder: Path) -> Iterator[None]:
     """Lock the folder of a run, so that no other process trains in it.
 
-    The kernel releases the lock of a process that was killed. There is no lock where the operating
-    system or the file system does not support it.
+    The kernel releases the lock of a process that was killed; the file stays. There is no lock
+    where the operating system or the file system does not support it.
 
     Raises:
         ConfigurationError: if another process holds the lock.
     """
     path = folder / LOCK
-    descriptor = _lock(path, os.O_CREAT)
     try:
-        if descriptor is not None:
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}".encode())
+        file = path.open("a+")
+    except OSError:
         yield
-    finally:
-        if descriptor is not None:
-            # before the release: later it may be another process' lock
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
+        return
+    with file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ConfigurationError(
+                f"another process ({file.read()}) is training in {folder}: wait until it has ended."
+                f" If its host failed and the process no longer exists, delete {path}"
+            ) from None
+        except OSError:  # no locks on this file system
+            pass
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on host {socket.gethostname()}")
+        file.flush()
+        yield
 
 
 def check_idle(folder: Path) -> None:
-    """Check that no process holds the lock of a run's folder, without writing anything."""
-    descriptor = _lock(folder / LOCK, 0)
-    if descriptor is not None:
-        os.close(descriptor)
+    """Check that no process trains in the folder of a run.
 
-
-def _lock(path: Path, flags: int) -> int | None:
-    while fcntl is not None:
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o666)
-        except OSError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), path.lstat()):
-                return descriptor
-        except BlockingIOError:
-            holder = os.read(descriptor, LOCK_CHARACTERS).decode(errors="replace") or "just started"
-            os.close(descriptor)
-            raise ConfigurationError(
-                f"another process ({holder}) is training in {path.parent}:"
-                " wait until it has ended."
-                f" If its host failed and the process no longer exists, delete {path}"
-            ) from None
-        except FileNotFoundError:  # the holder has ended and deleted the file: retry
+    Raises:
+        ConfigurationError: if one does.
+    """
+    if (folder / LOCK).exists():
+        with run_lock(folder):
             pass
-        except OSError:
-            os.close(descriptor)
-            return None
-        os.close(descriptor)
-    return None

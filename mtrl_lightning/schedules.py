@@ -115,3 +115,10 @@ class UpdateRatio:
             return
         # less than 0 after a reset of the networks, by as many updates as the burst has
         self._start = (state["vector_steps"], state["updates"])
+
+
+def round_up(number: int) -> int:
+    """Return the next round number: 1, 1.5, 2, 3, ... 9 times a power of ten."""
+    power = 10 ** (len(str(number)) - 1)
+    step = power // 2 if 10 <= number < 2 * power else power
+    return math.ceil(number / step) * step

@@ -105,7 +105,7 @@ class Rollout(NamedTuple):
     """The transitions of one iteration of an on-policy algorithm, ``S`` steps of ``E``."""
 
     columns: Mapping[str, Tensor]
-    """By name, ``[S, E, ...]``: the fields of the schema; ``truncated``; with ``rollout.reuse``
+    """By name, ``[S, E, ...]``: the fields of the schema; ``truncated``; with ``PolicyReuse``
     also ``foreign``, whether the policy of another task acted."""
     valid_SE: Tensor
     """False where a transition never happened: its environment was rebuilt, or is paused."""
@@ -129,7 +129,7 @@ class Episode(NamedTuple):
     """For each of the spec's ``info_keys`` that it reported, the mean over its steps by the key's
     name, and the last value by ``<key>_last``."""
     midway: bool = False
-    """Whether it began in the middle of an earlier one (``rollout.midway_starts``)."""
+    """Whether it began in the middle of an earlier one (``StartMidway``)."""
 
 
 class RolloutConfig(NamedTuple):

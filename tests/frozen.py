@@ -8,7 +8,6 @@ version of PyTorch, so none are kept with the code.
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import json
 import os
@@ -24,7 +23,6 @@ TIMES = ("time/", "system/")
 """Beginnings of the columns that differ between two equal runs."""
 COMMON = [
     "--seed_everything=1",
-    "--rollout.num_workers=0",
     "--evaluation.num_workers=0",
     "--evaluation.num_episodes=2",
     "--trainer.accelerator=cpu",
@@ -36,22 +34,24 @@ NARROW = [
 ]
 OFF_POLICY = [
     *COMMON,
+    "--data.num_workers=0",
     "--data.batch_size=96",
     "--data.capacity=3000",
-    "--rollout.warmup_steps=120",
-    "--rollout.total_steps=330",
+    "--data.warmup_steps=120",
+    "--data.total_steps=330",
     "--evaluation.every=150",
     "--metrics.every=60",
-    "--checkpoint.every=150",
+    "--checkpoint.every_n_env_steps=150",
 ]
 ON_POLICY = [
     *COMMON,
+    "--data.num_workers=0",
     "--model.init_args.num_steps=30",
     "--model.init_args.num_minibatches=2",
-    "--rollout.total_steps=360",
+    "--data.total_steps=360",
     "--evaluation.every=150",
     "--metrics.every=60",
-    "--checkpoint.every=100",
+    "--checkpoint.every_n_env_steps=100",
 ]
 NETWORKS = (
     "film",
@@ -105,13 +105,13 @@ def runs() -> Iterator[tuple[str, list[list[str]]]]:
 def single_runs() -> Iterator[tuple[str, list[str]]]:
     """Yield the runs of one command: a name and the options of ``fit``."""
     yield "sac", [*configs(), *OFF_POLICY, *NARROW]
-    yield "sac workers", [*configs(), *OFF_POLICY, *NARROW, "--rollout.num_workers=2"]
-    more = ["--rollout.updates_per_step=1.5", "--resets.every=200", "--evaluation.at_start=true"]
-    yield "sac ratio", [*configs(), *OFF_POLICY, *NARROW, *more, "--checkpoint.at_start=true"]
+    yield "sac workers", [*configs(), *OFF_POLICY, *NARROW, "--data.num_workers=2"]
+    more = ["--data.updates_per_step=1.5", "--resets.every=200", "--evaluation.at_start=true"]
+    yield "sac ratio", [*configs(), *OFF_POLICY, *NARROW, *more]
     yield "sac ranks", [*configs(), *OFF_POLICY, *NARROW, "--trainer.devices=2", *TWO_COPIES]
     yield "td3", [*configs("mttd3"), *OFF_POLICY, *NARROW]
     yield "ppo", [*configs("mtppo"), *ON_POLICY, *NARROW]
-    yield "ppo workers", [*configs("mtppo"), *ON_POLICY, *NARROW, "--rollout.num_workers=2"]
+    yield "ppo workers", [*configs("mtppo"), *ON_POLICY, *NARROW, "--data.num_workers=2"]
     yield "ppo ranks", [*configs("mtppo"), *ON_POLICY, *NARROW, "--trainer.devices=2", *TWO_COPIES]
     yield "distral", [*configs("distral"), *OFF_POLICY]
     for algorithm in ("sac_ae", "deepmdp", "hipbmdp"):
@@ -139,11 +139,18 @@ def single_runs() -> Iterator[tuple[str, list[str]]]:
     yield from rollout_runs()
 
 
-TWO_COPIES = ["--rollout.envs_per_task=2"]
-PAUSING = ["--rollout.pausing=mtrl_lightning.rollout.PauseSolved"]
-REUSE = ["--rollout.reuse=mtrl_lightning.rollout.PolicyReuse"]
+TWO_COPIES = ["--data.envs_per_task=2"]
+PAUSING = ["--data.extras+=mtrl_lightning.rollout.PauseSolved"]
+REUSE = ["--data.extras+=mtrl_lightning.rollout.PolicyReuse"]
 RETURN_RANGE = ["--model.init_args.reward_scale=mtrl_lightning.algorithms.ReturnRange"]
-MIDWAY = ["--rollout.midway_starts=0.5"]
+MIDWAY = [
+    '--data.extras+={"class_path": "mtrl_lightning.rollout.StartMidway",'
+    ' "init_args": {"fraction": 0.5}}'
+]
+ENDING = [
+    '--data.extras+={"class_path": "mtrl_lightning.rollout.EndAfterSuccess",'
+    ' "init_args": {"steps": 2}}'
+]
 METAWORLD = [
     '--data.benchmark.init_args.tasks=["reach","push"]',
     "--data.benchmark.init_args.horizon=50",
@@ -152,7 +159,7 @@ SHORT_SUITE = [
     '--data.benchmark.init_args.tasks=["cartpole-swingup","walker-walk"]',
     "--data.benchmark.init_args.horizon=50",
 ]
-SOLVED_SOON = [*TWO_COPIES, "--rollout.total_steps=1500"]
+SOLVED_SOON = [*TWO_COPIES, "--data.total_steps=1500"]
 """The toy tasks have successes by then, so that pausing and reuse have something to do."""
 
 
@@ -164,16 +171,16 @@ def rollout_runs() -> Iterator[tuple[str, list[str]]]:
     yield "sac pausing return range", [*sac, *SOLVED_SOON, *PAUSING, *RETURN_RANGE]
     yield "sac return range", [*sac, *RETURN_RANGE]
     yield "sac reuse", [*sac, *SOLVED_SOON, *REUSE]
-    yield "sac after success", [*sac, "--rollout.after_success=2"]
+    yield "sac after success", [*sac, *ENDING]
     yield "sac midway", [*sac, *SOLVED_SOON, *MIDWAY]
     yield "ppo pausing", [*ppo, *SOLVED_SOON, *PAUSING]
     yield "ppo reuse", [*ppo, *SOLVED_SOON, *REUSE]
     yield "ppo pausing reuse", [*ppo, *SOLVED_SOON, *PAUSING, *REUSE]
-    yield "ppo midway", [*ppo, *SOLVED_SOON, *MIDWAY, "--rollout.after_success=2"]
-    noise = "--rollout.exploration=mtrl_lightning.rollout.CorrelatedNoise"
+    yield "ppo midway", [*ppo, *SOLVED_SOON, *MIDWAY, *ENDING]
+    noise = "--data.extras+=mtrl_lightning.rollout.CorrelatedNoise"
     yield "ppo correlated", [*ppo, noise]
     metaworld = [*configs("mtppo", "metaworld_custom"), *ON_POLICY, *NARROW, *METAWORLD]
-    yield "metaworld midway", [*metaworld, *TWO_COPIES, *MIDWAY, "--rollout.after_success=2"]
+    yield "metaworld midway", [*metaworld, *TWO_COPIES, *MIDWAY, *ENDING]
     for algorithm, options in (("mtsac", OFF_POLICY), ("mtppo", ON_POLICY)):
         yield f"suite {algorithm}", [*configs(algorithm, "dmc21"), *options, *NARROW, *SHORT_SUITE]
 
@@ -189,7 +196,7 @@ def continued_runs() -> Iterator[tuple[str, list[list[str]]]]:
     for name, first, steps, changed in (
         ("sac", sac, (213, 330), []),
         ("sac return range", [*sac, *RETURN_RANGE], (213, 330), []),
-        ("sac workers", [*sac, "--rollout.num_workers=2"], (213, 330), []),
+        ("sac workers", [*sac, "--data.num_workers=2"], (213, 330), []),
         ("td3", [*configs("mttd3"), *OFF_POLICY, *NARROW], (213, 330), []),
         ("distral", [*configs("distral"), *OFF_POLICY], (213, 330), []),
         ("ppo", ppo, (270, 540), []),
@@ -200,8 +207,8 @@ def continued_runs() -> Iterator[tuple[str, list[list[str]]]]:
         ("metaworld", metaworld, (214, 330), []),
         ("suite", suite, (214, 330), []),
     ):
-        begun = ["fit", *first, f"--rollout.total_steps={steps[0]}"]
-        continued = ["fit", "--resume=RUN", f"--rollout.total_steps={steps[1]}", *changed]
+        begun = ["fit", *first, f"--data.total_steps={steps[0]}"]
+        continued = ["fit", "--resume=RUN", f"--data.total_steps={steps[1]}", *changed]
         yield f"resume {name}", [begun, continued]
 
 
@@ -218,21 +225,26 @@ def started_runs() -> Iterator[tuple[str, list[list[str]]]]:
     collect = ["collect", "--policy=random", "--env=env/toy", "--episodes=3", "--num_workers=0"]
     collect += ["--folder=ROOT/collected"]
     cloning = [*configs("bc"), *COMMON, NARROW[0], "--data.demonstrations=ROOT/collected"]
-    cloning += ["--data.batch_size=48", "--rollout.total_steps=60", "--evaluation.every=20"]
-    cloning += ["--metrics.every=10", "--checkpoint.every=20"]
+    cloning += ["--data.batch_size=48", "--data.total_steps=60", "--evaluation.every=20"]
+    cloning += ["--metrics.every=10", "--checkpoint.every_n_env_steps=20"]
     yield "bc", [collect, ["fit", *cloning]]
-    resume = ["fit", "--resume=RUN", "--rollout.total_steps=60"]
-    yield "resume bc", [collect, ["fit", *cloning, "--rollout.total_steps=37"], resume]
+    resume = ["fit", "--resume=RUN", "--data.total_steps=60"]
+    yield "resume bc", [collect, ["fit", *cloning, "--data.total_steps=37"], resume]
 
 
 def hash_of(metrics: Path) -> str:
     """Return the hash of a file's rows without the columns that measure time."""
-    with metrics.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     kept = [
-        {name: value for name, value in row.items() if not name.startswith(TIMES) and value}
+        {
+            name: str(value)
+            for name, value in row.items()
+            if not name.startswith(TIMES) and name != "step"
+        }
         for row in rows
     ]
+    # an evaluation's row before the others of the same step
+    kept.sort(key=lambda row: (int(row["env_steps"]), not any(n.startswith("eval") for n in row)))
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -289,7 +301,7 @@ def train(name: str, commands: list[list[str]], root: Path) -> str:
             continue
         if status := in_child(arguments, log, ranks="ranks" in name):
             return f"ended with {status}: {log.read_text()[-1500:]}"
-    return hash_of(run / "metrics.csv")
+    return hash_of(run / "metrics.jsonl")
 
 
 def import_what_runs_need() -> None:

@@ -18,7 +18,6 @@ import torch
 from gymnasium.spaces import Box
 
 import mtrl_lightning
-from mtrl_lightning import MultiTaskData
 from mtrl_lightning.algorithms import (
     PPO,
     SAC,
@@ -51,14 +50,14 @@ from mtrl_lightning.auxiliaries import (
     TransitionEnsemble,
 )
 from mtrl_lightning.callbacks import (
-    CheckpointCallback,
+    EnvStepCheckpoint,
     EvaluationCallback,
     MetricsCallback,
     ResetCallback,
-    RolloutCallback,
     VideoCallback,
 )
 from mtrl_lightning.counters import Counters
+from mtrl_lightning.data import DemonstrationData, ReplayData, RolloutData
 from mtrl_lightning.envs import (
     DMControl,
     DMControlFamily,
@@ -105,9 +104,11 @@ from mtrl_lightning.rollout import (
     ActionNoise,
     Collector,
     CorrelatedNoise,
+    EndAfterSuccess,
     Evaluator,
     PauseSolved,
     PolicyReuse,
+    StartMidway,
 )
 from mtrl_lightning.schedules import Every, UpdateRatio
 from mtrl_lightning.types import RolloutConfig
@@ -445,18 +446,40 @@ TABLE: dict[type, Row] = {
     ActionNoise: (partial(ActionNoise, std=0.1), {"std": [0.0, INFINITY]}),
     Collector: (collector, {"window": [0]}),
     CorrelatedNoise: (CorrelatedNoise, {"correlation": [-0.1, 1.0]}),
+    EndAfterSuccess: (EndAfterSuccess, {"steps": [-1]}),
     Evaluator: (evaluator, {"num_episodes": [0], "envs_per_task": [0], "split": ["test"]}),
     PauseSolved: (PauseSolved, {"success": [-0.1, 1.0], "minimum": RATES, "episodes": [0]}),
     PolicyReuse: (PolicyReuse, {"fraction": [-0.1, 1.0], "success": RATES, "episodes": [0]}),
+    StartMidway: (StartMidway, {"fraction": [0.0, 1.1]}),
     # replay and data
-    MultiTaskData: (
-        partial(MultiTaskData, ToyReach()),
+    ReplayData: (
+        partial(ReplayData, ToyReach()),
         {
+            "total_steps": [0],
             "batch_size": [0, 31],
             "capacity": [3],
-            "exclude_from_training": [["reach-9"]],
-            "demonstrations": [""],
+            "warmup_steps": [0, 1_000_000],
+            "warmup_updates": [-1],
+            "updates_per_step": [0.0],
+            "chunk_mebibytes": [0.0],
+            "save_last": [0],
         },
+    ),
+    RolloutData: (
+        partial(RolloutData, ToyReach()),
+        {
+            "envs_per_task": [0],
+            "learner_threads": [0],
+            "window": [0],
+            "timeout": [0.0],
+            "max_restarts": [-1],
+            "exclude_from_training": [["reach-9"]],
+            "extras": [[PauseSolved(), PauseSolved()]],
+        },
+    ),
+    DemonstrationData: (
+        partial(DemonstrationData, ToyReach(), "unused"),
+        {"total_steps": [0], "batch_size": [0, 31]},
     ),
     ReplayBuffer: (partial(ReplayBuffer, SPEC, capacity=3), {"capacity": [2]}),
     ReplaySnapshots: (
@@ -465,32 +488,19 @@ TABLE: dict[type, Row] = {
     ),
     RolloutBuffer: (rollout_buffer, {"num_minibatches": [3]}),
     # callbacks
-    CheckpointCallback: (
-        CheckpointCallback,
-        {"every": [0], "keep_last": [-2], "best_mode": ["best"]},
-    ),
+    EnvStepCheckpoint: (EnvStepCheckpoint, {"every_n_env_steps": [0]}),
     EvaluationCallback: (
         EvaluationCallback,
-        {"every": [0], "timeout": [0.0], "max_restarts": [-1]},
+        {
+            "every": [0],
+            "num_episodes": [0],
+            "envs_per_task": [0],
+            "timeout": [0.0],
+            "max_restarts": [-1],
+        },
     ),
     MetricsCallback: (MetricsCallback, {"every": [0]}),
     ResetCallback: (ResetCallback, {"every": [0], "times": [0, 1]}),
-    RolloutCallback: (
-        RolloutCallback,
-        {
-            "total_steps": [0],
-            "warmup_updates": [-1],
-            "updates_per_step": [0.0],
-            "envs_per_task": [0],
-            "learner_threads": [0],
-            "window": [0],
-            "timeout": [0.0],
-            "max_restarts": [-1],
-            "midway_starts": [-0.1, 1.1],
-            "after_success": [-1],
-            "check_every": [0],
-        },
-    ),
     VideoCallback: (
         VideoCallback,
         {

@@ -1,23 +1,22 @@
 import re
-from functools import cache
+from functools import cache, wraps
 from itertools import cycle, permutations
 from pathlib import Path
 
 import pytest
 import yaml
 from jsonargparse import ActionConfigFile, Namespace
+from lightning.pytorch import Trainer
 
 from mtrl_lightning import algorithms
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks import rollout
 from mtrl_lightning.cli.config_files import ExtendingConfigFile
-from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
-from mtrl_lightning.cli.parser import RunParser
+from mtrl_lightning.cli.lightning_cli import RunParser
+from mtrl_lightning.data import TaskData, demonstration_data, env_data
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
-from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.signatures import parameters_of
 from mtrl_lightning.types import RolloutConfig
-from tests.helpers.command_line import CONFIGS, ROOT, resolve, skip_without_renderer
+from tests.helpers.command_line import CONFIGS, ROOT, SHORT, resolve, skip_without_renderer
 from tests.helpers.tiers import slow_unless
 
 FILES = sorted(
@@ -48,15 +47,25 @@ def test_every_name_in_a_comment_is_one_of_a_configuration():
         assert set(named) <= {*FILES, "FILE"}, name
 
 
+def built(command_line, monkeypatch, names):
+    """Return the spec of the algorithm that files describe, which is built and not trained."""
+    seen = []
+
+    @wraps(Trainer.fit)  # LightningCLI reads its signature
+    def fit(trainer, model, **options):
+        seen.append(model.spec)
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+    command_line("fit", configs=names, small=False)
+    return seen[0]
+
+
 @pytest.mark.parametrize("suite", slow_unless(("env/toy", "env/metaworld_mt10"), SUITES))
 def test_every_file_of_a_suite_makes_a_run_of_its_tasks(command_line, monkeypatch, suite):
     if "dmc" in suite:
         pytest.importorskip("dm_control")
-    seen = []
-    monkeypatch.setattr(MultiTaskCLI, "fit", lambda self, model, **kwargs: seen.append(model.spec))
-    command_line(
-        "fit", configs=("base", suite, "algorithm/mtsac", "network/multi_head"), small=False
-    )
+    names = ("base", suite, "algorithm/mtsac", "network/multi_head")
+    spec = built(command_line, monkeypatch, names)
     suite, is_mtrl, _ = suite.partition("_mtrl")
     tasks = {
         "env/dmcontrol": 3,
@@ -68,7 +77,7 @@ def test_every_file_of_a_suite_makes_a_run_of_its_tasks(command_line, monkeypatc
         "env/metaworld_ml10": 15,
         "env/metaworld_ml45": 50,
     }.get(suite) or int(suite.rpartition("_mt")[2])
-    assert seen[0].num_tasks == tasks and seen[0].horizon == (150 if is_mtrl else 500)
+    assert spec.num_tasks == tasks and spec.horizon == (150 if is_mtrl else 500)
 
 
 class _Composed(Exception):  # noqa: N818
@@ -79,10 +88,11 @@ def check_composition(command_line, monkeypatch, *names):
     def composed(*args, **kwargs):
         raise _Composed
 
-    monkeypatch.setattr(rollout, "VectorEnv", composed)
-    monkeypatch.setattr(MultiTaskData, "open_demonstrations", composed)
+    monkeypatch.setattr(env_data, "VectorEnv", composed)
+    monkeypatch.setattr(demonstration_data, "load_demonstrations", composed)
+    needed = ["--data.demonstrations=some"] if "algorithm/bc" in names else []
     with pytest.raises(_Composed):
-        command_line("fit", configs=names, small=False)
+        command_line("fit", *needed, configs=names, small=False)
 
 
 ENVS = [name for name in FILES if name.startswith("env/") and name != "env/toy"]
@@ -120,8 +130,8 @@ def test_ppo_takes_the_place_of_sac_in_a_complete_file(command_line, monkeypatch
 
 @pytest.mark.parametrize("run", ["quickstart", "quickstart_ppo"])
 def test_correlated_noise_is_added_to_a_complete_file(command_line, monkeypatch, run):
-    exploration = resolve(run, "correlated_noise")["rollout"]["exploration"]
-    assert exploration["init_args"] == {"correlation": 0.9}
+    (noise,) = resolve(run, "correlated_noise")["data"]["init_args"]["extras"]
+    assert noise["init_args"] == {"correlation": 0.9}
     check_composition(command_line, monkeypatch, run, "correlated_noise")
 
 
@@ -135,10 +145,7 @@ def test_every_experiment_is_complete(command_line, monkeypatch, name):
         pytest.importorskip("dm_control")
     if "pixels" in name:
         skip_without_renderer()
-    seen = []
-    monkeypatch.setattr(MultiTaskCLI, "fit", lambda self, model, **kwargs: seen.append(model.spec))
-    command_line("fit", configs=[name], small=False)
-    assert seen[0].num_tasks == num_tasks
+    assert built(command_line, monkeypatch, [name]).num_tasks == num_tasks
 
 
 @pytest.mark.parametrize(
@@ -148,15 +155,16 @@ def test_on_policy_experiments_have_equal_minibatches(name, envs_per_task, rows)
     tasks = 50 if envs_per_task == 2 else 10
     config = resolve(f"experiment/mt{tasks}_{name}")
     assert config["name"] == f"mt{tasks}_{name}"
-    assert config["rollout"]["envs_per_task"] == envs_per_task
+    data = config["data"]["init_args"]
+    assert data["envs_per_task"] == envs_per_task
     ppo = config["model"]["init_args"]
     collection = RolloutConfig(ppo["num_steps"], ppo["num_epochs"], ppo["num_minibatches"])
     found = rows_per_task(tasks * envs_per_task, tasks, collection)
     assert found == rows * collection.num_minibatches
-    assert config["data"]["benchmark"]["init_args"]["tasks"] == f"MT{tasks}"
+    assert data["benchmark"]["init_args"]["tasks"] == f"MT{tasks}"
 
 
-BENCHMARK = "data.benchmark.init_args"
+BENCHMARK = "data.init_args.benchmark.init_args"
 PROTOCOLS = {
     # McLean et al. 2025, arXiv 2505.11289: 2 M steps per task, 4,000 random steps of each first,
     # and evaluation on each of the 50 goals once
@@ -164,9 +172,9 @@ PROTOCOLS = {
         f"{BENCHMARK}.reward_version": "v2",
         f"{BENCHMARK}.horizon": 500,
         f"{BENCHMARK}.num_goals": 50,
-        "rollout.warmup_updates": 0,
-        "rollout.updates_per_step": 1,
-        "rollout.envs_per_task": 1,
+        "data.init_args.warmup_updates": 0,
+        "data.init_args.updates_per_step": 1,
+        "data.init_args.envs_per_task": 1,
         "evaluation.num_episodes": 50,
         "model.init_args.discount": 0.99,
         "model.init_args.tau": 0.005,
@@ -180,9 +188,9 @@ PROTOCOLS = {
         f"{BENCHMARK}.reward_version": "v1",
         f"{BENCHMARK}.horizon": 150,
         f"{BENCHMARK}.num_goals": 50,
-        "rollout.warmup_updates": 1500,
-        "rollout.updates_per_step": 1,
-        "rollout.envs_per_task": 1,
+        "data.init_args.warmup_updates": 1500,
+        "data.init_args.updates_per_step": 1,
+        "data.init_args.envs_per_task": 1,
         "model.init_args.discount": 0.99,
         "model.init_args.tau": 0.005,
         "model.init_args.num_critics": 2,
@@ -197,10 +205,10 @@ PER_BENCHMARK = {  # where None: 1,280 and 1,000,000 on MT10, 128 and 100,000 pe
     ("mtrl", 50): (1300, 1_000_000, 100_000_000, 75_000, 500_000),
 }
 SIZES = (
-    "data.batch_size",
-    "data.capacity",
-    "rollout.total_steps",
-    "rollout.warmup_steps",
+    "data.init_args.batch_size",
+    "data.init_args.capacity",
+    "data.init_args.total_steps",
+    "data.init_args.warmup_steps",
     "evaluation.every",
 )
 OWN = re.compile("cpu|ppo|brc|_bc$|dmc|hipbmdp|pixels")
@@ -281,13 +289,10 @@ def deep_merge(a, b):
 def test_every_file_names_all_keys_of_its_group_and_no_other(name):
     group, content = name.split("/")[0], merged(name)
     if group == "env":
-        assert set(content) == {"data"}
-        assert set(content["data"]) == {"benchmark"}
+        assert content.keys() == {"data"} and content["data"]["init_args"].keys() == {"benchmark"}
         return
-    if name in ("algorithm/mtppo", "algorithm/bc"):  # they set the options of a replay back
-        defaults = resolve("env/toy", "algorithm/mtsac", "network/mlp", "gradient/mean")
-        for section in ("data", "rollout", "replay"):
-            assert content.pop(section).items() <= defaults[section].items()
+    if group == "algorithm":
+        assert content.pop("data").keys() == {"class_path"}
     assert set(content) == {"model"}
     path = content["model"].get("class_path", "mtrl_lightning.algorithms.SAC")
     algorithm = getattr(algorithms, path.rsplit(".", 1)[1])
@@ -303,7 +308,8 @@ def small_parser():
     parser = RunParser(exit_on_error=False)
     parser.add_argument("-c", "--config", action=ActionConfigFile)
     parser.add_lightning_class_args(Algorithm, "model", subclass_mode=True, required=False)
-    parser.add_lightning_class_args(MultiTaskData, "data", required=False)
+    parser.add_lightning_class_args(TaskData, "data", subclass_mode=True, required=False)
+    parser.set_defaults({"data": {"class_path": "mtrl_lightning.data.ReplayData"}})
     parser.link_arguments("data.spec", "model.init_args.spec", apply_on="instantiate")
     return parser
 
@@ -337,8 +343,9 @@ def test_a_later_file_of_a_group_replaces_the_earlier_one_completely(group):
     for first, second in permutations(alone, 2):
         found = without_empty(apply(alone[first], second))
         expected = without_empty(alone[second])
-        if group == "algorithm":  # what mtppo sets back, to the defaults, stays
-            found, expected = found["model"], expected["model"]
+        if group == "algorithm":  # options that both data modules have stay
+            for config in (found, expected):
+                config["data"] = config["data"]["class_path"]
         assert found == expected, (first, second)
 
 
@@ -349,7 +356,7 @@ def loggers_of(*names, options=()):
 
 def test_loggers_of_several_files_are_all_used():
     assert loggers_of("logger/wandb", "logger/tensorboard") == [
-        "EnvStepWandbLogger",
+        "WandbLogger",
         "TensorBoardLogger",
     ]
     assert loggers_of("logger/csv", "logger/tensorboard") == ["TensorBoardLogger"]
@@ -361,15 +368,17 @@ def test_loggers_of_several_files_are_all_used():
 
 
 @pytest.mark.slow
-def test_a_run_logs_to_two_loggers_and_once_to_one_that_is_named_twice(command_line, tmp_path):
+def test_a_logger_writes_into_the_runs_folder_or_where_it_is_told(command_line, tmp_path):
     more = tmp_path / "more.yaml"
-    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": ".", "name": "second"}}
-    more.write_text(yaml.safe_dump({"trainer": {"logger+": [logger]}}))
-    names = (*CONFIGS, "logger/tensorboard", "logger/tensorboard")
-    command_line("fit", "-c", str(more), configs=names)
+    loggers = [
+        {"class_path": "CSVLogger", "init_args": {"save_dir": folder, "name": "second"}}
+        for folder in (".", str(tmp_path / "elsewhere"))
+    ]
+    more.write_text(yaml.safe_dump({"trainer": {"logger+": loggers}}))
+    command_line("fit", *SHORT, "-c", str(more), configs=(*CONFIGS, "logger/tensorboard"))
     folder = command_line.folder()
     assert len(list(folder.glob("tensorboard/events.*"))) == 1
-    assert (folder / "second" / "version_0" / "metrics.csv").exists()
+    for parent in (folder, tmp_path / "elsewhere"):
+        assert (parent / "second" / "version_0" / "metrics.csv").exists()
     saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]
-    kinds = [logger["class_path"].rpartition(".")[2] for logger in saved]
-    assert kinds == ["TensorBoardLogger", "CSVLogger"]
+    assert saved[1]["init_args"]["save_dir"] == ".", "a repeated run writes into its own folder"

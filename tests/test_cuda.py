@@ -121,7 +121,7 @@ def test_a_continued_run_is_the_uninterrupted_one(command_line, options):
             *options,
             GPU,
             f"--name={name}",
-            f"--rollout.total_steps={steps}",
+            f"--data.total_steps={steps}",
             *(["--ckpt_path=last"] if is_continued else []),
         )
     assert_same_end(command_line, "whole", "parts")
@@ -135,8 +135,12 @@ def test_frames_are_kept_where_it_is_asked_for(tmp_path, on_device):
         partial(SAC, encoder=Convolutions, actor=small, critic=small),
         total_steps=120,
         root=str(tmp_path),
-        data={"batch_size": 8, "capacity": 48, "on_device": on_device},  # the rings wrap around
-        rollout={"warmup_steps": 10},
+        data={
+            "batch_size": 8,
+            "capacity": 48,  # the rings wrap around
+            "on_device": on_device,
+            "warmup_steps": 10,
+        },
         num_workers=0,
         evaluation={"num_episodes": 1, "num_workers": 0},
         trainer={"enable_progress_bar": False, "accelerator": "gpu"},
@@ -172,9 +176,9 @@ def test_a_policy_trained_on_a_gpu_acts_alike_on_a_cpu(command_line):
 
 
 def test_a_run_of_a_gpu_continues_on_a_cpu(command_line, capsys):
-    command_line("fit", GPU, "--rollout.total_steps=600")
+    command_line("fit", GPU, "--data.total_steps=600")
     capsys.readouterr()
-    command_line("fit", "--ckpt_path=last", "--rollout.total_steps=900")
+    command_line("fit", "--ckpt_path=last", "--data.total_steps=900")
     policy = load_policy(command_line.folder() / "checkpoints" / "last.ckpt")
     assert policy.env_steps == 900
     assert "900 env steps" in capsys.readouterr().out

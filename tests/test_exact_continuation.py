@@ -23,13 +23,13 @@ SHORT = [
     "--data.benchmark.init_args.horizon=35",
     "--data.batch_size=90",
     "--data.capacity=195",  # the rings wrap around
-    "--replay.chunk_mebibytes=0.0119",
+    "--data.chunk_mebibytes=0.0119",
     "--evaluation.every=150",
     "--evaluation.num_episodes=1",
-    "--rollout.warmup_steps=100",
+    "--data.warmup_steps=100",
     "--metrics.every=50",
-    "--checkpoint.every=150",
-    "--checkpoint.keep_last=-1",
+    "--checkpoint.every_n_env_steps=150",
+    "--checkpoint.save_top_k=-1",
 ]
 
 
@@ -39,12 +39,12 @@ def test_metaworld_continued_in_mid_episode_with_other_workers_is_the_same_run(c
     def fit(*options, run=command_line):
         return run("fit", *SHORT, tasks, *options, configs=METAWORLD)
 
-    fit("--name=whole", "--rollout.total_steps=300")
-    fit("--name=parts", "--rollout.total_steps=150", "--rollout.num_workers=2")
+    fit("--name=whole", "--data.total_steps=300")
+    fit("--name=parts", "--data.total_steps=150", "--data.num_workers=2")
     saved = checkpoint(command_line, "parts")
-    running = saved["callbacks"]["rollout"]["collector"]["running"]
+    running = saved["ReplayData"]["collector"]["running"]
     assert running["length"] == [50 % 35] * 3
-    more = ["--ckpt_path=last", "--rollout.total_steps=300"]
+    more = ["--ckpt_path=last", "--data.total_steps=300"]
     process = fit("--name=parts", *more, run=command_line.process)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
@@ -56,7 +56,7 @@ def test_a_continued_run_in_bf16_is_the_same_run(command_line):
     options = [
         "--data.batch_size=96",
         "--data.capacity=240",
-        "--replay.chunk_mebibytes=0.00125",
+        "--data.chunk_mebibytes=0.00125",
         "--trainer.precision=bf16-mixed",
         "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
     ]
@@ -68,16 +68,16 @@ def test_a_continued_run_in_bf16_is_the_same_run(command_line):
 @pytest.mark.slow
 def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, monkeypatch):
     options = [
-        "--rollout.warmup_steps=60",
-        "--rollout.total_steps=360",
+        "--data.warmup_steps=60",
+        "--data.total_steps=360",
         "--data.capacity=210",
-        "--replay.chunk_mebibytes=0.00645",
+        "--data.chunk_mebibytes=0.00645",
         "--metrics.every=60",
         "--evaluation.every=300",
-        "--checkpoint.every=100000",
+        "--checkpoint.every_n_env_steps=100000",
     ]
     command_line("fit", *options, "--name=whole")
-    options += ["--rollout.num_workers=1", "--name=parts"]
+    options += ["--data.num_workers=1", "--name=parts"]
     # the worker steps during an update; both calls are between two rows of the metrics
     for owner, method, number, steps, more in (
         (SAC, "training_step", signal.SIGTERM, 159, []),
@@ -94,22 +94,22 @@ def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, mon
     # the extra checkpoints are among those saved, and their rows are in files of their own
     whole, parts = (checkpoint(command_line, name) for name in ("whole", "parts"))
     for end in (whole, parts):
-        del end["callbacks"]["checkpoint"], end["MultiTaskData"]["replay"]["chunks"]
+        del end["callbacks"], end["epoch"], end["loops"], end["ReplayData"]["replay"]["chunks"]
     assert_same(whole, parts)
     assert command_line.rows("whole") == command_line.rows("parts")
 
 
 @pytest.mark.slow
 def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_line):
-    options = ["--evaluation.every=200", "--metrics.every=200", "--checkpoint.every=200"]
-    options.append("--rollout.warmup_steps=150")
-    command_line("fit", *options, "--name=whole", "--rollout.total_steps=450")
-    command_line("fit", *options, "--name=parts", "--rollout.total_steps=345")
-    command_line("fit", *options, "--name=parts", "--rollout.total_steps=450", "--ckpt_path=last")
+    options = ["--evaluation.every=200", "--metrics.every=200", "--data.warmup_steps=150"]
+    options.append("--checkpoint.every_n_env_steps=200")
+    command_line("fit", *options, "--name=whole", "--data.total_steps=450")
+    command_line("fit", *options, "--name=parts", "--data.total_steps=345")
+    command_line("fit", *options, "--name=parts", "--data.total_steps=450", "--ckpt_path=last")
     whole, parts = (checkpoint(command_line, name) for name in ("whole", "parts"))
     for key in ("state_dict", "optimizer_states", "mtrl_lightning"):
         assert_same(whole[key], parts[key])
-    scheduled = [row for row in command_line.rows("parts") if row["env_steps"] != "345"]
+    scheduled = [row for row in command_line.rows("parts") if int(row["env_steps"]) != 345]
     assert scheduled == command_line.rows("whole")
 
 
@@ -117,9 +117,9 @@ def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_
 @pytest.mark.parametrize(
     "options",
     [
-        ["--rollout.updates_per_step=3", "--rollout.warmup_updates=7"],
+        ["--data.updates_per_step=3", "--data.warmup_updates=7"],
         [
-            "--rollout.envs_per_task=2",
+            "--data.envs_per_task=2",
             "--data.exclude_from_training=[goal-1]",
             "--data.batch_size=64",
             "--data.benchmark.init_args.horizon=7",  # the checkpoint is in the middle of episodes
@@ -128,6 +128,6 @@ def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_
     ],
 )
 def test_other_ratios_and_environments_are_continued_exactly_too(command_line, options):
-    every = [f"--{section}.every=60" for section in ("evaluation", "metrics", "checkpoint")]
-    run = partial(command_line, "fit", *options, *every, "--rollout.warmup_steps=120")
-    assert_continues_exactly(command_line, run, 180, 300, "--rollout.num_workers=1")
+    every = ["--evaluation.every=60", "--metrics.every=60", "--checkpoint.every_n_env_steps=60"]
+    run = partial(command_line, "fit", *options, *every, "--data.warmup_steps=120")
+    assert_continues_exactly(command_line, run, 180, 300, "--data.num_workers=1")

@@ -1,5 +1,6 @@
 """A family of bodies from the command line: evaluation modes, continuation, and one mode alone."""
 
+import json
 from functools import partial
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 pytest.importorskip("dm_control")
 
+from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import plot_curves, read_metrics
 from tests.helpers.runs import assert_continues_exactly
 
@@ -25,11 +27,11 @@ SHORT = (
     "--data.benchmark.init_args.eval_extrapolation=[0.2]",
     "--data.benchmark.init_args.horizon=24",
     "--data.batch_size=16",
-    "--rollout.warmup_steps=20",
+    "--data.warmup_steps=20",
     "--evaluation.every=50",
     "--evaluation.num_episodes=1",
     "--metrics.every=50",
-    "--checkpoint.every=50",
+    "--checkpoint.every_n_env_steps=50",
 )
 TASKS = {"eval_base": (0.25, 0.5), "eval_interpolation": (0.35,), "eval_extrapolation": (0.2,)}
 
@@ -59,23 +61,23 @@ def test_a_family_is_evaluated_in_three_modes_and_continued_exactly(command_line
 
     caplog.clear()
     folder = str(command_line.folder("whole"))
-    options = ("--split=eval_interpolation", "--trainer.accelerator=cpu", folder)
-    command_line("validate", *options, configs=(), small=False)
+    main(["validate", folder, "--split=eval_interpolation", "--trainer.accelerator=cpu"])
     alone = capsys.readouterr().out
     assert "eval_interpolation after" in alone and "eval_base" not in alone
     assert f"Evaluated without training: {untrained}. The policy {given}" in caplog.text
     with pytest.raises(SystemExit) as ended:
-        command_line("validate", "--split=interpolation", folder, configs=(), small=False)
+        main(["validate", folder, "--split=interpolation"])
     assert ended.value.code == 2
     assert "unknown split 'interpolation': did you mean eval_interpol" in capsys.readouterr().err
 
 
 def figure_of(rows, folder, monkeypatch):
-    """What ``plot_curves`` draws of the rows of ``metrics.csv``, the first of which are names."""
+    """What ``plot_curves`` draws of the rows of ``metrics.jsonl``; the first row has names."""
     from matplotlib.figure import Figure
 
-    text = "\n".join(",".join(map(str, row)) for row in rows)
-    (folder / "metrics.csv").write_text(f"{text}\n")
+    names, *values = rows
+    lines = [json.dumps(dict(zip(names, row, strict=True))) for row in values]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     figures = []
     monkeypatch.setattr(
         Figure,

@@ -5,17 +5,17 @@ import psutil
 import pytest
 
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.rollout import Collector
 from tests.helpers.runs import ENDLESS, checkpoint, signal_in_call, wait_for
 
 
 def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(command_line):
     process = command_line.process("fit", *ENDLESS)
-    metrics = command_line.folder() / "metrics.csv"
+    metrics = command_line.folder() / "metrics.jsonl"
     wait_for(
         lambda: (
-            (metrics.exists() and metrics.read_text().count("\n") > 2) or process.poll() is not None
+            (metrics.exists() and metrics.read_text().count("\n") > 1) or process.poll() is not None
         )
     )
     workers = psutil.Process(process.pid).children(recursive=True)
@@ -29,9 +29,9 @@ def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(c
     saved = load_checkpoint(path)
     counters = saved["mtrl_lightning"]["counters"]
     assert counters["updates"] > 0
-    assert all(saved["callbacks"]["rollout"]["collector"]["windows"]["windows"])
+    assert all(saved["ReplayData"]["collector"]["windows"]["windows"])
     steps = counters["env_steps"]
-    command_line("fit", f"--ckpt_path={path}", f"--rollout.total_steps={steps + 30}")
+    command_line("fit", f"--ckpt_path={path}", f"--data.total_steps={steps + 30}")
     assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == steps + 30
 
 
@@ -52,7 +52,7 @@ def test_ctrl_c_while_libraries_are_imported_ends_the_program_at_once(command_li
 @pytest.mark.slow
 def test_a_second_signal_ends_the_run_at_once_and_unsaved(command_line):
     process = command_line.process("fit", *ENDLESS)
-    metrics = command_line.folder() / "metrics.csv"
+    metrics = command_line.folder() / "metrics.jsonl"
     wait_for(lambda: metrics.exists() or process.poll() is not None)
     workers = psutil.Process(process.pid).children(recursive=True)
     # both have come before the program can act on the first
@@ -67,7 +67,7 @@ def test_a_second_signal_ends_the_run_at_once_and_unsaved(command_line):
 
 @pytest.mark.slow
 def test_an_interrupted_evaluation_is_made_up_for(command_line, monkeypatch):
-    options = ["--rollout.warmup_steps=150", "--evaluation.every=150"]
+    options = ["--data.warmup_steps=150", "--evaluation.every=150"]
     with monkeypatch.context() as patch:
         # the second evaluation, whose first step sees the signal
         signal_in_call(patch, Collector, "run_episodes", 2, signal.SIGINT)
@@ -75,20 +75,20 @@ def test_an_interrupted_evaluation_is_made_up_for(command_line, monkeypatch):
             command_line("fit", *options)
     assert exit_info.value.code == 130
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 300
-    evaluated = [row["env_steps"] for row in command_line.rows() if row["eval/success"]]
-    assert evaluated == ["153"]
-    command_line("fit", *options, "--ckpt_path=last", "--rollout.total_steps=330")
-    evaluated = [row["env_steps"] for row in command_line.rows() if row["eval/success"]]
-    assert evaluated == ["153", "300", "330"]
+    evaluated = [int(row["env_steps"]) for row in command_line.rows() if "eval/success" in row]
+    assert evaluated == [153]
+    command_line("fit", *options, "--ckpt_path=last", "--data.total_steps=330")
+    evaluated = [int(row["env_steps"]) for row in command_line.rows() if "eval/success" in row]
+    assert evaluated == [153, 300, 330]
 
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_starting_workers_too(command_line):
     # a terminal signals the whole process group, here while the first evaluation's workers start
     process = command_line.process(
-        "fit", "--rollout.total_steps=1000000", "--evaluation.num_workers=3"
+        "fit", "--data.total_steps=1000000", "--evaluation.num_workers=3"
     )
-    metrics = command_line.folder() / "metrics.csv"
+    metrics = command_line.folder() / "metrics.jsonl"
 
     def starting():
         children = [
@@ -118,7 +118,7 @@ def test_an_interrupted_warm_up_goes_on(command_line, monkeypatch):
     assert exit_info.value.code == 143
     counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
     assert (counters["env_steps"], counters["updates"]) == (60, 0)
-    options = ["--rollout.warmup_steps=90", "--rollout.total_steps=120"]
+    options = ["--data.warmup_steps=90", "--data.total_steps=120"]
     command_line("fit", "--ckpt_path=last", *options)
     counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
     assert (counters["env_steps"], counters["updates"]) == (120, 10)
@@ -128,7 +128,7 @@ def test_an_interrupted_warm_up_goes_on(command_line, monkeypatch):
 def test_an_interruption_during_a_burst_saves_the_updates(command_line, monkeypatch):
     signal_in_call(monkeypatch, SAC, "training_step", 20, signal.SIGINT)
     with pytest.raises(SystemExit) as exit_info:
-        command_line("fit", "--rollout.warmup_updates=10000000")
+        command_line("fit", "--data.warmup_updates=10000000")
     assert exit_info.value.code == 130
     counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
     assert (counters["env_steps"], counters["updates"]) == (300, 20)
@@ -137,6 +137,6 @@ def test_an_interruption_during_a_burst_saves_the_updates(command_line, monkeypa
 @pytest.mark.slow
 def test_signals_are_given_back(command_line):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    command_line("fit", "--rollout.total_steps=303")
+    command_line("fit", "--data.total_steps=303")
     assert signal.getsignal(signal.SIGINT) is before[0]
     assert signal.getsignal(signal.SIGTERM) is before[1]

@@ -17,15 +17,10 @@ from torch import nn
 
 from mtrl_lightning.algorithms import SAC, Algorithm, Temperature
 from mtrl_lightning.algorithms.description import describe_algorithm
-from mtrl_lightning.callbacks import (
-    CheckpointCallback,
-    EvaluationCallback,
-    MetricsCallback,
-    ReplayCallback,
-    RolloutCallback,
-)
+from mtrl_lightning.callbacks import EnvStepCheckpoint, EvaluationCallback, MetricsCallback
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
+from mtrl_lightning.data import ReplayData
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import PCGrad
@@ -43,11 +38,11 @@ from mtrl_lightning.networks import (
     TaskEncoder,
 )
 from mtrl_lightning.rollout import Evaluator
-from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.saved_spec import describe_spec, rebuild_spec
 from mtrl_lightning.spec import EnvSpec, Field
 from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, train
 from tests.helpers.checkpoints import save
+from tests.helpers.matrix import IsBuilt
 from tests.helpers.runs import checkpoint as checkpoint_of_run
 from tests.helpers.runs import trainer_in
 
@@ -155,9 +150,15 @@ PARTS = [("network/moore",), ("network/mlp", "gradient/cagrad")]
 @pytest.mark.parametrize("parts", PARTS, ids=lambda parts: parts[-1])
 def test_a_configuration_of_the_command_line_is_rebuilt(command_line, monkeypatch, tmp_path, parts):
     made = []
-    monkeypatch.setattr(MultiTaskCLI, "fit", lambda self, model, **kwargs: made.append(model))
+
+    def stop(cli):
+        made.append(cli.model)
+        raise IsBuilt
+
+    monkeypatch.setattr(MultiTaskCLI, "before_fit", stop)
     options = ("--data.benchmark.init_args.num_tasks=10", "--data.batch_size=100")
-    command_line("fit", *options, configs=("base", "env/toy", "algorithm/mtsac", *parts))
+    with pytest.raises(IsBuilt):
+        command_line("fit", *options, configs=("base", "env/toy", "algorithm/mtsac", *parts))
     algorithm, observation_ED = made[0], np.full((3, 2), 0.25, np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # there is nothing that cannot be rebuilt
@@ -181,16 +182,21 @@ def test_a_run_of_the_command_line_is_loaded(command_line):
 
 
 def test_a_run_composed_in_python_is_loaded(tmp_path):
-    data = MultiTaskData(ToyReach(num_tasks=3), batch_size=96, capacity=30_000)
+    data = ReplayData(
+        ToyReach(num_tasks=3),
+        total_steps=600,
+        batch_size=96,
+        capacity=30_000,
+        warmup_steps=300,
+        num_workers=0,
+    )
     optimizer = partial(torch.optim.Adam, lr=1e-3)
     options = {"actor": partial(MLP, width=16), "critic": partial(MLP, width=16)}
     model = SAC(data.spec, **options, actor_optimizer=optimizer, critic_optimizer=optimizer)
     callbacks = [
-        RolloutCallback(total_steps=600, warmup_steps=300, num_workers=0),
         EvaluationCallback(every=300, num_episodes=1, num_workers=0),
         MetricsCallback(every=300),
-        ReplayCallback(),
-        CheckpointCallback(every=300),
+        EnvStepCheckpoint(every_n_env_steps=300),
     ]
     trainer = trainer_in(tmp_path, callbacks)
     with warnings.catch_warnings():

@@ -7,22 +7,15 @@ import os
 import re
 import signal
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
 from mtrl_lightning import BehaviourCloning, ToyReach, load_policy
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.callbacks import RolloutCallback
-from mtrl_lightning.checkpoints.parts import own_part
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.reports.curves import evaluation_charts
 from mtrl_lightning.reports.metrics_file import read_metrics
 from mtrl_lightning.reports.record import read_run
-from mtrl_lightning.run.checkpoint_file import reshard
-from mtrl_lightning.run.data import MultiTaskData
-from mtrl_lightning.run.kinds import refuse_options
 from tests.helpers.command_line import fails
 from tests.helpers.demonstrations import write_demonstrations
 from tests.helpers.runs import assert_same_end, checkpoint, signal_in_call, small
@@ -30,12 +23,12 @@ from tests.helpers.runs import assert_same_end, checkpoint, signal_in_call, smal
 OPTIONS = [
     "--model.init_args.actor.init_args.width=16",
     "--data.batch_size=12",
-    "--rollout.total_steps=60",
+    "--data.total_steps=60",
     "--evaluation.num_workers=0",
     "--evaluation.every=20",
     "--evaluation.num_episodes=1",
     "--metrics.every=10",
-    "--checkpoint.every=20",
+    "--checkpoint.every_n_env_steps=20",
     "--trainer.enable_progress_bar=false",
     "--trainer.accelerator=cpu",
 ]
@@ -55,53 +48,22 @@ def clone(command_line, folder, *options):
     command_line("fit", *options_of(folder, *options), configs=CONFIGS, small=False)
 
 
-REFUSED = {
-    "--data.capacity=3000": "data.capacity 3000",
-    "--data.memory_map=true": "data.memory_map True",
-    "--rollout.warmup_steps=30": "rollout.warmup_steps 30",
-    "--rollout.updates_per_step=0.5": "rollout.updates_per_step 0.5",
-    "--rollout.envs_per_task=2": "rollout.envs_per_task 2",
-    "--rollout.midway_starts=0.5": "rollout.midway_starts 0.5",
-    "--rollout.after_success=10": "rollout.after_success 10",
-    "--rollout.exploration=mtrl_lightning.rollout.CorrelatedNoise": "rollout.exploration ",
-    "--rollout.pausing=mtrl_lightning.rollout.PauseSolved": "rollout.pausing ",
-    "--rollout.reuse=mtrl_lightning.rollout.PolicyReuse": "rollout.reuse ",
-    "--replay.save=false": "replay.save False",
-}
-
-
-def test_options_of_training_environments_are_refused(command_line, capsys, demonstrations):
-    given = options_of(demonstrations, *REFUSED)
+@pytest.mark.parametrize("option", ["--data.capacity=3000", "--data.envs_per_task=2"])
+def test_options_of_training_environments_are_unknown(command_line, capsys, demonstrations, option):
+    given = options_of(demonstrations, option)
     code, message = fails(command_line, capsys, "fit", *given, configs=CONFIGS, small=False)
-    assert code == 2
-    assert "an offline algorithm learns from demonstrations and steps no environments" in message
-    assert all(text in message for text in REFUSED.values()), message
+    assert code == 2 and option.partition(".")[2].partition("=")[0] in message
     assert not command_line.folder().exists()
 
 
-class OwnData(MultiTaskData):
-    """Passes an option on."""
-
-    def __init__(self, benchmark, **options):
-        super().__init__(benchmark, capacity=3000, **options)
-
-
-def test_options_that_a_class_of_ones_own_passes_on_are_those_of_its_parent():
-    data = OwnData(ToyReach(), demonstrations="experts")
-    refuse_options("on-policy", {"rollout": RolloutCallback(30)})
-    for kind, option in (("offline", "capacity 3000"), ("off-policy", "demonstrations experts")):
-        with pytest.raises(ConfigurationError, match=f"are given: data.{option}. Leave"):
-            refuse_options(kind, {"data": data})
-
-
-def test_another_algorithm_refuses_demonstrations(command_line, capsys, demonstrations):
+def test_another_algorithm_has_no_demonstrations(command_line, capsys, demonstrations):
     code, message = fails(command_line, capsys, "fit", f"--data.demonstrations={demonstrations}")
-    assert code == 2 and "data.demonstrations" in message and "BehaviourCloning" in message
+    assert code == 2 and "demonstrations" in message
 
 
 @pytest.mark.parametrize(
     ("folder", "message"),
-    [(None, "data.demonstrations is missing"), ("nowhere", "nowhere has no Minari data set")],
+    [(None, "demonstrations"), ("nowhere", "nowhere has no Minari data set")],
 )
 def test_missing_demonstrations_are_named_at_the_start(command_line, capsys, folder, message):
     given = [*OPTIONS, *([] if folder is None else [f"--data.demonstrations={folder}"])]
@@ -119,7 +81,7 @@ def test_it_trains_from_python_and_its_policy_is_loaded(tmp_path, demonstrations
         data={"demonstrations": str(demonstrations)},
     )
     assert run.algorithm.counters.updates == run.algorithm.counters.env_steps == 50
-    assert "180 transitions of 3 tasks" in caplog.text and "after 50 updates" in caplog.text
+    assert "180 transitions of 3 tasks" in caplog.text
     assert "Stepping" not in caplog.text
     assert load_policy(run.folder).act([0.1, 0.2], "goal-1").shape == (2,)
 
@@ -129,32 +91,32 @@ def test_a_run_writes_what_any_run_does(command_line, demonstrations, capsys):
     printed = capsys.readouterr().out
     assert "eval after 20 updates" in printed and "env steps" not in printed
     rows = command_line.rows()
-    steps = [int(row["env_steps"]) for row in rows if row["train/actor_loss"]]
+    steps = [int(row["env_steps"]) for row in rows if "train/actor_loss" in row]
     assert steps == list(range(10, 70, 10))
-    assert not any(name.startswith("rollout/") for name in rows[0])
+    assert not any(name.startswith("rollout/") for row in rows for name in row)
     times = {name for name in read_metrics(command_line.folder()) if "time/" in name}
     spent = ("sample", "update", "evaluate", "checkpoint")
     assert times == {"time/updates_per_second", *(f"time/{name}_fraction" for name in spent)}
     charts = evaluation_charts(read_run(command_line.folder()))
     assert {chart.xlabel for chart in charts} == {"updates"}
     folder = command_line.folder()
-    assert {"config.yaml", "metrics.csv"} <= {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "metrics.jsonl"} <= {path.name for path in folder.iterdir()}
     assert not (folder / "replay").exists()
     assert (folder / "checkpoints" / "best.ckpt").is_file()
     capsys.readouterr()
     main(["export", str(folder), "--to", "torch.export"])
     assert re.search(r"best\.ckpt, after \d+ updates, 3 tasks", capsys.readouterr().out)
     results = folder / "results.json"
-    command_line("validate", str(folder), f"--json={results}", small=False, configs=())
+    main(["validate", str(folder), f"--json={results}"])
     found = json.loads(results.read_text())["metrics"]["eval/success"]
-    assert found == max(float(row["eval/success"]) for row in rows if row["eval/success"])
+    assert found == max(float(row["eval/success"]) for row in rows if "eval/success" in row)
 
 
 def test_a_signal_saves_and_the_continued_run_is_the_uninterrupted_one(
     command_line, demonstrations, monkeypatch
 ):
     run = partial(clone, command_line, demonstrations)
-    only = ("--checkpoint.keep_last=1", "--checkpoint.keep_best=false")
+    only = ("--checkpoint.save_top_k=1", "--best.save_top_k=0")
     run("--name=whole", *only)
     with monkeypatch.context() as patched:
         signal_in_call(patched, BehaviourCloning, "update", 33, signal.SIGTERM)
@@ -166,7 +128,7 @@ def test_a_signal_saves_and_the_continued_run_is_the_uninterrupted_one(
 
 
 def test_other_demonstrations_do_not_continue_a_run(command_line, demonstrations, tmp_path, capsys):
-    clone(command_line, demonstrations, "--rollout.total_steps=20")
+    clone(command_line, demonstrations, "--data.total_steps=20")
     other = write_demonstrations(tmp_path / "other", num_episodes=3, seed=1)
     given = options_of(other, "--ckpt_path=last")
     code, message = fails(command_line, capsys, "fit", *given, configs=CONFIGS, small=False)
@@ -175,10 +137,6 @@ def test_other_demonstrations_do_not_continue_a_run(command_line, demonstrations
     os.symlink(demonstrations, moved)
     clone(command_line, moved, "--ckpt_path=last")
     assert checkpoint(command_line)["mtrl_lightning"]["counters"]["updates"] == 60
-    given = options_of(moved, "--ckpt_path=last", "--data.batch_size=6")
-    code, message = fails(command_line, capsys, "fit", *given, configs=CONFIGS, small=False)
-    assert code == 2 and "the run has made all of its updates, and other options" in message
-    assert "env steps" not in message
 
 
 def test_skipped_updates_are_counted(command_line, demonstrations, monkeypatch):
@@ -191,21 +149,8 @@ def test_skipped_updates_are_counted(command_line, demonstrations, monkeypatch):
         return (loss_R * float("nan") if len(calls) in (3, 5) else loss_R), error
 
     monkeypatch.setattr(BehaviourCloning, "actor_loss", broken)
-    given = ["--rollout.total_steps=10", "--model.init_args.on_nonfinite=skip"]
+    given = ["--data.total_steps=10", "--model.init_args.on_nonfinite=skip"]
     clone(command_line, demonstrations, *given)
     counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
     assert (counters["updates"], counters["skipped_updates"]) == (10, 2)
-    assert command_line.rows()[-1]["fault/skipped_updates"] == "2"
-
-
-def test_a_checkpoint_is_continued_by_another_number_of_processes(command_line, demonstrations):
-    clone(command_line, demonstrations, "--rollout.total_steps=20")
-    last = command_line.folder() / "checkpoints" / "last.ckpt"
-    algorithm = BehaviourCloning.load_from_checkpoint(last)
-    session = SimpleNamespace(algorithm=algorithm, collector=None, data=MultiTaskData)
-    whole = checkpoint(command_line)
-    with pytest.warns(UserWarning, match="this run has 2"):
-        first, second = (own_part(reshard(whole, rank, 2, session)) for rank in (0, 1))
-    assert first["data"]["demonstrations"] == second["data"]["demonstrations"]
-    assert "generator" in first["data"]["buffer"] and second["data"]["buffer"] == {}
-    assert first["collector"] == second["collector"] == {}
+    assert read_metrics(command_line.folder())["fault/skipped_updates"][1][-1] == 2

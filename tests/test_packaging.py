@@ -123,7 +123,7 @@ def test_the_installed_program_works_outside_the_repository(wheel, tmp_path):
     assert f"{mtrl_lightning.__version__} in {installed / 'mtrl_lightning'}\n" in printed
     configs = ("base", "env/toy", "algorithm/mtsac", "network/mlp")
     options = [word for name in configs for word in ("-c", name)]
-    run([program, "fit", *options, *SMALL, "--rollout.total_steps=320"], elsewhere, **path)
+    run([program, "fit", *options, *SMALL, "--data.total_steps=320"], elsewhere, **path)
     assert (elsewhere / "runs" / "run" / "version_0" / "checkpoints" / "last.ckpt").is_file()
 
 

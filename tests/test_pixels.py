@@ -23,13 +23,17 @@ def trained(benchmark, root, steps, data, **options):
         partial(SAC, encoder=Convolutions, actor=small, critic=small),
         total_steps=steps,
         root=str(root),
-        data={"batch_size": 8, "capacity": 48, **data},  # the rings wrap around
-        rollout={"warmup_steps": 10},
-        checkpoint={"every": steps // 2, "keep_last": -1},
+        data={
+            "batch_size": 8,
+            "capacity": 48,  # the rings wrap around
+            "warmup_steps": 10,
+            "chunk_mebibytes": 0.01,
+            **data,
+        },
+        checkpoint={"every_n_env_steps": steps // 2, "save_top_k": -1},
         evaluation={"every": 1_000, "num_episodes": 1, "num_workers": 0},
         metrics={"every": HALF},
         trainer={"enable_progress_bar": False},
-        replay={"chunk_mebibytes": 0.01},
         **options,
     )
 
@@ -37,10 +41,10 @@ def trained(benchmark, root, steps, data, **options):
 def end_of(run):
     """Return what a run's last checkpoint and the replay files that it lists hold."""
     last = load_checkpoint(run.checkpoint)
-    replay = last["MultiTaskData"]["replay"]
+    replay = last["ReplayData"]["replay"]
     assert replay["layout"]["frames"] > 0
     files = [(run.folder / "replay" / chunk["file"]).read_bytes() for chunk in replay["chunks"]]
-    parts = ("state_dict", "optimizer_states", "MultiTaskData")
+    parts = ("state_dict", "optimizer_states", "ReplayData")
     return {part: last[part] for part in parts}, files, run.evaluation
 
 
@@ -61,9 +65,7 @@ def test_a_run_that_is_continued_in_mid_episode_is_the_uninterrupted_one(tmp_pat
     whole = trained(benchmark, tmp_path, steps, data, **options)
     states, files, evaluation = end_of(whole)
     (middle,) = whole.folder.glob(f"checkpoints/*{steps // 2}.ckpt")
-    continued = trained(
-        benchmark, tmp_path, steps, data, ckpt_path=str(middle), overwrite_metrics=True, **options
-    )
+    continued = trained(benchmark, tmp_path, steps, data, ckpt_path=str(middle), **options)
     assert continued.folder == whole.folder
     found = end_of(continued)
     assert_same(found[0], states)

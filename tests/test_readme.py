@@ -67,7 +67,7 @@ SHORT = {
     "fit": [
         "--evaluation.num_episodes=1",
         "--evaluation.every=1000000",
-        "--checkpoint.every=1000000",
+        "--checkpoint.every_n_env_steps=1000000",
     ],
     "validate": ["--evaluation.num_episodes=1", "--evaluation.num_workers=0"],
     "clear": [],
@@ -88,17 +88,17 @@ EXPECTED = {
     "play": "Videos in",
 }
 STEPS = [
-    "--rollout.warmup_steps=40",
-    "--rollout.total_steps=120",
+    "--data.warmup_steps=40",
+    "--data.total_steps=120",
     "--data.batch_size=300",  # a multiple of each number of tasks but DMC21's: see run_new
 ]
 STEPS_ON_POLICY = [
-    "--rollout.total_steps=40",
-    "--rollout.envs_per_task=2",
+    "--data.total_steps=40",
+    "--data.envs_per_task=2",
     "--model.init_args.num_steps=4",
     "--model.init_args.num_minibatches=2",
 ]
-IN_PROCESS = ["--rollout.num_workers=0", "--evaluation.num_workers=0"]
+IN_PROCESS = ["--data.num_workers=0", "--evaluation.num_workers=0"]
 """Starting workers takes seconds: the quickstart has its own, and the first command one."""
 NARROW = [f"--model.init_args.{part}.init_args.width=16" for part in ("actor", "critic")]
 
@@ -116,14 +116,14 @@ def run(command, *extra, folder):
         words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
         is_fit = words[0] == "fit"
         options = [*SHORT[words[0]], *extra]
-        if words[0] == "play" and "--task" not in words:
-            options.append("--task=reach-v3")
+        if words[0] == "play" and "--tasks" not in words:
+            options.append("--tasks=reach-v3")
         if is_fit:
             options += ["--data.benchmark.init_args.horizon=5", "--trainer.accelerator=cpu"]
             if command != QUICKSTART:
                 options += IN_PROCESS
             if command == FIRST:
-                options += ["--rollout.num_workers=1"]
+                options += ["--data.num_workers=1"]
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["mtrl-lightning", *words, *options])
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -142,20 +142,34 @@ def run_new(command, folder):
     return run(command, *steps, *narrow, folder=folder)
 
 
-@pytest.mark.slow
-def test_the_python_code_learns_as_a_script_without_a_main_guard(tmp_path):
-    (code,) = blocks(README, "python")
-    script = tmp_path / "script.py"
+def run_script(code, folder):
+    """Run Python code as a script of its own; return what it prints."""
+    script = folder / "script.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}")
     result = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "drawer-close-v3" in result.stdout
-    (success,) = re.findall(r"^runs/run/version_0 (\S+)", result.stdout, re.MULTILINE)
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_the_script_with_lightnings_trainer_runs(tmp_path):
+    code, _ = blocks(README, "python")
+    run_script(code.replace("total_steps=6_000", "total_steps=60"), tmp_path)
+    assert list(tmp_path.rglob("metrics.jsonl"))
+    assert list(tmp_path.rglob("*.ckpt"))
+
+
+@pytest.mark.slow
+def test_the_python_code_learns_as_a_script_without_a_main_guard(tmp_path):
+    _, code = blocks(README, "python")
+    printed = run_script(code, tmp_path)
+    assert "drawer-close-v3" in printed
+    (success,) = re.findall(r"runs/run/version_0 (\S+)", printed)
     # both tasks are learned: a random policy has 0.1, and drawer-close alone gives 0.5
     assert float(success) >= 0.7
-    assert (tmp_path / "runs/run/version_0/metrics.csv").is_file()
+    assert (tmp_path / "runs/run/version_0/metrics.jsonl").is_file()
 
 
 @pytest.fixture(scope="module")

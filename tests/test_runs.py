@@ -1,90 +1,51 @@
+"""The folder of a run: its lock, its checkpoints, and what a run that cannot start leaves."""
+
 import os
 import signal
-import socket
 import subprocess
 import sys
+import zipfile
 
-import psutil
 import pytest
 
 from mtrl_lightning import runs
-from mtrl_lightning.__main__ import main
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.launch.folder import locate_run
-from mtrl_lightning.runs import check_idle, run_lock
+from mtrl_lightning.runs import check_idle, find_run, newest_checkpoint, open_run, run_lock
+from mtrl_lightning.training import checkpoint_to_continue, restart_version
 from tests.helpers.runs import ENDLESS, wait_for
 
 
-def test_a_folder_is_locked_once_and_free_afterwards(tmp_path):
+def test_folder_is_locked_once_and_free_afterwards(tmp_path):
     with run_lock(tmp_path):
-        expected = f"pid {os.getpid()} on host {socket.gethostname()}"
         for refused in (run_lock(tmp_path).__enter__, lambda: check_idle(tmp_path)):
-            with pytest.raises(ConfigurationError, match=expected):
+            with pytest.raises(ConfigurationError, match=f"pid {os.getpid()} "):
                 refused()
-        assert (tmp_path / "run.lock").read_text() == expected
-    assert not list(tmp_path.iterdir())
     check_idle(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_error_frees_the_lock(tmp_path):
     with pytest.raises(ZeroDivisionError), run_lock(tmp_path):
         raise ZeroDivisionError
-    with run_lock(tmp_path):
-        pass
-
-
-def test_a_file_left_by_a_killed_process_locks_nothing(tmp_path):
-    (tmp_path / "run.lock").write_text(
-        "pid 1234567 on host a-rather-long-name-of-some-other-machine.example"
-    )
     check_idle(tmp_path)
-    with run_lock(tmp_path):
-        assert (
-            tmp_path / "run.lock"
-        ).read_text() == f"pid {os.getpid()} on host {socket.gethostname()}"
 
 
-def test_a_file_deleted_under_its_holder_is_not_taken_for_the_lock(tmp_path, monkeypatch):
-    path = tmp_path / "run.lock"
-    real = runs.fcntl.flock
-    calls = []
-
-    def flock(descriptor, operation):
-        real(descriptor, operation)
-        if not calls:
-            path.unlink()
-        calls.append(descriptor)
-
-    monkeypatch.setattr(runs.fcntl, "flock", flock)
-    with run_lock(tmp_path):
-        assert len(calls) == 2 and path.exists()
-        with pytest.raises(ConfigurationError):
-            check_idle(tmp_path)
-
-
-@pytest.mark.parametrize("missing", ["module", "lock", "file"])
-def test_without_locks_nothing_is_locked_and_nothing_fails(tmp_path, monkeypatch, missing):
+@pytest.mark.parametrize("missing", ["module", "lock"])
+def test_nothing_fails_where_there_are_no_locks(tmp_path, monkeypatch, missing):
     def fails(*args):
         raise OSError("no locks here")
 
     if missing == "module":
         monkeypatch.setattr(runs, "fcntl", None)
-    elif missing == "lock":
-        monkeypatch.setattr(runs.fcntl, "flock", fails)
     else:
-        monkeypatch.setattr(runs.os, "open", fails)
+        monkeypatch.setattr(runs.fcntl, "flock", fails)
     with run_lock(tmp_path), run_lock(tmp_path):
         check_idle(tmp_path)
 
 
-def test_a_link_in_the_locks_place_is_not_followed(tmp_path):
-    (tmp_path / "target").write_text("keep")
-    (tmp_path / "run.lock").symlink_to(tmp_path / "target")
-    with run_lock(tmp_path):
-        pass
-    assert (tmp_path / "target").read_text() == "keep"
+def is_idle(folder):
+    try:
+        check_idle(folder)
+    except ConfigurationError:
+        return False
+    return True
 
 
 def test_started_processes_do_not_inherit_the_lock(tmp_path):
@@ -93,86 +54,109 @@ def test_started_processes_do_not_inherit_the_lock(tmp_path):
             [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
         )
     try:
+        wait_for(lambda: is_idle(tmp_path), 10)
         assert child.poll() is None
-        check_idle(tmp_path)
     finally:
         child.communicate(b"\n")
 
 
-@pytest.mark.slow
-def test_a_run_in_training_is_refused_until_its_process_is_killed(
-    command_line, capsys, monkeypatch
+def write_checkpoint(folder, name, seconds=0):
+    path = folder / "checkpoints" / f"{name}.ckpt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data", bytes(range(256)) * 10)
+    os.utime(path, (seconds, seconds))
+    return path
+
+
+def test_newest_checkpoint_goes_back_from_damaged_files(tmp_path):
+    for steps in (1, 2, 3):
+        newest = write_checkpoint(tmp_path, f"env_steps=00000{steps}", steps)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    last.symlink_to(newest.name)
+    assert newest_checkpoint(tmp_path) == last
+    content = bytearray(newest.read_bytes())
+    content[200] ^= 1
+    newest.write_bytes(content)
+    os.utime(newest, (3, 3))
+    with pytest.warns(UserWarning, match="damaged"):
+        assert newest_checkpoint(tmp_path).stem == "env_steps=000002"
+    for path in tmp_path.glob("checkpoints/env_steps=*"):
+        path.write_bytes(b"")
+    with pytest.raises(ConfigurationError):
+        newest_checkpoint(tmp_path)
+
+
+def test_a_name_stands_for_the_version_trained_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seconds, version in ((1, "version_2"), (2, "version_10"), (3, "version_job-7-ab")):
+        folder = tmp_path / "runs" / "try" / version
+        checkpoint = write_checkpoint(folder, "last")
+        os.utime(folder / "checkpoints", (seconds, seconds))
+    (tmp_path / "runs" / "try" / "version_11").mkdir()  # has no checkpoint
+    for given in ("try", "runs/try", folder, checkpoint):
+        assert find_run(given).samefile(folder)
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        find_run("nowhere")
+
+
+def test_run_that_cannot_start_leaves_only_what_was_there(tmp_path):
+    root = str(tmp_path / "new")
+    with pytest.raises(ZeroDivisionError), open_run(root, "group/run", None, None) as folder:
+        (folder / "config.yaml").touch()
+        raise ZeroDivisionError
+    assert not folder.parent.exists()
+    with open_run(root, "run", None, None):
+        pass
+    with pytest.raises(ZeroDivisionError), open_run(root, "run", None, None) as folder:
+        (folder / "metrics.jsonl").touch()
+        raise ZeroDivisionError
+    assert folder.name == "version_1" and folder.exists(), "it has started"
+
+
+def test_other_processes_create_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with open_run(str(tmp_path), "run", None, None):
+        assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("environment", "other"),
+    [
+        ({"WANDB_SWEEP_ID": "s", "WANDB_RUN_ID": "r1"}, {"WANDB_RUN_ID": "r2"}),
+        ({"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "a", "SLURM_JOB_ID": "3"}, {"SLURM_JOB_ID": "4"}),
+        ({"TORCHELASTIC_RUN_ID": "t1"}, {"TORCHELASTIC_RUN_ID": "t2"}),
+    ],
+)
+def test_a_scheduler_that_starts_a_run_again_continues_it(
+    tmp_path, monkeypatch, environment, other
 ):
+    assert restart_version(["fit"]) is None
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    version = restart_version(["fit"])
+    assert checkpoint_to_continue(str(tmp_path), "run", version, None) is None
+    with open_run(str(tmp_path), "run", version, None) as folder:
+        written = write_checkpoint(folder, "last")
+    found = checkpoint_to_continue(str(tmp_path), "run", restart_version(["fit"]), None)
+    assert found.samefile(written)
+    for name, value in other.items():
+        monkeypatch.setenv(name, value)
+    assert restart_version(["fit"]) != version
+
+
+@pytest.mark.slow
+def test_run_in_training_is_refused_until_its_process_is_killed(command_line, capsys):
     options = [option for option in ENDLESS if not option.startswith("--checkpoint")]
-    process = command_line.process("fit", *options, "--checkpoint.every=300")
+    process = command_line.process("fit", *options, "--checkpoint.every_n_env_steps=300")
     last = command_line.folder() / "checkpoints" / "last.ckpt"
     wait_for(lambda: last.exists() or process.poll() is not None)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    with monkeypatch.context() as patched, pytest.raises(SystemExit) as exit_info:
-        patched.setattr(
-            "mtrl_lightning.cli.lightning_cli.MultiTaskCLI.instantiate_classes",
-            lambda cli: pytest.fail("built"),
-        )
+    with pytest.raises(SystemExit) as exit_info:
         command_line("fit", "--ckpt_path=last")
-    error = capsys.readouterr().err
-    assert exit_info.value.code == 2
-    assert (
-        f"another process (pid {process.pid} on host {socket.gethostname()}) is training in"
-        in error
-    )
-    for args in (
-        ["clear", str(command_line.folder())],
-        ["clear", str(command_line.folder()), "--yes"],
-    ):
-        monkeypatch.setattr(sys, "argv", ["cli.py", *args])
-        with pytest.raises(SystemExit) as exit_info:
-            main()
-        assert exit_info.value.code == 2 and f"pid {process.pid}" in capsys.readouterr().err
+    assert exit_info.value.code == 2 and f"pid {process.pid}" in capsys.readouterr().err
     assert last.exists()
-    for worker in workers:
-        worker.suspend()  # so that they outlive the main process for as long as this takes
-    try:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert len(workers) >= 2 and all(worker.is_running() for worker in workers)
-        steps = load_checkpoint(last)["mtrl_lightning"]["counters"]["env_steps"]
-        command_line("fit", "--ckpt_path=last", f"--rollout.total_steps={steps + 30}")
-        assert load_checkpoint(last)["mtrl_lightning"]["counters"]["env_steps"] == steps + 30
-        assert not (command_line.folder() / "run.lock").exists()
-    finally:
-        for worker in workers:
-            worker.resume()
-
-
-def fail_to_start(root, name, *files):
-    """Start a run that fails when these files are in its folder; return the folder."""
-    location = locate_run(str(root), name)
-    with pytest.raises(ZeroDivisionError), location.hold():
-        for file in files:
-            path = location.folder / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("")
-        raise ZeroDivisionError
-    return location.folder
-
-
-def test_a_run_that_cannot_start_leaves_nothing_but_what_was_there(tmp_path):
-    fail_to_start(tmp_path / "new", "group/run", "config.yaml", "hparams.yaml")
-    assert not any(tmp_path.iterdir())
-    (tmp_path / "run" / "version_3").mkdir(parents=True)
-    folder = fail_to_start(tmp_path, "run", "config.yaml")
-    assert folder.name == "version_4"
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["version_3"]
-
-
-@pytest.mark.parametrize("file", ["metrics.csv", "checkpoints/last.ckpt", "replay/rows.npy"])
-def test_a_run_that_has_started_keeps_its_folder(tmp_path, file):
-    folder = fail_to_start(tmp_path, "run", "config.yaml", file)
-    assert (folder / "config.yaml").is_file() and (folder / file).is_file()
-
-
-@pytest.mark.parametrize("name", ["../x", "a/../../x", "/x", "", "."])
-def test_a_name_that_leads_out_of_the_root_folder_is_refused(tmp_path, name):
-    with pytest.raises(ConfigurationError, match="folder"):
-        locate_run(str(tmp_path / "runs"), name)
-    assert not any(tmp_path.iterdir())
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    steps = load_checkpoint(last)["mtrl_lightning"]["counters"]["env_steps"]
+    command_line("fit", "--ckpt_path=last", f"--data.total_steps={steps + 30}")
+    assert load_checkpoint(last)["mtrl_lightning"]["counters"]["env_steps"] == steps + 30

@@ -66,10 +66,8 @@ def test_a_run_of_other_tasks_starts_from_a_policy(tmp_path, caplog, monkeypatch
     "options",
     [
         {"init_from": "runs/nothing"},
-        {"init_from": "mt10", "ckpt_path": "last"},
-        {"init_new_tasks": "mean"},
-        {"init_new_tasks": "mean", "ckpt_path": "last"},
-        {"init_new_tasks": "median"},
+        {"init_from": "mt10"},
+        {"init_from": "mt10", "init_new_tasks": "median"},
     ],
 )
 def test_options_that_cannot_work_are_refused_and_leave_no_folder(tmp_path, options):
@@ -87,19 +85,20 @@ def test_a_run_of_metaworld_starts_from_one_of_other_tasks_and_is_resumed_exactl
         command_line,
         "fit",
         *METAWORLD,
-        *(f"--{section}.every=150" for section in ("evaluation", "metrics", "checkpoint")),
+        *(f"--{section}.every=150" for section in ("evaluation", "metrics")),
+        "--checkpoint.every_n_env_steps=150",
         configs=("base", "env/toy", "algorithm/mtsac", "network/multi_head", "gradient/mean"),
     )
     three = "--data.benchmark.init_args.tasks=[reach,push,box-close]"
-    fit(three, HORIZON, "--name=source", "--rollout.total_steps=330")
+    fit(three, HORIZON, "--name=source", "--data.total_steps=330")
     source = command_line.folder("source")
     two = ["--data.benchmark.init_args.tasks=[box-close,drawer-open]", HORIZON]
-    start = [*two, f"--init_from={source}", "--init_new_tasks=mean", "--rollout.warmup_steps=40"]
-    fit(*start, "--name=whole", "--rollout.total_steps=300")
+    start = [*two, f"--init_from={source}", "--init_new_tasks=mean", "--data.warmup_steps=40"]
+    fit(*start, "--name=whole", "--data.total_steps=300")
     assert "Tasks copied: box-close-v3\nNew tasks: drawer-open-v3" in caplog.text
     assert "1 copied, 1 mean of the trained" in caplog.text
-    fit(*start, "--name=parts", "--rollout.total_steps=150")
+    fit(*start, "--name=parts", "--data.total_steps=150")
     source.rename(source.with_name("elsewhere"))
     parts = command_line.folder("parts")
-    command_line("fit", f"--resume={parts}", "--rollout.total_steps=300", configs=(), small=False)
+    command_line("fit", f"--resume={parts}", "--data.total_steps=300", configs=(), small=False)
     assert_same_end(command_line, "whole", "parts")

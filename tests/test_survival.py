@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from mtrl_lightning.callbacks import CheckpointCallback, EvaluationCallback
+from mtrl_lightning.callbacks import EnvStepCheckpoint, EvaluationCallback, read_metrics
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.replay import ReplaySnapshots
@@ -18,7 +18,7 @@ from tests.helpers.command_line import SHORT, fails
 from tests.helpers.runs import assert_same, checkpoint
 
 FAULTY = ["--data.benchmark=tests.helpers.altered_reach.FaultyReach"]
-KEEP_ALL = [*SHORT, "--checkpoint.keep_last=-1", "--checkpoint.keep_best=false"]
+KEEP_ALL = [*SHORT, "--checkpoint.save_top_k=-1", "--best.save_top_k=0"]
 
 
 def counters(command_line, name="run"):
@@ -44,9 +44,9 @@ def full_disk(monkeypatch):
 def test_broken_environments_are_rebuilt_and_the_run_ends_well(command_line, fault, workers):
     overrides = [
         *FAULTY,
-        "--rollout.warmup_steps=750",
+        "--data.warmup_steps=750",
         f"--data.benchmark.init_args.fault={fault}",
-        f"--rollout.num_workers={workers}",
+        f"--data.num_workers={workers}",
     ]
     with pytest.warns(UserWarning, match="goal-1"):
         command_line("fit", *overrides)
@@ -56,17 +56,17 @@ def test_broken_environments_are_rebuilt_and_the_run_ends_well(command_line, fau
     assert counts["env_steps"] == 900
     assert counts["worker_restarts"] == 6 + 1, "in training and in evaluations"
     assert counts["dropped_transitions"] == 6 * lost
-    last = command_line.rows()[-1]
-    assert float(last["fault/worker_restarts"]) == counts["worker_restarts"]
-    assert float(last["fault/dropped_transitions"]) == counts["dropped_transitions"]
-    manifest = checkpoint(command_line)["MultiTaskData"]["replay"]
+    curves = read_metrics(command_line.folder())
+    assert curves["fault/worker_restarts"][1][-1] == 6, "the last evaluation comes after the row"
+    assert curves["fault/dropped_transitions"][1][-1] == counts["dropped_transitions"]
+    manifest = checkpoint(command_line)["ReplayData"]["replay"]
     assert sum(manifest["added"]) == 900, "each valid transition is remembered, no other"
 
 
 @pytest.mark.slow
 def test_past_the_budget_the_run_saves_and_can_be_continued(command_line, capsys):
-    options = [*FAULTY, "--rollout.total_steps=660"]
-    budget = ["--rollout.max_restarts=2", "--rollout.num_workers=2"]
+    options = [*FAULTY, "--data.total_steps=660"]
+    budget = ["--data.max_restarts=2", "--data.num_workers=2"]
     code, error = fails(command_line, capsys, "fit", *options, *budget)
     assert code == 1
     assert "task 'goal-1', step 7 of its episode: the observation is not finite" in error
@@ -74,7 +74,7 @@ def test_past_the_budget_the_run_saves_and_can_be_continued(command_line, capsys
     saved = checkpoint(command_line)
     counts = saved["mtrl_lightning"]["counters"]
     assert 300 < counts["env_steps"] < 660 and counts["worker_restarts"] == 2
-    states = saved["callbacks"]["rollout"]["collector"]["envs"]
+    states = saved["ReplayData"]["collector"]["envs"]
     assert [state["state"] is None for state in states] == [True, True, False]
     with pytest.warns(UserWarning, match="restart 1"):
         command_line("fit", *options, "--ckpt_path=last")
@@ -83,71 +83,39 @@ def test_past_the_budget_the_run_saves_and_can_be_continued(command_line, capsys
 
 
 def test_faults_in_the_warm_up_are_survived_and_counted_too(command_line, capsys):
-    code, error = fails(command_line, capsys, "fit", *FAULTY, "--rollout.max_restarts=1")
+    code, error = fails(command_line, capsys, "fit", *FAULTY, "--data.max_restarts=1")
     assert code == 1 and "after 1 restarts" in error
     assert counters(command_line)["updates"] == 0
 
 
 def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk, monkeypatch):
-    write = CheckpointCallback._write
+    save = EnvStepCheckpoint.save
 
-    def full_at_120(self, best):
-        full_disk["full"] = self.session.counters.env_steps == 120
-        former = {path.name: path.read_bytes() for path in self.folder.iterdir()}
+    def full_at_120(self, trainer, pl_module):
+        full_disk["full"] = trainer.datamodule.counters.env_steps == 120
         try:
-            write(self, best)
-        except OSError:
-            assert {path.name: path.read_bytes() for path in self.folder.iterdir()} == former
-            raise
+            save(self, trainer, pl_module)
         finally:
             full_disk["full"] = False
 
     command_line.finished(*KEEP_ALL)
-    monkeypatch.setattr(CheckpointCallback, "_write", full_at_120)
-    with pytest.warns(
-        UserWarning,
-        match="after 120",
-    ):
+    monkeypatch.setattr(EnvStepCheckpoint, "save", full_at_120)
+    with pytest.warns(UserWarning, match="could not be written"):
         command_line("fit", *KEEP_ALL, "--name=full")
     names = sorted(path.name for path in (command_line.folder("full") / "checkpoints").iterdir())
-    assert names == ["last.ckpt", "step_000000000063.ckpt", "step_000000000180.ckpt"]
+    assert names == ["env_steps=000000000063.ckpt", "env_steps=000000000180.ckpt", "last.ckpt"]
     one, other = checkpoint(command_line), checkpoint(command_line, "full")
     assert_same(one["state_dict"], other["state_dict"])
-    assert other["callbacks"]["checkpoint"]["saved"] == [
-        "step_000000000063.ckpt",
-        "step_000000000180.ckpt",
-    ]
-    longer = [*SHORT, "--ckpt_path=last", "--rollout.total_steps=210"]
+    longer = [*SHORT, "--ckpt_path=last", "--data.total_steps=210"]
     command_line("fit", *longer, "--name=full")
     assert counters(command_line, "full")["env_steps"] == 210
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_if_yaml_says_so(command_line, full_disk, monkeypatch, capsys):
-    write = CheckpointCallback._write
-
-    def full_at_120(self, best):
-        full_disk["full"] = self.session.counters.env_steps >= 120
-        write(self, best)
-
-    monkeypatch.setattr(CheckpointCallback, "_write", full_at_120)
-    options = [*SHORT, "--checkpoint.on_error=stop", "--checkpoint.keep_best=false"]
-    options.append("--rollout.total_steps=126")
-    code, error = fails(command_line, capsys, "fit", *options)
-    assert code == 2 and "No space left" in error
-    assert str(command_line.folder() / "checkpoints" / "step_000000000063.ckpt") in error
-    assert counters(command_line)["env_steps"] == 63
-    monkeypatch.setattr(CheckpointCallback, "_write", write)
-    full_disk["full"] = False
-    command_line("fit", *options, "--ckpt_path=last")
-    assert counters(command_line)["env_steps"] == 126
-
-
-@pytest.mark.slow
 def test_an_end_that_cannot_be_saved_is_an_error(command_line, full_disk, capsys):
     full_disk["full"] = True
-    code, error = fails(command_line, capsys, "fit", "--rollout.total_steps=303")
-    assert code == 2 and "the run's end could not be saved" in error and "No space left" in error
+    code, error = fails(command_line, capsys, "fit", "--data.total_steps=303")
+    assert code == 2 and "No space left" in error
     assert not list((command_line.folder() / "checkpoints").glob("*"))
 
 
@@ -155,12 +123,12 @@ def test_an_end_that_cannot_be_saved_is_an_error(command_line, full_disk, capsys
 def test_last_falls_back_to_the_newest_whole_checkpoint_and_ends_the_same(command_line):
     command_line.finished(*KEEP_ALL)
     shutil.copytree(command_line.folder(), command_line.folder("whole"))
-    path = command_line.folder() / "checkpoints" / "step_000000000180.ckpt"
+    path = command_line.folder() / "checkpoints" / "env_steps=000000000180.ckpt"
     content = bytearray(path.read_bytes())
     weights = [v for k, v in checkpoint(command_line)["state_dict"].items() if k.endswith("weight")]
     content[content.index(weights[0].numpy().tobytes())] ^= 1
     path.write_bytes(content)  # last.ckpt is another name of this file
-    with pytest.warns(UserWarning, match=r"step_000000000120\.ckpt"):
+    with pytest.warns(UserWarning, match=r"env_steps=000000000120\.ckpt"):
         command_line("fit", *KEEP_ALL, "--ckpt_path=last")
     assert_same(
         checkpoint(command_line)["state_dict"], checkpoint(command_line, "whole")["state_dict"]
@@ -169,33 +137,31 @@ def test_last_falls_back_to_the_newest_whole_checkpoint_and_ends_the_same(comman
 
 
 @pytest.mark.slow
-def test_last_falls_back_if_its_replay_is_damaged(command_line, capsys):
+def test_a_damaged_replay_is_named(command_line, capsys):
     command_line.finished(*KEEP_ALL)
-    newest, oldest = (sorted((command_line.folder() / "replay").iterdir())[i] for i in (-1, 0))
+    newest, oldest = (sorted((command_line.folder() / "replay").glob("*.npy"))[i] for i in (-1, 0))
     newest.write_bytes(newest.read_bytes()[:-1])
-    with pytest.warns(UserWarning, match=f"{newest}"):
-        command_line("fit", *KEEP_ALL, "--ckpt_path=last")
-    assert counters(command_line)["env_steps"] == 180
-    oldest.unlink()
-    longer = [*KEEP_ALL, "--ckpt_path=last", "--rollout.total_steps=210"]
+    longer = [*KEEP_ALL, "--ckpt_path=last", "--data.total_steps=210"]
     code, error = fails(command_line, capsys, "fit", *longer)
-    assert code == 2 and f"{oldest} is missing" in error and "--replay.restore false" in error
-    assert "no checkpoint in" in error and "is whole" in error
-    with pytest.warns(UserWarning, match=r"replay\.restore"):
-        command_line("fit", *longer, "--replay.restore=false")
+    assert code == 2 and f"{newest} is damaged" in error
+    oldest.unlink()
+    code, error = fails(command_line, capsys, "fit", *longer)
+    assert code == 2 and f"{oldest} is missing" in error
+    with pytest.warns(UserWarning, match=r"data\.restore_replay"):
+        command_line("fit", *longer, "--data.restore_replay=false")
     assert counters(command_line)["env_steps"] == 210 + 60, "60 to fill the replay again"
 
 
 @pytest.mark.slow
 def test_the_last_n_transitions_are_saved_and_come_back(command_line):
-    options = [*SHORT, "--replay.save_last=90", "--replay.chunk_mebibytes=0.00033"]
+    options = [*SHORT, "--data.save_last=90", "--data.chunk_mebibytes=0.00033"]
     command_line("fit", *options)
-    manifest = checkpoint(command_line)["MultiTaskData"]["replay"]
+    manifest = checkpoint(command_line)["ReplayData"]["replay"]
     assert (manifest["added"], manifest["oldest"]) == ([60] * 3, [30] * 3)
     with pytest.warns(UserWarning, match="last 90"):
-        command_line("fit", *options, "--ckpt_path=last", "--rollout.total_steps=210")
+        command_line("fit", *options, "--ckpt_path=last", "--data.total_steps=210")
     assert counters(command_line)["updates"] == 50
-    assert checkpoint(command_line)["MultiTaskData"]["replay"]["oldest"] == [40] * 3
+    assert checkpoint(command_line)["ReplayData"]["replay"]["oldest"] == [40] * 3
 
 
 @pytest.mark.slow
@@ -203,19 +169,19 @@ def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command
     options = [
         *SHORT,
         "--data.capacity=150",
-        "--checkpoint.keep_last=-1",
-        "--replay.chunk_mebibytes=0.00125",
-        "--rollout.total_steps=300",
+        "--checkpoint.save_top_k=-1",
+        "--data.chunk_mebibytes=0.00125",
+        "--data.total_steps=300",
     ]
     command_line("fit", *options)
     snapshots = ReplaySnapshots(command_line.folder() / "replay")
-    paths = sorted((command_line.folder() / "checkpoints").glob("step_*.ckpt"))
+    paths = sorted((command_line.folder() / "checkpoints").glob("env_steps=*.ckpt"))
     assert len(paths) == 5
     for path in paths:
-        snapshots.verify(load_checkpoint(path)["MultiTaskData"]["replay"])
+        snapshots.verify(load_checkpoint(path)["ReplayData"]["replay"])
     last = checkpoint(command_line)
     for path in (paths[1], paths[3]):
-        command_line("fit", *options, f"--ckpt_path={path}", "--overwrite_metrics")
+        command_line("fit", *options, f"--ckpt_path={path}")
         assert_same(checkpoint(command_line)["state_dict"], last["state_dict"])
 
 
@@ -223,8 +189,8 @@ def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command
 def test_last_is_found_though_its_name_is_gone(command_line):
     command_line.finished(*SHORT)
     (command_line.folder() / "checkpoints" / "last.ckpt").unlink()
-    with pytest.warns(UserWarning, match=r"step_000000000180\.ckpt"):
-        command_line("fit", *SHORT, "--ckpt_path=last", "--rollout.total_steps=210")
+    with pytest.warns(UserWarning, match=r"env_steps=000000000180\.ckpt"):
+        command_line("fit", *SHORT, "--ckpt_path=last", "--data.total_steps=210")
     assert counters(command_line)["env_steps"] == 210
 
 
@@ -233,7 +199,7 @@ def test_last_is_found_though_its_name_is_gone(command_line):
 def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
     command_line, capsys, monkeypatch, kind
 ):
-    command_line.finished(*SHORT, "--checkpoint.keep_last=-1")
+    command_line.finished(*SHORT, "--checkpoint.save_top_k=-1")
     before = {
         path: path.read_bytes()
         for path in command_line.folder().rglob("*")
@@ -244,7 +210,7 @@ def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
         raise kind("no simulator on this host")
 
     monkeypatch.setattr("mtrl_lightning.envs.state.state.EnvState.set", broken)
-    options = [*SHORT, "--rollout.max_restarts=2", "--rollout.total_steps=240"]
+    options = [*SHORT, "--data.max_restarts=2", "--data.total_steps=240"]
     with pytest.raises((SystemExit, RuntimeError)):
         command_line("fit", *options, "--ckpt_path=last")
     assert {path: path.read_bytes() for path in before} == before
@@ -254,12 +220,12 @@ def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
 @pytest.mark.slow
 def test_an_environment_that_cannot_be_saved_trains_and_resumes_with_new_episodes(command_line):
     benchmark = "--data.benchmark=tests.helpers.altered_reach.Unsavable"
-    command_line("fit", benchmark, "--rollout.total_steps=360")
-    command_line("fit", benchmark, "--rollout.total_steps=450", "--ckpt_path=last")
-    last = command_line.rows()[-1]
-    assert float(last["env_steps"]) == 450
-    assert float(last["fault/dropped_transitions"]) == 3, "the first step after the resume"
-    assert float(last["fault/worker_restarts"]) == 0
+    command_line("fit", benchmark, "--data.total_steps=360")
+    command_line("fit", benchmark, "--data.total_steps=450", "--ckpt_path=last")
+    curves = read_metrics(command_line.folder())
+    steps, dropped = curves["fault/dropped_transitions"]
+    assert (steps[-1], dropped[-1]) == (450, 3), "the first step after the resume"
+    assert curves["fault/worker_restarts"][1][-1] == 0
 
 
 @pytest.mark.slow
@@ -291,9 +257,9 @@ def test_a_full_disk_is_not_written_to_at_every_step(command_line, full_disk, mo
     ):
         command_line(
             "fit",
-            "--replay.chunk_mebibytes=0.00083",
-            "--rollout.warmup_steps=840",
-            "--checkpoint.every=900",
+            "--data.chunk_mebibytes=0.00083",
+            "--data.warmup_steps=840",
+            "--checkpoint.every_n_env_steps=900",
         )
     assert len(saves) < 30
     assert not list((command_line.folder() / "replay").glob("*"))
@@ -308,10 +274,11 @@ def test_only_a_checkpoint_waits_for_the_disk(command_line, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
-    options = ["--rollout.warmup_steps=810", "--checkpoint.every=45"]  # after 813, 855, 900 steps
-    command_line("fit", "--replay.chunk_mebibytes=0.00083", *options)
-    chunks = list((command_line.folder() / "replay").iterdir())
-    assert len(chunks) > 25 and {path.suffix for path in chunks} == {".npy"}
+    # after 813, 855 and 900 steps
+    options = ["--data.warmup_steps=810", "--checkpoint.every_n_env_steps=45"]
+    command_line("fit", "--data.chunk_mebibytes=0.00083", *options)
+    chunks = list((command_line.folder() / "replay").glob("*.npy"))
+    assert len(chunks) > 25
     assert waiting.count(False) == len(chunks)
     assert 3 <= waiting.count(True) <= 6, "the checkpoints' own files"
 
@@ -319,26 +286,26 @@ def test_only_a_checkpoint_waits_for_the_disk(command_line, monkeypatch):
 @pytest.mark.slow
 def test_an_interruption_after_a_best_evaluation_keeps_the_best(command_line, monkeypatch):
     options = [
-        "--checkpoint.every=100000",
-        "--checkpoint.best_metric=eval/return",
+        "--checkpoint.every_n_env_steps=100000",
+        "--best.monitor=eval/return/goal-1",  # which gets worse here
         "--evaluation.every=60",
-        "--rollout.warmup_steps=60",
-        "--rollout.total_steps=240",
+        "--data.warmup_steps=60",
+        "--data.total_steps=240",
     ]
     command_line("fit", *options, "--name=whole")
     best = checkpoint(command_line, "whole", "best")["mtrl_lightning"]["counters"]["env_steps"]
-    evaluate = EvaluationCallback._evaluate
+    evaluate = EvaluationCallback.on_validation_epoch_end
 
-    def evaluate_and_interrupt(self):
-        evaluate(self)
-        if self.session.counters.env_steps == best:
+    def evaluate_and_interrupt(self, trainer, pl_module):
+        evaluate(self, trainer, pl_module)
+        if pl_module.counters.env_steps == best:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(EvaluationCallback, "_evaluate", evaluate_and_interrupt)
+    monkeypatch.setattr(EvaluationCallback, "on_validation_epoch_end", evaluate_and_interrupt)
     with pytest.raises(SystemExit) as exit_info:
         command_line("fit", *options)
     assert exit_info.value.code == 143
-    monkeypatch.setattr(EvaluationCallback, "_evaluate", evaluate)
+    monkeypatch.setattr(EvaluationCallback, "on_validation_epoch_end", evaluate)
     if best < 240:
         command_line("fit", *options, "--ckpt_path=last")
     assert checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"] == best
@@ -346,9 +313,9 @@ def test_an_interruption_after_a_best_evaluation_keeps_the_best(command_line, mo
 
 @pytest.mark.slow
 def test_a_run_killed_between_its_first_checkpoints_two_names_goes_on(command_line):
-    keep = ["--checkpoint.keep_last=1", "--checkpoint.keep_best=false"]
-    command_line("fit", *keep, "--checkpoint.every=330", "--rollout.total_steps=330")
-    path = command_line.folder() / "checkpoints" / "step_000000000330.ckpt"
+    keep = ["--checkpoint.save_top_k=1", "--best.save_top_k=0"]
+    command_line("fit", *keep, "--checkpoint.every_n_env_steps=330", "--data.total_steps=330")
+    path = command_line.folder() / "checkpoints" / "env_steps=000000000330.ckpt"
     (path.parent / "last.ckpt").unlink()
-    command_line("fit", f"--ckpt_path={path}", "--rollout.total_steps=360")
+    command_line("fit", f"--ckpt_path={path}", "--data.total_steps=360")
     assert counters(command_line)["env_steps"] == 360

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from mtrl_lightning.checkpoints import restoring
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.devices import CPU, to_device, to_host
 from mtrl_lightning.errors import ConfigurationError
@@ -32,6 +33,7 @@ from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.signatures import record_arguments
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
 from mtrl_lightning.types import (
@@ -88,6 +90,8 @@ class Algorithm(LightningModule):
     """Options of a base class that this class sets itself and does not take."""
     lacking_options: ClassVar[Mapping[str, str]] = {}
     """Options of other algorithms that this one lacks, each with the reason or the replacement."""
+    data_name: str = ""
+    """Class of the data module that trains it, by which Lightning saves the data's state."""
     action_mask_TA: Tensor | None
     """False for the padding entries of each task's actions, ``[T, A]``; None without padding."""
     _task_R: Tensor
@@ -423,9 +427,47 @@ class Algorithm(LightningModule):
         """Return the optimizers of all updates, in the order of ``make_update``."""
         optimizers = [update.configure_optimizer() for update in self.updates]
         if self._saved_optimizers is not None:
-            self._saved_optimizers.check(self.updates)
+            with restoring(self._ckpt_path):
+                self._saved_optimizers.check(self.updates)
             self._saved_optimizers = None
         return optimizers
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Return what a run needs of this package's callbacks and the trainer does not have yet.
+
+        Without one of this package's data modules, as in ``trainer.fit(algorithm, batches)``, it
+        needs none.
+        """
+        from mtrl_lightning.callbacks import missing_callbacks
+
+        return missing_callbacks(self.trainer)
+
+    def on_fit_start(self) -> None:
+        """Let ``trainer.global_step`` count updates, and callbacks see gradients.
+
+        Lightning counts the steps of an optimizer that it steps: here that of the first update.
+        """
+
+        def call_hook(name: str, *args: Any) -> None:
+            for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                getattr(callback, name)(self.trainer, self, *args)
+            getattr(self, name)(*args)
+
+        optimizers = self.optimizers()
+        first = optimizers[0] if isinstance(optimizers, list) else optimizers
+        for update in self.updates:
+            update.call_hook = call_hook
+        self.updates[0].step = first.step
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Let all processes stop after the same update; called after all callbacks."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if hasattr(data, "defer_stop"):
+            data.defer_stop()
+
+    def on_validation_end(self) -> None:
+        """Let all processes stop after the same evaluation; called after all callbacks."""
+        self.trainer.should_stop = distributed.is_any(self.trainer.should_stop)
 
     def training_step(self, batch: TransitionBatch, batch_idx: int) -> None:
         """Make one update and count it."""
@@ -453,7 +495,7 @@ class Algorithm(LightningModule):
         generator = self.generators.get("learn", self.device)
         return torch.randn(action_RnA.shape, generator=generator, device=self.device)
 
-    # events of a run, called by run/loop.py
+    # events of a run, called by its data module
 
     def observe(self, transitions: Transitions, has_ended: bool = True) -> None:
         """Receive the transitions of one vector step, in the order in which they happen.
@@ -482,7 +524,7 @@ class Algorithm(LightningModule):
         """Receive the rollout that an on-policy algorithm learns from next.
 
         Args:
-            collected: the transitions of the iteration. With ``rollout.reuse`` its column
+            collected: the transitions of the iteration. With ``PolicyReuse`` its column
                 ``foreign`` says in which of them the policy of another task acted.
             progress: fraction of the run's environment steps made before them, from 0 to 1.
 
@@ -514,10 +556,13 @@ class Algorithm(LightningModule):
         return {}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Do nothing: evaluation runs episodes, see ``callbacks/evaluation.py``."""
+        """Do nothing: evaluation runs episodes, see ``EvaluationCallback``."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Do nothing: see ``validation_step``."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the algorithm's description and state; keep hyper-parameters of plain values."""
+        """Add the algorithm's description and state."""
         from mtrl_lightning.algorithms.state import save_state, warn_of_unknown_arguments
 
         if not self._has_been_saved:
@@ -533,7 +578,13 @@ class Algorithm(LightningModule):
         """
         from mtrl_lightning.algorithms.state import restore_state
 
-        self._saved_optimizers = restore_state(self, checkpoint)
+        with restoring(self._ckpt_path):
+            self._saved_optimizers = restore_state(self, checkpoint)
+
+    @property
+    def _ckpt_path(self) -> Any:
+        """The checkpoint that a trainer resumes; None without."""
+        return self.trainer.ckpt_path if self.data_name else None
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

@@ -189,13 +189,3 @@ def _in_words(value: Any) -> str:
     if isinstance(value, partial):
         return "a functools.partial with positional arguments"
     return f"an object of {qualified_name(type(value))}"
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether a value consists of numbers, texts, lists and mappings with texts as keys."""
-    if isinstance(value, Mapping):
-        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(is_plain(item) for item in value)
-    # the exact types: NumPy's numbers are subclasses, and no plain values
-    return value is None or type(value) in (str, int, float, bool)

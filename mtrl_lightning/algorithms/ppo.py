@@ -70,7 +70,7 @@ class PPO(Algorithm):
     them in ``num_minibatches`` minibatches. Advantages are normalized per task. The critic learns
     returns normalized per task (``return_scale``).
 
-    Steps in which the policy of another task acted (``rollout.reuse``) can only be imitated: the
+    Steps in which the policy of another task acted (``PolicyReuse``) can only be imitated: the
     actor learns from those that turned out better than the value, and the others have an advantage
     of 0 (Oh et al. 2018, "Self-Imitation Learning", arXiv 1806.05635). The old policy of the ratios
     is the task's own one at the collection, so that these ratios are clipped, too. The critic
@@ -321,6 +321,16 @@ class PPO(Algorithm):
             # a task's first statistics change its values: clip around the changed ones
             value_SE = self._observation_values(columns["observation"])
         return {**computed, "advantage": normalized_SE, "value": value_SE, "target": target_SE}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add whether the next update is the first of its iteration."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["mtrl_lightning"]["is_first_update"] = self._is_first_update
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore it."""
+        super().on_load_checkpoint(checkpoint)
+        self._is_first_update = checkpoint["mtrl_lightning"].get("is_first_update", False)
 
     def is_iteration_over(self) -> bool:
         """Return whether the policy has moved too far for a further epoch."""

@@ -17,7 +17,6 @@ from mtrl_lightning.algorithms.description import (
     INIT_ARGS,
     argument_of,
     cannot_rebuild,
-    is_plain,
 )
 from mtrl_lightning.checkpoints import FORMAT
 from mtrl_lightning.errors import ConfigurationError
@@ -38,7 +37,10 @@ checkpoint's."""
 
 
 def save_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
-    """Add an algorithm's description and state; keep hyper-parameters of plain values."""
+    """Add an algorithm's description and state.
+
+    Lightning's command line would take ``hyper_parameters`` for options.
+    """
     algorithm.guard.read()  # skipped steps are counted on the device until it is read
     checkpoint["mtrl_lightning"] = {
         "format": FORMAT,
@@ -49,11 +51,9 @@ def save_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
         "global_generators": global_generators(),
         "metrics": algorithm.mean_metrics.state_dict(),
     }
-    checkpoint["hyper_parameters"] = {
-        name: value
-        for name, value in checkpoint.get("hyper_parameters", {}).items()
-        if is_plain(value)
-    }
+    if algorithm.data_name:
+        checkpoint["mtrl_lightning"]["data"] = algorithm.data_name
+    checkpoint.pop("hyper_parameters", None)
 
 
 def warn_of_unknown_arguments(algorithm: Algorithm) -> None:
@@ -96,6 +96,12 @@ def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> SavedOpti
     check_tasks(checkpoint, algorithm.spec)
     check_weights(checkpoint["state_dict"], algorithm.state_dict())
     state = checkpoint["mtrl_lightning"]
+    saved_data = state.get("data", "none")
+    if algorithm.data_name not in ("", saved_data):
+        raise ConfigurationError(
+            f"the checkpoint has the state of {saved_data}, and this run has the data module"
+            f" {algorithm.data_name}: resume with the run's own data module"
+        )
     algorithm.counters.load_state_dict(state["counters"])
     algorithm.generators.load_state_dict(state["generators"])
     if "global_generators" in state:  # left out by load_algorithm

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only
+from typing import ClassVar
 
-from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
-from mtrl_lightning.callbacks.images import log_image
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from mtrl_lightning.callbacks.images import WarnOnce, is_evaluation_of_run, log_image
+from mtrl_lightning.callbacks.rollout import data_of
 from mtrl_lightning.reports.curves import plot_curves
 
 
-class CurvesCallback(SessionCallback):
+class CurvesCallback(Callback):
     """Draw ``curves.png`` after each evaluation; W&B and TensorBoard get it as ``curves``."""
 
-    key = "curves"
+    order: ClassVar[int] = 4
 
     def __init__(self) -> None:
         self._warn_once = WarnOnce()
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Register with the session."""
-        super().setup(trainer, pl_module, stage)
-        self.session.after_evaluation.append(self._draw)
-
-    @rank_zero_only
-    def _draw(self) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the curves."""
+        if not is_evaluation_of_run(trainer) or not trainer.is_global_zero:
+            return
+        data = data_of(trainer)
         failure = "curves.png could not be drawn"
-        with self._warn_once(failure, continuation="it is drawn again after the next evaluation"):
-            path = plot_curves(self.session.folder)
-            for logger in self.session.loggers:
-                log_image(logger, "curves", path, self.session.counters.env_steps)
+        with self._warn_once(failure, "it is drawn again after the next evaluation"):
+            path = plot_curves(data.folder)
+            for logger in trainer.loggers:
+                log_image(logger, "curves", path, data.counters.env_steps)

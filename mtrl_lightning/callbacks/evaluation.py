@@ -1,61 +1,64 @@
-"""Evaluate every task on a schedule, and for ``validate``."""
+"""Evaluate every task in Lightning's validation, for ``fit``, ``validate`` and ``test``."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
 
-from mtrl_lightning.callbacks.common import SessionCallback
-from mtrl_lightning.callbacks.progress import shows_progress
-from mtrl_lightning.callbacks.trainer_options import check_early_stopping
+from mtrl_lightning.callbacks.metrics_file import log_row
+from mtrl_lightning.callbacks.rollout import data_of, is_fitting
 from mtrl_lightning.checks import above, at_least
-from mtrl_lightning.envs.benchmarks.benchmark import tasks_of
+from mtrl_lightning.data import EnvData, TaskData
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, tasks_of
 from mtrl_lightning.envs.vector.vector import default_num_workers
 from mtrl_lightning.errors import (
+    ConfigurationError,
     EnvironmentFaultError,
-    Interrupted,
     PolicyFaultError,
     RestartsExhaustedError,
 )
 from mtrl_lightning.formats import text_table
+from mtrl_lightning.progress import shows_progress
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
-from mtrl_lightning.rollout.evaluator import metric_names
-from mtrl_lightning.run.registered import StepAction
-from mtrl_lightning.schedules import Every
+from mtrl_lightning.schedules import Every, round_up
 from mtrl_lightning.types import Policy
 
+NEVER = 2**62
+"""A ``val_check_batch`` that no run reaches; ``inf`` would mean the end of each epoch."""
 COLUMNS = {"success": "7.2f", "success_last": "12.2f", "return": "9.1f", "score": "6.3f"}
 """The columns of the table that an evaluation prints, and the formats of their values."""
 
 
-class EvaluationCallback(SessionCallback):
+class EvaluationCallback(Callback):
     """Run test episodes of every evaluated split, log the results and print a table of each.
 
-    Several processes share the environments out, and all get the results.
+    An evaluation is one batch of Lightning's validation, in ``fit``, ``validate`` and ``test``; its
+    results are in ``trainer.callback_metrics``. ``test`` visits every goal of a task once. Several
+    processes divide the environments among them, and all get the results.
 
     Args:
-        every: environment steps between two evaluations; there is one at the end, too.
-        at_start: whether there is one before the first environment step, too.
+        every: environment steps between two evaluations; there is one at the end, too. None for
+            ``trainer.val_check_interval`` if that is given, and for about ten in a run otherwise.
         num_episodes: test episodes per task; 50 visit each of MetaWorld's goals once.
         envs_per_task: environments per task, stepped together.
-        num_workers: worker processes; null for all cores, 0 for this process.
+        num_workers: worker processes; None for all cores, 0 for this process.
         timeout: seconds to wait for a worker before it counts as hung.
         max_restarts: how often, from one start of the program to its end, an evaluation is repeated
             because an environment or its worker broke. At the next fault the run saves and ends.
+        at_start: whether there is one before the first environment step, too.
     """
 
-    key = "evaluation"
+    order: ClassVar[int] = 2
 
     def __init__(
         self,
-        every: int = 100_000,
+        every: int | None = None,
         num_episodes: int = 10,
         envs_per_task: int = 1,
         num_workers: int | None = None,
@@ -65,7 +68,8 @@ class EvaluationCallback(SessionCallback):
     ) -> None:
         above(0, prefix="evaluation.", timeout=timeout)
         at_least(0, prefix="evaluation.", max_restarts=max_restarts)
-        self._every = Every(every, "evaluation.every")
+        at_least(1, prefix="evaluation.", num_episodes=num_episodes, envs_per_task=envs_per_task)
+        self._every = None if every is None else Every(every, "evaluation.every")
         self._num_episodes = num_episodes
         self._envs_per_task = envs_per_task
         self._num_workers = num_workers
@@ -73,149 +77,160 @@ class EvaluationCallback(SessionCallback):
         self._max_restarts = max_restarts
         self._at_start = at_start
         self._evaluators: list[Evaluator] = []
-        self._trainer: Trainer | None = None
+        self._is_due = False
+        """Whether an evaluation follows this batch; a run that is resumed here begins with it."""
+        self.results: dict[str, float] = {}
+        """Metrics of the last evaluation."""
+        self.evaluated_at = -1
+        """Environment steps at the last evaluation."""
+
+    @property
+    def state_key(self) -> str:
+        """Name of its state in a checkpoint."""
+        return "evaluation"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare an evaluator for each split but the first, which is trained on."""
-        super().setup(trainer, pl_module, stage)
-        self._trainer = trainer
-        self.session.after_updates["evaluate"] = StepAction(
-            self.evaluate_if_due, self.evaluate_at_start
-        )
-        benchmark = self.session.benchmark
-        if stage == TrainerFn.FITTING:
-            check_early_stopping(trainer, metric_names(benchmark))
-        self._evaluators = []
-        for split in benchmark.splits[1:]:
+        data = data_of(trainer)
+        interval = trainer.val_check_interval
+        has_interval = interval != 1.0
+        if has_interval and not isinstance(interval, int):
+            raise ConfigurationError(
+                f"trainer.val_check_interval is {interval}: give a number of batches, or"
+                " evaluation.every in environment steps"
+            )
+        if self._every is not None and has_interval:
+            raise ConfigurationError(
+                f"trainer.val_check_interval {interval} and evaluation.every"
+                f" {self._every.interval} are both given: give one"
+            )
+        if self._every is None and not has_interval:
+            self._every = Every(_default_interval(data, self._num_episodes))
+        self._close()
+        self._evaluators = self._make_evaluators(trainer, self._num_episodes)
+
+    def _make_evaluators(self, trainer: Trainer, num_episodes: int) -> list[Evaluator]:
+        data = data_of(trainer)
+        is_trial = trainer.fast_dev_run  # type: ignore[attr-defined]
+        evaluators = []
+        for split in data.benchmark.splits[1:]:
+            episodes = num_episodes
+            if trainer.state.fn == TrainerFn.TESTING:
+                episodes = max(episodes, num_goals(data.benchmark))
             num_workers = self._num_workers
             if num_workers is None:
-                num_envs = len(tasks_of(benchmark, split)) * self._envs_per_task
+                num_envs = len(tasks_of(data.benchmark, split)) * self._envs_per_task
                 num_envs_here = -(-num_envs // distributed.world_size())
                 num_workers = default_num_workers(num_envs_here, 0, distributed.local_size())
-            evaluator = Evaluator(
-                benchmark,
-                num_episodes=self._num_episodes,
-                split=split,
-                envs_per_task=self._envs_per_task,
-                num_workers=num_workers,
-                share=(distributed.rank(), distributed.world_size()),
-                timeout=self._timeout,
-                max_restarts=self._max_restarts,
-                on_restart=self._note_restart,
-                progress=shows_progress(trainer),
+
+            def note_restart(reason: str) -> None:
+                data.local_counters.worker_restarts += 1
+                distributed.warn(f"the evaluation is repeated with new environments: {reason}")
+
+            evaluators.append(
+                Evaluator(
+                    data.benchmark,
+                    num_episodes=1 if is_trial else episodes,
+                    split=split,
+                    envs_per_task=self._envs_per_task,
+                    num_workers=num_workers,
+                    share=(distributed.rank(), distributed.world_size()),
+                    timeout=self._timeout,
+                    max_restarts=self._max_restarts,
+                    on_restart=note_restart,
+                    progress=shows_progress(trainer),
+                )
             )
-            self._evaluators.append(evaluator)
-        if stage == TrainerFn.VALIDATING:
-            self.session.is_restoring = trainer.ckpt_path is not None
+        return evaluators
 
-    def _note_restart(self, reason: str) -> None:
-        self.session.local_counters.worker_restarts += 1
-        distributed.warn(f"the evaluation is repeated with new environments: {reason}")
+    # when
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Evaluate at the end if something else stopped the training."""
-        if self.session.evaluated_at != self.session.counters.env_steps:
-            self._evaluate()
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make an evaluation that was due at the checkpoint, or one before the first step."""
+        if self._every is not None:
+            trainer.val_check_batch = NEVER
+        data = data_of(trainer)
+        is_first = self._at_start and data.counters.env_steps == 0 and self.evaluated_at != 0
+        if (self._is_due or is_first) and trainer.enable_validation:
+            trainer.validating = True
+            trainer.fit_loop.epoch_loop.val_loop.run()
+            trainer.training = True
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Let Lightning validate after this batch if an evaluation is due."""
+        data = data_of(trainer)
+        if self._every is None:
+            num_batches = trainer.fit_loop.total_batch_idx + 1
+            is_due = num_batches % int(trainer.val_check_interval) == 0
+        else:
+            is_due = data.is_step_finished and self._every(data.counters.env_steps)
+            trainer.val_check_batch = 1 if is_due else NEVER
+        # Lightning evaluates by itself where should_stop is set, and not at its own limits
+        if _is_last_batch(trainer, data):
+            is_due, trainer.val_check_batch = True, 1
+        self._is_due = is_due or trainer.should_stop
+
+    # what
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Evaluate for ``validate``; ``Trainer.validate`` returns the metrics logged here."""
-        if trainer.state.fn == TrainerFn.VALIDATING:
-            if self.session.algorithm.untrained_summary:
-                rank_zero_info(self.session.algorithm.untrained_summary)
-            self._evaluate()
-            # it returns the metrics of loggers: there are none, as their rows would lack env_steps
-            trainer.loggers = []
-            pl_module.log_dict(self.session.results)
+        """Evaluate."""
+        self._evaluate(trainer, pl_module)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the trainer its loggers back."""
-        if trainer.state.fn == TrainerFn.VALIDATING:
-            trainer.loggers = self.session.loggers
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluate all goals."""
+        self._evaluate(trainer, pl_module)
 
-    def evaluate_at_start(self) -> None:
-        """Evaluate before the first environment step if that is configured; not twice."""
-        if self._at_start and self.session.evaluated_at != 0:
-            self._evaluate()
-
-    def evaluate_if_due(self, env_steps: int, at_end: bool) -> None:
-        """Evaluate when it is due, and at the end."""
-        before = self._every.state_dict()
-        if self._every(env_steps) or at_end:
-            try:
-                self._evaluate()
-            except (Interrupted, RestartsExhaustedError):
-                self._every.load_state_dict(before)  # the continued run evaluates first
-                raise
-
-    def _evaluate(self) -> None:
-        session = self.session
-        session.is_restoring = False
+    def _evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        data = data_of(trainer)
+        algorithm = data.algorithm
+        evaluators = self._evaluators
+        if trainer.sanity_checking:
+            num_episodes = min(int(trainer.num_sanity_val_steps), self._num_episodes)
+            evaluators = self._make_evaluators(trainer, num_episodes)
+        elif not is_fitting(trainer) and algorithm.untrained_summary:
+            rank_zero_info(algorithm.untrained_summary)
+        env_steps = algorithm.counters.env_steps
+        policy = with_action_transforms(algorithm, data.action_transforms)
         results: dict[str, float] = {}
-        policy = with_action_transforms(session.algorithm, session.action_transforms)
-        self._call_in_fit("on_validation_start", "on_validation_epoch_start")
-        for evaluator in self._evaluators:
-            with session.stopwatch.measure("evaluate"):
-                evaluation = self._evaluate_split(evaluator, policy)
-            results |= evaluation.metrics(session.spec.task_names)
+        for evaluator in evaluators:
+            with data.stopwatch.measure("evaluate"):
+                evaluation = _evaluate_split(evaluator, policy, data)
+            results |= evaluation.metrics(data.spec.task_names)
             if distributed.rank() == 0:
-                steps = session.counters.env_steps
-                unit = session.algorithm.step_unit
-                tqdm.write(table(evaluation, session.spec.task_names, steps, unit))
-        session.results = results
-        session.evaluated_at = session.counters.env_steps
-        assert self._trainer is not None
-        if self._trainer.state.fn == TrainerFn.FITTING:
-            session.log(results)
-            for logger in session.loggers:
-                logger.save()
-            for call in session.after_evaluation:
-                call()
-            metrics = {name: torch.tensor(value) for name, value in results.items()}
-            self._trainer.callback_metrics.update(metrics)
-        self._call_in_fit("on_validation_epoch_end", "on_validation_end")
-        # a callback such as early stopping may have asked one process to end the run; all wait for
-        # the first one's videos
-        with distributed.extended_timeout():
-            self._trainer.should_stop = distributed.is_any(self._trainer.should_stop)
-
-    def _evaluate_split(self, evaluator: Evaluator, policy: Policy) -> Evaluation:
-        session = self.session
-        if distributed.world_size() == 1:
-            return evaluator.evaluate(policy, session.check_signals)
-        # processes have different numbers of steps: a signal is looked at when all are done
-        faults = (RestartsExhaustedError, EnvironmentFaultError, PolicyFaultError)
-        with distributed.extended_timeout(), distributed.raise_on_all_ranks(*faults):
-            finished = evaluator.run(policy)
-        return evaluator.summarize(one for part in distributed.gather(finished) for one in part)
-
-    def _call_in_fit(self, *hooks: str) -> None:
-        """Call Lightning's hooks of a validation, for callbacks such as ``EarlyStopping``.
-
-        ``Trainer.validate`` calls them itself.
-        """
-        trainer = self._trainer
-        assert trainer is not None
-        if trainer.state.fn != TrainerFn.FITTING:
+                names = data.spec.task_names
+                tqdm.write(table(evaluation, names, env_steps, algorithm.step_unit))
+        if trainer.sanity_checking:
+            for evaluator in evaluators:
+                evaluator.close()
             return
-        algorithm = self.session.algorithm
-        for hook in hooks:
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                getattr(callback, hook)(trainer, algorithm)
-            getattr(algorithm, hook)()
+        self._is_due = False
+        self.results = results
+        self.evaluated_at = env_steps
+        # rows go to the loggers by environment steps, in double precision
+        pl_module.log_dict(results, logger=False, sync_dist=distributed.world_size() > 1)
+        if is_fitting(trainer):
+            log_row(trainer, env_steps, results)
+            for logger in trainer.loggers:
+                logger.save()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the last results."""
         return {
-            "every": self._every.state_dict(),
-            "results": self.session.results,
-            "env_steps": self.session.evaluated_at,
+            "every": None if self._every is None else self._every.state_dict(),
+            "is_due": self._is_due,
+            "results": self.results,
+            "env_steps": self.evaluated_at,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the schedule and the last results."""
-        self._every.load_state_dict(state_dict["every"])
-        self.session.results = dict(state_dict["results"])
-        self.session.evaluated_at = state_dict["env_steps"]
+        if self._every is not None and state_dict["every"] is not None:
+            self._every.load_state_dict(state_dict["every"])
+        self._is_due = state_dict["is_due"]
+        self.results = dict(state_dict["results"])
+        self.evaluated_at = state_dict["env_steps"]
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -230,6 +245,42 @@ class EvaluationCallback(SessionCallback):
     def _close(self) -> None:
         for evaluator in self._evaluators:
             evaluator.close()
+
+
+def _evaluate_split(evaluator: Evaluator, policy: Policy, data: TaskData) -> Evaluation:
+    if distributed.world_size() == 1:
+        return evaluator.evaluate(policy, data.check_signals)
+    # processes have different numbers of steps: a signal is looked at when all are done
+    faults = (RestartsExhaustedError, EnvironmentFaultError, PolicyFaultError)
+    with distributed.raise_on_all_ranks(*faults):
+        finished = evaluator.run(policy)
+    return evaluator.summarize(one for part in distributed.gather(finished) for one in part)
+
+
+def _is_last_batch(trainer: Trainer, data: TaskData) -> bool:
+    """Return whether one of Lightning's own limits ends the training after this batch."""
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return True
+    is_last_epoch = trainer.max_epochs == trainer.current_epoch + 1
+    is_over = data.kind == "on-policy" and data.is_step_finished
+    return is_last_epoch and (is_over or trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
+
+
+def _default_interval(data: TaskData, num_episodes: int) -> int:
+    """Return a tenth of the run, or more where evaluations would step more than the training."""
+    benchmark = data.benchmark
+    steps = sum(
+        num_episodes * benchmark.horizon_of(split) * len(tasks_of(benchmark, split))
+        for split in benchmark.splits[1:]
+    )
+    if not isinstance(data, EnvData):
+        steps = 0  # training steps no environments, with which they would be compared
+    return round_up(max(1, steps, data.total_steps // 10))
+
+
+def num_goals(benchmark: Benchmark) -> int:
+    """Return the number of test episodes that visit each goal of a task once; 1 if unknown."""
+    return int(benchmark.spec.protocol.get("num_goals", 1))
 
 
 def table(

@@ -2,19 +2,85 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_warn
 
-from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
+from mtrl_lightning.callbacks.rollout import data_of, is_fitting
 from mtrl_lightning.runs import replacing
 
+FOLDER = "pictures"
+"""Folder of the images in a run's folder."""
 RGB = 3
 """Number by which TensorBoard's records name colors; viewers use the image's own."""
+
+
+class ImagesCallback(Callback):
+    """Write the algorithm's images to ``pictures/`` in the run's folder after each evaluation.
+
+    Their names end in the environment steps. TensorBoard and W&B show them, too. An algorithm
+    without images writes none.
+    """
+
+    order: ClassVar[int] = 4
+
+    def __init__(self) -> None:
+        self._warn_once = WarnOnce()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the images."""
+        if not is_evaluation_of_run(trainer) or not trainer.is_global_zero:
+            return
+        data = data_of(trainer)
+        env_steps = data.counters.env_steps
+        failure = "the algorithm's images could not be written"
+        with self._warn_once(failure, "new ones are tried at the next evaluation"):
+            for name, image in data.algorithm.images().items():
+                path = data.folder / FOLDER / f"{name}_{env_steps:010d}.png"
+                write_image(path, image)
+                for logger in trainer.loggers:
+                    log_image(logger, name, path, env_steps)
+
+
+def is_evaluation_of_run(trainer: Trainer) -> bool:
+    """Return whether a validation is one of a training run that writes files."""
+    return is_fitting(trainer) and not trainer.fast_dev_run  # type: ignore[attr-defined]
+
+
+class WarnOnce:
+    """Let training continue after an error in a block that only shows results.
+
+    The first error of a kind is a warning; later ones are ignored.
+    """
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    @contextlib.contextmanager
+    def __call__(self, failure: str, continuation: str, kind: str = "") -> Iterator[None]:
+        """Return the context of the block.
+
+        Args:
+            failure: beginning of the warning.
+            continuation: a clause about the next attempt, after "Training continues, and".
+            kind: of the errors.
+        """
+        try:
+            yield
+        except Exception as error:
+            if kind not in self._warned:
+                rank_zero_warn(
+                    f"{failure} ({type(error).__name__}: {error}). Training continues, and"
+                    f" {continuation}; there is no further warning"
+                )
+            self._warned.add(kind)
 
 
 def log_image(logger: Logger, name: str, path: Path, env_steps: int) -> None:
@@ -51,40 +117,6 @@ def log_tensorboard_image(
     image = Summary.Image(encoded_image_string=encoded, colorspace=RGB)
     value = Summary.Value(tag=name, image=image)
     logger.experiment._get_file_writer().add_summary(Summary(value=[value]), env_steps)
-
-
-FOLDER = "pictures"
-"""Folder of the images in a run's folder."""
-
-
-class ImagesCallback(SessionCallback):
-    """Write the algorithm's images to ``pictures/`` in the run's folder after each evaluation.
-
-    Their names end in the environment steps. TensorBoard and W&B show them, too. An algorithm
-    without images writes none.
-    """
-
-    key = "pictures"
-
-    def __init__(self) -> None:
-        self._warn_once = WarnOnce()
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Register with the session."""
-        super().setup(trainer, pl_module, stage)
-        self.session.after_evaluation.append(self._write)
-
-    @rank_zero_only
-    def _write(self) -> None:
-        session = self.session
-        env_steps = session.counters.env_steps
-        failure = "the algorithm's images could not be written"
-        with self._warn_once(failure, continuation="new ones are tried at the next evaluation"):
-            for name, image in session.algorithm.images().items():
-                path = session.folder / FOLDER / f"{name}_{env_steps:010d}.png"
-                write_image(path, image)
-                for logger in session.loggers:
-                    log_image(logger, name, path, env_steps)
 
 
 def write_image(path: Path, image: npt.NDArray[np.uint8]) -> None:

@@ -5,172 +5,178 @@ from __future__ import annotations
 import contextlib
 import platform
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_warn
 
-from mtrl_lightning.callbacks.common import SessionCallback
-from mtrl_lightning.callbacks.loggers.csv_logger import MetricsCSV
-from mtrl_lightning.callbacks.loggers.wandb_logger import EnvStepWandbLogger
+from mtrl_lightning.callbacks.checks import is_better_when_larger
+from mtrl_lightning.callbacks.metrics_file import MetricsFile, log_row
+from mtrl_lightning.callbacks.rollout import data_of
 from mtrl_lightning.callbacks.rollout_metrics import (
     episode_metrics,
-    fault_metrics,
     joined_windows,
     rollout_metrics,
 )
+from mtrl_lightning.data import EnvData, TaskData
 from mtrl_lightning.errors import installed_versions
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import metric_names
-from mtrl_lightning.run.registered import StepAction
-from mtrl_lightning.schedules import Every
+from mtrl_lightning.schedules import Every, round_up
 
 ACTIVITIES = ("act", "step", "sample", "update", "evaluate", "checkpoint")
 OF_ENVS = ("time/env_steps_per_second", "time/act_fraction", "time/step_fraction")
 """Times of runs that step environments."""
 PACKAGES = ("mtrl_lightning", "torch", "lightning", "gymnasium", "numpy")
-"""Whose versions a run records, beside that of Python."""
+"""Packages whose versions a run records, in addition to that of Python."""
 GIBIBYTE = 1 << 30
 
 
-class MetricsCallback(SessionCallback):
-    """Write a row of ``train/``, ``rollout/``, ``fault/`` and ``time/`` metrics on a schedule.
+class MetricsCallback(Callback):
+    """Log a row of ``train/``, ``rollout/``, ``fault/`` and ``time/`` metrics on a schedule.
+
+    They go to all loggers of the trainer and to ``metrics.jsonl`` in the run's folder.
 
     Args:
-        every: environment steps between two rows.
+        every: environment steps between two rows; None for a 200th of the run.
         system: whether a row also has ``system/``: the load of the processor and the memory that
             this process and its workers use.
     """
 
-    key = "metrics"
+    order: ClassVar[int] = 3
 
-    def __init__(self, every: int = 1_000, system: bool = False) -> None:
-        self._every = Every(every, "metrics.every")
+    def __init__(self, every: int | None = None, system: bool = False) -> None:
+        self._interval = every
+        self._every = Every(1 if every is None else every, "metrics.every")
         self._system = SystemUse() if system else None
+        self._file: MetricsFile | None = None
+        self._logged_at = -1
         self._measured_at = 0.0
         self._measured_env_steps = 0
         self._measured_updates = 0
-        self._wandb_id: str | None = None
-        self._csv_logger: MetricsCSV | None = None
-        self._csv_fingerprint: dict[str, int] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Register the metrics with the session, and let loggers know its environment steps."""
-        super().setup(trainer, pl_module, stage)
-        session = self.session
-        session.after_updates["log_metrics"] = StepAction(self.log_if_due)
-        for logger in session.loggers:
-            if isinstance(logger, (MetricsCSV, EnvStepWandbLogger)):
-                logger.count_env_steps = lambda: session.counters.env_steps
+        """Add ``metrics.jsonl`` to the trainer's loggers."""
+        if stage != "fit" or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        data = data_of(trainer)
+        if self._interval is None:
+            num_tasks = len(data.spec.train_tasks)
+            num_envs = data.num_envs if isinstance(data, EnvData) else num_tasks
+            self._every.interval = round_up(max(num_envs, data.total_steps // 200))
+        files = [logger for logger in trainer.loggers if isinstance(logger, MetricsFile)]
+        if not files:
+            files = [MetricsFile(data.folder)]
+            trainer.loggers = [*files, *trainer.loggers]
+        self._file = files[0]
+        self._file.count_env_steps = lambda: data.counters.env_steps
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start logging in a new run."""
-        if not trainer.ckpt_path:
-            self._start_logging()
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start logging in a continued run.
-
-        Everything is restored by now: a run that cannot continue leaves its files unchanged.
-        """
-        if trainer.ckpt_path:
-            self._start_logging()
-
-    def _start_logging(self) -> None:
-        """Log the protocol, define the x-axis, and drop rows later than the checkpoint."""
-        env_steps = self.session.counters.env_steps
-        protocol = {f"protocol/{key}": value for key, value in self.session.spec.protocol.items()}
+        """Log the protocol, and define the x-axis of W&B."""
+        data = data_of(trainer)
+        if self._file is not None and self._file.size and not data.counters.env_steps:
+            rank_zero_warn(f"{data.folder} has the metrics of another run: they are replaced")
+            self._file.truncate(0)
+        protocol = {f"protocol/{key}": value for key, value in data.spec.protocol.items()}
         installed = installed_versions(PACKAGES) | {"python": platform.python_version()}
         versions = {f"version/{name}": version for name, version in installed.items()}
-        rows: list[dict[str, float]] = []
-        loggers = self.session.loggers
-        for logger in loggers:
-            logger.log_hyperparams(protocol | versions)
-            if isinstance(logger, MetricsCSV):
-                logger.resume_from(env_steps, self._csv_fingerprint)
-                rows = logger.rows()
-                self._csv_logger = logger
-        for logger in loggers:
-            if isinstance(logger, EnvStepWandbLogger):
-                logger.continue_from(self._wandb_id, env_steps)
-                logger.is_interrupted = lambda: self.session.received_signal != 0
-                logger.define_metrics(metric_names(self.session.benchmark))
-                logger.resume_from(rows, env_steps)
-            elif isinstance(logger, WandbLogger):
-                logger.experiment.define_metric("env_steps")
-                logger.experiment.define_metric("*", step_metric="env_steps")
+        algorithm = {"algorithm": data.algorithm.description["class_path"]}
+        for logger in trainer.loggers:
+            logger.log_hyperparams(algorithm | protocol | versions)
             if isinstance(logger, WandbLogger):
-                self._wandb_id = logger.version
-        self.session.stopwatch.drain()
-        self._start_interval()
+                run = logger.experiment
+                run.define_metric("env_steps")
+                run.define_metric("*", step_metric="env_steps")
+                for name in ("rollout/success", "rollout/return", *metric_names(data.benchmark)):
+                    if is_better_when_larger(name):
+                        run.define_metric(name, step_metric="env_steps", summary="max,last")
+        data.stopwatch.drain()
+        self._start_interval(data)
 
-    def log_if_due(self, env_steps: int, at_end: bool) -> None:
-        """Write a row when it is due, and at the end."""
-        is_due = self._every(env_steps)
-        if not is_due and not at_end:
-            return
-        session = self.session
-        algorithm = session.algorithm
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log a row when it is due, and at the end."""
+        data = data_of(trainer)
+        if data.is_step_finished:
+            is_due = self._every(data.counters.env_steps)
+            if is_due or data.is_over or trainer.should_stop:
+                self._log(trainer, data, is_due)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the last row if something else ended the training."""
+        data = data_of(trainer)
+        if self._logged_at != data.counters.env_steps:
+            self._log(trainer, data, is_due=False)
+
+    def _log(self, trainer: Trainer, data: TaskData, is_due: bool) -> None:
+        algorithm, counters, collector = data.algorithm, data.counters, data.collector
         so_far = algorithm.mean_metrics.state_dict()
-        trained = algorithm.drain_metrics()  # first: it counts the steps that a GPU has skipped
-        rollout = fault_metrics(session)
-        if session.has_envs:
-            windows = joined_windows(session)
-            rollout |= rollout_metrics(session, windows) | episode_metrics(session, windows)
-        system = {} if self._system is None else self._system.metrics(algorithm.device)
-        session.log(trained | rollout | self._time() | system)
+        metrics = algorithm.drain_metrics()  # first: it counts the steps that a GPU has skipped
+        metrics |= {
+            "fault/worker_restarts": counters.worker_restarts,
+            "fault/dropped_transitions": counters.dropped_transitions,
+            "fault/skipped_updates": counters.skipped_updates,
+        }
+        if collector is not None:
+            windows = joined_windows(collector)
+            metrics |= rollout_metrics(data.spec, windows)
+            metrics |= episode_metrics(data.spec, collector, windows, counters.episodes)
+        metrics |= self._time(data)
+        if self._system is not None:
+            metrics |= self._system.metrics(algorithm.device)
+        log_row(trainer, counters.env_steps, metrics)
+        self._logged_at = counters.env_steps
         if not is_due:
             # a run that is extended averages over the whole interval, as if it had not ended
             algorithm.mean_metrics.load_state_dict(so_far)
 
-    def _time(self) -> dict[str, float]:
-        counters = self.session.counters
+    def _time(self, data: TaskData) -> dict[str, float]:
         elapsed = max(time.perf_counter() - self._measured_at, 1e-9)
-        env_steps = counters.env_steps - self._measured_env_steps
-        updates = counters.updates - self._measured_updates
-        self._start_interval()
-        seconds = self.session.stopwatch.drain()
-        rates = {
+        env_steps = data.counters.env_steps - self._measured_env_steps
+        updates = data.counters.updates - self._measured_updates
+        self._start_interval(data)
+        seconds = data.stopwatch.drain()
+        times = {
             "time/env_steps_per_second": env_steps / elapsed,
             "time/updates_per_second": updates / elapsed,
         }
-        fractions = {
-            f"time/{name}_fraction": seconds.get(name, 0.0) / elapsed for name in ACTIVITIES
-        }
-        times = rates | fractions
-        if self.session.has_envs:
+        times |= {f"time/{name}_fraction": seconds.get(name, 0.0) / elapsed for name in ACTIVITIES}
+        if data.collector is not None:
             return times
         return {name: value for name, value in times.items() if name not in OF_ENVS}
 
-    def _start_interval(self) -> None:
+    def _start_interval(self, data: TaskData) -> None:
         self._measured_at = time.perf_counter()
-        self._measured_env_steps = self.session.counters.env_steps
-        self._measured_updates = self.session.counters.updates
+        self._measured_env_steps = data.counters.env_steps
+        self._measured_updates = data.counters.updates
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule, the W&B run and the fingerprint of ``metrics.csv``."""
-        fingerprint = None if self._csv_logger is None else self._csv_logger.fingerprint()
+        """Return the schedule, the step of the last row and the size of ``metrics.jsonl``."""
         return {
             "every": self._every.state_dict(),
-            "wandb_id": self._wandb_id,
-            "metrics_csv": fingerprint,
+            "logged_at": self._logged_at,
+            "size": 0 if self._file is None else self._file.size,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the schedule, the W&B run and the expected fingerprint of ``metrics.csv``."""
+        """Restore the schedule, and drop the rows that are later than the checkpoint."""
         self._every.load_state_dict(state_dict["every"])
-        self._wandb_id = state_dict["wandb_id"]
-        self._csv_fingerprint = state_dict["metrics_csv"]
+        self._logged_at = state_dict["logged_at"]
+        if self._file is not None:
+            self._file.truncate(state_dict["size"])
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Flush the loggers: a continued run does not log these rows a second time."""
+        """Flush the loggers: a resumed run does not log these rows a second time."""
         with distributed.raise_on_all_ranks(OSError):
-            for logger in self.session.loggers:
-                logger.save()
+            if trainer.is_global_zero:
+                for logger in trainer.loggers:
+                    logger.save()
 
 
 class SystemUse:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_only
 
-from mtrl_lightning.callbacks.common import SessionCallback, WarnOnce
-from mtrl_lightning.callbacks.images import log_tensorboard_image
+from mtrl_lightning.callbacks.images import WarnOnce, is_evaluation_of_run, log_tensorboard_image
+from mtrl_lightning.callbacks.rollout import data_of
 from mtrl_lightning.checks import above, at_least
+from mtrl_lightning.data import TaskData
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, Interrupted
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.video import (
-    Recording,
     VideoFormat,
     check_drawing,
     check_encoder,
@@ -29,7 +27,7 @@ from mtrl_lightning.video import (
 )
 
 
-class VideoCallback(SessionCallback):
+class VideoCallback(Callback):
     """Write a video of a test episode of each task at evaluations, into ``videos/step_N/``.
 
     W&B and TensorBoard get them as ``videos/<task>`` if they are on. The episodes are run in
@@ -58,7 +56,7 @@ class VideoCallback(SessionCallback):
             video can be made on this machine.
     """
 
-    key = "video"
+    order: ClassVar[int] = 4
 
     def __init__(
         self,
@@ -85,93 +83,84 @@ class VideoCallback(SessionCallback):
         self._num_workers = num_workers
         self._timeout = timeout
         self._num_evaluations = 0
-        self._is_ending = False
-        self._is_last_recorded = True
-        """Whether the last evaluation of this process has a video."""
+        self._missed_at: int | None = None
+        """Environment steps of the last evaluation if it has no video."""
         self._warn_once = WarnOnce()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the requirements of videos, and register with the session.
+        """Check the requirements of videos.
 
         Raises:
             ConfigurationError: if no video can be made.
         """
-        super().setup(trainer, pl_module, stage)
-        if stage != TrainerFn.FITTING:
-            return
-        self._is_ending = False
-        self._is_last_recorded = True
-        self.session.after_evaluation.append(self._record_if_due)
-        with distributed.raise_on_all_ranks(ConfigurationError):
-            if trainer.is_global_zero:
-                self._check()
+        if stage == "fit":
+            self._missed_at = None
+            with distributed.raise_on_all_ranks(ConfigurationError):
+                if trainer.is_global_zero:
+                    self._check(data_of(trainer))
 
-    def _check(self) -> None:
+    def _check(self, data: TaskData) -> None:
         check_encoder()
-        benchmark = self.session.benchmark
-        split = chosen_split(benchmark, self._split)
-        tasks = chosen_tasks(benchmark, self._tasks, split)
+        split = chosen_split(data.benchmark, self._split)
+        tasks = chosen_tasks(data.benchmark, self._tasks, split)
         num_workers = 1 if self._num_workers is None else min(1, self._num_workers)
         try:
-            check_drawing(benchmark, tasks[0], split, self._format, num_workers)
+            check_drawing(data.benchmark, tasks[0], split, self._format, num_workers)
         except EnvironmentFaultError as error:
             raise ConfigurationError(
                 f"VideoCallback cannot draw an image: {error}. Leave it out of trainer.callbacks"
                 " to train without videos"
             ) from error
 
-    def _record_if_due(self) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Record a video if it is due, and at the last evaluation."""
+        if not is_evaluation_of_run(trainer):
+            return
+        data = data_of(trainer)
         self._num_evaluations += 1
-        env_steps = self.session.counters.env_steps
-        is_last = self._is_ending or env_steps >= self.session.loop.last_step
-        self._is_last_recorded = is_last or self._num_evaluations % self._every == 0
-        if self._is_last_recorded:
-            with self.session.stopwatch.measure("evaluate"):
-                self._record_and_log(env_steps)
+        is_last = data.is_over or trainer.should_stop
+        if is_last or self._num_evaluations % self._every == 0:
+            self._missed_at = None
+            with data.stopwatch.measure("evaluate"):
+                self._record(trainer, data)
+        else:
+            self._missed_at = data.counters.env_steps
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the last evaluation's episodes if the run stops early and they have no video."""
-        self._is_ending = True  # the evaluation may still follow, if this is called before it
-        env_steps = self.session.counters.env_steps
-        if not self._is_last_recorded and self.session.evaluated_at == env_steps:
-            self._record_and_log(env_steps)
+        """Record the last evaluation's episodes if it has ended the run and they have no video."""
+        data = data_of(trainer)
+        if self._missed_at == data.counters.env_steps:
+            self._record(trainer, data)
 
-    @rank_zero_only
-    def _record_and_log(self, env_steps: int) -> None:
-        unit = self.session.algorithm.step_unit
-        recording = None
+    def _record(self, trainer: Trainer, data: TaskData) -> None:
+        if not trainer.is_global_zero:
+            return
+        env_steps, unit = data.counters.env_steps, data.algorithm.step_unit
+        files: dict[str, Path] = {}
         failure = f"no video was made after {env_steps:,} {unit}"
-        later = "a video is tried at the next evaluation"
-        warn_once = self._warn_once(failure, continuation=later, kind="recording")
+        warn_once = self._warn_once(failure, "a video is tried at the next evaluation", "recording")
         # an interruption ends the run at the next check: the evaluation is complete
         with contextlib.suppress(Interrupted), warn_once:
-            recording = self._record(env_steps)
-        if recording is None:
-            return
-        for logger in self.session.loggers:
+            recording = record_videos(
+                with_action_transforms(data.algorithm, data.action_transforms),
+                data.benchmark,
+                data.folder / "videos" / f"step_{env_steps:012d}",
+                tasks=self._tasks,
+                split=self._split,
+                num_episodes=self._num_episodes,
+                first_episode=self._first_episode,
+                format=self._format,
+                caption=f"after {env_steps:,} {unit}",
+                num_workers=self._num_workers,
+                timeout=self._timeout,
+                on_step=data.check_signals,
+            )
+            files = recording.files
+        for logger in trainer.loggers if files else []:
             name = type(logger).__name__
-            failure = f"{name} could not take the videos of {env_steps:,} {unit}"
-            hint = f"They are in {self.session.folder / 'videos'}."
-            later = "the next ones are given to it, too"
-            with self._warn_once(failure, continuation=later, kind=name, hint=hint):
-                _log(logger, recording.files, env_steps)
-
-    def _record(self, env_steps: int) -> Recording:
-        session = self.session
-        return record_videos(
-            with_action_transforms(session.algorithm, session.action_transforms),
-            session.benchmark,
-            session.folder / "videos" / f"step_{env_steps:012d}",
-            tasks=self._tasks,
-            split=self._split,
-            num_episodes=self._num_episodes,
-            first_episode=self._first_episode,
-            format=self._format,
-            caption=f"after {env_steps:,} {session.algorithm.step_unit}",
-            num_workers=self._num_workers,
-            timeout=self._timeout,
-            on_step=session.check_signals,
-        )
+            failure = f"{name} could not log the videos of {env_steps:,} {unit}"
+            with self._warn_once(failure, "the next ones are given to it, too", name):
+                _log(logger, files, env_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of evaluations, which decides when the next video is due."""

@@ -12,21 +12,22 @@ from typing import Any
 
 RANKS = "ranks"
 """Key of the list of all ranks' parts, in a checkpoint of several ranks."""
-DATA = "MultiTaskData"
-MOVED = "moved"
-"""Key of the rings of other ranks that a rank reads; it is never saved."""
-ROLLOUT = "rollout"
 OF_ALGORITHM = ("generators", "global_generators", "metrics")
 EXTRA_STATE = "_extra_state"
 """End of the names of states that modules save beside tensors, such as returns of episodes."""
+
+
+def data_key(checkpoint: Mapping[str, Any]) -> str:
+    """Return the key of the data module's state: the name of its class, as in Lightning."""
+    key: str = checkpoint["mtrl_lightning"]["data"]
+    return key
 
 
 def own_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of the rank that made a checkpoint."""
     algorithm = checkpoint["mtrl_lightning"]
     return {
-        "collector": checkpoint["callbacks"][ROLLOUT]["collector"],
-        "data": checkpoint[DATA],
+        "data": checkpoint.get(data_key(checkpoint), {}),
         "algorithm": {name: algorithm[name] for name in OF_ALGORITHM if name in algorithm},
         "extra_states": {
             name: value
@@ -38,14 +39,11 @@ def own_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_part(checkpoint: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint as the rank with this part would have made it."""
-    callbacks = checkpoint["callbacks"]
-    rollout = {**callbacks[ROLLOUT], "collector": part["collector"]}
     state_dict = copy.copy(checkpoint["state_dict"])  # of the same class, with the versions in it
     state_dict.update(part["extra_states"])
     return {
         **checkpoint,
-        "callbacks": {**callbacks, ROLLOUT: rollout},
-        DATA: part["data"],
+        data_key(checkpoint): part["data"],
         "mtrl_lightning": {**checkpoint["mtrl_lightning"], **part["algorithm"]},
         "state_dict": state_dict,
     }
@@ -59,5 +57,7 @@ def parts_of(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def manifests_of(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the manifests of the replay files that a checkpoint needs, one of each rank."""
-    datas = [part["data"] for part in checkpoint.get(RANKS, ())] or [checkpoint.get(DATA, {})]
+    if "data" not in checkpoint.get("mtrl_lightning", {}):
+        return []  # of a policy, or of an algorithm that was trained without a data module
+    datas = [part["data"] for part in parts_of(checkpoint)]
     return [data["replay"] for data in datas if data.get("replay")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from mtrl_lightning.runs import check_idle, run_lock
 
 HELP = "Delete the folders of runs: list what is in them, and ask."
 DESCRIPTION = f"{HELP} Links are not followed, and a run in training is refused."
-SIGNS_OF_A_RUN = ("config.yaml", "metrics.csv", "checkpoints")
+SIGNS_OF_A_RUN = ("config.yaml", "metrics.jsonl", "checkpoints")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +32,7 @@ def run(options: argparse.Namespace) -> None:
     folders = [path.resolve() for path in options.runs]
     for folder in folders:
         is_run = any((folder / sign).exists() for sign in SIGNS_OF_A_RUN)
-        if not is_run or not re.fullmatch(r"version_\d+", folder.name):
+        if not is_run or not folder.name.startswith("version_"):
             raise ConfigurationError(
                 f"{folder} is not the folder of a run: give one, such as runs/NAME/version_0"
             )

@@ -13,46 +13,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.cli.commands import CommandParser
+from mtrl_lightning.cli.commands import TRUST
 from mtrl_lightning.cli.config_names import find_config
-from mtrl_lightning.cli.export import policy_of
-from mtrl_lightning.cli.play import add_trust_argument, benchmark_of, chosen_checkpoint
-from mtrl_lightning.cli.run_config import TRUST
-from mtrl_lightning.errors import ConfigurationError, name_hint
+from mtrl_lightning.cli.loaded_run import add_trust_argument, data_of, load_run
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import text_table, whole
-from mtrl_lightning.runs import policies, policy_folder
+from mtrl_lightning.runs import best_checkpoint
 
 if TYPE_CHECKING:
     from mtrl_lightning.demonstrations import Collected
     from mtrl_lightning.spec import EnvSpec
     from mtrl_lightning.types import Policy
 
-HELP = "Collect whole episodes of a policy, such as MetaWorld's scripted ones, to learn from."
+HELP = "Collect full-length episodes of a policy, such as MetaWorld's scripted ones, to learn from."
 DESCRIPTION = (
     "Run episodes of every task with a policy's best actions, write a Minari data set of each task"
     " into a folder (this needs the extra [minari]), and print the results of each task. The same"
-    " seed gives the same episodes. POLICY is scripted (MetaWorld's own experts), random, a policy"
-    " that comes with this package, the folder of a run, whose best checkpoint is taken, or a"
-    f" checkpoint.{TRUST} Options after -- are those"
-    " of fit, such as --data.benchmark.init_args.horizon 200. The actions are those after the run's"
-    " rollout.action_transforms; export --to minari writes those before."
-)
-USAGE = (
-    "mtrl-lightning collect --policy POLICY --env NAME_OR_FILE --episodes N [OPTION ...]"
-    " [-- FIT_OPTION ...]"
+    " seed gives the same episodes. POLICY is scripted (MetaWorld's own experts), random, a run,"
+    f" whose best checkpoint is taken, a checkpoint, or a policy of this package.{TRUST} Actions"
+    " are those after the run's data.action_transforms; export --to minari writes those before."
 )
 SCRIPTED = "scripted"
 RANDOM = "random"
 OF_BENCHMARK = ("benchmark", "wrappers", "pixels", "info_keys", "store_info")
-"""Options of the section ``data`` that have an effect, and are recorded."""
-WITH_EFFECT = re.compile(rf"(-c|--config|--data\.({'|'.join(OF_BENCHMARK)})\b.*)")
-"""Names of options of ``fit`` that have an effect."""
+"""Options of the data module that are recorded."""
 
 
-def add_arguments(parser: CommandParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``collect``."""
-    parser.usage = USAGE
-    parser.takes_fit_options = True
     parser.add_argument("--policy", required=True, help="who acts")
     parser.add_argument(
         "--env",
@@ -99,6 +87,13 @@ def add_arguments(parser: CommandParser) -> None:
         help="processes that step environments, by default one per core; 0 for this process",
     )
     add_trust_argument(parser)
+    parser.add_argument(
+        "fit_options",
+        nargs="*",
+        metavar="-- FIT_OPTION",
+        help="after --: options of fit for the benchmark, such as"
+        " --data.benchmark.init_args.horizon 200",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
@@ -111,14 +106,11 @@ def run(options: argparse.Namespace) -> None:
         SystemExit: with the code 1, if a task has fewer successes than wanted; they are written.
     """
     at_least(1, prefix="--", episodes=options.episodes, attempts=options.attempts)
-    if options.attempts is not None and not options.successes_only:
-        raise ConfigurationError(
-            "--attempts has no effect without --successes_only: add that, or leave it out"
-        )
     at_least(0, prefix="--", seed=options.seed)
     at_least(0, prefix="--", finite=True, noise=options.noise)
     at_least(0, prefix="--", hint=", 0 for this process", num_workers=options.num_workers)
-    checkpoint = _checkpoint_of(options.policy)
+    if options.policy not in (SCRIPTED, RANDOM):
+        best_checkpoint(options.policy)  # a misspelled one is answered before PyTorch is imported
     find_config(options.env)
     folder = options.folder or _default_folder(options.env, options.policy)
 
@@ -126,13 +118,13 @@ def run(options: argparse.Namespace) -> None:
     from mtrl_lightning.demonstrations.collecting import ATTEMPTS
     from mtrl_lightning.demonstrations.minari_files import check_new
     from mtrl_lightning.envs.benchmarks.benchmark import check_split
-    from mtrl_lightning.launch.quiet import quiet
+    from mtrl_lightning.quiet import quiet
 
     check_new(folder)
     with quiet():
-        data = _data_of(options.env, options.fit_options)
-        benchmark = benchmark_of({"data": data})
-        policy = _policy(options.policy, checkpoint, benchmark.spec, options.trust)
+        described = _described_data(options.env, options.fit_options)
+        benchmark = data_of({"data": described}).benchmark
+        policy = _policy(options.policy, benchmark.spec, options.trust)
     split = options.split or benchmark.splits[0]
     check_split(split, benchmark.splits)
     collected = collect(
@@ -147,7 +139,8 @@ def run(options: argparse.Namespace) -> None:
         num_workers=options.num_workers,
         progress=True,
     )
-    facts = {name: data[name] for name in OF_BENCHMARK if data.get(name)}
+    arguments = described["init_args"]
+    facts = {name: arguments[name] for name in OF_BENCHMARK if arguments.get(name)}
     facts |= {"policy": options.policy, "seed": options.seed, "split": split}
     facts |= {"noise": options.noise, "successes_only": options.successes_only}
     facts |= {"attempts": collected.attempts}
@@ -168,19 +161,6 @@ def run(options: argparse.Namespace) -> None:
         sys.exit(1)
 
 
-def _checkpoint_of(policy: str) -> Path | None:
-    """Return the checkpoint of a policy; None for a policy without one."""
-    if policy in (SCRIPTED, RANDOM):
-        return None
-    if not Path(policy).exists() and policy_folder(policy) is None:
-        known = [SCRIPTED, RANDOM, *policies()]
-        raise ConfigurationError(
-            f"there is no policy {policy!r}: {name_hint(policy, known)} Or give the folder of a"
-            " run, or a checkpoint"
-        )
-    return chosen_checkpoint(policy)
-
-
 def _default_folder(env: str, policy: str) -> Path:
     """Return ``collections/metaworld_mt10_scripted``, with a checkpoint's name if not the best."""
     path = Path(policy)
@@ -192,33 +172,25 @@ def _default_folder(env: str, policy: str) -> Path:
     return Path("collections") / re.sub(r"[^-\w]", "_", "_".join(names))
 
 
-def _data_of(env: str, fit_options: Sequence[str]) -> dict[str, Any]:
-    """Return the section ``data`` of a configuration, as plain values."""
+def _described_data(env: str, fit_options: Sequence[str]) -> dict[str, Any]:
+    """Return the section ``data`` of a configuration, as plain values.
+
+    Raises:
+        ConfigurationError: if the configuration or an option is not accepted.
+    """
     from jsonargparse import ArgumentError
 
-    from mtrl_lightning.cli.lightning_cli import build_parser
-    from mtrl_lightning.envs.names import plain_values
+    from mtrl_lightning.cli.lightning_cli import parsed
 
-    # the model has no effect: fit requires one
-    arguments = ["--model=SAC", "-c", env, *fit_options]
     try:
-        data = plain_values(build_parser().parse_with_tips(arguments).as_dict()["data"])
+        # the model and the rest of the data module have no effect: fit requires them
+        config = parsed(["fit", "--model=SAC", "-c", env, *fit_options])
     except ArgumentError as error:
-        raise ConfigurationError(
-            f"--env {' '.join([env, *fit_options])} cannot be used: {error}"
-        ) from error
-    names = [option.partition("=")[0] for option in fit_options if option.startswith("--")]
-    unused = [name for name in names if not WITH_EFFECT.fullmatch(name)]
-    if unused:
-        raise ConfigurationError(
-            f"options without an effect on the episodes: {', '.join(unused)}; leave them out. After"
-            f" -- give what is in data.{', data.'.join(OF_BENCHMARK)}, such as"
-            " --data.benchmark.init_args.tasks"
-        )
-    return data
+        raise ConfigurationError(f"--env {' '.join([env, *fit_options])}: {error}") from error
+    return config["data"]
 
 
-def _policy(policy: str, checkpoint: Path | None, spec: EnvSpec, trust: Sequence[str]) -> Policy:
+def _policy(policy: str, spec: EnvSpec, trust: Sequence[str]) -> Policy:
     """Return the policy that acts, with the action transforms of its run.
 
     Raises:
@@ -229,10 +201,10 @@ def _policy(policy: str, checkpoint: Path | None, spec: EnvSpec, trust: Sequence
 
     if policy == SCRIPTED:
         return ScriptedPolicy(spec)
-    if checkpoint is None:
+    if policy == RANDOM:
         return UniformPolicy(spec)
-    loaded, action_transforms, _ = policy_of(checkpoint, trust)
-    return with_action_transforms(loaded, action_transforms)
+    run = load_run(policy, trust)
+    return with_action_transforms(run.policy, run.data.action_transforms)
 
 
 def table(collected: Collected, spec: EnvSpec) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from mtrl_lightning import __version__
@@ -26,10 +26,14 @@ DESCRIPTION = "Multi-task reinforcement learning: train one agent on many tasks,
 RUN_COMMANDS = {
     "fit": "Train, or continue a run.",
     "validate": "Evaluate the best checkpoint of a run, or any other, on every task.",
+    "test": "The same in Lightning's test loop.",
 }
 """The commands of ``mtrl_lightning.cli.lightning_cli``, with what they do."""
-MAX_COMPLETIONS = 3
-"""Full names of an abbreviated option that are suggested."""
+TRUST = (
+    " The classes that the run's config.yaml names are imported, so that their code is executed:"
+    " use only runs that you trust."
+)
+"""What the help of a command says that imports them."""
 COMMANDS = {
     "play": "mtrl_lightning.cli.play",
     "collect": "mtrl_lightning.cli.collect",
@@ -57,69 +61,31 @@ def print_help() -> None:
 
 def unknown_command(args: Sequence[str]) -> str:
     """Return an error about a command that does not exist."""
-    known = [*RUN_COMMANDS, *COMMANDS]
-    if args[0].startswith("-"):
-        hint = f"give the command first, such as {PROGRAM} fit {args[0]}"
-    else:
-        hint = f"{name_hint(args[0], known)} ({PROGRAM} --help explains the commands)"
-    return f"there is no command {args[0]}: {hint}"
-
-
-def option_tips(args: Sequence[str], options: Collection[str]) -> Iterator[str]:
-    """Yield for each unknown option the nearest one, or those that it abbreviates.
-
-    Args:
-        args: what follows the command.
-        options: names of the options that there are, without dashes. An option of a class begins
-            with that of the class.
-    """
-    for argument in args:
-        name = argument.partition("=")[0].removeprefix("--").rstrip("+")
-        parts = name.split(".")
-        sections = [".".join(parts[:num]) for num in range(1, len(parts) + 1)]
-        if not argument.startswith("--") or any(section in options for section in sections):
-            continue
-        is_section = any(option.startswith(f"{name}.") for option in options)  # --data FILE
-        if is_section or name.removeprefix("no_") in options:
-            continue
-        complete = sorted(option for option in options if option.startswith(name))
-        similar = complete[:MAX_COMPLETIONS] or closest(name, options)
-        if similar:
-            yield f"tip: did you mean {' or '.join(similar)}? There is no option {name}"
+    hint = name_hint(args[0], [*RUN_COMMANDS, *COMMANDS])
+    return f"there is no command {args[0]}: {hint} ({PROGRAM} --help explains the commands)"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of one command, which takes options by their full names alone.
+    """The parser of one command, which takes options by their full names only.
 
     Args:
         command: its name.
+        args: what follows it.
         options: of ``argparse.ArgumentParser``.
     """
 
-    takes_fit_options = False
-    """Whether what follows ``--`` is kept as ``fit_options``."""
-
-    def __init__(self, command: str, **options: Any) -> None:
-        self._given: Sequence[str] = ()
+    def __init__(self, command: str, args: Sequence[str], **options: Any) -> None:
+        self._args = args
         super().__init__(prog=f"{PROGRAM} {command}", allow_abbrev=False, **options)
-
-    def parse(self, args: Sequence[str]) -> argparse.Namespace:
-        """Parse what follows the command."""
-        place = len(args)
-        if self.takes_fit_options and "--" in args:
-            place = args.index("--")
-        self._given = args[:place]
-        options = self.parse_args(self._given)
-        options.fit_options = tuple(args[place + 1 :])
-        return options
 
     def error(self, message: str) -> NoReturn:
         """Print a mistake, with the nearest name of each unknown option, and exit with code 2."""
-        names = [name.removeprefix("--") for name in self._option_string_actions]
-        tips = list(option_tips(self._given, names))
-        if self.takes_fit_options and not tips and message.startswith("unrecognized"):
-            tips = ["tip: options of fit come last, after --: ... -- --OPTION VALUE"]
-        super().error("\n".join([message, *tips]))
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        for given in self._args:
+            name = given.partition("=")[0]
+            if name.startswith("--") and name not in known:
+                message += "".join(f"\ntip: did you mean {one}?" for one in closest(name, known))
+        super().error(message)
 
 
 def run_command(name: str, args: Sequence[str]) -> None:
@@ -130,14 +96,10 @@ def run_command(name: str, args: Sequence[str]) -> None:
         args: what follows it.
     """
     command = importlib.import_module(COMMANDS[name])
-    formatter = argparse.HelpFormatter
-    if "\n" in command.DESCRIPTION:
-        formatter = argparse.RawDescriptionHelpFormatter
-    parser = CommandParser(name, description=command.DESCRIPTION, formatter_class=formatter)
+    parser = CommandParser(name, args, description=command.DESCRIPTION)
     command.add_arguments(parser)
-    options = parser.parse(args)
     try:
-        command.run(options)
+        command.run(parser.parse_args(args))
     except BrokenPipeError:  # nobody reads on
         raise
     except (ConfigurationError, OSError, EnvironmentFaultError, PolicyFaultError) as error:

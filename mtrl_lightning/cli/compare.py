@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="RUN",
         help="a run's folder, ROOT/NAME/version_N, or a folder that contains runs, ROOT/NAME or"
-        " ROOT, or a copy of a run's metrics.csv; LABEL=RUN names the method of its runs",
+        " ROOT, or a copy of a run's metrics.jsonl; LABEL=RUN names the method of its runs",
     )
     parser.add_argument(
         "--metric",

@@ -19,12 +19,7 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from lightning_utilities.core.enums import StrEnum
 
-from mtrl_lightning.cli.config_names import (
-    configs_folder,
-    find_config,
-    hint_of,
-    named_config,
-)
+from mtrl_lightning.cli.config_names import configs_folder, find_config
 from mtrl_lightning.errors import ConfigurationError
 
 # defaults of Lightning's callbacks, such as Timer's interval, are written as texts
@@ -38,62 +33,31 @@ FILE_OR_NAME = re.compile(r"[\w./\\~+ -]*[\w./\\~+]")
 """What can be a path or a name; ``-`` is the standard input, the rest YAML or a URL."""
 
 
-def files_of(given: str) -> list[Path]:
+def files_of(given: str, folder: Path = Path(), extending: tuple[Path, ...] = ()) -> list[Path]:
     """Return the files that ``-c GIVEN`` applies, in their order.
 
     Args:
         given: a YAML file, or the name of a configuration.
+        folder: that a relative path starts from.
+        extending: files that extend this one.
 
     Raises:
-        ConfigurationError: if it or an extended file is missing, if files extend each other in a
-            cycle, or if ``extends`` is neither a file nor a list of files.
+        ConfigurationError: if it or an extended file is missing, or files extend each other in a
+            cycle.
     """
-    return _with_extended(find_config(given), ())
-
-
-def config_of(key: str, value: Any) -> str:
-    """Return a configuration of one option as text: ``{"a": {"b": value}}`` for the key ``a.b``."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return json.dumps(value)
-
-
-def _with_extended(path: Path, extending: tuple[Path, ...]) -> list[Path]:
-    """Return the file after all files that it extends."""
-    if path.resolve() in [file.resolve() for file in extending]:
+    path = find_config(given, folder).resolve()
+    if path in extending:
         cycle = " -> ".join(str(file) for file in (*extending, path))
-        raise ConfigurationError(
-            f"configuration files extend each other in a cycle: {cycle}; remove one {KEY}"
-        )
-    files: list[Path] = []
-    for name in _names_of(path):
-        file = path.parent / name
-        found = file if file.is_file() else named_config(name)
-        if found is None:
-            raise ConfigurationError(
-                f"{path} extends {name}, and there is no file {file}{hint_of(name)}."
-                f" {KEY} takes names and paths relative to the file that it stands in"
-            )
-        files += _with_extended(found, (*extending, path))
-    return [*files, path]
-
-
-def _names_of(path: Path) -> list[str]:
-    """Return what a file's ``extends`` names."""
+        raise ConfigurationError(f"configuration files extend each other in a cycle: {cycle}")
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return []  # the parser reads the file next, and explains the error
-    if not isinstance(content, dict) or KEY not in content:
-        return []
-    names = content[KEY]
-    if isinstance(names, str):
-        names = [names]
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(
-            f"{KEY} in {path} is {content[KEY]!r}: give a file, or a list of files"
-        )
-    return names
+        return [path]  # the parser reads the file next, and explains the error
+    names = content.get(KEY, []) if isinstance(content, dict) else []
+    files: list[Path] = []
+    for name in [names] if isinstance(names, str) else names:
+        files += files_of(name, path.parent, (*extending, path))
+    return [*files, path]
 
 
 class ExtendingConfigFile(ActionConfigFile):
@@ -126,15 +90,12 @@ def _of_algorithm(file: Path, cfg: Namespace) -> str:
     """
     module, _, name = str(cfg.get("model.class_path") or "").rpartition(".")
     folders = [configs_folder().resolve() / group for group in BOTH_SIDES]
-    if file.resolve().parent not in folders or not module:
+    if file.parent not in folders or not module:
         return str(file)
-    kind = getattr(importlib.import_module(module), name)
-    lacking = getattr(kind, "lacking_options", {})
+    lacking = getattr(getattr(importlib.import_module(module), name), "lacking_options", {})
     content = yaml.safe_load(file.read_text())
-    given = content.get("model", {}).get("init_args", {})
-    unused = [key for key in given if key.startswith("critic") and key in lacking]
-    if not unused:
-        return str(file)
+    options = content.get("model", {}).get("init_args", {})
+    unused = [key for key in options if key.startswith("critic") and key in lacking]
     for key in unused:
-        del given[key]
-    return json.dumps(content)
+        del options[key]
+    return json.dumps(content) if unused else str(file)

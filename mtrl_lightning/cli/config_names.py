@@ -14,18 +14,10 @@ SUFFIX = ".yaml"
 
 
 def configs_folder() -> Path:
-    """Return the folder of the configuration files.
-
-    Raises:
-        ConfigurationError: if it is missing, as in an incomplete copy of the package.
-    """
+    """Return the folder of the configuration files."""
     package = Path(__file__).parent.parent
-    for folder in (package / "configs", package.parent / "configs"):
-        if (folder / "base.yaml").is_file():
-            return folder
-    raise ConfigurationError(
-        f"the package in {package} has no configuration files: install it again"
-    )
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
 
 
 def config_names() -> list[str]:
@@ -35,48 +27,33 @@ def config_names() -> list[str]:
     return sorted(path.relative_to(folder).as_posix().removesuffix(SUFFIX) for path in paths)
 
 
-def named_config(name: str) -> Path | None:
-    """Return the configuration file of a name, also one given with ``.yaml``; None without one."""
-    name = _plain(name)
-    return configs_folder() / f"{name}{SUFFIX}" if name in config_names() else None
-
-
-def _plain(name: str) -> str:
-    return name.replace("\\", "/").removesuffix(SUFFIX)
-
-
-def find_config(given: str) -> Path:
+def find_config(given: str, folder: Path = Path()) -> Path:
     """Return the existing file of this path, or else the configuration file of this name.
 
     Args:
         given: a path, or a name such as ``env/toy``.
+        folder: that a relative path starts from.
 
     Raises:
         ConfigurationError: if there is neither; the message names the most similar name.
     """
-    if Path(given).is_file():
-        return Path(given)
-    path = named_config(given)
-    if path is None:
-        raise ConfigurationError(f"File does not exist: {given}{hint_of(given)}")
-    return path
-
-
-def hint_of(name: str) -> str:
-    """Return what to add to a message about a name that no configuration file has."""
+    if (folder / given).is_file():
+        return folder / given
+    name = given.removesuffix(SUFFIX)
     names = config_names()
-    wanted = _plain(name).removeprefix("configs/")
-    similar = wanted if wanted in names else nearest(wanted, names)
+    if name in names:
+        return configs_folder() / f"{name}{SUFFIX}"
+    similar = nearest(name.removeprefix("configs/"), names)
     question = "" if similar is None else f" did you mean {similar}?"
-    return f", and no configuration has this name:{question} mtrl-lightning list shows all names"
+    raise ConfigurationError(
+        f"there is no file {folder / given}, and no configuration has this name:{question}"
+        " mtrl-lightning list shows all names"
+    )
 
 
 def nearest(wanted: str, names: list[str]) -> str | None:
     """Return the most similar name; the last part of one, ``toy`` of ``env/toy``, counts, too."""
     last_parts = {name.rsplit("/", 1)[-1]: name for name in reversed(names)}
-    for wanted_part in (wanted, wanted.rsplit("/", 1)[-1]):
-        for candidates in ({name: name for name in names}, last_parts):
-            similar = closest(wanted_part, candidates)
-            if similar:
-                return candidates[similar[0]]
-    return None
+    known = last_parts | {name: name for name in names}
+    similar = closest(wanted, known) or closest(wanted.rsplit("/", 1)[-1], known)
+    return known[similar[0]] if similar else None

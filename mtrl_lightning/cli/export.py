@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mtrl_lightning.cli.play import (
-    action_transforms_of,
-    add_checkpoint_arguments,
-    chosen_checkpoint,
-    named_classes,
-)
-from mtrl_lightning.cli.run_config import TRUST, read_run_config
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.cli.commands import TRUST
+from mtrl_lightning.cli.loaded_run import add_run_arguments, load_run
 from mtrl_lightning.export.names import FORMATS, MINARI, POLICY
 from mtrl_lightning.formats import text_table, whole
-from mtrl_lightning.runs import config_file_of, output_folder, run_folder_of
-
-if TYPE_CHECKING:
-    from mtrl_lightning.loading import LoadedPolicy
-    from mtrl_lightning.rollout import ActionTransform
+from mtrl_lightning.runs import (
+    best_checkpoint,
+    checkpoint_at,
+    config_file_of,
+    output_folder,
+    run_folder_of,
+)
 
 CONFIG = "config.yaml"
 """The run's configuration beside the exported policy."""
@@ -43,7 +37,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``export``."""
-    add_checkpoint_arguments(parser)
+    add_run_arguments(parser)
     parser.add_argument(
         "--to",
         choices=FORMATS,
@@ -77,18 +71,16 @@ def export_actions(options: argparse.Namespace) -> None:
         ConfigurationError: if the policy cannot be exported.
         OSError: if a file cannot be written.
     """
-    checkpoint = chosen_checkpoint(options.run)
-    run_folder = run_folder_of(checkpoint)
-    folder = options.folder or output_folder(run_folder, "export")
+    best_checkpoint(options.run)  # a misspelled run is answered before PyTorch is imported
 
     from mtrl_lightning.export.policy import export_policy
-    from mtrl_lightning.launch.quiet import quiet
+    from mtrl_lightning.quiet import quiet
 
     with quiet():
-        policy, action_transforms, config_file = policy_of(checkpoint, options.trust)
-    file, difference = export_policy(policy, options.to, folder, action_transforms)
-    if config_file is not None:
-        shutil.copyfile(config_file, folder / CONFIG)
+        checkpoint, run_folder, policy, data = load_run(options.run, options.trust)
+    folder = options.folder or output_folder(run_folder, "export")
+    file, difference = export_policy(policy, options.to, folder, data.action_transforms)
+    shutil.copyfile(config_file_of(run_folder), folder / CONFIG)
     after = f"after {policy.env_steps:,} {policy.step_unit}"
     print(f"{checkpoint}, {after}, {len(policy.task_names)} tasks")
     print(f"Largest difference of an action from the policy's: {difference:.1e}")
@@ -102,7 +94,7 @@ def export_weights(options: argparse.Namespace) -> None:
         ConfigurationError: if there is no checkpoint or no configuration.
         OSError: if a file cannot be written.
     """
-    checkpoint = chosen_checkpoint(options.run)
+    checkpoint = best_checkpoint(options.run)
     run_folder = run_folder_of(checkpoint)
     folder = options.folder or output_folder(run_folder, "export") / POLICY
     config_file = config_file_of(run_folder)
@@ -114,44 +106,6 @@ def export_weights(options: argparse.Namespace) -> None:
     print(f"Exported {checkpoint} to {folder} ({file.stat().st_size / 2**10:,.0f} KiB)")
 
 
-def policy_of(
-    checkpoint: Path, trust: Sequence[str]
-) -> tuple[LoadedPolicy, list[ActionTransform], Path | None]:
-    """Return a checkpoint's policy, the transforms of its actions, and its run's configuration.
-
-    Args:
-        checkpoint: of a run.
-        trust: further modules whose classes it may use.
-
-    Raises:
-        ConfigurationError: if it cannot be loaded, or if its action transforms are unknown: those
-            of a run that was started from Python, which has no configuration.
-    """
-    from mtrl_lightning.loading import load_policy
-
-    try:
-        config_file = config_file_of(run_folder_of(checkpoint))
-    except ConfigurationError:  # started from Python
-        _check_no_action_transforms(checkpoint)
-        return load_policy(checkpoint, trust=trust), [], None
-    config = read_run_config(config_file)
-    policy = load_policy(checkpoint, trust=[*named_classes(config), *trust])
-    return policy, action_transforms_of(config), config_file
-
-
-def _check_no_action_transforms(checkpoint: Path) -> None:
-    """Refuse a run without a configuration whose action transforms are therefore unknown."""
-    from mtrl_lightning.checkpoints import load_checkpoint
-
-    states = load_checkpoint(checkpoint, verify=False).get("callbacks", {})
-    transforms = states.get("options", {}).get("rollout.action_transforms")
-    if transforms:
-        raise ConfigurationError(
-            f"the run was started from Python with the action transforms {transforms}, which its"
-            " checkpoint cannot rebuild: call mtrl_lightning.export.policy.export_policy with them"
-        )
-
-
 def export_replay(options: argparse.Namespace) -> None:
     """Write the episodes of a run's replay, and print how many there are of each task.
 
@@ -159,8 +113,10 @@ def export_replay(options: argparse.Namespace) -> None:
         ConfigurationError: if there is no replay, or it cannot be exported.
         OSError: if a file cannot be written.
     """
+    checkpoint_at(options.run)  # a misspelled run is answered before PyTorch is imported
+
     from mtrl_lightning.export.replay import export_to_minari
-    from mtrl_lightning.launch.quiet import quiet
+    from mtrl_lightning.quiet import quiet
 
     with quiet():
         folder, exported = export_to_minari(options.run, options.folder)

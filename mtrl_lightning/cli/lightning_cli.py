@@ -1,18 +1,21 @@
-"""The command line: build benchmark, algorithm, networks and callbacks from YAML, and run them."""
+"""The command line: ``fit``, ``validate`` and ``test`` are LightningCLI's."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
+import itertools
 import json
-import signal
+import os
+import re
 import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ActionYesNo, ArgumentError, Namespace
+from jsonargparse import ActionConfigFile, ArgumentError, Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import (
     ArgsType,
@@ -20,351 +23,387 @@ from lightning.pytorch.cli import (
     LightningCLI,
     SaveConfigCallback,
 )
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from mtrl_lightning import errors
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.callbacks import MetricsCallback
-from mtrl_lightning.callbacks.options import plain
-from mtrl_lightning.callbacks.signals import requeue_signal
-from mtrl_lightning.checkpoints import restoring
-from mtrl_lightning.cli.parser import RunParser, parser_options
+from mtrl_lightning.algorithms.starting import NewTasks
+from mtrl_lightning.callbacks import MetricsFile
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.cli.commands import PROGRAM, TRUST
+from mtrl_lightning.cli.config_files import ExtendingConfigFile
+from mtrl_lightning.data import TaskData
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, only_split
-from mtrl_lightning.errors import (
-    ConfigurationError,
-    DivergenceError,
-    DriftError,
-    EnvironmentFaultError,
-    PolicyFaultError,
-    RankLostError,
-    causes,
-    import_optional,
-)
-from mtrl_lightning.launch.folder import find_restart_id
-from mtrl_lightning.launch.quiet import quiet
-from mtrl_lightning.launch.sections import CALLBACKS, SECTIONS, SEEDS
-from mtrl_lightning.launch.start import FIXED_TRAINER_OPTIONS, as_list, prepare
-from mtrl_lightning.ranks import distributed
+from mtrl_lightning.errors import ConfigurationError, causes, closest
+from mtrl_lightning.quiet import quiet
 from mtrl_lightning.resources import is_out_of_memory, keep_freed_memory
-from mtrl_lightning.run.data import MultiTaskData
-from mtrl_lightning.runs import VALIDATIONS, ensure_writable, is_of_package, replacing
+from mtrl_lightning.runs import (
+    VALIDATIONS,
+    best_checkpoint,
+    checkpoint_at,
+    config_file_of,
+    is_first_process,
+    is_of_package,
+    open_run,
+    replacing,
+    run_folder_of,
+)
+from mtrl_lightning.training import (
+    CALLBACKS,
+    TRAINER,
+    checkpoint_to_continue,
+    copy_policy,
+    listed,
+    restart_version,
+    with_progress_bar,
+)
 
-WITHOUT_LOGGER = "log to metrics.csv alone by -c logger/csv"
-"""What a user does without the package of a logger."""
-SINGLE_LOGGERS = ("TensorBoardLogger", "WandbLogger")
-"""Of which a run has one at most: both write into its folder."""
-FAULTS = (DivergenceError, DriftError, EnvironmentFaultError, PolicyFaultError, RankLostError)
-"""What ends a run with its message and the exit code 1."""
-MAX_SEED = 2**32 - 1
-"""The largest seed that NumPy takes."""
-HINTS = {
-    "fit": "-c quickstart is complete; fit --help lists every option",
-    "validate": "give the run to evaluate first: validate runs/NAME/version_0;"
-    " validate --help lists every option",
+DESCRIPTIONS = {
+    "fit": "Train: fit -c NAME_OR_FILE [-c ...] [--OPTION VALUE ...]. Continue a run with its own"
+    " configuration: fit --resume RUN [--OPTION VALUE ...]; RUN is a run's folder, one of its"
+    " checkpoints, or its name. Later files and options override earlier ones. --model.help SAC and"
+    f" --data.help ReplayData print the options of a class.{TRUST}",
+    "validate": "Run test episodes of every task with a checkpoint: validate RUN [--OPTION VALUE"
+    " ...]. RUN, which comes first, is a run's folder, for its best checkpoint; a checkpoint; the"
+    " name of a run; or a policy of this package, such as mt10. The results are added to"
+    f" RUN/{VALIDATIONS}.{TRUST}",
 }
-"""What helps with any argument that is not accepted."""
+DESCRIPTIONS["test"] = DESCRIPTIONS["validate"].replace("validate RUN", "test RUN")
+FLAG = re.compile(r"--\w+(\.\w+)+(?<!\.help)")
+"""An option of a section without a value."""
+EXPONENT = re.compile(r"(--[\w.]+=)?(\d+(?:\.\d*)?[eE]\+?\d+)")
+"""A number such as 1e5, with its option or alone."""
+UNKNOWN = re.compile(r"unrecognized arguments: --([\w.]+)", re.IGNORECASE)
+
+
+class RunParser(LightningArgumentParser):
+    """Lightning's parser, with configuration files by name and ``extends`` in them."""
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
+        """Add an argument; that of configuration files is replaced by ours."""
+        if kwargs.get("action") is ActionConfigFile:
+            kwargs |= {
+                "action": ExtendingConfigFile,
+                "metavar": "NAME_OR_FILE",
+                "help": "a configuration by name, such as quickstart or env/toy (mtrl-lightning"
+                " list prints all), or a YAML file, which takes precedence over a name",
+            }
+        return super().add_argument(*args, **kwargs)
 
 
 class _SaveConfig(SaveConfigCallback):
-    """Write ``config.yaml`` into the run's folder when training, and never when evaluating."""
+    """Write ``config.yaml`` into the run's folder when training starts, and never otherwise."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         pass  # the other callbacks or the checkpoint may still refuse the configuration
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        session = trainer.datamodule.session  # type: ignore[attr-defined]
-        if trainer.ckpt_path and session.loop.is_complete():
-            return  # nothing is trained with it
-        super().setup(trainer, pl_module, TrainerFn.FITTING)
+        super().setup(trainer, pl_module, "fit")
 
 
 class MultiTaskCLI(LightningCLI):
-    """Train and continue with ``fit``, evaluate a checkpoint with ``validate``.
+    """Train with ``fit``, evaluate a checkpoint with ``validate`` and ``test``.
 
     Args:
-        args: the command and its arguments, in place of the process' command line.
+        args: the command and its arguments.
     """
 
-    def __init__(self, args: Sequence[str] | None = None) -> None:
-        given = list(sys.argv[1:] if args is None else args)
-        self.command = given[0]
-        self._restart_id = find_restart_id(str(given))
-        with contextlib.ExitStack() as self._held:
+    def __init__(self, args: Sequence[str]) -> None:
+        self._args = list(args)
+        self._parsers: dict[str, LightningArgumentParser] = {}
+        options = {"exit_on_error": False, "allow_abbrev": False}
+        of_commands = {
+            name: {**options, "description": DESCRIPTIONS[name]} for name in DESCRIPTIONS
+        }
+        with contextlib.ExitStack() as self._open:
             super().__init__(
                 Algorithm,
-                MultiTaskData,
-                run=False,
+                TaskData,
                 subclass_mode_model=True,
+                subclass_mode_data=True,
                 auto_configure_optimizers=False,
                 # an algorithm describes itself in its checkpoints
                 load_from_checkpoint_support=False,
-                save_config_callback=None,  # ``instantiate_trainer`` adds ours
-                trainer_defaults=dict(FIXED_TRAINER_OPTIONS),
+                save_config_callback=_SaveConfig,
+                save_config_kwargs={"overwrite": True},
+                trainer_defaults=TRAINER,
                 parser_class=RunParser,
-                parser_kwargs=parser_options(self.command),
-                args=given[1:],
+                parser_kwargs={**options, "prog": PROGRAM, **of_commands},
+                args=self._args,
             )
-            if self.command == "fit":
-                self.fit(self.model)
-            else:
-                self.validate()
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return the commands, each with the arguments that are no options."""
+        return {name: LightningCLI.subcommands()[name] for name in DESCRIPTIONS}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse what follows the command.
-
-        Raises:
-            ArgumentError: if an argument is unknown or its value does not fit.
-            ConfigurationError: if the seed is out of range, or a run cannot be used.
-        """
-        assert isinstance(parser, RunParser) and isinstance(args, list)
-        self.config = parser.parse_with_tips(args)
-        if not 0 <= self.config.seed_everything <= MAX_SEED:
-            raise ConfigurationError(
-                f"seed_everything is {self.config.seed_everything}: give a whole number from 0 to"
-                f" {MAX_SEED:,}"
-            )
+        """Parse the command line; an unknown option is answered with a similar one."""
+        assert isinstance(args, list)
+        try:
+            self.config = parser.parse_args(plain_arguments(args))
+        except ArgumentError as error:
+            known = [*self._parsers[args[0]].get_defaults().keys(), "resume"]
+            for name in UNKNOWN.findall(error.message):
+                for similar in closest(name, known):
+                    error.message += f"\ntip: did you mean {similar}?"
+            raise
+        config = self.config[args[0]]
+        if config.ckpt_path and Path(config.ckpt_path).is_file():
+            load_checkpoint(config.ckpt_path)  # Lightning reads it next, and says less
+        seed = config.seed_everything
+        if not 0 <= seed < 2**32:
+            raise ConfigurationError(f"seed_everything is {seed}: give 0 to {2**32 - 1:,}")
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the seed, which Lightning would also take as true or false."""
-        parser.add_argument(
-            "--seed_everything",
-            type=int,
-            default=1,
-            help="seed of weights, environments, all random numbers",
-        )
+        text = "seed of weights, environments, all random numbers"
+        parser.add_argument("--seed_everything", type=int, default=1, help=text)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's name, the essential callbacks, and what follows from what."""
-        assert isinstance(parser, RunParser)
-        parser.add_own_arguments(self.command)
+        parser.set_defaults({"data": {"class_path": "mtrl_lightning.data.ReplayData"}})
+        parser.add_argument("--name", default="run", help="the run's folder is ROOT/NAME/version_N")
         parser.add_argument(
-            "--name",
-            type=str,
-            default="run",
-            help="name of the run: its folder is ROOT/NAME/version_N",
+            "--root", default="runs", help="folder of all runs, as trainer.default_root_dir"
         )
-        parser.add_argument("--root", type=str, default="runs", help="folder of all runs")
         parser.add_argument(
-            "--overwrite_metrics",
-            action=ActionYesNo,
-            default=False,
-            help="continue from an older checkpoint than the last, which deletes the later rows of"
-            " metrics.csv",
+            "--init_from",
+            type=str | None,
+            help="start a new run with the weights of a trained policy, also on other tasks: a"
+            " checkpoint, a run, or a policy of this package. What belongs to a task is copied for"
+            " tasks of the same name",
+        )
+        parser.add_argument(
+            "--init_new_tasks",
+            type=NewTasks,
+            default="fresh",
+            help="what other tasks start with: fresh weights, or the mean of the policy's tasks",
         )
         for section, callback in CALLBACKS.items():
             parser.add_lightning_class_args(callback, section)
         parser.link_arguments("data.spec", "model.init_args.spec", apply_on="instantiate")
-        for target in ("model.init_args.seed", *SEEDS):
+        for target in ("model.init_args.seed", "data.init_args.seed"):
             parser.link_arguments("seed_everything", target)
+
+        command = next(name for name, text in DESCRIPTIONS.items() if text == parser.description)
+        self._parsers[command] = parser
+        if command != "fit":
+            self._add_arguments_of_evaluation(parser)
+
+    def _add_arguments_of_evaluation(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--split", type=str | None, help="the only split (default: all but that trained on)"
+        )
+        parser.add_argument(
+            "--tasks", type=str, nargs="+", metavar="TASK", help="the only tasks, in this order"
+        )
+        parser.add_argument(
+            "--json",
+            type=str | None,
+            metavar="FILE",
+            help="also write the results into this file: the metrics by name, the checkpoint, its"
+            " env_steps, the protocol and the time",
+        )
 
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint and the run's folder before anything is built."""
-        config = self.config
-        config.trainer.logger = _one_of_each(config.trainer.logger)
-        self._given = self.config.clone()
-        is_fitting = self.command == "fit"
-        if not is_fitting and not config.ckpt_path:
-            raise ConfigurationError(
-                "validate needs a run, validate runs/NAME/version_0, or --ckpt_path"
-            )
-        if not is_fitting and config.json is not None:
-            ensure_writable(Path(config.json).parent)
-        self._start = prepare(
-            {section: vars(config[section]) for section in SECTIONS},
-            root=config.root,
-            name=config.name,
-            ckpt_path=None if config.ckpt_path is None else str(config.ckpt_path),
-            init_from=config.init_from,
-            init_new_tasks=config.init_new_tasks,
-            restart_id=self._restart_id,
-            overwrite_metrics=config.overwrite_metrics,
-            is_fitting=is_fitting,
-        )
-        self._location = self._start.location
-        if is_fitting:
-            self._held.enter_context(self._start.hold())
-        else:
+        config = self.config[self.subcommand]
+        config.weights_only = True  # nothing in a checkpoint is executed
+        config.root = config.trainer.default_root_dir or config.root
+        if self.subcommand != "fit":
+            if not config.ckpt_path:
+                raise ConfigurationError(f"give the run first: {PROGRAM} {self.subcommand} RUN")
+            checkpoint = checkpoint_to_continue(config.root, config.name, None, config.ckpt_path)
+            assert checkpoint is not None
+            config.ckpt_path, config.verbose = str(checkpoint), False
+            self._folder = run_folder_of(checkpoint)
             config.trainer.logger = False
-        for logger in as_list(config.trainer.logger):
-            self._place_logger(logger, config.name)
+            return
+        version = restart_version(self._args)
+        start = checkpoint_to_continue(config.root, config.name, version, config.ckpt_path)
+        run = open_run(config.root, config.name, version, start)
+        self._folder = self._open.enter_context(run)
+        # a run that is repeated from its config.yaml is a new one, also of W&B
+        config.ckpt_path = None
+        saved = config.clone()
+        self.save_config_callback = lambda parser, config, **options: (  # type: ignore[assignment]
+            _SaveConfig(parser, saved, **options)
+        )
+        config.ckpt_path = None if start is None else str(start)
+        for logger in listed(config.trainer.logger):
+            self._place_logger(logger.class_path, logger.init_args, config.name)
 
-    def _place_logger(self, logger: Namespace, name: str) -> None:
-        """Let a logger write into the run's folder, and continue what the run has logged."""
-        if "save_dir" in logger.init_args:
-            logger.init_args.save_dir = str(self._location.folder)
-        if logger.class_path.endswith("TensorBoardLogger"):
-            import_optional("tensorboard", '"mtrl_lightning[tensorboard]"', WITHOUT_LOGGER)
-            if self._location.checkpoint is not None:
-                # TensorBoard hides the events from this step on that were written before
-                given = logger.get("dict_kwargs") or {}
-                logger.dict_kwargs = {**given, "purge_step": self._location.env_steps + 1}
-        if logger.class_path.endswith("WandbLogger"):
-            import_optional("wandb", '"mtrl_lightning[wandb]"', WITHOUT_LOGGER)
-            states = self._location.content.get("callbacks", {})
-            saved = states.get(MetricsCallback.key, {}).get("wandb_id")
-            if "resume" in logger.init_args:
-                # Lightning's default, in place of which W&B's own is filled in
-                logger.init_args.resume = "allow"
-            logger.init_args.id = logger.init_args.id or saved or uuid.uuid4().hex[:8]
-            folder = self._location.folder.name
-            logger.init_args.name = logger.init_args.name or f"{name}/{folder}"
+    def _place_logger(self, class_path: str, options: Namespace, name: str) -> None:
+        """Let a logger write into the run's folder, and a W&B run continue with the run."""
+        if "save_dir" in options:  # an absolute path stays as it is
+            options.save_dir = str(self._folder / (options.save_dir or "."))
+        if class_path.endswith("WandbLogger") and is_first_process():
+            file = self._folder / "wandb_id"
+            saved = file.read_text() if file.exists() else uuid.uuid4().hex[:8]
+            options.id = os.environ.get("WANDB_RUN_ID") or options.id or saved
+            options.name = options.name or f"{name}/{self._folder.name}"
+            options.resume = "allow"
+            file.write_text(options.id)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add what every run has, and the file that the run can be repeated from."""
-        # what is saved is what was given: a run repeated from it is a new run, not a continued one
-        self._given.ckpt_path = None
-        self._given.overwrite_metrics = False
-        self.config = self._given
-        name = "config.yaml"
-        if self._location.checkpoint is not None:
-            name = f"config_from_{self._location.env_steps:012d}.yaml"
-        described = plain(self.config)
-        described.pop("config", None)  # the files that it was read from
-        described["model"].get("init_args", {}).pop("spec", None)  # follows from the benchmark
-        options = vars(self.config_init["trainer"])
-        return self._start.make_trainer(
-            options,
-            [*as_list(options["callbacks"]), *(self.config_init[section] for section in CALLBACKS)],
-            described,
-            [_SaveConfig(self.parser, self.config, name, overwrite=True)],
+        """Return the trainer with what every run has."""
+        own: dict[str, Any] = {"default_root_dir": str(self._folder), "logger": False}
+        if self.subcommand == "fit":
+            given = self.config_init[self.subcommand].trainer
+            own["logger"] = [MetricsFile(self._folder), *listed(given.logger)]
+            given.callbacks = with_progress_bar(listed(given.callbacks), given.enable_progress_bar)
+        return super().instantiate_trainer(**own, **kwargs)
+
+    def before_fit(self) -> None:
+        """Start from a policy."""
+        keep_freed_memory()
+        config = self.config[self.subcommand]
+        if config.init_from and config.ckpt_path is None:
+            copy_policy(self.model, config.init_from, config.init_new_tasks)
+        rank_zero_info(f"The run's folder is {os.path.relpath(self._folder)}")
+
+    def after_fit(self) -> None:
+        """Say what can be done with the run."""
+        steps = f"{self.model.counters.env_steps:,} {self.model.step_unit}"
+        folder = os.path.relpath(self._folder)
+        rank_zero_info(
+            f"The run ended after {steps}. Its folder is {folder}\n"
+            f"  its curves and tables: {PROGRAM} compare {folder}\n"
+            f"  watch the policy:      {PROGRAM} play {folder}\n"
+            f"  evaluate it:           {PROGRAM} validate {folder}"
         )
 
-    def fit(self, model: Algorithm) -> None:
-        """Train."""
-        keep_freed_memory()
-        self._start.fit(self.trainer, model, self.datamodule)
+    def before_validate(self) -> None:
+        """Leave out the tasks and splits that were not asked for."""
+        config = self.config[self.subcommand]
+        if config.split is not None:
+            self.datamodule.benchmark = only_split(self.datamodule.benchmark, config.split)
+        if config.tasks is not None:
+            self.datamodule.benchmark = OnlyTasks(self.datamodule.benchmark, config.tasks)
 
-    def validate(self) -> None:
-        """Evaluate; our callback prints the table in place of Lightning's."""
-        data = self.datamodule
-        if self.config.split is not None:
-            data.benchmark = only_split(data.benchmark, self.config.split)
-        if self.config.tasks is not None:
-            data.benchmark = OnlyTasks(data.benchmark, self.config.tasks)
-        self._location.check(self.model.spec, must_match=False)
-        number = requeue_signal(self.trainer)
-        if number is not None:
-            # Lightning's handler would leave a checkpoint in the run's folder
-            signal.signal(number, signal.SIG_IGN)
-        checkpoint = str(self._location.checkpoint)
-        evaluation = self.config_init["evaluation"]
-        with restoring(checkpoint, lambda: evaluation.is_restoring):
-            self.trainer.validate(self.model, data, checkpoint, verbose=False, weights_only=True)
-        if distributed.rank() == 0:
-            self._store_results(self.config.json)
-
-    def _store_results(self, json_file: str | None) -> None:
+    def after_validate(self) -> None:
         """Add the results to the run's folder, and write them into a file if one is given."""
+        if not self.trainer.is_global_zero:
+            return
+        config = self.config[self.subcommand]
         content = {
             "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-            "checkpoint": str(self._location.checkpoint),
+            "checkpoint": config.ckpt_path,
             "env_steps": self.model.counters.env_steps,
-            "num_episodes": self.config.evaluation.num_episodes,
+            "num_episodes": config.evaluation.num_episodes,
             "protocol": dict(self.model.spec.protocol),
-            # of Lightning's trainer they would be in single precision
-            "metrics": self.config_init["evaluation"].session.results,
+            # those of Lightning's trainer are in single precision
+            "metrics": self.config_init[self.subcommand].evaluation.results,
         }
-        if not is_of_package(self._location.folder):
-            self._add_to_run(content)
-        if json_file is None:
-            return
-        with replacing(Path(json_file)) as unfinished:
-            unfinished.write_text(json.dumps(content, indent=2) + "\n")
-        rank_zero_info(f"The results are in {json_file}")
+        if not is_of_package(self._folder):
+            stored = self._folder / VALIDATIONS
+            try:
+                with stored.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(content) + "\n")
+                rank_zero_info(f"The results are added to {stored}")
+            except OSError as error:  # the folder of somebody else
+                rank_zero_warn(f"the results could not be added to {stored} ({error.strerror})")
+        if config.json is not None:
+            path = Path(config.json)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as unfinished:
+                unfinished.write_text(json.dumps(content, indent=2) + "\n")
 
-    def _add_to_run(self, content: dict[str, Any]) -> None:
-        """Add results to those in the run's folder."""
-        stored = self._location.folder / VALIDATIONS
-        try:
-            with stored.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(content) + "\n")
-            rank_zero_info(f"The results are added to {stored}")
-        except OSError as error:  # the folder of somebody else
-            rank_zero_warn(f"the results could not be added to {stored} ({error.strerror})")
+    before_test, after_test = before_validate, after_validate
 
 
-class _ParserBuiltError(Exception):
-    """The parser is built, which is the only argument."""
+class _ParsingCLI(MultiTaskCLI):
+    """Parse a command line, and build nothing."""
+
+    def before_instantiate_classes(self) -> None:
+        assert self.subcommand is not None
+        parser, config = self._parsers[self.subcommand], self.config[self.subcommand]
+        text = parser.dump(config, format="json", skip_unset=False, skip_validation=True)
+        self.described: dict[str, Any] = json.loads(text)
+        self.subcommand = None  # LightningCLI runs none then
+
+    def instantiate_classes(self) -> None:
+        pass
 
 
-class _ParserOnlyCLI(MultiTaskCLI):
-    """Stop when the parser is built."""
+def parsed(args: Sequence[str]) -> dict[str, Any]:
+    """Return the complete configuration that a command line gives, as plain values.
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        raise _ParserBuiltError(parser)
-
-
-def build_parser(command: str = "fit") -> RunParser:
-    """Return the parser of ``fit`` or ``validate``, without reading any argument."""
-    try:
-        _ParserOnlyCLI([command])
-    except _ParserBuiltError as built:
-        return built.args[0]
-    raise AssertionError("the parser is built before anything else")
-
-
-def _one_of_each(loggers: Any) -> Any:
-    """Return the loggers without those that a later one of their kind replaces.
-
-    Each file of the group ``logger`` adds one. Two of TensorBoard or of W&B would write into the
-    same folder, as when a run with one is resumed with ``-c logger/wandb``.
+    Raises:
+        ArgumentError: if an argument is unknown or its value does not fit.
+        ConfigurationError: if a configuration is missing.
     """
-    if not isinstance(loggers, list):
-        return loggers
-    kept: dict[Any, Namespace] = {}
-    for index, logger in enumerate(loggers):
-        kind = next((name for name in SINGLE_LOGGERS if logger.class_path.endswith(name)), index)
-        kept.pop(kind, None)
-        kept[kind] = logger
-    return list(kept.values())
+    return _ParsingCLI(args).described
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run ``fit`` or ``validate``.
+def plain_arguments(args: Sequence[str]) -> list[str]:
+    """Return the arguments in LightningCLI's own form.
+
+    ``--resume RUN`` of ``fit`` and the first argument of ``validate`` and ``test`` become the run's
+    ``--config`` and ``--ckpt_path``, before all other arguments. ``--a.b`` without a value becomes
+    ``--a.b=true``, as W&B's ``${args_no_boolean_flags}`` writes it, and 1e5 becomes 100000.
+
+    Raises:
+        ConfigurationError: if there is no such run.
+    """
+    command, *rest = args
+    run = None
+    if command == "fit":
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+        parser.add_argument("--resume")
+        known, rest = parser.parse_known_args(rest)
+        run = known.resume
+        if run is not None and any(option.startswith("--init_from") for option in rest):
+            raise ConfigurationError("--init_from starts a new run, and --resume continues one")
+    elif not rest:
+        raise ConfigurationError(f"give the run first: {PROGRAM} {command} RUN")
+    elif not rest[0].startswith("-"):
+        run, *rest = rest
+    first: list[str] = []
+    if run is not None:
+        checkpoint = checkpoint_at(run) if command == "fit" else best_checkpoint(run)
+        config_file = config_file_of(run_folder_of(checkpoint))
+        first = [f"--config={config_file}", f"--ckpt_path={checkpoint}"]
+    plain = []
+    for argument, following in itertools.pairwise([*rest, "--"]):
+        if FLAG.fullmatch(argument) and following.startswith("--"):
+            argument += "=true"
+        number = EXPONENT.fullmatch(argument)
+        if number is not None and float(number[2]).is_integer():
+            argument = f"{number[1] or ''}{int(float(number[2]))}"
+        plain.append(argument)
+    return [command, *first, *plain]
+
+
+def main(args: Sequence[str]) -> None:
+    """Run ``fit``, ``validate`` or ``test``.
 
     A user's mistake ends it with exit code 2, a fault while it runs with exit code 1.
 
     Args:
-        args: the command and its arguments; None for those of the process.
+        args: the command and its arguments.
     """
     try:
         with quiet():
             MultiTaskCLI(args)
-    except ArgumentError as error:
-        given = sys.argv[1:] if args is None else args
-        _exit(2, f"{error}\ntip: {HINTS[given[0]]}")
-    except MisconfigurationException as error:
+    except (ArgumentError, MisconfigurationException) as error:
         _exit(2, str(error))
-    except (ValueError, RuntimeError, *FAULTS) as error:
-        cause = _own_error(error)
-        if cause is None:
-            raise
-        code = 1 if isinstance(cause, FAULTS) else 2
-        if getattr(cause, "is_on_all_ranks", False) and distributed.rank() > 0:
-            sys.exit(code)  # the first process says it
-        _exit(code, str(cause))
-
-
-def _own_error(error: BaseException) -> BaseException | None:
-    """Return the error of ours that jsonargparse may have wrapped into others.
-
-    A lack of memory counts as one, and a missing package of a callback or a logger.
-    """
-    for cause in causes(error):
-        if isinstance(cause, (ConfigurationError, *FAULTS)):
-            return cause
-        if isinstance(cause, ModuleNotFoundError):
-            return ConfigurationError(f"a package is not installed: {cause}")
-        if is_out_of_memory(cause):
-            return ConfigurationError(
-                f"the memory does not suffice ({str(cause).splitlines()[0]}): choose smaller"
-                " networks, or a smaller data.batch_size"
-            )
-    return None
+    except (ValueError, RuntimeError, ImportError, OSError) as error:
+        for cause in causes(error):
+            if getattr(cause, "is_on_all_ranks", False) and not is_first_process():
+                sys.exit(1)  # the first process says it
+            if type(cause).__module__ == errors.__name__:
+                _exit(2 if isinstance(cause, ConfigurationError) else 1, str(cause))
+            if isinstance(cause, ModuleNotFoundError):
+                _exit(2, f"a package is not installed: {cause}")
+            if is_out_of_memory(cause):
+                reason = str(cause).splitlines()[0]
+                _exit(2, f"out of memory ({reason}): give a smaller data.batch_size or network")
+        raise
 
 
 def _exit(code: int, message: str) -> NoReturn:
-    whose = f" of rank {distributed.rank()}" if distributed.rank() > 0 else ""
-    print(f"\nerror{whose}: {message}", file=sys.stderr)
+    print(f"\nerror: {message}", file=sys.stderr)
     sys.exit(code)

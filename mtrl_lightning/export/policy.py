@@ -192,7 +192,7 @@ def _capture(policy: LoadedPolicy, action_transforms: Sequence[ActionTransform])
             f" ({type(error).__name__}: {first_line}): an exported policy may not branch on the"
             " values of tensors, nor leave PyTorch. Use torch.where, or train with another encoder"
             " or network. Action transforms may use operations that arrays and tensors both have,"
-            " such as clip and *; remove others from rollout.action_transforms in the run's"
+            " such as clip and *; remove others from data.action_transforms in the run's"
             " config.yaml, and apply them to the exported policy's actions"
         ) from error
 

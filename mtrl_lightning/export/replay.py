@@ -16,15 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
-from mtrl_lightning.checkpoints.parts import RANKS
+from mtrl_lightning.checkpoints.parts import RANKS, manifests_of
 from mtrl_lightning.demonstrations import RecordedEpisode, write_data_sets
 from mtrl_lightning.demonstrations.minari_files import check_new
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
-from mtrl_lightning.run.checkpoint_file import load_newest_whole
-from mtrl_lightning.run.data import manifest_of
 from mtrl_lightning.runs import checkpoint_at, run_folder_of
 from mtrl_lightning.saved_spec import rebuild_spec
 from mtrl_lightning.spec import Field
@@ -40,7 +38,7 @@ def export_to_minari(
       horizon or at a limit of the environment; where an environment was rebuilt, and the step that
       failed is missing; or because the checkpoint was written in the middle of it.
     - Observations and actions have the task's own size. Actions are those that the policy chose,
-      before ``rollout.action_transforms``.
+      before ``data.action_transforms``.
     - Episodes of a task are in the order in which they began.
 
     Args:
@@ -57,11 +55,8 @@ def export_to_minari(
             whole, or the folder exists.
         OSError: if a file cannot be written.
     """
-    checkpoint = checkpoint_at(Path(run))
-    if checkpoint.name == "last.ckpt":
-        checkpoint, content = load_newest_whole(checkpoint, with_replay=False)
-    else:
-        content = load_checkpoint(checkpoint)
+    checkpoint = checkpoint_at(run)
+    content = load_checkpoint(checkpoint)
     run_folder = run_folder_of(checkpoint)
     folder = run_folder / "export" / "minari" if folder is None else Path(folder)
     check_new(folder)
@@ -84,7 +79,7 @@ def export_to_minari(
         raise ConfigurationError(
             f"the replay of {checkpoint} has no episode with its start: it holds"
             f" {storage.capacity} transitions of each environment, and an episode has up to"
-            f" {spec.horizon}; train with a larger data.capacity or replay.save_last"
+            f" {spec.horizon}; train with a larger data.capacity or data.save_last"
         )
     facts = {"policy": algorithm, "replay": str(checkpoint)}
     write_data_sets(folder, spec, exported, facts)
@@ -107,18 +102,19 @@ def read_replay(checkpoint: Path, content: Mapping[str, Any]) -> Storage:
             " exported: continue it with --trainer.devices 1 until its next checkpoint, and export"
             " that one"
         )
-    manifest = manifest_of(dict(content))
-    if not manifest["added"]:
+    manifests = manifests_of(content)
+    if not manifests:
         raise ConfigurationError(
             f"{checkpoint} has no replay: on-policy algorithms such as PPO keep none, and others"
-            " only with replay.save true"
+            " only with data.save_replay"
         )
+    (manifest,) = manifests
     files = replay_folder(run_folder_of(checkpoint))
     missing = [one["file"] for one in manifest["chunks"] if not (files / one["file"]).is_file()]
     if missing:
         raise ConfigurationError(
             f"{len(missing)} of the {len(manifest['chunks'])} replay files of {checkpoint} are not"
-            f" in {files}: they were deleted (replay.delete_at_end) or the run"
+            f" in {files}: they were deleted (data.delete_replay_at_end) or the run"
             " was copied without them; export a run that has them"
         )
     if "layout" in manifest:

@@ -44,7 +44,7 @@ class LinearRate(LearningRate):
     Each iteration of an on-policy algorithm uses the factor at its start.
 
     Args:
-        final: factor at the end of the run (``rollout.total_steps``), at least 0.
+        final: factor at the end of the run (``data.total_steps``), at least 0.
     """
 
     def __init__(self, final: float = 0.0) -> None:

@@ -86,6 +86,10 @@ class Update:
         self.optimizer: Optimizer | None = None
         self.grad_norm = torch.tensor(0.0)
         """Of the last gradient, before it is clipped; not finite if the step was left out."""
+        self.step: Callable[[], object] | None = None
+        """Steps the optimizer as Lightning counts it; None steps the optimizer itself."""
+        self.call_hook: Callable[..., None] = lambda name, *args: None
+        """Calls a hook of Lightning's callbacks, ``(name, *arguments)``."""
         self.parameters = [parameter for module in modules for parameter in module.parameters()]
         """All parameters of the optimizer, also frozen ones."""
         self._networks = [module for module in modules if isinstance(module, TaskModule)]
@@ -170,6 +174,7 @@ class Update:
         generator = self._generators.get("gradient", loss_R.device)
 
         # of the last step, or of another update that shares the encoder
+        self.call_hook("on_before_zero_grad", optimizer)
         for parameter in self.parameters:
             parameter.grad = None
         with torch.autocast(device, enabled=False):  # it would round the products of gradients
@@ -184,6 +189,7 @@ class Update:
             elif not self.method.averages_gradients:
                 distributed.average_gradients(self._trained)
             loss_R = loss_R.detach()
+            self.call_hook("on_after_backward")
             # 3. clip
             gradients = [p.grad for p in self._trained if p.grad is not None]
             norm = self.grad_norm = get_total_norm(gradients)
@@ -213,7 +219,7 @@ class Update:
         """Wait for the norm, and make the step if it is finite."""
         is_finite = math.isfinite(norm)
         if is_finite:
-            optimizer.step()
+            self._make_step(optimizer)
         self._end_step(loss_R)
         if is_finite:
             # methods such as FAMO compare the losses before and after the step
@@ -239,7 +245,7 @@ class Update:
         # 0 for a finite norm, 1 for infinity and NaN, which are NaN times 0
         found_inf = (norm * 0).nan_to_num(1.0)
         optimizer.found_inf = found_inf  # type: ignore[attr-defined]
-        optimizer.step()
+        self._make_step(optimizer)
         self._end_step(loss_R)
         with torch.no_grad():
             self.method.after_step(losses_after)
@@ -248,6 +254,13 @@ class Update:
             for buffer, before in zip(self.method.buffers(), method_state, strict=True):
                 buffer.copy_(torch.where(is_skipped, before, buffer))
         self._guard.keep(self.name, found_inf, loss_R)
+
+    def _make_step(self, optimizer: Optimizer) -> None:
+        if self.step is not None:
+            self.step()  # Lightning calls the hook itself
+            return
+        self.call_hook("on_before_optimizer_step", optimizer)
+        optimizer.step()
 
     def _clip(self, gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
         """Clip the gradient, whose norm is given, or each group's by its own norm."""

@@ -8,16 +8,10 @@ Shapes: ``N`` ranks.
 
 from __future__ import annotations
 
-import os
-import re
-import threading
-import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,48 +23,16 @@ from mtrl_lightning.errors import RankLostError
 
 V = TypeVar("V")
 
-RANK_TIMEOUT = 600.0
-"""Seconds to wait for the other ranks if ``rollout.rank_timeout`` is not set."""
-LONG_WAIT_FACTOR = 6
-"""Factor of the timeout for work that some ranks have much more of than others."""
-NOTICE_SECONDS = 2.0
-"""Within this time, all ranks that are still there have noticed that another one is lost."""
-GLOO_RESOLUTION = 1e-3
-"""Seconds by which an exchange may end before its limit, which gloo rounds down."""
-NOTE = "mtrl_lightning/left"
-"""Key, in the store of the process group, of a rank's reason to leave the run."""
-BROKEN, UNANSWERED = "", "\0unanswered"
-"""Reasons of a rank that lost a connection, or that waited in vain."""
-
 _processes_of_machine = 1
-_is_restart = False
-_timeout = RANK_TIMEOUT
-_limit = RANK_TIMEOUT
-"""Seconds that exchanges wait at present."""
-
-
-class _Left(NamedTuple):
-    """The run that this rank has left."""
-
-    rank: int
-    world_size: int
-    reason: str
-
-
-_left: _Left | None = None
 
 
 def world_size() -> int:
     """Return the number of ranks, ``N``."""
-    if _left is not None:
-        return _left.world_size
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
     """Return the number of this process among the ranks, from 0."""
-    if _left is not None:
-        return _left.rank
     return dist.get_rank() if world_size() > 1 else 0
 
 
@@ -85,51 +47,11 @@ def set_local_size(number: int) -> None:
     _processes_of_machine = number
 
 
-def is_restart() -> bool:
-    """Return whether this process knows that a launcher has started the run's processes before."""
-    return _is_restart
-
-
-def set_restart(value: bool) -> None:
-    """Note whether a launcher has started the run's processes before."""
-    global _is_restart
-    _is_restart = value
-
-
 def seed_of_rank(seed: int) -> int:
     """Return a seed for random numbers that differ between ranks; rank 0 has the seed itself."""
     if rank() == 0:
         return seed
     return int(np.random.SeedSequence(seed, spawn_key=(rank(),)).generate_state(1)[0])
-
-
-def start(timeout: float) -> None:
-    """Begin a run.
-
-    Args:
-        timeout: seconds that a rank waits for the others before one of them counts as lost.
-    """
-    global _left, _timeout
-    _left = None
-    _timeout = timeout
-    _set_limit(timeout)
-
-
-def _set_limit(seconds: float) -> None:
-    global _limit
-    _limit = seconds
-    if world_size() > 1 and _left is None:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
-
-
-@contextmanager
-def extended_timeout() -> Iterator[None]:
-    """Extend the timeout in a block: some ranks have much more to do before it than others."""
-    _set_limit(LONG_WAIT_FACTOR * _timeout)
-    try:
-        yield
-    finally:
-        _set_limit(_timeout)
 
 
 def per_rank_prefix() -> str:
@@ -145,122 +67,15 @@ def warn(message: str) -> None:
 
 @contextmanager
 def _exchange() -> Iterator[None]:
-    """Say which rank is lost where the connection to it breaks or it does not answer."""
-    if _left is not None:
-        raise RankLostError(_left.reason)
-    started_at = time.monotonic()
+    """Say in one sentence that another rank is lost."""
     try:
         yield
     except RuntimeError as error:  # torch.distributed raises this class and classes of it
-        # gloo raises the same class if a connection breaks, which ends an exchange at once
-        has_waited = time.monotonic() - started_at + GLOO_RESOLUTION >= _limit
-        # references of the failed exchange would keep the connections open
-        traceback.clear_frames(error.__traceback__)
-        raise _lost(error, has_waited) from error
-
-
-def leave(reason: str) -> None:
-    """Let the other ranks know that this one ends, so that they do not wait for it.
-
-    Args:
-        reason: why it ends; the others report it.
-    """
-    if world_size() == 1 or _left is not None:
-        return
-    store = dist.distributed_c10d._get_default_store()
-    _in_time(lambda: store.set(f"{NOTE}/{rank()}", reason))
-    _disconnect("this process has left the run")
-
-
-def _disconnect(reason: str) -> None:
-    """Close the connections, so that no other rank waits for this one, and refuse exchanges."""
-    global _left
-    _left = _Left(rank(), world_size(), reason)
-    if "nccl" not in dist.get_backend_config():  # which may wait for messages of a lost rank
-        dist.destroy_process_group()
-
-
-def _lost(error: RuntimeError, has_waited: bool) -> RankLostError:
-    """Leave the run, and return an exception that names the ranks that are lost.
-
-    Args:
-        error: raised by ``torch.distributed``.
-        has_waited: whether an answer has not come in time; else a connection broke.
-    """
-    store = dist.distributed_c10d._get_default_store()
-    own_rank = rank()
-    others = [other for other in range(world_size()) if other != own_rank]
-    _disconnect(f"rank {own_rank} has lost the connection to another rank")
-    own_words = UNANSWERED if has_waited else BROKEN
-    words = _in_time(lambda: _last_words(store, own_rank, own_words, others))
-    # the first one that has waited in vain breaks the connections of the others
-    is_silent = has_waited or UNANSWERED in (words or {}).values()
-    if words is not None:
-        lost = [other for other in others if words.get(other) not in (BROKEN, UNANSWERED)]
-    elif own_rank != 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        lost = [0]  # it keeps the store, which does not answer
-    else:
-        lost = others
-    reasons = {other: words[other] for other in lost if words and other in words}
-    names = " or ".join(f"rank {other}" for other in lost)
-    if not lost:
-        problem = (
-            f"the other processes have given up rank {own_rank}: it did not answer them in time, or"
-            " the connection to it broke"
-        )
-    elif reasons:
-        problem = ", ".join(
-            f"rank {other} has ended ({reason})" for other, reason in reasons.items()
-        )
-    elif is_silent:
-        problem = (
-            f"{names} has not answered rank {own_rank} for {_limit:g} s (rollout.rank_timeout): it"
-            " hangs, or is stopped"
-        )
-    else:
-        problem = f"{names} has ended: rank {own_rank} lost the connection to it ({short(error)})"
-    return RankLostError(
-        f"{problem}. See the other messages, and continue from the last checkpoint",
-        ranks=list(reasons) or lost,
-        is_silent=is_silent and not reasons,
-    )
-
-
-def short(error: BaseException) -> str:
-    """Return the first sentence of an exception, without the location in gloo's source."""
-    first_line = (str(error).splitlines() or [""])[0]
-    return re.sub(r"^\[[^]]*\] ", "", first_line).split(". This is ")[0]
-
-
-def _last_words(
-    store: dist.Store, own: int, own_words: str, others: Sequence[int]
-) -> dict[int, str]:
-    """Write why this rank leaves; return the reasons of other ranks that left."""
-    store.set(f"{NOTE}/{own}", own_words)
-    words: dict[int, str] = {}
-    give_up_at = time.monotonic() + NOTICE_SECONDS
-    while len(words) < len(others) and time.monotonic() < give_up_at:
-        for other in others:
-            if other not in words and store.check([f"{NOTE}/{other}"]):
-                words[other] = store.get(f"{NOTE}/{other}").decode()
-        time.sleep(0.05)
-    if own == 0:
-        time.sleep(NOTICE_SECONDS / 4)  # it may keep the store, where the others still look
-    return words
-
-
-def _in_time(call: Callable[[], V]) -> V | None:
-    """Return a call's result; None if it fails, or waits for a process that is stopped."""
-    results: list[V] = []
-
-    def run() -> None:
-        with suppress(RuntimeError):
-            results.append(call())
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(2 * NOTICE_SECONDS)
-    return results[0] if results else None
+        first_line = (str(error).splitlines() or [""])[0]
+        raise RankLostError(
+            f"rank {rank()} has lost another process of the run, which has ended or does not answer"
+            f" ({first_line}). See the other messages, and resume from the last checkpoint"
+        ) from error
 
 
 def average(tensors: Sequence[Tensor]) -> None:
@@ -493,9 +308,7 @@ def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) ->
     if kind is None:
         if error is not None and description is not None and description[0] is None:
             raise error
-        raise RankLostError(
-            f"rank {first} ends with {name}: {message}. See its own message", ranks=[first]
-        )
+        raise RankLostError(f"rank {first} ends with {name}: {message}. See its own message")
     if error is None or first != rank():
         origin = error
         error = kinds[kind](message if first == 0 else f"rank {first}: {message}")

@@ -2,7 +2,7 @@
 
 The list of all environments is the same for any number of ranks. Each environment moves, with its
 current episode and its ring of the replay, to the rank that now steps it. A class with a state, but
-``Algorithm`` and ``Session`` (``run.checkpoint_file``), has a method ``reshard(states, share)``
+``Algorithm`` (``data.run_io``), has a method ``reshard(states, share)``
 beside those that save and load the state: it returns the state of one rank from the states of all
 saved ranks.
 """

@@ -118,9 +118,7 @@ class ReplayBuffer:
         end_RM = size_RM.cumsum(1)
         total_R1 = end_RM[:, -1:]
         if not bool((total_R1 > 0).all()):
-            raise ConfigurationError(
-                "a task has no transition to sample: raise rollout.warmup_steps"
-            )
+            raise ConfigurationError("a task has no transition to sample: raise data.warmup_steps")
         # 53 random bits scaled to a task's transitions: each is equally likely within 2^-53
         uniform_Rn = torch.rand(
             len(total_R1),

@@ -9,18 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mtrl_lightning.checkpoints.parts import MOVED
 from mtrl_lightning.ranks.share import Share
 
-HINT = "continue from another checkpoint, or without the replay (--replay.restore false)"
-EMPTY_MANIFEST: dict[str, Any] = {
-    "fields": [],
-    "capacity": 0,
-    "added": [],
-    "oldest": [],
-    "chunks": [],
-}
-"""The manifest of no replay."""
+MOVED = "moved"
+"""Key of the rings of other ranks that a rank reads; it is never saved."""
+HINT = "resume from another checkpoint, or without the replay (data.restore_replay false)"
 
 
 def replay_folder(run_folder: Path) -> Path:

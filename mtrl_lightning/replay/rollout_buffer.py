@@ -72,7 +72,7 @@ class RolloutBuffer:
         fields = transition_fields(spec, policy_fields)
         if "foreign" in {field.name for field in fields}:
             raise ConfigurationError(
-                "an on-policy iteration has a field 'foreign' of its own (rollout.reuse): rename"
+                "an on-policy iteration has a field 'foreign' of its own (PolicyReuse): rename"
                 " the one in the spec's info_fields"
             )
         fields = (*fields, Field("truncated", (), "bool"))
@@ -130,7 +130,7 @@ class RolloutBuffer:
         Args:
             transitions: of the step.
             foreign_E: environments in which the policy of another task acted; None without
-                ``rollout.reuse``.
+                ``PolicyReuse``.
         """
         assert not self.is_full, "the iteration is complete"
         columns = transitions.columns()
@@ -351,7 +351,7 @@ def rows_per_task(num_envs: int, num_tasks: int, collection: RolloutConfig) -> i
         raise ConfigurationError(
             f"an iteration has {rows} env steps of each task in each process"
             f" (num_steps {collection.num_steps}, {envs_per_task} environments of each task, of"
-            f" rollout.envs_per_task), which {num_minibatches} minibatches cannot"
+            f" data.envs_per_task), which {num_minibatches} minibatches cannot"
             f" share out equally: set model.init_args.num_minibatches to {nearest}, or to"
             " null, which derives it from num_steps; or set model.init_args.num_steps to a multiple"
             f" of {num_minibatches}"

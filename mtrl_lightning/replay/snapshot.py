@@ -42,8 +42,8 @@ class ReplaySnapshots:
     def __init__(
         self, folder: Path, chunk_mebibytes: float = 32.0, save_last: int | None = None
     ) -> None:
-        above(0, chunk_mebibytes=chunk_mebibytes, prefix="replay.")
-        at_least(1, save_last=save_last, prefix="replay.", hint=", or null for all transitions")
+        above(0, chunk_mebibytes=chunk_mebibytes, prefix="data.")
+        at_least(1, save_last=save_last, prefix="data.", hint=", or null for all transitions")
         self.folder = folder
         self._chunk_bytes = chunk_mebibytes * MEBIBYTE
         self._save_last = save_last
@@ -221,18 +221,19 @@ class ReplaySnapshots:
     ) -> None:
         num_envs = len(manifest["added"])
         is_other_number = num_envs != storage.num_envs and not any_number
-        if manifest["capacity"] != storage.capacity or is_other_number:
+        # a larger replay holds all transitions of a smaller one, under their numbers
+        if manifest["capacity"] > storage.capacity or is_other_number:
             raise ConfigurationError(
                 f"the checkpoint's replay has {num_envs} environments"
                 f" of {manifest['capacity']:,} transitions,"
                 f" this run {storage.num_envs} of {storage.capacity:,}:"
-                " continue with the run's own tasks, rollout.envs_per_task and data.capacity"
+                " continue with the run's own tasks, data.envs_per_task and data.capacity"
             )
         if manifest.get("layout", {}) != storage.layout:
             raise ConfigurationError(
                 f"the checkpoint's replay is laid out as {manifest.get('layout') or 'whole rows'},"
                 f" this run's as {storage.layout or 'whole rows'}: continue with the run's own"
-                " benchmark, or without the replay (--replay.restore false)"
+                " benchmark, or without the replay (data.restore_replay false)"
             )
         if manifest["fields"] != _plain_fields(storage):
             there = ", ".join(field[0] for field in manifest["fields"])
@@ -241,7 +242,7 @@ class ReplaySnapshots:
                 f"the checkpoint's replay has the fields {there},"
                 f" this run {here} (or their shapes differ):"
                 " continue with the run's own benchmark and algorithm,"
-                " or without the replay (--replay.restore false)"
+                " or without the replay (data.restore_replay false)"
             )
 
     def chunks(

@@ -73,7 +73,7 @@ def compare_runs(
     """Read runs, group them into methods, and align their evaluations.
 
     Args:
-        given: folders of runs, folders that contain some, or copies of a ``metrics.csv``;
+        given: folders of runs, folders that contain some, or copies of a ``metrics.jsonl``;
             ``LABEL=FOLDER`` names the method of all of its runs.
         metric: of every task, such as ``eval/success``; None for the first of success, score and
             return that all runs have.

@@ -17,7 +17,7 @@ def plot_curves(run_folder: str | Path) -> Path:
     Where several splits are evaluated, each has a row, below one that compares their averages.
 
     Args:
-        run_folder: The folder with ``metrics.csv``; the plot is ``curves.png`` in it.
+        run_folder: The folder with ``metrics.jsonl``; the plot is ``curves.png`` in it.
 
     Raises:
         ConfigurationError: if it is not the folder of a run.

@@ -12,11 +12,12 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports.record import RunRecord
 
 WITHOUT_EFFECT = re.compile(
-    r"(.*\.)?seed|seed_everything|name|root|config|ckpt_path|overwrite_metrics"
-    r"|(metrics|checkpoint|replay)\..*"
-    r"|rollout\.(total_steps|window|timeout|max_restarts|listeners|num_workers|learner_threads)"
+    r"(.*\.)?seed|seed_everything|name|root|config|ckpt_path"
+    r"|(metrics|checkpoint|best)\..*"
+    r"|data\.init_args\.(total_steps|window|timeout|max_restarts|listeners|num_workers"
+    r"|learner_threads|memory_map|info_keys|store_info|on_device|\w*replay\w*|save_last"
+    r"|chunk_mebibytes)"
     r"|evaluation\.(every|at_start|envs_per_task|num_workers|timeout|max_restarts)"
-    r"|data\.(memory_map|info_keys|store_info|on_device)"
     r"|trainer\.(?!precision$).*"
 )
 """Options that make no other method of a run."""
@@ -75,7 +76,7 @@ def effective(run: RunRecord) -> dict[str, Any]:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every option by its full name, such as ``rollout.total_steps``."""
+    """Yield every option by its full name, such as ``evaluation.every``."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _flat(item, f"{name}.{key}" if name else str(key))

@@ -1,26 +1,28 @@
-"""metrics.csv of a run, as curves."""
+"""metrics.jsonl of a run, as curves."""
 
 from __future__ import annotations
 
-import csv
-import io
+import json
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-METRICS = "metrics.csv"
+METRICS = "metrics.jsonl"
+ENV_STEPS_RATE = "time/env_steps_per_second"
+OFFLINE_RATE = "time/updates_per_second"
+"""The rate of a run that steps no environments, whose steps are updates."""
 Curve = tuple[list[int], list[float]]
 """Environment steps and values."""
 
 
 def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
-    """Return every metric of a run as ``{name: (env_steps, values)}``, without empty cells.
+    """Return every metric of a run as ``{name: (env_steps, values)}``.
 
     A last line without its end, which a run may be writing, is left out.
 
     Args:
-        run_folder: the folder with ``metrics.csv``, or a copy of that file.
+        run_folder: the folder with ``metrics.jsonl``, or a copy of that file.
 
     Raises:
         OSError: if the file cannot be read.
@@ -28,23 +30,17 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
     """
     path = Path(run_folder)
     path = path / METRICS if path.is_dir() else path
-    text = path.read_bytes().decode(errors="replace")
-    complete = text[: text.rfind("\n") + 1]
     curves: dict[str, Curve] = {}
-    try:
-        rows = csv.reader(io.StringIO(complete, newline=""))
-        names = next(rows, [])
-        for row in rows:
-            cells = dict(zip(names, row, strict=True))
-            cells.pop("step", None)
-            env_steps = int(cells.pop("env_steps", ""))
-            for name, value in cells.items():
-                if value:
-                    steps, values = curves.setdefault(name, ([], []))
-                    steps.append(env_steps)
-                    values.append(float(value))
-    except csv.Error as error:
-        raise ValueError(str(error)) from error
+    *rows, _ = path.read_text(errors="replace").split("\n")
+    for row in rows:
+        values = json.loads(row)
+        if not isinstance(values, dict) or "env_steps" not in values:
+            raise ValueError(f"a row without env_steps: {row[:80]}")
+        env_steps = int(values.pop("env_steps"))
+        for name, value in values.items():
+            steps, numbers = curves.setdefault(name, ([], []))
+            steps.append(env_steps)
+            numbers.append(float(value))
     return curves
 
 
@@ -61,8 +57,7 @@ def minutes_until(
     Returns:
         The minutes, evaluations and checkpoints included; None if no rate was logged.
     """
-    names = ("time/env_steps_per_second", "time/updates_per_second")
-    rate_name = next((name for name in names if name in metrics), None)
+    rate_name = next((name for name in (ENV_STEPS_RATE, OFFLINE_RATE) if name in metrics), None)
     if rate_name is None:
         return None
     logged, rates = metrics[rate_name]

@@ -11,26 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports.metrics_file import METRICS, Curve, read_metrics
+from mtrl_lightning.reports.metrics_file import (
+    ENV_STEPS_RATE,
+    METRICS,
+    OFFLINE_RATE,
+    Curve,
+    read_metrics,
+)
 from mtrl_lightning.runs import config_file_of, read_config
 
-SECTIONS = (
-    "name",
-    "root",
-    "seed_everything",
-    "model",
-    "data",
-    "rollout",
-    "evaluation",
-    "metrics",
-    "replay",
-    "checkpoint",
-    "resets",
-    "trainer",
-)
-"""Parts of a run's options in ``hparams.yaml``, which holds other values beside them."""
 SEED_AT_END = re.compile(r"(^|[_\-. ])seed[_\-. ]*\d+$")
-"""The seed at the end of the name of a file of metrics, such as ``sac_seed_1.csv``."""
+"""The seed at the end of the name of a file of metrics, such as ``sac_seed_1.jsonl``."""
 QUANTITIES = ("success", "score", "return", "length")
 """Metrics are shown in this order, others after them."""
 BOUNDED = ("success", "success_last", "score")
@@ -39,17 +30,6 @@ BOUNDED = ("success", "success_last", "score")
 
 ENV_STEPS = "env steps"
 UPDATES = "updates"
-"""What the steps of a run that learns from demonstrations alone are."""
-
-
-def step_unit(options: Mapping[str, Any]) -> str:
-    """Return the unit of the steps of a run with these options, ``ENV_STEPS`` or ``UPDATES``.
-
-    Args:
-        options: sections, as ``config.yaml`` holds them.
-    """
-    data = options.get("data")
-    return UPDATES if isinstance(data, Mapping) and data.get("demonstrations") else ENV_STEPS
 
 
 class RunRecord(NamedTuple):
@@ -58,7 +38,7 @@ class RunRecord(NamedTuple):
     folder: Path
     """The path of the file for a copy of a run's metrics."""
     options: dict[str, Any]
-    """Sections and their options, as ``config.yaml`` holds them; empty if they are not recorded."""
+    """Sections and their options, as ``config.yaml`` holds them; ``model`` of a run from Python."""
     protocol: dict[str, Any]
     """What a result is measured by, such as the horizon; empty if it is not recorded."""
     versions: dict[str, str]
@@ -70,7 +50,7 @@ class RunRecord(NamedTuple):
     def name(self) -> str:
         """The run's name; that of a copy of its metrics is the part before the seed."""
         parent = self.folder.resolve().parent.name
-        if self.folder.suffix == ".csv":
+        if self.folder.suffix == ".jsonl":
             name = SEED_AT_END.sub("", self.folder.stem)
             return parent if name in ("", "metrics") else name
         return str(self.options.get("name") or parent)
@@ -78,7 +58,9 @@ class RunRecord(NamedTuple):
     @property
     def seed(self) -> int | None:
         """The seed; None if it is not recorded."""
-        seed = self.options.get("seed_everything")
+        arguments = self.section("model").get("init_args")
+        of_model = arguments.get("seed") if isinstance(arguments, Mapping) else None
+        seed = self.options.get("seed_everything", of_model)
         return seed if isinstance(seed, int) else None
 
     @property
@@ -88,8 +70,9 @@ class RunRecord(NamedTuple):
 
     @property
     def step_unit(self) -> str:
-        """What its steps are."""
-        return step_unit(self.options)
+        """What its steps are: those of a run that learns from demonstrations only are updates."""
+        is_offline = OFFLINE_RATE in self.curves and ENV_STEPS_RATE not in self.curves
+        return UPDATES if is_offline else ENV_STEPS
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Return the options of a section; empty if they are not recorded."""
@@ -126,7 +109,7 @@ def metric_order(metric: str) -> tuple[int, str]:
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read the folder of one run, or a copy of a run's ``metrics.csv``, whose options are unknown.
+    """Read the folder of a run, or a copy of its ``metrics.jsonl``, whose options are unknown.
 
     Raises:
         ConfigurationError: if it is neither, or the metrics are damaged.
@@ -142,21 +125,19 @@ def read_run(path: Path) -> RunRecord:
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{path if is_copy else path / METRICS} cannot be read ({error}): it is damaged. Leave"
-            " the run out, or continue it with fit --resume, which repairs the file"
+            " the run out"
         ) from error
     if is_copy and not curves:
-        header = path.read_text(errors="replace").partition("\n")[0]
-        has_steps = "env_steps" in header.strip().split(",")
-        problem = "holds no values yet" if has_steps else "has no column env_steps"
         raise ConfigurationError(
-            f"{path} {problem}: give the folder of a run, or a copy of its {METRICS}"
+            f"{path} holds no values: give the folder of a run, or a copy of its {METRICS}"
         )
     if is_copy:
         return RunRecord(path, {}, {}, {}, curves)
     hparams = _plain(lambda: path / "hparams.yaml")
     options = _plain(lambda: config_file_of(path))
-    if not options:  # a run from Python
-        options = {name: hparams[name] for name in SECTIONS if name in hparams}
+    if not options:  # a run from Python: Lightning logs the algorithm's arguments
+        arguments = {name: value for name, value in hparams.items() if "/" not in str(name)}
+        options = {"model": {"init_args": arguments}} if arguments else {}
     versions = {name: str(version) for name, version in _with(hparams, "version/").items()}
     return RunRecord(path, options, _with(hparams, "protocol/"), versions, curves)
 

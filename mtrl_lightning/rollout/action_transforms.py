@@ -118,12 +118,12 @@ def sent_actions(
         sent_EA = np.asarray(transform.transform(previous_EA.copy(), task_E, is_training))
         if sent_EA.shape != action_EA.shape:
             raise ConfigurationError(
-                f"rollout.action_transforms: {type(transform).__name__} returns the shape"
+                f"data.action_transforms: {type(transform).__name__} returns the shape"
                 f" {sent_EA.shape} for actions of the shape {action_EA.shape}: return as many"
             )
         if not np.isfinite(sent_EA).all() and np.isfinite(previous_EA).all():
             raise ConfigurationError(
-                f"rollout.action_transforms: {type(transform).__name__} returns actions that are"
+                f"data.action_transforms: {type(transform).__name__} returns actions that are"
                 f" not finite: {sent_EA[~np.isfinite(sent_EA)][:5].tolist()}"
             )
     return sent_EA.clip(LOW, HIGH).astype(np.float32)

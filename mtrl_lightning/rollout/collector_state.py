@@ -78,7 +78,7 @@ def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
     if state["tasks"] != tasks:
         raise ConfigurationError(
             f"the checkpoint has environments of tasks {state['tasks']}, this run of {tasks}:"
-            " continue with the same rollout.envs_per_task and data.exclude_from_training"
+            " continue with the same data.envs_per_task and data.exclude_from_training"
         )
     if "windows" in state:
         collector.windows.load_state_dict(state["windows"])

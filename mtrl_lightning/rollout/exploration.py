@@ -15,11 +15,12 @@ import numpy.typing as npt
 from mtrl_lightning.checks import within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Rules, Share
+from mtrl_lightning.rollout.extras import Extra
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Policy
 
 
-class CorrelatedNoise:
+class CorrelatedNoise(Extra):
     """First-order autoregressive noise: ``n_t = rho n_(t-1) + sqrt(1 - rho^2) e_t``.
 
     White noise moves an arm back and forth, and hardly ever holds a gripper closed. Noise with a
@@ -99,14 +100,14 @@ class CorrelatedNoise:
             "is_first": share.of_envs,
             "generator": share.own,
         }
-        return share.join("rollout.exploration", states, rules)
+        return share.join("CorrelatedNoise", states, rules)
 
 
 def check_takes_noise(policy: Policy) -> None:
     """Check that a policy can explore with given noise."""
     if "noise_EA" not in inspect.signature(policy.act).parameters:
         raise ConfigurationError(
-            f"rollout.exploration needs a policy whose act takes noise_EA, and that of"
+            f"CorrelatedNoise needs a policy whose act takes noise_EA, and that of"
             f" {type(policy).__name__} does not: give an algorithm, add it (see NoisyPolicy), or"
-            " leave rollout.exploration out"
+            " leave CorrelatedNoise out"
         )

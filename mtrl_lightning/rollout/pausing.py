@@ -13,10 +13,11 @@ import numpy.typing as npt
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout.episodes import EpisodeWindows, check_scores
+from mtrl_lightning.rollout.extras import Extra
 from mtrl_lightning.spec import EnvSpec
 
 
-class PauseSolved:
+class PauseSolved(Extra):
     """Pause environments of tasks that succeed: the run's steps go where they still teach.
 
     A task whose recent episodes succeed less often than ``success`` steps all of its environments.
@@ -30,7 +31,7 @@ class PauseSolved:
     are more of them for each environment step. Environments are chosen at the begin of an on-policy
     iteration, off-policy after as many steps as an episode has at most. In tasks without a success
     signal, the score takes its place: the return divided by the largest possible one. Episodes that
-    began midway (``rollout.midway_starts``) count as others.
+    began midway (``StartMidway``) count as others.
 
     Args:
         success: success rate from which on environments are paused, from 0 to below 1.
@@ -62,12 +63,12 @@ class PauseSolved:
             window: finished episodes that this process keeps of a task.
             envs_per_task: this process' environments of a task.
         """
-        check_scores("rollout.pausing", spec, window, self._episodes)
+        check_scores("PauseSolved", spec, window, self._episodes)
         if self.num_stepped(envs_per_task, 1.0) == envs_per_task:
             raise ConfigurationError(
-                f"rollout.pausing would pause no environment of the {envs_per_task} that a task has"
+                f"PauseSolved would pause no environment of the {envs_per_task} that a task has"
                 f" in each process, with the minimum {self._minimum:g}: raise"
-                " rollout.envs_per_task, lower the minimum, or leave rollout.pausing out"
+                " data.envs_per_task, lower the minimum, or leave PauseSolved out"
             )
 
     def paused(

@@ -16,6 +16,7 @@ from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.rollout.episodes import EpisodeWindows, check_scores, task_means
+from mtrl_lightning.rollout.extras import Extra
 from mtrl_lightning.rollout.matching import own_shape
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode
@@ -26,7 +27,7 @@ NUM_RESULTS = 5
 """Episodes in a task with another one's policy by which that policy is judged."""
 
 
-class PolicyReuse:
+class PolicyReuse(Extra):
     """Let the policies of solved tasks act in some episodes of an unsolved task.
 
     What a task needs first, such as to grasp an object, another one may have learned already. In a
@@ -40,7 +41,7 @@ class PolicyReuse:
     chooses among it and the own one.)
 
     An off-policy algorithm learns from these episodes as from others, ``PPO`` from their steps that
-    turned out better than its value. With ``rollout.midway_starts`` later episodes begin where
+    turned out better than its value. With ``StartMidway`` later episodes begin where
     these came near a success. These episodes are left out of success rates, so that ``PauseSolved``
     does not count them; ``MidwayStarts``, which does not know whose policy
     acts, does.
@@ -84,17 +85,17 @@ class PolicyReuse:
             window: finished episodes that this process keeps of a task.
             envs_per_task: this process' environments of a task.
         """
-        check_scores("rollout.reuse", spec, window, self._episodes)
+        check_scores("PolicyReuse", spec, window, self._episodes)
         sizes = [_sizes(spec, task) for task in spec.train_tasks]
         if len(set(sizes)) == len(sizes):
             raise ConfigurationError(
-                "rollout.reuse lets the policy of one task act in another, and no two tasks have"
+                "PolicyReuse lets the policy of one task act in another, and no two tasks have"
                 " observations and actions of the same sizes: leave it out"
             )
         if envs_per_task == 1:
             raise ConfigurationError(
-                "rollout.reuse needs two environments of a task in each process, as in the first"
-                " one the task's own policy always acts: raise rollout.envs_per_task, or leave it"
+                "PolicyReuse needs two environments of a task in each process, as in the first"
+                " one the task's own policy always acts: raise data.envs_per_task, or leave it"
                 " out"
             )
 
@@ -236,7 +237,7 @@ class PolicyReuse:
             share: the rank, and the environments that it takes over.
         """
         rules: Rules = {"tasks": share.of_envs, "results": share.own, "generator": share.own}
-        return share.join("rollout.reuse", states, rules)
+        return share.join("PolicyReuse", states, rules)
 
 
 def _sizes(spec: EnvSpec, task: int) -> tuple[tuple[int, ...], ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from mtrl_lightning.auxiliaries import Auxiliary
+from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.networks import Encoder
 from tests.helpers.algorithms import changed, copy_of, make_sac, train
 from tests.helpers.checkpoints import assert_continued_is_the_same
@@ -95,6 +96,6 @@ def test_it_is_continued_through_the_command_line(command_line):
     weights = checkpoint(command_line, "parts")["state_dict"]
     assert "auxiliaries.0.transition.layers.0.weight" in weights
     assert "encoder.context.embedding.weight_TC" in weights
-    last = command_line.rows("parts")[-1]
+    curves = read_metrics(command_line.folder("parts"))
     names = ("embedding_distance", "transition_error", "reward_error", "reconstruction_error")
-    assert all(float(last[f"train/{name}"]) > 0 for name in names)
+    assert all(curves[f"train/{name}"][1][-1] > 0 for name in names)

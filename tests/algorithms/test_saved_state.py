@@ -60,31 +60,8 @@ def test_what_is_added_are_tensors_and_plain_values(tmp_path):
     assert added["spec"]["protocol"] == {"benchmark": "dummy", "horizon": 10}
 
 
-def test_hyper_parameters_are_plain_values(tmp_path):
-    sac = make_sac(auxiliaries=[Reconstruction], discount=0.9, **FULL)
-    kept = through_a_file(checkpoint_of(sac), tmp_path)["hyper_parameters"]
-    assert kept["discount"] == 0.9
-    assert (kept["num_critics"], kept["target_entropy"], kept["actor_max_grad_norm"]) == (
-        2,
-        None,
-        1.0,
-    )
-    assert types_in(kept) <= set(PLAIN)
-    assert "spec" not in kept
-    assert kept["encoder"] == {"class_path": "tests.helpers.sac.linear_encoder"}
-    (auxiliary,) = kept["auxiliaries"]
-    assert auxiliary["class_path"] == "tests.helpers.sac.Reconstruction"
-    assert auxiliary["init_args"]["learning_rate"] == 1e-3  # the default of an inherited option
-
-
-def test_what_a_subclass_saves_of_itself_is_left_out_if_it_is_not_plain(tmp_path):
-    class Saving(SAC):
-        def __init__(self, spec, **options):
-            super().__init__(spec, **options)
-            self.save_hyperparameters({"device": torch.device("cpu"), "function": small_mlp})
-
-    kept = through_a_file(checkpoint_of(Saving(make_spec())), tmp_path)["hyper_parameters"]
-    assert kept["discount"] == 0.99 and not {"device", "function"} & set(kept)
+def test_checkpoint_has_no_hyper_parameters_for_lightning(tmp_path):
+    assert "hyper_parameters" not in through_a_file(checkpoint_of(make_sac()), tmp_path)
 
 
 @pytest.mark.parametrize("value", [np.float64(0.9), np.float32(0.9)])

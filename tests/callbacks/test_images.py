@@ -1,64 +1,44 @@
-"""Images in a run's folder."""
-
-from __future__ import annotations
+"""Images in a run's folder and in loggers."""
 
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 
-from mtrl_lightning.callbacks import ImagesCallback
+from mtrl_lightning import SAC
+from mtrl_lightning.callbacks import CurvesCallback, ImagesCallback
+from tests.helpers.fitting import fit
 
 
-def test_each_evaluation_adds_an_image(tmp_path, monkeypatch):
-    images = [np.full((4, 6, 3), value, np.uint8) for value in (7, 200)]
-    session = SimpleNamespace(
-        folder=tmp_path,
-        counters=SimpleNamespace(env_steps=0),
-        algorithm=SimpleNamespace(images=lambda: {"reconstruction": images[0]}),
-        loggers=[],
-    )
-    callback = ImagesCallback()
-    callback.session = session
-    callback._write()
-    session.counters.env_steps = 1200
-    session.algorithm.images = lambda: {"reconstruction": images[1]}
-    shown = []
-    monkeypatch.setattr(
-        "mtrl_lightning.callbacks.images.log_image", lambda *given: shown.append(given)
-    )
-    logger = object()
-    session.loggers = [logger]
-    callback._write()
-    files = sorted((tmp_path / "pictures").iterdir())
-    names = ["reconstruction_0000000000.png", "reconstruction_0000001200.png"]
-    assert [file.name for file in files] == names
-    for file, image in zip(files, images, strict=True):
-        assert np.array_equal(np.asarray(Image.open(file)), image)
-    assert shown == [(logger, "reconstruction", files[1], 1200)]
-    session.algorithm.images = dict
-    callback._write()
+def image_of(algorithm):
+    return np.full((4, 6, 3), algorithm.counters.env_steps, np.uint8)
+
+
+def test_each_evaluation_adds_an_image_also_to_tensorboard(tmp_path, monkeypatch):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setattr(SAC, "images", lambda self: {"reconstruction": image_of(self)})
+    logger = TensorBoardLogger(tmp_path, name="", version="")
+    fit(tmp_path, ImagesCallback(), CurvesCallback(), logger=logger)
+    for env_steps in (62, 120):
+        file = tmp_path / "pictures" / f"reconstruction_{env_steps:010d}.png"
+        assert (np.asarray(Image.open(file)) == env_steps).all()
     assert len(list((tmp_path / "pictures").iterdir())) == 2
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    images = events.Images("reconstruction")
+    assert [image.step for image in images] == [62, 120]
+    assert images[1].encoded_image_string == file.read_bytes()
+    assert [event.value for event in events.Scalars("env_steps")][-1] == 120
 
 
-def test_an_image_that_cannot_be_written_does_not_end_a_run(tmp_path):
-    def broken():
+def test_an_image_that_cannot_be_written_is_one_warning(tmp_path, monkeypatch):
+    def broken(algorithm):
         raise RuntimeError("no decoder")
 
-    callback = ImagesCallback()
-    callback.session = SimpleNamespace(
-        folder=tmp_path,
-        counters=SimpleNamespace(env_steps=0),
-        algorithm=SimpleNamespace(images=broken),
-        loggers=[],
-    )
-    message = (
-        r"could not be written \(RuntimeError: no decoder\)\. Training continues, and new ones"
-    )
-    with pytest.warns(UserWarning, match=message):
-        callback._write()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        callback._write()
+    monkeypatch.setattr(SAC, "images", broken)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(tmp_path, ImagesCallback())
+    assert len([one for one in caught if "no decoder" in str(one.message)]) == 1

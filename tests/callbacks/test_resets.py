@@ -1,95 +1,54 @@
-"""Networks that begin anew, through the command line."""
-
-from __future__ import annotations
+"""Networks that are reset on a schedule."""
 
 import pytest
-import torch
 
-from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.checkpoints import load_checkpoint
-from tests.helpers.command_line import SHORT
-from tests.helpers.runs import assert_same_end
-
-RESETS = (
-    "--resets.every=60",
-    "--resets.times=2",
-    "--model.init_args.reward_scale=mtrl_lightning.algorithms.MeanReward",
-)
-LONG = (
-    *SHORT,
-    "--rollout.total_steps=240",
-    "--checkpoint.every=30",
-    "--checkpoint.keep_last=-1",
-)
+from mtrl_lightning.algorithms import PPO, SAC
+from mtrl_lightning.callbacks import ResetCallback
+from mtrl_lightning.errors import ConfigurationError
+from tests.helpers.fitting import fit
 
 
 @pytest.fixture
 def resets(monkeypatch):
-    """Return the environment steps of each reset and the mean rewards told before and at them."""
-    seen, told = [], []
-    reset, begin = SAC.reset_networks, SAC.begin_learning
+    """Return the environment steps of each reset."""
+    seen = []
+    for kind in (SAC, PPO):
+        reset = kind.reset_networks
 
-    def note_reset(sac):
-        seen.append(sac.counters.env_steps)
-        reset(sac)
+        def note(algorithm, reset=reset):
+            seen.append(algorithm.counters.env_steps)
+            reset(algorithm)
 
-    def note_means(sac, mean_reward_R):
-        told.append(mean_reward_R)
-        begin(sac, mean_reward_R)
-
-    monkeypatch.setattr(SAC, "reset_networks", note_reset)
-    monkeypatch.setattr(SAC, "begin_learning", note_means)
-    return seen, told
+        monkeypatch.setattr(kind, "reset_networks", note)
+    return seen
 
 
-@pytest.mark.slow
-def test_the_networks_begin_anew_on_schedule_and_scales_are_computed_at_once(command_line, resets):
-    command_line("fit", *RESETS, *LONG)
-    seen, told = resets
-    assert seen == [120, 180], "two multiples of 60 after the warm-up"
-    assert len(told) == 3
-    assert all(mean.shape == (3,) and (mean != 0).all() for mean in told)
+@pytest.mark.parametrize(
+    ("kind", "every", "expected"),
+    [
+        ("sac", 30, [90, 120, 150]),  # not at 60, the end of the warm-up, nor at 180, the end
+        ("sac", 31, [94, 124, 156]),  # at the first step past a multiple
+        ("ppo", 30, [40, 60, 100, 120, 160]),  # between iterations of 20 steps
+    ],
+)
+def test_networks_are_reset_on_schedule(tmp_path, resets, kind, every, expected):
+    fit(tmp_path, ResetCallback(every), kind=kind, total_steps=180)
+    assert resets == expected
 
 
-def actor_at(command_line, name, file):
-    state = load_checkpoint(command_line.folder(name) / "checkpoints" / file)["state_dict"]
-    return torch.cat([v.flatten() for n, v in state.items() if n.startswith("actor.")])
+def test_a_resumed_run_resets_when_the_uninterrupted_one_does(tmp_path, resets):
+    fit(tmp_path, ResetCallback(30, times=2), total_steps=90)
+    assert resets == []
+    fit(tmp_path, ResetCallback(30, times=2), total_steps=180, ckpt_path="last")
+    assert resets == [90, 120]
 
 
-@pytest.mark.slow
-def test_evaluation_and_best_checkpoint_at_a_reset_are_of_the_networks_before(command_line):
-    # every evaluation is a new best, so that one is saved before the reset
-    best = ("--checkpoint.best_metric=eval/return", "--checkpoint.best_mode=max")
-    command_line("fit", *RESETS, *LONG, *best, "--name=whole")
-    command_line("fit", *LONG, *RESETS[2:], *best, "--name=plain")
-    same = [row for row in command_line.rows("plain") if float(row["env_steps"]) <= 120]
-    assert len(same) >= 3 and command_line.rows("whole")[: len(same)] == same
-    assert command_line.rows("whole") != command_line.rows("plain")
-    folder = command_line.folder("whole") / "checkpoints"
-    files = [path.name for path in folder.glob("step_000000000120*.ckpt")]
-    plain = actor_at(command_line, "plain", "step_000000000120.ckpt")
-    if "step_000000000120_after_reset.ckpt" in files:
-        assert torch.equal(actor_at(command_line, "whole", "step_000000000120.ckpt"), plain)
-    after = actor_at(command_line, "whole", sorted(files)[-1])
-    assert not torch.equal(after, plain), "the last checkpoint is of the networks after the reset"
-    later = [actor_at(command_line, name, "step_000000000150.ckpt") for name in ("whole", "plain")]
-    assert not torch.equal(*later)
+def test_a_first_schedule_in_a_resumed_run_makes_up_for_nothing(tmp_path, resets):
+    fit(tmp_path, total_steps=100)
+    fit(tmp_path, ResetCallback(30), total_steps=140, ckpt_path="last")
+    assert resets == [120]
 
 
-@pytest.mark.slow
-def test_a_run_that_goes_on_with_its_first_schedule_makes_up_for_nothing(command_line, resets):
-    command_line("fit", *LONG, RESETS[2], "--name=parts", "--rollout.total_steps=180")
-    command_line("fit", *RESETS, *LONG, "--name=parts", "--ckpt_path=last")
-    assert resets[0] == [], "240 is the end"
-    command_line(
-        "fit", *RESETS, *LONG, "--rollout.total_steps=300", "--name=parts", "--ckpt_path=last"
-    )
-    assert resets[0] == [240]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_continued_at_a_reset_is_the_same_run(command_line):
-    command_line("fit", *RESETS, *LONG, "--name=whole")
-    command_line("fit", *RESETS, *LONG, "--rollout.total_steps=120", "--name=parts")
-    command_line("fit", *RESETS, *LONG, "--name=parts", "--ckpt_path=last")
-    assert_same_end(command_line, "whole", "parts")
+def test_a_number_of_resets_needs_a_schedule():
+    with pytest.raises(ConfigurationError, match="every"):
+        ResetCallback(times=2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import VectorEnv
 from tests.helpers.altered_reach import SlowReach
 
@@ -27,8 +27,8 @@ def test_workers_step_while_the_learner_updates(command_line, monkeypatch):
     record(VectorEnv, "receive")
     record(SAC, "training_step")
     # evaluations have other numbers of environments
-    short = ("--rollout.total_steps=330", "--evaluation.envs_per_task=2")
-    command_line("fit", "--rollout.num_workers=1", *short)
+    short = ("--data.total_steps=330", "--evaluation.envs_per_task=2")
+    command_line("fit", "--data.num_workers=1", *short)
     warmup, training = events[:200], events[200:]
     assert warmup == ["send", "receive"] * 100
     for i in range(0, 30, 3):
@@ -49,14 +49,14 @@ def test_send_does_not_wait_for_the_environments():
 def test_threads_of_the_learner_can_be_chosen(command_line):
     before = torch.get_num_threads()
     other = 2 if before == 1 else 1
-    short = ["--rollout.warmup_steps=60", "--rollout.total_steps=90"]
-    command_line("fit", f"--rollout.learner_threads={other}", *short)
+    short = ["--data.warmup_steps=60", "--data.total_steps=90"]
+    command_line("fit", f"--data.learner_threads={other}", *short)
     assert torch.get_num_threads() == other
     torch.set_num_threads(before)
 
 
 def test_a_step_is_counted_once_for_every_environment(command_line):
-    command_line("fit", "--rollout.envs_per_task=4", "--rollout.total_steps=960")
+    command_line("fit", "--data.envs_per_task=4", "--data.total_steps=960")
     counters = load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")[
         "mtrl_lightning"
     ]["counters"]

@@ -14,7 +14,7 @@ from mtrl_lightning.runs import run_lock
 def run(tmp_path):
     """A run's folder, with a link to a file outside."""
     folder = tmp_path / "runs" / "try" / "version_0"
-    for name in ("config.yaml", "metrics.csv", "checkpoints/last.ckpt", "replay/a"):
+    for name in ("config.yaml", "metrics.jsonl", "checkpoints/last.ckpt", "replay/a"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     (tmp_path / "outside").mkdir()
@@ -46,7 +46,7 @@ def test_nothing_is_deleted_without_a_yes(run, capsys, monkeypatch, text, is_ter
     call(run)
     printed = capsys.readouterr().out
     assert tree(run) == before and "Nothing was deleted" in printed
-    assert f"{run}: checkpoints, config.yaml, metrics.csv, replay, videos" in printed
+    assert f"{run}: checkpoints, config.yaml, metrics.jsonl, replay, videos" in printed
 
 
 @pytest.mark.parametrize("options", [[], ["--yes"]])

@@ -12,13 +12,12 @@ import pytest
 from lightning.pytorch import Trainer
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.callbacks import EnvStepWandbLogger
 from mtrl_lightning.cli import config_list
 from mtrl_lightning.cli.commands import COMMANDS
 from mtrl_lightning.cli.config_names import config_names, find_config
 from mtrl_lightning.envs.render import opengl
 from mtrl_lightning.errors import requirement
-from mtrl_lightning.launch.quiet import LOGGER, quiet
+from mtrl_lightning.quiet import LOGGER, quiet
 from mtrl_lightning.runs import policies
 from tests.helpers.command_line import CONFIGS, ROOT, SMALL, config_args
 
@@ -98,27 +97,14 @@ def names_with(word, group):
     return [name for name in config_names() if word in name and name.rpartition("/")[0] == group]
 
 
-OPTION_OF = {
-    "play": ("first", "first_episode"),
-    "collect": ("successes", "successes_only"),
-    "compare": ("across", "across_protocols"),
-    "export": ("fold", "folder"),
-    "clear": ("ye", "yes"),
-    "list": ("hel", "help"),
-    "doctor": ("hel", "help"),
-}
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_abbreviated_option_is_refused_with_its_full_name(command, capsys):
-    given, meant = OPTION_OF[command]
+def test_a_misspelled_option_is_answered_with_its_name(command, capsys):
     needed = {"export": ["--to=onnx"], "compare": ["a"]}
     needed["collect"] = ["--policy=random", "--env=env/toy", "--episodes=1"]
     with pytest.raises(SystemExit) as exit_info:
-        main([command, *needed.get(command, []), f"--{given}"])
+        main([command, *needed.get(command, []), "--hel"])
     error = capsys.readouterr().err
-    assert exit_info.value.code == 2
-    assert f"did you mean {meant}? There is no option {given}" in error
+    assert exit_info.value.code == 2 and "did you mean --help" in error
 
 
 def test_a_package_is_installed_in_the_version_that_is_required(monkeypatch):
@@ -171,22 +157,15 @@ def test_doctor_fails_where_nothing_can_be_trained(capsys, monkeypatch):
 def test_the_help_of_the_program_names_every_command(args, capsys):
     main(args)
     text = capsys.readouterr().out
-    for command in ("fit", "validate", *COMMANDS):
+    for command in ("fit", "validate", "test", *COMMANDS):
         assert f"\n    {command}" in text
     assert "Multi-task reinforcement learning" in text and "Trainer" not in text
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["fti"], "there is no command fti: did you mean fit"),
-        (["--name", "a", "fit"], "give the command first, such as mtrl-lightning fit --name"),
-    ],
-)
-def test_a_command_that_does_not_exist(args, message, capsys):
+def test_a_command_that_does_not_exist(capsys):
     with pytest.raises(SystemExit) as exit_info:
-        main(args)
-    assert exit_info.value.code == 2 and message in capsys.readouterr().err
+        main(["fti"])
+    assert exit_info.value.code == 2 and "did you mean fit" in capsys.readouterr().err
 
 
 def test_advertisements_and_harmless_warnings_are_left_out(caplog):
@@ -199,23 +178,12 @@ def test_advertisements_and_harmless_warnings_are_left_out(caplog):
         logging.getLogger(LOGGER).info("💡 Tip: still left out")
         logging.getLogger(LOGGER).info("benchmark toy")
         warnings.warn("isinstance(treespec, LeafSpec) is deprecated", stacklevel=1)
-        warnings.warn("The 'train_dataloader' does not have many workers", stacklevel=1)
         warnings.warn("the replay is empty", stacklevel=1)
     assert "Tip" not in caplog.text and "TPU" not in caplog.text
     assert "benchmark toy" in caplog.text and "GPU available" in caplog.text
     assert [str(warning.message) for warning in warned] == ["the replay is empty"]
     Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    assert "Tip" in caplog.text, "Lightning advertises in other words now: adapt launch/quiet.py"
-
-
-def test_wandb_does_not_warn_of_a_setting_that_was_not_given(tmp_path, capfd, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    # an earlier test may have silenced W&B, which remembers that
-    monkeypatch.setattr("wandb.errors.term._silent", False)
-    logger = EnvStepWandbLogger(offline=True, save_dir=str(tmp_path))
-    assert "anonymous" not in logger._wandb_init
-    wandb.Settings(anonymous=None)
-    assert "anonymous" in capfd.readouterr().err, "W&B accepts it now: no need to leave it out"
+    assert "Tip" in caplog.text, "Lightning advertises in other words now: adapt quiet.py"
 
 
 @pytest.mark.slow
@@ -231,10 +199,10 @@ def test_a_module_in_the_working_directory_is_found_also_by_workers(
     benchmark = [
         "--data.benchmark=own_toy_tasks.Own",
         "--data.benchmark.init_args.num_tasks=2",
-        "--rollout.num_workers=1",
-        "--rollout.total_steps=320",
+        "--data.num_workers=1",
+        "--data.total_steps=320",
         "--data.batch_size=64",
     ]
     main(["fit", *config_args(*CONFIGS), *SMALL, f"--root={tmp_path}", *benchmark])
-    assert command_line.rows()[-1]["env_steps"] == "320"
+    assert command_line.rows()[-1]["env_steps"] == 320
     assert sys.path[-1] == os.getcwd()

@@ -5,14 +5,12 @@ import pytest
 from tests.helpers.command_line import fails
 
 STARTS = {
-    "unknown option": (["--rollout.total_step=900"], "total_steps"),
-    "option of another type": (["--rollout.total_steps=many"], "total_steps"),
+    "unknown option": (["--evaluation.evry=900"], "evaluation.every"),
+    "option of another type": (["--data.total_steps=many"], "total_steps"),
     "value out of range": (["--model.init_args.discount=1.5"], "discount"),
     "unknown task": (["--data.exclude_from_training=[gaol-1]"], "gaol-1"),
     "batch size that the tasks do not divide": (["--data.batch_size=97"], "batch_size"),
-    "option of Lightning that a run does not follow": (["--trainer.max_steps=5"], "max_steps"),
     "missing checkpoint": (["--ckpt_path=nowhere.ckpt"], "nowhere"),
-    "name outside of the root folder": (["--name=../../x"], "name"),
 }
 CONTINUATIONS = {
     "other tasks": (["--data.benchmark.init_args.num_tasks=4"], "tasks"),
@@ -45,7 +43,7 @@ def test_a_run_is_not_continued_as_another(command_line, capsys, name):
     command_line.finished()
     capsys.readouterr()
     options, word = CONTINUATIONS[name]
-    last = ["--ckpt_path=last", "--rollout.total_steps=1200"]
+    last = ["--ckpt_path=last", "--data.total_steps=1200"]
     check(*fails(command_line, capsys, "fit", *last, *options), word)
 
 

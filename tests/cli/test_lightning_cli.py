@@ -5,10 +5,11 @@ import re
 import pytest
 import yaml
 
+from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import read_metrics
-from mtrl_lightning.callbacks.checkpoint import load_checkpoint
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.rollout.episodes import SPREADS
-from tests.helpers.command_line import SHORT
+from tests.helpers.command_line import CONFIGS, SHORT, rows_of
 
 PER_TASK = ("return", "success", "success_last")
 TASKS = ("goal-0", "goal-1", "goal-2")
@@ -22,10 +23,11 @@ def test_a_run_leaves_config_metrics_curves_checkpoints_and_a_table(command_line
     assert {
         "config.yaml",
         "hparams.yaml",
-        "metrics.csv",
+        "metrics.jsonl",
         "curves.png",
         "checkpoints",
         "replay",
+        "run.lock",
     } == names
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert printed.count("eval after") == 3 and "eval after 180 env steps" in printed
@@ -76,7 +78,7 @@ def test_rows_come_on_the_schedule_and_carry_env_steps(command_line):
         900,
     ]
     assert curves["train/q"][0][1:] == [450, 600, 750, 900]
-    assert all(row["env_steps"] for row in command_line.rows())
+    assert all("env_steps" in row for row in command_line.rows())
 
 
 def test_time_fractions_add_up_to_at_most_one(command_line):
@@ -126,7 +128,7 @@ def test_validate_prints_the_table_of_the_checkpoint_and_stores_it(command_line,
     first, second = map(json.loads, stored.read_text().splitlines())
     assert (first["num_episodes"], second["num_episodes"]) == (2, 3)
     assert first["env_steps"] == 900 and first["protocol"] == {"benchmark": "toy", "horizon": 20}
-    returns = [row["eval/return"] for row in command_line.rows() if row["eval/return"]]
+    returns = [row["eval/return"] for row in command_line.rows() if "eval/return" in row]
     assert first["metrics"]["eval/return"] == pytest.approx(float(returns[-1]))
     age = datetime.datetime.now().astimezone() - datetime.datetime.fromisoformat(first["time"])
     assert abs(age.total_seconds()) < 600
@@ -142,7 +144,7 @@ def test_validate_of_a_folder_that_cannot_be_written_says_so(command_line, capsy
 
 def test_validate_evaluates_some_tasks_and_writes_the_results(command_line, capsys, tmp_path):
     command_line.finished()
-    evaluated = [row for row in command_line.rows() if row["eval/return"]]
+    evaluated = [row for row in command_line.rows() if "eval/return" in row]
     file = tmp_path / "results" / "two.json"
     tasks = ["--tasks", "goal-2", "goal-0"]
     command_line("validate", "--ckpt_path=last", *tasks, f"--json={file}")
@@ -182,10 +184,10 @@ def test_excluded_tasks_are_evaluated_but_not_trained_on(command_line):
 
 @pytest.mark.slow
 def test_update_ratio_and_burst_give_the_number_of_updates(command_line):
-    half = ("--rollout.updates_per_step=0.5", "--name=half")
-    burst = ("--rollout.updates_per_step=2", "--rollout.warmup_updates=11", "--name=burst")
+    half = ("--data.updates_per_step=0.5", "--name=half")
+    burst = ("--data.updates_per_step=2", "--data.warmup_updates=11", "--name=burst")
     for options in (half, burst):
-        command_line("fit", "--rollout.total_steps=360", *options)
+        command_line("fit", "--data.total_steps=360", *options)
     for name, updates in (("half", 10), ("burst", 51)):
         counters = load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")[
             "mtrl_lightning"
@@ -198,19 +200,6 @@ def test_update_ratio_and_burst_give_the_number_of_updates(command_line):
         assert counters["episodes"] == 18
 
 
-@pytest.mark.slow
-def test_a_timer_can_be_given_on_the_command_line(command_line):
-    command_line(
-        "fit",
-        *SHORT,
-        "--trainer.callbacks+=lightning.pytorch.callbacks.Timer",
-        "--trainer.callbacks.duration=00:01:00:00",
-    )
-    config = yaml.safe_load((command_line.folder() / "config.yaml").read_text())
-    timer = config["trainer"]["callbacks"][-1]["init_args"]
-    assert timer["duration"] == "00:01:00:00" and timer["interval"] == "step"
-
-
 def test_validate_warns_of_another_protocol(command_line, capsys):
     command_line.finished()
     with pytest.warns(UserWarning, match="horizon 20"):
@@ -220,7 +209,7 @@ def test_validate_warns_of_another_protocol(command_line, capsys):
 
 @pytest.mark.slow
 def test_schedules_fire_when_the_updates_of_a_step_are_made(command_line):
-    command_line("fit", *SHORT, "--rollout.updates_per_step=2")
+    command_line("fit", *SHORT, "--data.updates_per_step=2")
     curves = read_metrics(command_line.folder())
     for name in ("eval/success", "train/q"):
         steps = curves[name][0]
@@ -228,56 +217,54 @@ def test_schedules_fire_when_the_updates_of_a_step_are_made(command_line):
 
 
 @pytest.mark.slow
-def test_last_is_the_newest_run_and_a_path_or_a_folder_is_that_run(command_line, capsys):
+def test_a_run_is_resumed_and_evaluated_by_folder_checkpoint_or_name(command_line, capsys):
     command_line.finished()
-    first = command_line.folder()
-    command_line("fit", "--rollout.total_steps=303")
-    for which, steps in (
-        ("last", 303),
-        (str(first / "checkpoints" / "last.ckpt"), 900),
-    ):
+    folder = command_line.folder()
+    last = folder / "checkpoints" / "last.ckpt"
+    plain = {"configs": (), "small": False}
+    for given, steps in ((folder, 930), (last, 960), (folder.parent, 990)):
+        command_line("fit", f"--resume={given}", f"--data.total_steps={steps}", **plain)
+        assert saved_steps(last) == steps
+    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["data"]["init_args"]["total_steps"] == 990 and config["ckpt_path"] is None
+    best = saved_steps(folder / "checkpoints" / "best.ckpt")
+    for given, steps in ((folder, best), (last, 990), (folder.parent, best)):
         capsys.readouterr()
-        command_line("validate", f"--ckpt_path={which}")
-        assert f"eval after {steps} env steps" in capsys.readouterr().out
-    alone = {"configs": (), "small": False}
-    command_line("fit", f"--resume={first}", "--rollout.total_steps=960", **alone)
-    assert saved_steps(first / "checkpoints" / "last.ckpt") == 960
-    command_line("fit", "--resume", str(first), "--rollout.total_steps=990", **alone)
-    assert saved_steps(first / "checkpoints" / "last.ckpt") == 990
-    assert len(list(first.parent.iterdir())) == 2
-    capsys.readouterr()
-    command_line("validate", str(first), **alone)
-    best = saved_steps(first / "checkpoints" / "best.ckpt")
-    assert f"eval after {best:,} env steps" in capsys.readouterr().out
+        for command in ("validate", "test"):
+            main([command, str(given), "--evaluation.num_episodes=1"])
+            assert f"eval after {steps} env steps" in capsys.readouterr().out
 
 
 def saved_steps(checkpoint):
     return load_checkpoint(checkpoint)["mtrl_lightning"]["counters"]["env_steps"]
 
 
-def printed_help(command_line, capsys, *args):
-    with pytest.raises(SystemExit) as exit_info:
-        command_line(*args, configs=(), small=False)
-    assert exit_info.value.code == 0
-    return capsys.readouterr().out
+@pytest.mark.slow
+def test_a_run_that_w_and_b_starts_again_continues(command_line, monkeypatch):
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    monkeypatch.setenv("WANDB_RUN_ID", "r1")
+    for steps in (180, 240):
+        command_line("fit", *SHORT, f"--data.total_steps={steps}")
+        (folder,) = (command_line.root / "run").iterdir()
+        assert saved_steps(folder / "checkpoints" / "last.ckpt") == steps
+    evaluated = [row["env_steps"] for row in rows_of(folder) if "eval/success" in row]
+    assert evaluated == sorted(set(evaluated))
 
 
-def test_help_explains_every_option_of_the_essential_callbacks(command_line, capsys):
-    text = printed_help(command_line, capsys, "fit", "--help")
-    sections = ("data", "rollout", "evaluation", "metrics", "checkpoint", "replay")
-    for section in sections:
-        options = re.findall(rf"\n  --{section}\.(\w+) [A-Z_]+\n((?: {{20,}}.*\n)+)", text)
-        assert options
-        for option, explained in options:
-            assert len(explained.split("(type:")[0].split()) >= 3, option
-    words = " ".join(text.split())
-    assert "environment steps after which training ends" in words
-    # our own options, in this order, and none of the trainer's
-    order = ("name", "model", "data", "rollout", "evaluation", "metrics", "replay", "checkpoint")
-    places = [text.index(f"\n  --{section} ") for section in order]
-    assert places == sorted(places)
-    assert "--trainer.help" in text and "--trainer.accelerator ACCELERATOR" not in text
-    assert "-->" not in text
-    assert "usage: mtrl-lightning fit -c NAME_OR_FILE" in text and "fit --resume RUN" in text
-    assert "--ckpt_path CKPT_PATH continue from this checkpoint" in words
-    assert "registry" not in text and "full optimization routine" not in text
+@pytest.mark.slow
+def test_a_w_and_b_run_is_continued_and_a_repeated_run_has_its_own(command_line, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    offline = ["--trainer.logger.offline=true", "--name=logged"]
+    command_line("fit", *SHORT, *offline, configs=(*CONFIGS, "logger/wandb"))
+    wandb.finish()
+    folder = command_line.folder("logged")
+    plain = {"configs": (), "small": False}
+    command_line("fit", f"--resume={folder}", "--data.total_steps=210", **plain)
+    wandb.finish()
+    command_line("fit", "-c", str(folder / "config.yaml"), **plain)
+    ids = [
+        {path.name.rpartition("-")[2] for path in each.glob("wandb/offline-run-*")}
+        for each in (folder, command_line.folder("logged", 1))
+    ]
+    assert len(ids[0]) == len(ids[1]) == 1 and ids[0] != ids[1]

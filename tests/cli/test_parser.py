@@ -1,183 +1,139 @@
-"""Runs, files and nulls among the arguments of ``fit`` and ``validate``."""
-
-import os
-from functools import cache
-from pathlib import Path
+"""Runs, files and values among the arguments of ``fit``, ``validate`` and ``test``."""
 
 import pytest
+import torch
+import yaml
 from jsonargparse import ArgumentError
 
-from mtrl_lightning.__main__ import main
-from mtrl_lightning.cli.commands import option_tips
-from mtrl_lightning.cli.lightning_cli import build_parser
+from mtrl_lightning.__main__ import main as program
+from mtrl_lightning.checkpoints import FORMAT
+from mtrl_lightning.cli.lightning_cli import main, parsed, plain_arguments
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.runs import config_file_of, find_checkpoint
-from tests.helpers.command_line import CONFIGS
+from tests.helpers.command_line import CONFIGS, ROOT
 
-CONFIG = f"extends: [{', '.join(CONFIGS)}]\nname: try\nroot: runs\nmetrics: {{every: 3}}\n"
-parser = cache(build_parser)
+FILES = [word for name in CONFIGS for word in ("-c", name)]
 
 
-def parse(command, *args):
-    return parser(command).parse_args([str(argument) for argument in args])
+def parse(*args, command="fit"):
+    return parsed([command, *map(str, args)])
 
 
 @pytest.fixture
-def run(tmp_path):
-    """The folder of a run that was continued once."""
-    folder = tmp_path / "try" / "version_0"
+def run(tmp_path, monkeypatch):
+    """The folder of a run named ``try``, in ``runs`` of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "try" / "version_0"
     (folder / "checkpoints").mkdir(parents=True)
-    (folder / "config.yaml").write_text(CONFIG.replace("every: 3", "every: 2"))
-    (folder / "config_from_000000000900.yaml").write_text(CONFIG)
-    for name in ("best", "last", "step_000000000900"):
-        (folder / "checkpoints" / f"{name}.ckpt").touch()
+    config = f"extends: [{', '.join(CONFIGS)}]\nname: try\nmetrics: {{every: 3}}\n"
+    (folder / "config.yaml").write_text(config)
+    for name in ("best", "last", "env_steps=000000000900"):
+        state = {"mtrl_lightning": {"format": FORMAT}}
+        torch.save(state, folder / "checkpoints" / f"{name}.ckpt")
     return folder
 
 
-@pytest.mark.parametrize("option", ["two words", "one word"])
-def test_a_run_is_resumed_with_its_last_configuration_under_all_other_arguments(run, option):
-    given = ["--resume", run] if option == "two words" else [f"--resume={run}"]
-    config = parse("fit", *given)
-    assert (config.ckpt_path, config.name, config.metrics.every) == (str(run), "try", 3)
-    assert "resume" not in config, "a run that is repeated from config.yaml continues nothing"
-    (run / "own.yaml").write_text("evaluation: {every: 5}\n")
-    config = parse("fit", "--metrics.every", 7, *given, "-c", run / "own.yaml")
-    assert (config.metrics.every, config.evaluation.every) == (7, 5)
-
-
-def test_a_policy_to_start_from_and_a_run_to_continue_exclude_each_other(run):
-    for continued in (["--resume", run], [f"--ckpt_path={run}", "-c", run / "config.yaml"]):
-        with pytest.raises(ConfigurationError, match="init_from"):
-            parse("fit", *continued, "--init_from=mt10")
-        with pytest.raises(ConfigurationError, match="init_new_tasks"):
-            parse("fit", *continued, "--init_new_tasks=mean")
-        parse("fit", *continued)
-        parse("fit", *continued, "--init_from=None", "--init_new_tasks=fresh")
-    with pytest.raises(ConfigurationError, match="init_from"):
-        parse("fit", "-c", "quickstart", "--init_new_tasks=mean")
-    with pytest.raises(ArgumentError, match="init_new_tasks"):
-        parse("fit", "--init_new_tasks=median")
-
-
-def test_a_run_that_started_from_a_policy_is_resumed_and_validated_as_any_other(run):
-    for file in run.glob("*.yaml"):
-        file.write_text(CONFIG + "init_from: runs/gone\ninit_new_tasks: mean\n")
-    assert parse("fit", "--resume", run).init_from == "runs/gone"
-    assert parse("validate", run).ckpt_path == str(run / "checkpoints" / "best.ckpt")
-    parse("fit", "-c", run / "config.yaml", f"--ckpt_path={run}")
-
-
-def test_the_folder_of_a_run_stands_for_its_last_checkpoint(run):
+def test_resume_begins_with_the_configuration_of_the_run(run):
     last = run / "checkpoints" / "last.ckpt"
-    assert find_checkpoint(str(run), "", "") == last
-    last.unlink()
-    assert find_checkpoint(str(run), "", "") == last, "the newest complete one is looked for there"
+    for given in (["--resume", run], [f"--resume={run}"], ["--resume=try"]):
+        config = parse("--metrics.system=true", *given)
+        assert (config["name"], config["metrics"]["every"]) == ("try", 3)
+        assert last.samefile(config["ckpt_path"]) and config["metrics"]["system"]
+    assert parse("--metrics.every", 7, "--resume=try")["metrics"]["every"] == 7
+    step = run / "checkpoints" / "env_steps=000000000900.ckpt"
+    assert parse(f"--resume={step}")["ckpt_path"] == str(step)
+    with pytest.raises(ConfigurationError, match="init_from"):
+        parse("--resume=try", "--init_from=mt10")
 
 
-def test_a_checkpoint_may_stand_for_its_run(run):
-    step = run / "checkpoints" / "step_000000000900.ckpt"
-    assert parse("fit", f"--resume={step}").ckpt_path == str(step)
-    assert parse("validate", step).ckpt_path == str(step)
-
-
-OPTIONS = [
-    [],
-    ["--evaluation.num_episodes", "5"],
-    ["--overwrite_metrics"],
-    ["--no_overwrite_metrics"],
-    ["-c", "env/toy", "-c", "quickstart", "--config=network/mlp"],
-    ["-c", "quickstart", "--model.init_args.log_std_min", "-5"],
-    ["-c", "quickstart", "--model.init_args.log_std_min=-5"],
-    ["--trainer.deterministic", "true"],
-    ["--overwrite_metrics", "--evaluation.every", "-5", "--no_overwrite_metrics"],
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
-def test_validate_takes_the_best_checkpoint_of_a_run_before_and_after_options(run, options):
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_an_evaluation_takes_the_best_checkpoint_of_the_run_it_names(run, command):
     best = run / "checkpoints" / "best.ckpt"
-    for args in ([run, *options], [*options, run]):
-        config = parse("validate", *args)
-        assert config.ckpt_path == str(best)
-        own = Path(str(config.config[len(CONFIGS)]))  # behind the files that it extends
-        assert own.name == "config_from_000000000900.yaml", "all arguments come later"
+    config = parse("try", "--evaluation.num_episodes", 5, "--tasks", "a", "b", command=command)
+    assert best.samefile(config["ckpt_path"]) and config["tasks"] == ["a", "b"]
+    assert config["evaluation"]["num_episodes"] == 5
     best.unlink()
-    assert parse("validate", run).ckpt_path == str(run)
+    assert parse(run, command=command)["ckpt_path"] == str(run / "checkpoints" / "last.ckpt")
+    mt10 = parse("mt10", command=command)
+    assert mt10["ckpt_path"].endswith("policies/mt10/checkpoints/best.ckpt")
 
 
-def test_an_option_of_a_class_that_the_run_chooses_may_stand_before_the_run(run):
-    option = "--model.init_args.discount=0.5"
-    for args in ([run, option], [option, run]):
-        assert parse("validate", *args).model.init_args.discount == 0.5
-    assert parse("fit", option, "--resume", run).model.init_args.discount == 0.5
-    with pytest.raises(ArgumentError, match="class_path"):
-        parse("validate", option)
-    with pytest.raises(ArgumentError, match="class_path"):
-        parse("validate", option, "x" * 999)  # longer than a path may be
+def test_files_set_the_class_of_data_and_drop_options_it_lacks():
+    batch = "--data.batch_size=96"
+    data = parse(*FILES, batch)["data"]
+    assert data["class_path"].endswith("ReplayData") and data["init_args"]["batch_size"] == 96
+    data = parse(*FILES, batch, "-c", "algorithm/mtppo")["data"]
+    assert data["class_path"].endswith("RolloutData") and "batch_size" not in data["init_args"]
+    assert data["init_args"]["benchmark"]["class_path"].endswith("ToyReach")
+    with pytest.raises(ArgumentError, match="batch_size"):
+        parse(*FILES, "-c", "algorithm/mtppo", batch)
 
 
-@pytest.mark.parametrize("command", ["fit", "validate"])
-def test_a_file_beside_a_run_leaves_its_checkpoint_and_its_name(run, command):
-    (run / "other.yaml").write_text("name: other\nckpt_path: null\nmetrics: {every: 9}\n")
-    given = ["--resume", run] if command == "fit" else [run]
-    config = parse(command, *given, "-c", run / "other.yaml")
-    best = run / "checkpoints" / "best.ckpt"
-    assert config.ckpt_path == str(run if command == "fit" else best)
-    assert config.metrics.every == 9
-    assert command == "validate" or config.name == "try"
+def test_values_of_sweeps_are_accepted():
+    layer_norm = "--model.init_args.critic.init_args.layer_norm"
+    config = parse(*FILES, "--data.total_steps", "1e5", layer_norm, "--data.warmup_steps=2.5e+3")
+    assert config["data"]["init_args"]["total_steps"] == 100_000
+    assert config["data"]["init_args"]["warmup_steps"] == 2_500
+    assert config["model"]["init_args"]["critic"]["init_args"]["layer_norm"] is True
+    assert config["model"]["init_args"]["actor_optimizer"]["init_args"]["lr"] == 3e-4
+    kept = ["fit", "--model.help", "--model.init_args.discount=1e-5", "--x.y", "-1", "--name=a1e5"]
+    assert plain_arguments(kept) == kept
 
 
-def test_options_that_exist_have_no_tip():
-    names = parser("fit").option_names()
-    given = ["--no_overwrite_metrics", "--data", "file.yaml", "--rollout.total_step", "5"]
-    assert list(option_tips(given, names)) == [
-        "tip: did you mean rollout.total_steps? There is no option rollout.total_step"
-    ]
-    assert "resume" not in parser("validate").option_names()
+def test_the_example_of_a_sweep_parses_as_an_agent_calls_it():
+    utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
+    sweep = yaml.safe_load((ROOT / "examples" / "sweep_wandb.yaml").read_text())
+    values = {
+        name: {"value": one["values"][0] if "values" in one else one["min"]}
+        for name, one in sweep["parameters"].items()
+    }
+    replaced = utils.create_sweep_command_args({"args": values})
+    replaced |= {"program": [sweep["program"]], "env": ["/usr/bin/env"]}
+    words = []
+    for word in utils.create_sweep_command(sweep["command"]):
+        words += replaced[word[2:-1]] if word.startswith("${") else [word]
+    assert words[:3] == ["/usr/bin/env", "mtrl-lightning", "fit"]
+    config = parse(*words[3:])
+    assert config["model"]["init_args"]["critic"]["init_args"]["layer_norm"] is True
+    assert config["trainer"]["logger"][0]["class_path"].endswith("WandbLogger")
 
 
-def test_the_newest_configuration_is_that_written_last(run):
-    assert config_file_of(run).name == "config_from_000000000900.yaml"
-    older = run / "config_from_000000000300.yaml"  # the run went back to an older checkpoint
-    older.write_text("name: try\n")
-    written = (run / "config_from_000000000900.yaml").stat().st_mtime_ns
-    os.utime(older, ns=(written + 1, written + 1))
-    assert config_file_of(run) == older
-
-
-@pytest.mark.slow
-def test_none_is_null():
-    files = [word for name in (*CONFIGS[:3], "network/paco") for word in ("-c", name)]
-    options = ("rollout.learner_threads", "model.init_args.actor.init_args.max_loss")
-    given = [*files, "--name=None-of-these", *(f"--{option}=7" for option in options)]
-    config = parse("fit", *given)
-    assert config.name == "None-of-these"
-    assert [config[option] for option in options] == [7, 7]
-    for null in ("None", "null"):
-        for words in ((f"--{options[0]}", null), (f"--{options[0]}={null}",)):
-            config = parse("fit", *given, *words, f"--{options[1]}={null}")
-            assert [config[option] for option in options] == [None, None]
-    config = parse("fit", *given, f"--{options[1]}", "None")
-    assert [config[option] for option in options] == [7, None]
-
-
-def test_tasks_before_a_run_do_not_take_it(run):
-    best = run / "checkpoints" / "best.ckpt"
-    for given in (run, best):
-        config = parse("validate", "--tasks", "reach", "door-open", given)
-        assert config.tasks == ["reach", "door-open"] and config.ckpt_path == str(best)
-    assert parse("validate", run, "--tasks", "reach").tasks == ["reach"]
-
-
-def test_the_help_of_a_class_needs_no_run(capsys):
+def exits(capsys, call, *args):
     with pytest.raises(SystemExit) as exit_info:
-        main(["validate", "--model.help", "SAC"])
-    assert exit_info.value.code == 0 and "--model.tau" in capsys.readouterr().out
+        call(list(args))
+    return exit_info.value.code, capsys.readouterr()
 
 
-def test_a_flag_before_a_run_does_not_take_it(command_line, capsys):
-    command_line.finished()
-    options = ["--evaluation.num_episodes", "1", "--evaluation.num_workers", "0"]
-    main(["validate", *options, "--overwrite_metrics", str(command_line.folder())])
-    assert "goal-0" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [
+        (["fit", "-c", "quickstart", "--nam=x"], "did you mean name"),
+        (["fit", "-c", "quickstrt"], "did you mean quickstart"),
+        (["fit", "-c", "quickstart", "--seed_everything=-1"], "seed_everything"),
+        (["fit", "-c", "quickstart", "--data.total_steps=x"], "total_steps"),
+        (["fit", "-c", "quickstart", "--init_new_tasks=median"], "init_new_tasks"),
+        (["fit", "--resume", "nowhere"], "nowhere"),
+        (["fit", "--resume=mt10"], "--init_from mt10"),
+        (["validate"], "validate RUN"),
+        (["test", "mt11"], "mt10"),
+    ],
+)
+def test_a_mistake_ends_the_program_with_one_error(capsys, args, word):
+    code, printed = exits(capsys, main, *args)
+    assert code == 2 and printed.err.count("error:") == 1 and word in printed.err
+
+
+def test_help_names_own_options_and_those_of_sections(capsys):
+    code, printed = exits(capsys, program, "fit", "--help")
+    assert code == 0 and "--resume RUN" in printed.out
+    for option in ("--evaluation.every", "--best.monitor", "--init_from", "--data.help"):
+        assert option in printed.out, option
+    code, printed = exits(capsys, program, "validate", "--model.help", "SAC")
+    assert code == 0 and "--model.tau" in printed.out
+
+
+def test_options_without_a_command_are_those_of_fit(monkeypatch):
+    """W&B's default command of a sweep gives no command."""
+    called = []
+    monkeypatch.setattr("mtrl_lightning.cli.lightning_cli.main", called.append)
+    program(["--config=quickstart", "--data.total_steps=5"])
+    assert called == [["fit", "--config=quickstart", "--data.total_steps=5"]]

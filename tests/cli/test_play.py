@@ -5,8 +5,9 @@ import pytest
 import yaml
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.cli import play
-from mtrl_lightning.loading import LoadedPolicy, load_policy
+from mtrl_lightning.cli import loaded_run, play
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.loading import load_policy
 from mtrl_lightning.video.recording import RecordedEpisode, Recording
 from tests.helpers.video import frames_of
 
@@ -22,7 +23,7 @@ def run(command_line):
 def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
     best = load_policy(run / "checkpoints" / "best.ckpt").env_steps
     capsys.readouterr()
-    main(["play", str(run), *SMALL, "--task", "goal-2", "--task=goal-0", "--episodes=2"])
+    main(["play", str(run), *SMALL, "--tasks", "goal-2", "goal-0", "--episodes=2"])
     lines = capsys.readouterr().out.splitlines()
     assert f"best.ckpt, after {best} env steps; split eval, 2 of 3 tasks" in lines[0]
     assert lines[1].split() == ["task", "episode", "return", "length", "success"]
@@ -33,7 +34,7 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
         ["goal-0", "1"],
     ]
     assert all(line.split()[3] == "20" for line in lines[2:6])
-    folder = run / "videos" / f"step_{best:012d}"
+    folder = run / "videos" / f"env_steps={best:012d}"
     assert lines[6] == f"Videos in {folder}: goal-2.mp4, goal-0.mp4, all_tasks.mp4"
     assert sorted(path.name for path in folder.iterdir()) == [
         "all_tasks.mp4",
@@ -43,23 +44,26 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
     assert frames_of(folder / "goal-2.mp4")[0].shape == (2 * 61, 48, 64, 3)
 
     last = str(run / "checkpoints" / "last.ckpt")
-    main(["play", last, *SMALL, "--task=goal-1", f"--folder={tmp_path / 'own'}"])
+    main(["play", last, *SMALL, "--tasks=goal-1", f"--folder={tmp_path / 'own'}"])
     assert "last.ckpt, after" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["goal-1.mp4"]
 
 
 def test_a_checkpoint_may_use_the_classes_that_the_configuration_names():
-    config = {
-        "model": {
-            "class_path": "mtrl_lightning.algorithms.SAC",
-            "init_args": {
-                "actor": {"class_path": "gated.Gated", "init_args": {}},
-                "transforms": [{"class_path": "own.parts.Crop"}],
-                "actor_optimizer": {"class_path": "torch.optim.Adam"},
-            },
-        }
+    model = {
+        "class_path": "mtrl_lightning.algorithms.SAC",
+        "init_args": {
+            "actor": {"class_path": "gated.Gated", "init_args": {}},
+            "transforms": [{"class_path": "own.parts.Crop"}],
+            "actor_optimizer": {"class_path": "torch.optim.Adam"},
+        },
     }
-    assert play.named_classes(config) == ["gated.Gated", "gated", "own.parts.Crop", "own.parts"]
+    assert loaded_run.named_classes(model) == [
+        "gated.Gated",
+        "gated",
+        "own.parts.Crop",
+        "own.parts",
+    ]
 
 
 def test_the_table_has_a_score_where_there_is_a_largest_return():
@@ -77,18 +81,22 @@ STACKED = [
 GENTLE = [{"class_path": "tests.helpers.fakes.Scale", "init_args": {"factor": 0.5}}]
 
 
-def test_a_wrapped_run_is_played_with_its_wrappers():
+def test_data_are_those_of_the_configuration():
     toy = {"class_path": "mtrl_lightning.envs.ToyReach", "init_args": {"num_tasks": 2}}
-    benchmark = play.benchmark_of({"data": {"benchmark": toy, "wrappers": STACKED}})
-    assert benchmark.spec.observation_space.shape == (6,)
-    assert "FrameStackObservation" in benchmark.spec.protocol["wrappers"]
+    init_args = {"benchmark": toy, "wrappers": STACKED, "action_transforms": GENTLE}
+    data = {"class_path": "mtrl_lightning.data.ReplayData", "init_args": init_args}
+    made = loaded_run.data_of({"data": data})
+    assert made.benchmark.spec.observation_space.shape == (6,)
+    assert [one._factor for one in made.action_transforms] == [0.5]
+    data["init_args"] = {"benchmark": toy, "no_option": 1}
+    with pytest.raises(ConfigurationError, match="no_option"):
+        loaded_run.data_of({"data": data})
 
 
-def test_a_run_is_played_with_its_action_transforms(run, monkeypatch, capsys):
+def test_a_run_is_played_with_its_action_transforms(run, monkeypatch):
     file = run / "config.yaml"
     config = yaml.safe_load(file.read_text())
-    assert play.action_transforms_of(config) == []
-    config["rollout"]["action_transforms"] = GENTLE
+    config["data"]["init_args"]["action_transforms"] = GENTLE
     file.write_text(yaml.safe_dump(config))
     policies = []
 
@@ -96,20 +104,9 @@ def test_a_run_is_played_with_its_action_transforms(run, monkeypatch, capsys):
         policies.append(policy)
         return Recording({}, [RecordedEpisode("goal-0", 0, 1.0, 20, False)])
 
-    def load(checkpoint, *, trust):
-        trusted.extend(trust)
-        return load_policy(checkpoint, trust=trust)
-
-    trusted = []
     monkeypatch.setattr("mtrl_lightning.video.record_videos", record)
-    monkeypatch.setattr("mtrl_lightning.loading.load_policy", load)
-    untrained = property(lambda policy: "Evaluated without training: goal-2")
-    monkeypatch.setattr(LoadedPolicy, "untrained_summary", untrained)
-    main(["play", str(run), *SMALL, "--trust=own.parts", "--trust", "gated"])
-    assert trusted == ["own.parts", "gated"]
-    assert "\nEvaluated without training: goal-2\n" in capsys.readouterr().out
-    (policy,) = policies
+    main(["play", str(run), *SMALL])
     observation_ED = np.zeros((1, 2), np.float32)
-    own = policy._policy.act(observation_ED, np.array([0]), "exploit")
-    sent = policy.act(observation_ED, np.array([0]), "exploit")
+    own = load_policy(run).act(observation_ED, np.array([0]), "exploit")
+    sent = policies[0].act(observation_ED, np.array([0]), "exploit")
     np.testing.assert_allclose(sent, 0.5 * own, rtol=1e-6)

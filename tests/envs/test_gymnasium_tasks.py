@@ -184,14 +184,14 @@ def test_an_id_that_only_the_main_process_has_registered_is_made_in_workers():
 def test_the_example_trains_and_resumes_through_the_command_line(command_line, caplog):
     """``connectors`` extends ``env/gymnasium``."""
     configs = ("connectors",)
-    command_line("fit", *SHORT, "--rollout.num_workers=1", configs=configs)
+    command_line("fit", *SHORT, "--data.num_workers=1", configs=configs)
     pipelines = [text for text in caplog.messages if text.startswith("Observations and rewards")]
     assert pipelines == [
         'Observations and rewards: environment > gymnasium.wrappers.FrameStackObservation {"stack_'
         'size": 3} > gymnasium.wrappers.FlattenObservation > stored > NormalizeReward >'
         " NormalizeObservation > learner. Actions: policy > stored > ActionNoise > environment"
     ]
-    more = (*SHORT, "--rollout.total_steps=240", "--name=connectors", "--ckpt_path=last")
+    more = (*SHORT, "--data.total_steps=240", "--name=connectors", "--ckpt_path=last")
     command_line("fit", *more, configs=configs)
     rows = command_line.rows("connectors")
     assert float(rows[-1]["env_steps"]) == 240

@@ -282,7 +282,7 @@ def test_where_a_state_no_longer_fits_the_steps_are_repeated_again():
 def test_where_an_episode_is_not_repeated_another_begins_with_a_reset():
     env = started(Hill(repeats=False))
     episode(env, 25)
-    with pytest.warns(UserWarning, match="to 0"):
+    with pytest.warns(UserWarning, match="StartMidway"):
         env.reset()
     assert env.unwrapped.steps == 0 and not env._beginnings
     assert episode(env, 25) == HORIZON

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from functools import partial
 
 import gymnasium as gym
@@ -10,12 +9,13 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from mtrl_lightning import train
+from mtrl_lightning import read_metrics, train
 from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.envs.vector.success_limit import SuccessLimit
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rollout import EndAfterSuccess
 from tests.helpers.environments import through_a_file
 
 HORIZON = 12
@@ -112,7 +112,7 @@ def test_a_state_with_and_an_environment_without_are_refused(there, here):
         VectorEnv(ToyReach(1), [0], num_workers=0, after_success=option) for option in (there, here)
     )
     envs.reset()
-    with pytest.raises(ConfigurationError, match=r"rollout.after_success, this run is with"):
+    with pytest.raises(ConfigurationError, match="EndAfterSuccess"):
         other.set_state(envs.get_state())
 
 
@@ -149,15 +149,18 @@ def test_training_episodes_end_after_a_success_and_test_episodes_do_not(tmp_path
             ToyReach(2, horizon=40),
             partial(PPO, num_steps=80, num_minibatches=4),
             total_steps=16_000,
-            rollout={"envs_per_task": 5, "after_success": after_success},
+            data={
+                "envs_per_task": 5,
+                "extras": [] if after_success is None else [EndAfterSuccess(after_success)],
+            },
             evaluation={"every": 4_000, "num_episodes": 4},
             name=name,
             root=tmp_path,
         )
-        with (run.folder / "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
-        names = ("eval/success", "eval/return", "rollout/length")
-        return {name: [float(row[name]) for row in rows if row[name]][-1] for name in names}
+        curves = read_metrics(run.folder)
+        return {
+            name: curves[name][1][-1] for name in ("eval/success", "eval/return", "rollout/length")
+        }
 
     limited, whole = metrics_of(10, "limited"), metrics_of(None, "whole")
     assert limited["rollout/length"] < 30.0 < whole["rollout/length"] == 40.0

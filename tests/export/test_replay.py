@@ -9,7 +9,6 @@ import torch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.replay import episodes, export_to_minari
 from mtrl_lightning.replay import ReplayBuffer
-from mtrl_lightning.run.data import MultiTaskData
 from tests.helpers.altered_reach import OnceFaulty
 from tests.helpers.fakes import Scripted
 from tests.helpers.recorded import Recorded
@@ -128,7 +127,7 @@ def test_what_cannot_be_exported(tmp_path, monkeypatch):
         export_to_minari(run)
     path = run / "checkpoints" / "last.ckpt"
     content = torch.load(path, weights_only=True)
-    content[MultiTaskData.__qualname__]["replay"] = None
+    content["ReplayData"]["replay"] = None
     torch.save(content, path)
     with pytest.raises(ConfigurationError, match="has no replay: on-policy algorithms"):
         export_to_minari(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import os
 import shutil
@@ -15,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mtrl_lightning.api import train
+from mtrl_lightning import train
 from mtrl_lightning.callbacks import curves
-from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, main
+from mtrl_lightning.cli.lightning_cli import main, parsed
 from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.reports import page
@@ -26,25 +25,25 @@ ROOT = Path(__file__).parents[2]
 SMALL = [
     "--data.batch_size=96",
     "--data.capacity=30000",
-    "--rollout.warmup_steps=300",
-    "--rollout.total_steps=900",
-    "--rollout.num_workers=0",
+    "--data.warmup_steps=300",
+    "--data.total_steps=900",
+    "--data.num_workers=0",
     "--evaluation.num_workers=0",
     "--evaluation.every=300",
     "--evaluation.num_episodes=2",
     "--metrics.every=150",
-    "--checkpoint.every=300",
+    "--checkpoint.every_n_env_steps=300",
     "--model.init_args.actor.init_args.width=16",
     "--model.init_args.critic.init_args.width=16",
     "--trainer.enable_progress_bar=false",
     "--trainer.accelerator=cpu",
 ]
 SHORT = [
-    "--rollout.warmup_steps=60",
-    "--rollout.total_steps=180",
+    "--data.warmup_steps=60",
+    "--data.total_steps=180",
     "--evaluation.every=60",
     "--metrics.every=30",
-    "--checkpoint.every=60",
+    "--checkpoint.every_n_env_steps=60",
 ]
 """A run with 40 updates, whose evaluations and checkpoints are after 63, 120 and 180 steps."""
 CONFIGS = ("base", "env/toy", "algorithm/mtsac", "network/mlp", "gradient/mean")
@@ -54,23 +53,6 @@ def config_args(*names):
     return [arg for name in names for arg in ("-c", str(ROOT / "configs" / f"{name}.yaml"))]
 
 
-class _Parsed(Exception):  # noqa: N818
-    """Raised once the command line is parsed, before anything is built."""
-
-
-@cache
-def parser():
-    """Return the parser of the command line, which takes longer to build than a file to parse."""
-
-    class Parsing(MultiTaskCLI):
-        def before_instantiate_classes(self):
-            raise _Parsed(self.parser)
-
-    with pytest.raises(_Parsed) as caught:
-        Parsing(["fit", *config_args("quickstart")])
-    return caught.value.args[0]
-
-
 def resolve(*names, options=()):
     """Return the complete configuration that files of ``configs/`` and options give together."""
     return copy.deepcopy(_resolved(names, tuple(options)))
@@ -78,9 +60,7 @@ def resolve(*names, options=()):
 
 @cache
 def _resolved(names, options):
-    config = parser().parse_args([*config_args(*names), *options])
-    dumped = parser().dump(config, format="json", skip_none=False, skip_validation=True)
-    resolved = json.loads(dumped)
+    resolved = parsed(["fit", *config_args(*names), *options])
     resolved.pop("config", None)
     return resolved
 
@@ -128,16 +108,15 @@ class CommandLine:
         ]
 
     def __call__(self, subcommand, *extra, **kwargs):
-        self._monkeypatch.setattr(
-            sys, "argv", ["cli.py", *self.arguments(subcommand, *extra, **kwargs)]
-        )
-        main()
+        arguments = self.arguments(subcommand, *extra, **kwargs)
+        self._monkeypatch.setattr(sys, "argv", ["cli.py", *arguments])
+        main(arguments)
 
     def finished(self, *options, name="run"):
         """Copy a finished run to here, which is trained once for all tests, and print its output.
 
-        What it warned of and logged is not said again, and its ``config.yaml`` has another
-        ``root``. It comes before anything is patched.
+        What it warned of and logged is not repeated, and its ``config.yaml`` has another ``root``.
+        Call it before anything is patched.
         """
         folder, printed = self._finished_runs(name, *options)
         copy_run(folder, self.folder(name))
@@ -167,22 +146,21 @@ class CommandLine:
         return Path(self.root) / name / f"version_{version}"
 
     def rows(self, name="run", version=0):
-        with (self.folder(name, version) / "metrics.csv").open(newline="") as file:
-            return [
-                {k: v for k, v in row.items() if not k.startswith("time/")}
-                for row in csv.DictReader(file)
-            ]
+        return rows_of(self.folder(name, version))
+
+
+def rows_of(folder):
+    """Return the rows of a run's metrics, without times."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [
+        {name: value for name, value in json.loads(line).items() if not name.startswith("time/")}
+        for line in lines
+    ]
 
 
 def copy_run(source, target):
-    """Copy a run's folder with the names that are links to the same file."""
-    shutil.copytree(source, target)
-    for alias in ("last.ckpt", "best.ckpt"):
-        path = target / "checkpoints" / alias
-        for other in (source / "checkpoints").glob("step_*.ckpt"):
-            if path.exists() and other.samefile(source / "checkpoints" / alias):
-                path.unlink()
-                os.link(target / "checkpoints" / other.name, path)
+    """Copy a run's folder; ``last.ckpt`` stays a link."""
+    shutil.copytree(source, target, symlinks=True)
 
 
 def fails(command_line, capsys, *args, **kwargs):

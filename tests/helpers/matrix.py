@@ -156,6 +156,10 @@ ENV_OPTIONS = {
 }
 
 
+class IsBuilt(Exception):  # noqa: N818
+    """Raised where training would start."""
+
+
 class Built(NamedTuple):
     """What the command line built."""
 
@@ -173,28 +177,32 @@ def build(
 ) -> Built:
     """Let the command line build everything up to the point where it would train."""
     built: list[Built] = []
-    monkeypatch.setattr(
-        MultiTaskCLI, "fit", lambda self, model, **kwargs: built.append(Built(self, model))
-    )
-    command_line(
-        "fit",
-        *config_args(*STACKS[network]),
-        *ENV_OPTIONS[env],
-        *NETWORKS[network],
-        *extra,
-        "--trainer.accelerator=cpu",
-        "--trainer.enable_progress_bar=false",
-        "--data.benchmark.init_args.horizon=5",
-        configs=("base", f"algorithm/{algorithm}"),
-        small=False,
-    )
+
+    def stop(cli: MultiTaskCLI) -> None:
+        built.append(Built(cli, cli.model))
+        raise IsBuilt
+
+    monkeypatch.setattr(MultiTaskCLI, "before_fit", stop)
+    with pytest.raises(IsBuilt):
+        command_line(
+            "fit",
+            *config_args(*STACKS[network]),
+            *ENV_OPTIONS[env],
+            *NETWORKS[network],
+            *extra,
+            "--trainer.accelerator=cpu",
+            "--trainer.enable_progress_bar=false",
+            "--data.benchmark.init_args.horizon=5",
+            configs=("base", f"algorithm/{algorithm}"),
+            small=False,
+        )
     return built[0]
 
 
 def in_precision(built: Built, precision: str) -> Built:
     """Let the command line build everything anew with another precision: parsing takes longest."""
     cli = built.cli
-    cli.config.trainer.precision = precision
+    cli.config.fit.trainer.precision = precision
     cli.instantiate_classes()
     return Built(cli, cli.model)
 

@@ -9,7 +9,6 @@ from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.rollout import Collector
-from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.saved_spec import describe_spec
 from tests.helpers.fakes import Uniform
 
@@ -71,15 +70,15 @@ class Recorded:
         (run / "checkpoints").mkdir(parents=True)
         counters = Counters(env_steps=self.collector.counters.env_steps)
         content = {
+            "state_dict": {},
             "mtrl_lightning": {
                 "format": FORMAT,
                 "spec": describe_spec(self.spec),
                 "algorithm": {"class_path": "mtrl_lightning.algorithms.SAC"},
                 "counters": counters.state_dict(),
+                "data": "ReplayData",
             },
-            MultiTaskData.__qualname__: {
-                "replay": ReplaySnapshots(run / "replay").save(self.buffer.storage)
-            },
+            "ReplayData": {"replay": ReplaySnapshots(run / "replay").save(self.buffer.storage)},
         }
         torch.save(content, run / "checkpoints" / "last.ckpt")
         return run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import json
 
 import yaml
 
@@ -26,16 +26,28 @@ def options_of(seed=1, name="a", **changed):
             "init_args": {**arguments, "seed": seed, "tau": changed.pop("tau", 0.005)},
         },
         "data": {
-            "benchmark": {"class_path": "mtrl_lightning.envs.ToyReach", "init_args": {}},
-            "seed": seed,
+            "class_path": "mtrl_lightning.data.ReplayData",
+            "init_args": {
+                "benchmark": {"class_path": "mtrl_lightning.envs.ToyReach", "init_args": {}},
+                "total_steps": 400,
+                "seed": seed,
+            },
         },
-        "rollout": {"total_steps": 400, "seed": seed, **changed.pop("rollout", {})},
         "evaluation": {"num_episodes": 10, "every": 100},
         **changed,
     }
 
 
-def make_run(folder, scores, steps=STEPS, options=None, protocol=PROTOCOL, extra=(), rate=10.0):
+def make_run(
+    folder,
+    scores,
+    steps=STEPS,
+    options=None,
+    protocol=PROTOCOL,
+    extra=(),
+    rate=10.0,
+    rate_name="time/env_steps_per_second",
+):
     """Write the folder of a run.
 
     Args:
@@ -44,8 +56,9 @@ def make_run(folder, scores, steps=STEPS, options=None, protocol=PROTOCOL, extra
         steps: environment steps of the evaluations.
         options: of ``config.yaml``; None for none.
         protocol: in ``hparams.yaml``.
-        extra: further rows of ``metrics.csv``.
+        extra: further rows of ``metrics.jsonl``.
         rate: environment steps per second.
+        rate_name: its metric.
     """
     folder.mkdir(parents=True)
     if options is not None:
@@ -62,11 +75,8 @@ def make_run(folder, scores, steps=STEPS, options=None, protocol=PROTOCOL, extra
             row["eval/success"] = sum(values[place] for values in scores.values()) / len(scores)
             row["eval/return"] = 100 * row["eval/success"]
         rows.append(row)
-        rows.append({"env_steps": env_steps, "time/env_steps_per_second": rate})
+        rows.append({"env_steps": env_steps, rate_name: rate})
     rows += extra
-    names = ["env_steps", *sorted({name for row in rows for name in row} - {"env_steps"})]
-    with (folder / "metrics.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(sorted(rows, key=lambda row: row["env_steps"]))
+    rows.sort(key=lambda row: row["env_steps"])
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return folder

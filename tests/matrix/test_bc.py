@@ -20,7 +20,7 @@ CLIPPED = "--model.init_args.noise=mtrl_lightning.networks.StateDependentStd"
 def test_it_imitates_with_every_network(command_line, monkeypatch, tmp_path, network, gradient):
     own = [option for option in NETWORKS[network] if not any(name in option for name in FOREIGN)]
     monkeypatch.setitem(NETWORKS, network, own)
-    more = config_args(f"gradient/{gradient}")
+    more = [*config_args(f"gradient/{gradient}"), "--data.demonstrations=unused"]
     if network == "mlp":
         more += [CLIPPED, "--model.init_args.loss=log_prob"]
     built = build(command_line, monkeypatch, "toy", network, *more, algorithm="bc")

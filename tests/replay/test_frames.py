@@ -15,7 +15,6 @@ from mtrl_lightning.replay import FrameStorage, ReplayBuffer
 from mtrl_lightning.replay.frame_columns import compressed, decompressed
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import RingStorage, bytes_needed
-from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.types import Transitions
 from tests.helpers.replay import (
@@ -363,16 +362,9 @@ def test_a_million_frames_of_84_pixels_need_20_gib():
         FrameStorage(fields, 1, 10**9, horizon=500)
 
 
-def test_stacked_frames_are_kept_once_without_being_asked_and_the_estimate_says_so(
-    tmp_path, caplog
-):
+def test_stacked_frames_are_kept_once_without_being_asked():
     pixels = Pixels(ToyReach(2, horizon=10), size=8)
-    data = MultiTaskData(pixels, capacity=256, batch_size=4)
-    with caplog.at_level("INFO"):
-        replay = data.open_replay([0, 1], tmp_path)
-    assert isinstance(replay.storage, FrameStorage)
-    stacks = bytes_needed(replay.storage.fields, 256) / 2**20
-    assert f"each frame once (as stacks {stacks:,.0f} MiB)" in caplog.text
+    assert isinstance(ReplayBuffer(pixels.spec, 256).storage, FrameStorage)
     changed = with_wrappers(pixels, [lambda env: env])
     assert isinstance(ReplayBuffer(changed.spec, 10).storage, RingStorage)
     assert isinstance(ReplayBuffer(make_spec(1), 10).storage, RingStorage)

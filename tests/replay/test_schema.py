@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.rollout import Collector
-from mtrl_lightning.run.data import MultiTaskData
 from mtrl_lightning.schema import STORED, transition_fields
 from mtrl_lightning.spec import Field
 from mtrl_lightning.types import StepResult, Transitions
@@ -151,28 +148,26 @@ def test_fields_of_environments_and_policy_go_through_the_collector_and_faults_l
 def test_a_field_goes_from_workers_and_policy_through_storage_and_files_to_the_batch(
     tmp_path, num_workers
 ):
-    data = MultiTaskData(Costly(3), batch_size=150, capacity=200)
-    tasks = [0, 1, 2, 1]
-    envs = VectorEnv(data.benchmark, tasks, num_workers=num_workers)
+    benchmark, tasks = Costly(3), [0, 1, 2, 1]
+    envs = VectorEnv(benchmark, tasks, num_workers=num_workers)
     collector = Collector(envs, Confident())
-    buffer = data.open_replay(tasks, Path("unused"), policy_fields=POLICY_FIELDS)
+    given = {"tasks": tasks, "policy_fields": POLICY_FIELDS}
+    buffer = ReplayBuffer(benchmark.spec, 200, **given)
     snapshots = ReplaySnapshots(tmp_path, chunk_mebibytes=1e-3)
     for _ in range(70):  # a ring has 50 places
         transitions, _ = collector.step("explore")
         buffer.add(transitions)
         snapshots.write_full_chunk(buffer.storage)
     envs.close()
-    batch = buffer.sample(data.batch_size)
+    batch = buffer.sample(150)
     assert_numbers_belong(batch.extra, batch.observation_RnD)
     assert len(set(batch.extra["cost"].flatten().tolist())) > 50
 
-    resumed = MultiTaskData(Costly(3), batch_size=150, capacity=200, seed=9)
-    restored = resumed.open_replay(tasks, Path("unused"), policy_fields=POLICY_FIELDS)
-    data.manifest = snapshots.save(buffer.storage)
-    resumed.load_state_dict(data.state_dict())
-    assert resumed.manifest is not None
-    assert len(resumed.manifest["chunks"]) > 3
-    ReplaySnapshots(tmp_path).load(resumed.manifest, restored.storage)
+    restored = ReplayBuffer(benchmark.spec, 200, 9, **given)
+    manifest = snapshots.save(buffer.storage)
+    restored.load_state_dict(buffer.state_dict())
+    assert len(manifest["chunks"]) > 3
+    ReplaySnapshots(tmp_path).load(manifest, restored.storage)
     assert_same_batch(restored.sample(150), buffer.sample(150))
 
 

@@ -79,23 +79,20 @@ def test_minutes_are_summed_from_the_rates_by_hand():
 
 def test_only_whole_lines_are_read(tmp_path):
     folder = make_run(tmp_path / "run", {"reach": (0.0, 0.5, 1.0)})
-    file = folder / "metrics.csv"
+    file = folder / "metrics.jsonl"
     whole = read_metrics(folder)
     assert whole["eval/success/reach"] == (list(STEPS), [0.0, 0.5, 1.0])
-    num_columns = file.read_text().splitlines()[0].count(",") + 1
     with file.open("a") as end:
-        end.write("400,1")
+        end.write('{"env_steps": 400, "eval/success/reach"')
     assert read_metrics(folder) == read_metrics(file) == whole
     with file.open("a") as end:
-        end.write(",1" * (num_columns - 2) + "\n")
+        end.write(": 1}\n")
     assert read_metrics(folder)["eval/success/reach"] == ([*STEPS, 400], [0.0, 0.5, 1.0, 1.0])
     content = file.read_text()
-    file.write_text(content.replace("100,", "xxx,", 1))
-    with pytest.raises(ValueError, match="invalid literal"):
-        read_metrics(folder)
-    file.write_text(f"{content}4\n")
-    with pytest.raises(ValueError, match="zip"):
-        read_metrics(folder)
+    for line in ("{", "4", "{}"):
+        file.write_text(f"{content}{line}\n")
+        with pytest.raises(ValueError, match=r"row|Expecting"):
+            read_metrics(folder)
 
 
 def test_runs_are_grouped_by_all_options_but_the_seed_and_named_by_the_first(runs):
@@ -167,7 +164,7 @@ def test_what_cannot_be_compared_is_said(runs, tmp_path, capsys, monkeypatch):
     assert "has no eval/score of its tasks" in error_of(capsys, "mlp", "--metric=eval/score")
     late = make_run(tmp_path / "late", {"reach": (0, 0, 0), "push": (0, 0, 0)}, (500, 600, 700))
     assert "have none in common" in error_of(capsys, "mlp", late.name)
-    (tmp_path / "moe" / "version_1" / "metrics.csv").write_text("env_steps,a/b\n1,2,3\n")
+    (tmp_path / "moe" / "version_1" / "metrics.jsonl").write_text("1,2,3\n")
     assert "cannot be read" in error_of(capsys, "moe")
 
 
@@ -203,31 +200,32 @@ def test_runs_of_different_protocols_are_refused_unless_that_is_wanted(runs, cap
 def test_copies_of_metrics_are_compared_by_their_names(runs, tmp_path):
     for name in ("mlp", "moe"):
         for seed in (1, 2):
-            copy = tmp_path / f"{name}_seed_{seed}.csv"
-            copy.write_bytes((runs / name / f"version_{seed}" / "metrics.csv").read_bytes())
-    given = [str(path) for path in sorted(tmp_path.glob("*.csv"))]
+            copy = tmp_path / f"{name}_seed_{seed}.jsonl"
+            copy.write_bytes((runs / name / f"version_{seed}" / "metrics.jsonl").read_bytes())
+    given = [str(path) for path in sorted(tmp_path.glob("*.jsonl"))]
     comparison = compare_runs(given)
     assert [method.label for method in comparison.methods] == ["mlp", "moe"]
     assert comparison.curves["moe"].scores_STN[1].tolist() == [[0.0, 0.4, 1.0], [0.1, 0.8, 1.0]]
     for name in ("depth_2", "depth_4"):
-        (tmp_path / f"{name}.csv").write_bytes((tmp_path / "mlp_seed_1.csv").read_bytes())
-    other = compare_runs([str(tmp_path / f"depth_{n}.csv") for n in (2, 4)])
+        (tmp_path / f"{name}.jsonl").write_bytes((tmp_path / "mlp_seed_1.jsonl").read_bytes())
+    other = compare_runs([str(tmp_path / f"depth_{n}.jsonl") for n in (2, 4)])
     assert [method.label for method in other.methods] == ["depth_2", "depth_4"]
-    (tmp_path / "damaged.csv").write_text("env_steps,a\n1\n")
-    with pytest.raises(ConfigurationError, match=r"damaged.csv cannot be read"):
-        compare_runs([str(tmp_path / "damaged.csv")])
-    (tmp_path / "new.csv").write_text("env_steps,eval/success\n5,\n")
-    with pytest.raises(ConfigurationError, match=r"new.csv holds no values yet: "):
-        compare_runs([str(tmp_path / "new.csv")])
+    (tmp_path / "damaged.jsonl").write_text("env_steps,a\n1\n")
+    with pytest.raises(ConfigurationError, match=r"damaged.jsonl cannot be read"):
+        compare_runs([str(tmp_path / "damaged.jsonl")])
+    (tmp_path / "new.jsonl").write_text("")
+    with pytest.raises(ConfigurationError, match=r"new.jsonl holds no values: "):
+        compare_runs([str(tmp_path / "new.jsonl")])
     with pytest.raises(ConfigurationError, match=r"config\.yaml"):
         compare_runs([str(runs / "mlp" / "version_1" / "config.yaml")])
 
 
 def test_the_steps_of_offline_runs_are_called_updates(tmp_path, capsys):
-    data = {"data": {"demonstrations": "collections/a"}}
     for seed in (1, 2):
         folder = tmp_path / "bc" / f"version_{seed}"
-        make_run(folder, {"reach": (0.0, 0.5, 1.0)}, options=options_of(seed, **data))
+        rate_name = "time/updates_per_second"
+        scores = {"reach": (0.0, 0.5, 1.0)}
+        make_run(folder, scores, options=options_of(seed), rate_name=rate_name)
     page = tmp_path / "page.html"
     main(["compare", str(tmp_path / "bc"), f"--page={page}"])
     assert "1 tasks after 300 updates:" in capsys.readouterr().out

@@ -149,11 +149,10 @@ def test_a_single_value_is_a_point(monkeypatch):
 @pytest.mark.parametrize(
     "changed",
     [
-        {"rollout": None},
+        {"resets": None},
         {"evaluation": 3},
         {"seed_everything": [1]},
         {"name": {"a": 1}},
-        {"model": {"class_path": "mtrl_lightning.algorithms.SAC", "init_args": 3}},
         {"data": {"wrappers": [{1: 2, 3.5: [None]}]}},
     ],
 )

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from mtrl_lightning.api import evaluate
 from mtrl_lightning.callbacks.evaluation import table
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, WithInfo, trained_spec
@@ -9,6 +8,7 @@ from mtrl_lightning.errors import PolicyFaultError
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
+from mtrl_lightning.training import evaluate
 from tests.helpers.fakes import (
     ActOutput,
     Constant,

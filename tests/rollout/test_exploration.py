@@ -7,24 +7,22 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-import yaml
 from gymnasium.spaces import Box
 
-from mtrl_lightning import train
+from mtrl_lightning import read_metrics, train
 from mtrl_lightning.algorithms import PPO, SAC, TD3
-from mtrl_lightning.api import _described_parts
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import share_of
-from mtrl_lightning.rollout import Collector, CorrelatedNoise, PauseSolved
+from mtrl_lightning.rollout import Collector, CorrelatedNoise, PauseSolved, StartMidway
 from tests.helpers.command_line import SHORT, fails
 from tests.helpers.fakes import Constant
 from tests.helpers.runs import assert_continues_exactly, checkpoint
 
 SPEC = ToyReach(2).spec
 TASK_E = np.array([0, 0, 1, 1])
-CORRELATED = "--rollout.exploration=mtrl_lightning.rollout.CorrelatedNoise"
+CORRELATED = "--data.extras+=mtrl_lightning.rollout.CorrelatedNoise"
 
 
 def begun(noise, spec=SPEC, task_E=TASK_E, seed=0):
@@ -119,17 +117,6 @@ def test_a_collector_explores_with_it_and_exploits_without():
     assert recorded(collector, num_steps=4, mode="exploit").tolist() == [None]
 
 
-def test_train_describes_its_arguments_whatever_it_has_been_used_for():
-    parts = dict.fromkeys(("action_transforms", "pausing", "reuse"))
-    parts["exploration"] = begun(CorrelatedNoise(0.8))
-    assert _described_parts(parts)["exploration"] == {
-        "class_path": "mtrl_lightning.rollout.CorrelatedNoise",
-        "init_args": {"correlation": 0.8},
-    }
-    with pytest.raises(ConfigurationError, match=r"is 'pink': give an object, such as Correlated"):
-        _described_parts({**parts, "exploration": "pink"})
-
-
 def test_a_policy_of_other_sizes_gets_the_noise_of_its_own_actions():
     own = SPEC._replace(
         task_names=SPEC.task_names[::-1],
@@ -157,25 +144,23 @@ def test_a_policy_of_other_sizes_gets_the_noise_of_its_own_actions():
 
 
 @pytest.mark.slow
-def test_from_python_parts_are_objects_and_the_run_is_described_with_them(tmp_path):
+def test_from_python_extras_are_objects(tmp_path):
     run = train(
         ToyReach(2, horizon=10),
         partial(PPO, num_steps=20, num_minibatches=4),
         total_steps=400,
-        rollout={
+        data={
             "envs_per_task": 4,
-            "exploration": CorrelatedNoise(0.5),
-            "midway_starts": 0.5,
-            "pausing": PauseSolved(success=0.5, episodes=3),
+            "extras": [
+                CorrelatedNoise(0.5),
+                StartMidway(0.5),
+                PauseSolved(success=0.5, episodes=3),
+            ],
         },
         evaluation={"every": 400, "num_episodes": 1},
         root=tmp_path,
     )
-    options = yaml.safe_load((run.folder / "hparams.yaml").read_text())["rollout"]
-    assert options["exploration"]["init_args"] == {"correlation": 0.5}
-    assert options["pausing"]["class_path"] == "mtrl_lightning.rollout.PauseSolved"
-    assert options["pausing"]["init_args"]["episodes"] == 3
-    collector = load_checkpoint(run.checkpoint)["callbacks"]["rollout"]["collector"]
+    collector = load_checkpoint(run.checkpoint)["RolloutData"]["collector"]
     assert collector["exploration"] and "paused" in collector
 
 
@@ -202,9 +187,7 @@ def test_a_process_takes_over_the_noise_of_its_environments():
 
 
 def test_a_value_out_of_range_ends_the_program_with_it(command_line, capsys):
-    code, error = fails(
-        command_line, capsys, "fit", CORRELATED, "--rollout.exploration.correlation=1"
-    )
+    code, error = fails(command_line, capsys, "fit", CORRELATED, "--data.extras.correlation=1")
     assert code == 2 and "correlation is 1" in error and "below 1" in error
 
 
@@ -217,10 +200,10 @@ def test_a_continued_run_is_the_same_run_and_logs_the_correlations(command_line)
         CORRELATED,
         "--evaluation.every=90",
         "--evaluation.num_episodes=1",
-        "--checkpoint.every=90",
+        "--checkpoint.every_n_env_steps=90",
         "--data.benchmark.init_args.horizon=7",
     )
     assert_continues_exactly(command_line, run, 90, 180)
-    assert checkpoint(command_line, "whole")["callbacks"]["rollout"]["collector"]["exploration"]
-    last = command_line.rows("whole")[-1]
-    assert float(last["train/exploration/goal-0"]) == 0.9
+    assert checkpoint(command_line, "whole")["ReplayData"]["collector"]["exploration"]
+    curves = read_metrics(command_line.folder("whole"))
+    assert curves["train/exploration/goal-0"][1][-1] == 0.9

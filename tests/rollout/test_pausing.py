@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.algorithms import PPO, SAC
+from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.rollout import Collector, PauseSolved
@@ -19,7 +20,7 @@ from tests.helpers.runs import assert_same, signal_in_call
 
 TASKS = [0, 0, 0, 1, 1, 1]
 SPEC = ToyReach(2).spec
-PAUSING = "--rollout.pausing=mtrl_lightning.rollout.PauseSolved"
+PAUSING = "--data.extras+=mtrl_lightning.rollout.PauseSolved"
 
 
 def windows_with(success_of_task, num_episodes=10):
@@ -187,15 +188,18 @@ def test_an_interrupted_run_continues_as_the_uninterrupted_one(
     command_line, monkeypatch, algorithm, kind, call
 ):
     configs = ("base", "env/toy", f"algorithm/{algorithm}", "network/multi_head", "gradient/mean")
-    options = [PAUSING, "--rollout.pausing.success=0.01", "--rollout.pausing.episodes=1"]
-    options += ["--rollout.envs_per_task=4", "--rollout.midway_starts=0.5", "--metrics.every=60"]
-    options += ["--evaluation.every=9000", "--evaluation.num_episodes=1", "--checkpoint.every=9000"]
+    data = "RolloutData" if algorithm == "mtppo" else "ReplayData"
+    options = [PAUSING, "--data.extras.success=0.01", "--data.extras.episodes=1"]
+    options += ["--data.extras+=mtrl_lightning.rollout.StartMidway"]
+    options += ["--data.envs_per_task=4", "--metrics.every=60"]
+    options += ["--evaluation.every=9000", "--evaluation.num_episodes=1"]
+    options += ["--checkpoint.every_n_env_steps=9000"]
     options += ["--data.benchmark.init_args.horizon=60", "--trainer.enable_progress_bar=false"]
-    options += ["--rollout.total_steps=1440"]
+    options += ["--data.total_steps=1440"]
     if algorithm == "mtppo":
         options += ["--model.init_args.num_steps=30", "--model.init_args.num_minibatches=4"]
     else:
-        options += ["--rollout.warmup_steps=60", "--data.batch_size=12"]
+        options += ["--data.warmup_steps=60", "--data.batch_size=12"]
 
     def run(name, *more):
         command_line("fit", *options, f"--name={name}", *more, configs=configs, small=False)
@@ -207,13 +211,13 @@ def test_an_interrupted_run_continues_as_the_uninterrupted_one(
         with pytest.raises(SystemExit):
             run("parts")
     saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
-    assert any(saved["callbacks"]["rollout"]["collector"]["paused"])
+    assert any(saved[data]["collector"]["paused"])
     parts = run("parts", "--ckpt_path=last")
     for one in (whole, parts):
         # they list the interruption's files
-        del one["callbacks"]["checkpoint"], one["MultiTaskData"]
+        del one["callbacks"], one["epoch"], one["loops"]
+        one[data].pop("replay", None)
     assert_same(whole, parts)
     assert command_line.rows("whole") == command_line.rows("parts")
-    found = [row["rollout/stepped"] for row in command_line.rows("whole")]
-    fractions = [float(fraction) for fraction in found if fraction]
+    fractions = read_metrics(command_line.folder("whole"))["rollout/stepped"][1]
     assert 0 < min(fractions) < max(fractions) == 1

@@ -21,8 +21,8 @@ from mtrl_lightning.envs.vector.success_limit import SuccessLimit
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.schema import info_column
 
-OPTIONS = {MidwayStarts.__name__: "midway_starts", SuccessLimit.__name__: "after_success"}
-"""Wrappers of training environments, and the options that add them."""
+OPTIONS = {MidwayStarts.__name__: "StartMidway", SuccessLimit.__name__: "EndAfterSuccess"}
+"""Wrappers of training environments, and the elements of ``data.extras`` that add them."""
 
 
 class GroupPlan(NamedTuple):
@@ -178,9 +178,8 @@ class EnvGroup:
             if is_there != (wrapper in layers_here):
                 there, here = ("with", "without") if is_there else ("without", "with")
                 raise ConfigurationError(
-                    f"the checkpoint is of a run {there} rollout.{option}, this run is {here} it,"
-                    " and a continued run can begin or end it no more: set it as it was, or start a"
-                    " new run"
+                    f"the checkpoint is of a run {there} {option} in data.extras, this run is"
+                    f" {here} it: give the previous extras, or start a new run"
                 )
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:

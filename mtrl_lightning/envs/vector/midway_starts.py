@@ -191,7 +191,7 @@ class MidwayStarts(gym.Wrapper):
                     f"the same seed and actions led {type(self.unwrapped).__name__} to another"
                     " observation: an episode begins with a reset in place of midway. If it is"
                     " often so, let reset(seed=...) decide all that is random, or set"
-                    " rollout.midway_starts to 0",
+                    " StartMidway out of data.extras",
                     stacklevel=2,
                 )
                 self._beginnings = [kept for kept in self._beginnings if kept is not beginning]

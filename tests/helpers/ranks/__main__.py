@@ -1,8 +1,6 @@
-"""Make the updates of every case, probe what is exchanged, and train, as one of several ranks.
+"""Make the updates of cases as several ranks, and probe what they exchange.
 
-``FOLDER CASE...``; without cases all of them, and the runs. ``torchrun`` has started it as one of
-the ranks. Else it has the environment variables but ``RANK``, and starts all ranks as its copies,
-which spares their imports.
+``SIZE FOLDER CASE...``: each rank, a copy of this process, writes ``FOLDER/RANK.pt``.
 """
 
 import os
@@ -12,51 +10,27 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from tests.helpers.ranks.cases import CASES, float64, lost, probes, result_of
-from tests.helpers.ranks.runs import RUNS, ended
+from tests.helpers.ranks.cases import float64, probes, result_of
 
-broadcasts: list[int] = []
-"""Of Lightning's SIGTERM flag, before a batch."""
+size, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
 
 
-def main(folder: Path, names: list[str]) -> None:
-    """Do all of it as one rank."""
-    rank = int(os.environ["RANK"])
-    size = int(os.environ["WORLD_SIZE"])
+def main(rank: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=size)
     with float64():
-        results = {name: result_of(name, rank, size) for name in names or CASES}
-        probed = probes(rank)
-    runs = {} if names else {name: ended(name, folder / "runs") for name in RUNS}
-    probed["broadcasts"] = len(broadcasts)
-    probed["lost"] = lost(rank, size)  # the last one: the connections are closed
-    saved = {"results": results, "probes": probed, "runs": runs}
+        saved = {name: result_of(name, rank, size) for name in names} | probes(rank)
     torch.save(saved, folder / f"{rank}.pt")
+    dist.barrier()
 
 
-def fork(folder: Path, names: list[str]) -> int:
-    """Do it as all ranks; return the exit code."""
-    pids = []
-    for rank in range(int(os.environ["WORLD_SIZE"])):
-        pid = os.fork()
-        if pid == 0:
-            os.environ["RANK"] = str(rank)
-            try:
-                main(folder, names)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        pids.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) for _ in pids]
-    return max(abs(code) for code in codes)
-
-
-_TrainingEpochLoop._broadcast_sigterm_tensor = lambda loop: broadcasts.append(1)  # type: ignore[method-assign,assignment]
-if "RANK" in os.environ:
-    main(Path(sys.argv[1]), sys.argv[2:])
-else:
-    sys.exit(fork(Path(sys.argv[1]), sys.argv[2:]))
+for rank in range(size):
+    if os.fork() == 0:
+        try:
+            main(rank)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+sys.exit(max(abs(os.waitstatus_to_exitcode(os.wait()[1])) for _ in range(size)))

@@ -1,7 +1,6 @@
 """Updates of one run on several ranks, each with its share of the rows, for equality tests.
 
-Run as ``python -m tests.helpers.ranks FOLDER`` it makes the updates of
-every case as one of several ranks, and writes the weights.
+``python -m tests.helpers.ranks SIZE FOLDER CASE...`` makes them as ``SIZE`` ranks.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import Adam
 
 from mtrl_lightning import auxiliaries, networks
@@ -28,9 +25,7 @@ from mtrl_lightning.algorithms import (
     Temperature,
 )
 from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP
-from mtrl_lightning.callbacks.drift import check_equal, check_started_alike
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.launch.folder import RunLocation
+from mtrl_lightning.data.drift import check_equal
 from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
@@ -299,16 +294,16 @@ def result_of(name: str, rank: int = 0, size: int = 1) -> dict[str, Tensor]:
 
 
 def error_of(call: Callable[[], Any]) -> str:
-    """Return the message of the exception that a call raises; empty if it raises none."""
+    """Return the class and message of the exception that a call raises; empty without one."""
     try:
         call()
-    except (RuntimeError, OSError, ValueError, TypeError) as error:
-        return str(error)
+    except (RuntimeError, OSError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
     return ""
 
 
 def fail_on(rank: int, failing: int) -> None:
-    with distributed.raise_on_all_ranks(OSError, ConfigurationError):
+    with distributed.raise_on_all_ranks(OSError):
         if rank == failing:
             raise OSError("the disk is full")
 
@@ -328,24 +323,6 @@ def warned() -> str:
         warnings.simplefilter("always")
         distributed.warn("environments are rebuilt")
     return str(caught[0].message)
-
-
-def lost(rank: int, size: int) -> list[str]:
-    """Return what is said when rank 1 hangs (of two) or ends (of four), and then of an exchange."""
-    first: Callable[[], Any] = lambda: distributed.total(1)  # noqa: E731
-    if size == 2:
-        distributed.start(0.5)
-        store = _get_default_store()
-        if rank == 1:
-            store.get("given up")  # waits for it
-    elif rank == 1:
-        first = lambda: distributed.leave("ValueError: a mistake")  # noqa: E731
-    said = [error_of(first)]
-    if size == 2 and rank == 0:
-        store.set("given up", "")
-    said.append(error_of(lambda: distributed.total(1)))
-    assert (distributed.rank(), distributed.world_size()) == (rank, size)
-    return said
 
 
 def drifted(rank: int) -> str:
@@ -386,22 +363,16 @@ def moments_of_parts(rank: int) -> dict[str, Tensor]:
 
 def probes(rank: int) -> dict[str, Any]:
     """Return what a rank sees of several exchanges."""
-    location = RunLocation(Path())
-    # the target of a link such as best.ckpt may change before another process reads it
-    location.set_policy(("mt10", "mt50")[rank % 2])
     return {
         "fails on 0": error_of(lambda: fail_on(rank, 0)),
         "fails on 1": error_of(lambda: fail_on(rank, 1)),
+        "fails nowhere": error_of(lambda: fail_on(rank, 99)),
         "fails unexpectedly": error_of(lambda: fail_unexpectedly(rank)),
         "warned": warned(),
-        "fails nowhere": error_of(lambda: fail_on(rank, 99)),
         "drifted": drifted(rank),
-        "other options": error_of(lambda: check_started_alike({"a": 1, "b": rank})),
         "missing gradients": missing_gradients(rank),
         "moments": moments_of_parts(rank),
         "largest": distributed.largest(torch.tensor([rank, -rank])).tolist(),
         "total": distributed.total(rank + 1),
         "seed": distributed.seed_of_rank(5),
-        "policy": str(location.policy),
-        "no policy": error_of(lambda: RunLocation(Path()).set_policy("nothing")),
     }

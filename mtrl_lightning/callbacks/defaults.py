@@ -1,0 +1,41 @@
+"""The callbacks that a run needs."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
+
+from mtrl_lightning.callbacks.curves import CurvesCallback
+from mtrl_lightning.callbacks.evaluation import EvaluationCallback
+from mtrl_lightning.callbacks.images import ImagesCallback
+from mtrl_lightning.callbacks.metrics import MetricsCallback
+from mtrl_lightning.callbacks.progress import EnvStepProgressBar
+from mtrl_lightning.callbacks.rollout import RolloutCallback
+from mtrl_lightning.callbacks.signals import SignalCallback
+from mtrl_lightning.data import TaskData
+
+NEEDED: tuple[type[Callback], ...] = (
+    RolloutCallback,
+    EvaluationCallback,
+    MetricsCallback,
+    CurvesCallback,
+    ImagesCallback,
+    SignalCallback,
+)
+
+
+def missing_callbacks(trainer: Trainer) -> list[Callback]:
+    """Return the callbacks that a run needs and the trainer does not have.
+
+    Lightning replaces its own progress bar by ours, which counts environment steps.
+
+    Args:
+        trainer: of the run.
+    """
+    if not isinstance(trainer.datamodule, TaskData):  # type: ignore[attr-defined]
+        return []
+    present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    missing = [kind() for kind in NEEDED if not any(isinstance(one, kind) for one in present)]
+    if type(trainer.progress_bar_callback) is TQDMProgressBar:
+        missing.append(EnvStepProgressBar())
+    return missing

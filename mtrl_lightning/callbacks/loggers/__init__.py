@@ -1,1 +1,0 @@
-"""Loggers of metrics."""

@@ -1,0 +1,155 @@
+"""The data of an offline algorithm: demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from mtrl_lightning.algorithms.description import summarize
+from mtrl_lightning.data.demonstrations import check_identity, load_demonstrations
+from mtrl_lightning.data.replay_data import Ticks
+from mtrl_lightning.data.task_data import ROWS_PER_TASK, TaskData, check_batch_size
+from mtrl_lightning.devices import CPU
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.share import Rules, Share
+from mtrl_lightning.replay import ReplayBuffer
+from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.types import TransitionBatch
+
+
+class DemonstrationData(TaskData):
+    """Demonstrations of the trained tasks, and batches sampled from them.
+
+    No environment is stepped in training: in all schedules an update counts as one environment
+    step, and so it does in the metrics' ``env_steps``.
+
+    Args:
+        benchmark: the tasks.
+        demonstrations: folder of the Minari data sets to learn from, which ``collect`` has written;
+            training needs it. It has every trained task, and may have others.
+        total_steps: updates after which training ends; see ``TaskData`` for further options.
+        batch_size: transitions of a batch over all trained tasks and processes; each gets the same
+            number. None for 128 per task.
+        on_device: keep the demonstrations in the memory of the GPU that trains, if they take at
+            most half of the free memory there.
+        options: those of ``TaskData``.
+
+    Raises:
+        ConfigurationError: if the batch cannot be divided equally.
+    """
+
+    kind = "offline"
+    buffer: ReplayBuffer
+    """The demonstrations, from ``setup`` on."""
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        demonstrations: str | Path | None = None,
+        total_steps: int = 1_000_000,
+        batch_size: int | None = None,
+        on_device: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(benchmark, total_steps, **options)
+        num_tasks = len(self.spec.train_tasks)
+        self.demonstrations = demonstrations
+        self.batch_size = ROWS_PER_TASK * num_tasks if batch_size is None else batch_size
+        check_batch_size(self.batch_size, num_tasks)
+        self._on_device = on_device
+        self._identity: dict[str, Any] = {}
+        """Identity of the demonstrations that the buffer holds."""
+
+    def setup(self, stage: str) -> None:
+        """Read the demonstrations into memory, and print their number.
+
+        Raises:
+            ConfigurationError: if there are none, they are not of the trained tasks, or memory is
+                short.
+        """
+        super().setup(stage)
+        if stage != "fit":
+            return
+        assert self.trainer is not None
+        device = self.trainer.strategy.root_device
+        num_tasks = len(self.spec.train_tasks)
+        with distributed.raise_on_all_ranks(ConfigurationError):
+            check_batch_size(self.batch_size, num_tasks, distributed.world_size())
+            if not self._identity:
+                self._read(device if self._on_device else CPU)
+        for line in (summarize(self.algorithm.description), self.algorithm.untrained_summary):
+            if line:
+                rank_zero_info(line)
+
+    def _read(self, device: torch.device) -> None:
+        if self.demonstrations is None:
+            raise ConfigurationError(
+                "data.demonstrations is missing: give the folder that mtrl-lightning collect has"
+                " written"
+            )
+        self.buffer, self._identity = load_demonstrations(
+            str(self.demonstrations), self.spec, self._seed, device, self.benchmark.splits[0]
+        )
+        needed = bytes_needed(self.buffer.storage.fields, self.buffer.capacity)
+        rank_zero_info(
+            f"Demonstrations in {self.demonstrations}: {len(self.buffer):,} transitions of"
+            f" {len(self.spec.train_tasks)} tasks, {needed / 2**20:,.0f} MiB of memory of"
+            f" {self.buffer.storage.device}"
+        )
+
+    def _batch_rows(self) -> int:
+        return self.batch_size
+
+    def train_dataloader(self) -> Ticks:
+        """Return a stream of ticks, one for each update."""
+        return Ticks()
+
+    def begin(self) -> None:
+        """Let the algorithm know the tasks' rewards before its first update."""
+        self.is_training = True
+        if self.counters.updates == 0:
+            self.algorithm.begin_learning(self.buffer.mean_rewards())
+
+    def next_batch(self) -> TransitionBatch:
+        """Sample a batch; each process samples its share, and gradients are averaged."""
+        return self.buffer.sample(self.batch_size // distributed.world_size())
+
+    def begin_update(self) -> None:
+        """Let the algorithm know the progress of the run."""
+        self.algorithm.begin_update(min(self.counters.updates / self.total_steps, 1.0))
+
+    def end_update(self) -> None:
+        """Count the update as a step of all schedules."""
+        counters = self.counters
+        self.exchange()
+        counters.env_steps = counters.updates
+        for call in self.after_step:
+            call(counters.env_steps)
+        self.is_busy = False
+
+    def training_state(self) -> dict[str, Any]:
+        """Return the identity of the demonstrations, and the generator of the batches."""
+        return {"demonstrations": self._identity, "buffer": self.buffer.state_dict()}
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Restore the generator.
+
+        Raises:
+            ConfigurationError: if the checkpoint is of other demonstrations.
+        """
+        check_identity(state["demonstrations"], self._identity)
+        self.buffer.load_state_dict(state["buffer"])
+
+    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the state of a rank: its generator."""
+        rules: Rules = {
+            "demonstrations": lambda identities: identities[0],
+            "buffer": lambda buffers: share.own(buffers) or {},
+        }
+        return share.join("the data", states, rules)

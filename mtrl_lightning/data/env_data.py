@@ -1,0 +1,323 @@
+"""Data that come from stepping training environments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from mtrl_lightning.algorithms.description import summarize
+from mtrl_lightning.checks import above, at_least, nearest_multiples
+from mtrl_lightning.data.task_data import TaskData
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
+from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
+from mtrl_lightning.learning.transforms import RewardScale
+from mtrl_lightning.progress import shows_progress
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.rollout import (
+    Collector,
+    CorrelatedNoise,
+    EndAfterSuccess,
+    EpisodeListener,
+    Extra,
+    PauseSolved,
+    PolicyReuse,
+    StartMidway,
+)
+from mtrl_lightning.types import Mode, Transitions
+
+E = TypeVar("E", bound=Extra)
+
+
+class EnvData(TaskData):
+    """Training environments, and the collector that steps them.
+
+    Args:
+        benchmark: the tasks.
+        total_steps: environment steps after which training ends; see ``TaskData`` for further
+            options.
+        envs_per_task: environments per task, over all processes.
+        num_workers: worker processes that step environments; 0 for this process. None for the cores
+            but one, which learns meanwhile; for all cores if the algorithm is on-policy.
+        window: finished episodes per task over which ``rollout/...`` metrics are averaged.
+        timeout: seconds to wait for a worker before it counts as hung.
+        max_restarts: how often, from one start of the program to its end, broken environments are
+            rebuilt, on all processes together: one that raised or returned a NaN, or whose worker
+            died or hung. At the next fault the run saves and ends.
+        listeners: called at the events of every training episode; see ``EpisodeListener``.
+        extras: change how training episodes are collected, at most one of each class:
+            ``StartMidway``, ``EndAfterSuccess``, ``PauseSolved``, ``PolicyReuse``,
+            ``CorrelatedNoise``.
+        options: those of ``TaskData``.
+    """
+
+    spare_cores = 1
+    """Cores that are left to this process while workers step."""
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        total_steps: int = 1_000_000,
+        envs_per_task: int = 1,
+        num_workers: int | None = None,
+        window: int = 50,
+        timeout: float = 300.0,
+        max_restarts: int = 10,
+        listeners: list[EpisodeListener] | None = None,
+        extras: list[Extra] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(benchmark, total_steps, **options)
+        at_least(1, prefix="data.", envs_per_task=envs_per_task, window=window)
+        at_least(0, prefix="data.", max_restarts=max_restarts)
+        above(0, prefix="data.", timeout=timeout)
+        self._envs_per_task = envs_per_task
+        self._num_workers = num_workers
+        self._window = window
+        self._timeout = timeout
+        self._max_restarts = max_restarts
+        self._listeners = listeners or []
+        self._extras = extras or []
+        kinds = [type(extra) for extra in self._extras]
+        if len(set(kinds)) < len(kinds):
+            raise ConfigurationError("data.extras has two objects of the same class: give one")
+
+    @property
+    def num_envs(self) -> int:
+        """Training environments over all processes."""
+        return len(self.spec.train_tasks) * self._envs_per_task
+
+    def _extra(self, kind: type[E]) -> E | None:
+        """Return the extra of a class."""
+        return next((extra for extra in self._extras if isinstance(extra, kind)), None)
+
+    def setup(self, stage: str) -> None:
+        """Start the training environments and take the memory for their transitions."""
+        super().setup(stage)
+        if stage != "fit" or self.collector is not None:
+            return
+        all_tasks = np.repeat(self.spec.train_tasks, self._envs_per_task)
+        size = distributed.world_size()
+        window = -(-self._window // size)
+        with distributed.raise_on_all_ranks(ConfigurationError):
+            indices = self._local_indices()
+            self.check_options()
+            for extra in self._extras:
+                extra.check(self.spec, window, self._envs_per_task // size)
+        envs = self._start_envs(all_tasks[indices].tolist(), indices)
+        rank = distributed.rank()
+        for index, transform in enumerate(self.action_transforms):
+            # environments use (index,) or (index, restarts): a 0 keeps the streams distinct
+            transform.seed(self._seed_of(index, 0, rank) if rank else self._seed_of(index, 0))
+        exploration = self._extra(CorrelatedNoise)
+        reuse = self._extra(PolicyReuse)
+        if exploration is not None:
+            # four numbers: keys of environments and transforms are shorter
+            exploration.seed(self._seed_of(0, 0, 0, rank))
+        if reuse is not None:
+            reuse.seed(self._seed_of(0, 0, 1, rank))
+        assert self.trainer is not None
+        with distributed.raise_on_all_ranks(ConfigurationError):
+            self.collector = Collector(
+                envs,
+                self.algorithm,
+                counters=self.local_counters,
+                window=window,
+                listeners=self._listeners,
+                action_transforms=self.action_transforms,
+                exploration=exploration,
+                pausing=self._extra(PauseSolved),
+                reuse=reuse,
+            )
+            self.open_buffer(envs.task_E.tolist(), self.trainer.strategy.root_device)
+        self._print_summary()
+
+    def open_buffer(self, tasks: Sequence[int], device: torch.device) -> None:
+        """Take the memory for the transitions.
+
+        Args:
+            tasks: the task of each of this process' environments.
+            device: that trains.
+        """
+        raise NotImplementedError
+
+    def check_options(self) -> None:
+        """Check the options that depend on the algorithm and the number of processes."""
+
+    def _seed_of(self, *key: int) -> int:
+        """Return the seed of the part with this key."""
+        return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
+
+    def _local_indices(self) -> list[int]:
+        """Return the indices of this process' environments among all: a part of each task's.
+
+        Raises:
+            ConfigurationError: if a task's environments cannot be divided equally.
+        """
+        envs_per_task = self._envs_per_task
+        size = distributed.world_size()
+        if envs_per_task % size:
+            raise ConfigurationError(
+                f"data.envs_per_task is {envs_per_task} for {size} processes, and each steps the"
+                " same number of environments of every task: give"
+                f" {nearest_multiples(envs_per_task, size)}"
+            )
+        share = np.array_split(range(envs_per_task), size)[distributed.rank()]
+        num_tasks = len(self.spec.train_tasks)
+        return [task * envs_per_task + int(i) for task in range(num_tasks) for i in share]
+
+    def _start_envs(self, tasks: list[int], indices: list[int]) -> VectorEnv:
+        num_workers = self._num_workers
+        if num_workers is None:
+            num_workers = default_num_workers(
+                len(tasks), self.spare_cores, distributed.local_size()
+            )
+
+        def note_restart(reason: str) -> None:
+            """Count environments that were rebuilt after a fault, and report why."""
+            self.local_counters.worker_restarts += 1
+            distributed.warn(
+                f"environments are rebuilt, restart {envs.num_restarts} of at most"
+                f" {envs.max_restarts}: {reason}"
+            )
+
+        midway = self._extra(StartMidway)
+        early_end = self._extra(EndAfterSuccess)
+        envs = VectorEnv(
+            self.benchmark,
+            tasks,
+            seed=self._seed,
+            num_workers=num_workers,
+            timeout=self._timeout,
+            max_restarts=self._max_restarts,
+            on_restart=note_restart,
+            indices=indices,
+            midway_starts=0.0 if midway is None else midway.fraction,
+            after_success=None if early_end is None else early_end.steps,
+            progress=shows_progress(self.trainer),
+        )
+        return envs
+
+    def begin(self) -> None:
+        """Start the first episodes, unless they were restored."""
+        self.is_training = True
+        collector = self.collector
+        assert collector is not None
+        if not collector.has_started:
+            collector.reset()
+        for task, reason in collector.envs.unsavable().items():
+            rank_zero_warn(
+                f"the state of {task}'s environment cannot be saved ({reason}):"
+                " a resumed run starts new episodes there, and is not the uninterrupted run"
+            )
+
+    def send(self, mode: Mode, may_pause: bool = False) -> None:
+        """Choose actions and let the environments step.
+
+        Args:
+            mode: how the policy acts.
+            may_pause: whether environments may be paused or woken before this step.
+        """
+        assert self.collector is not None
+        self.is_busy = True
+        with self.stopwatch.measure("act"):
+            if mode == "explore" and may_pause:
+                self.collector.choose_paused()
+            self.collector.send(mode)
+
+    def receive(self) -> None:
+        """Wait for the step that ``send`` started, and keep its transitions to learn from."""
+        collector = self.collector
+        assert collector is not None
+        episodes = self.counters.episodes
+        # of this step: where its episode ends, another policy may act from here on
+        foreign_E = collector.foreign_E if collector.reuse is not None else None
+        with self.stopwatch.measure("step"):
+            transitions, _ = collector.receive()
+            self.exchange()  # from here on counts are those of all processes
+        self.add(transitions, foreign_E)
+        self.algorithm.observe(transitions, self.counters.episodes > episodes)
+        for call in self.after_step:
+            call(self.counters.env_steps)
+
+    def step(self, mode: Mode, may_pause: bool = False) -> None:
+        """Make one vector step while nothing learns; afterwards the state is complete."""
+        self.check_faults()
+        self.check_signals()
+        self.send(mode, may_pause)
+        self.receive()
+        self.is_busy = False
+
+    def add(self, transitions: Transitions, foreign_E: npt.NDArray[np.bool_] | None) -> None:
+        """Keep the transitions of a vector step.
+
+        Args:
+            transitions: of the step.
+            foreign_E: environments in which the policy of another task acted; None without
+                ``PolicyReuse``.
+        """
+        raise NotImplementedError
+
+    def check_faults(self) -> None:
+        """Raise the fault for which no restart was left; the restarts of all processes count.
+
+        Raises:
+            RestartsExhaustedError: on all processes.
+        """
+        assert self.collector is not None
+        envs = self.collector.envs
+        if distributed.world_size() == 1:
+            if envs.fault is not None:
+                raise envs.fault
+            return
+        if self._faulty_rank is not None:
+            distributed.raise_together(envs.fault, [RestartsExhaustedError])
+        if self._restarts > (envs.max_restarts or 0):
+            exhausted = RestartsExhaustedError(
+                f"environments were rebuilt {self._restarts} times, over all processes,"
+                f" and data.max_restarts is {envs.max_restarts}: see the warnings above"
+            )
+            exhausted.is_on_all_ranks = True  # type: ignore[attr-defined]
+            raise exhausted
+
+    def _print_summary(self) -> None:
+        """Print protocol, pipeline, algorithm, and the number of environments of this process."""
+        assert self.collector is not None
+        algorithm = self.algorithm
+        protocol = {key: v for key, v in self.spec.protocol.items() if key != "wrappers"}
+        envs = self.collector.envs
+        each = distributed.per_rank_prefix()
+        lines = [
+            ", ".join(f"{key} {value}" for key, value in protocol.items()),
+            self._pipeline(),
+            summarize(algorithm.description),
+            algorithm.untrained_summary,
+            *(f"Extra: {extra}" for extra in self._extras),
+            f"{each}Stepping {envs.num_envs} environments of {len(self.spec.train_tasks)} tasks"
+            f" in {envs.num_workers} workers",
+        ]
+        for line in filter(None, lines):
+            rank_zero_info(line)
+
+    def _pipeline(self) -> str:
+        """Describe the processing of observations, rewards and actions; empty without any."""
+        wrappers = str(self.spec.protocol.get("wrappers", ""))
+        transforms = [
+            type(transform).__name__
+            for transform in self.algorithm.transforms
+            if type(transform) is not RewardScale  # which leaves rewards as they are
+        ]
+        pipelines = []
+        if wrappers or transforms:
+            steps = ["environment", wrappers, "stored", *transforms, "learner"]
+            pipelines.append(f"Observations and rewards: {' > '.join(filter(None, steps))}")
+        if self.action_transforms:
+            names = [type(transform).__name__ for transform in self.action_transforms]
+            steps = ["policy", "stored", *names, "environment"]
+            pipelines.append(f"Actions: {' > '.join(steps)}")
+        return ". ".join(pipelines)

@@ -1,0 +1,482 @@
+"""The data of an off-policy algorithm: environments that fill a replay buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.utils.data import IterableDataset
+
+from mtrl_lightning.checks import at_least
+from mtrl_lightning.data.env_data import EnvData
+from mtrl_lightning.data.task_data import ROWS_PER_TASK, check_batch_size
+from mtrl_lightning.devices import CPU
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.share import Rules, Share
+from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
+from mtrl_lightning.replay.index import needed_manifests
+from mtrl_lightning.replay.manifest import MOVED, replay_folder, reshard_manifests
+from mtrl_lightning.replay.sizes import replay_bytes
+from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.resources import free_memory
+from mtrl_lightning.schedules import Until, UpdateRatio
+from mtrl_lightning.schema import transition_fields
+from mtrl_lightning.types import TransitionBatch, Transitions
+
+TRANSITIONS_PER_TASK = 100_000
+"""Transitions per task in the replay of MetaWorld+'s protocol."""
+WARMUP_VECTOR_STEPS = 4_000
+"""Steps of all environments with random actions in MetaWorld+'s protocol."""
+
+
+class Ticks(IterableDataset[int]):
+    """Stream one tick for each update, without end.
+
+    ``TaskData.transfer_batch_to_device`` replaces a tick by a batch, which it samples right before
+    the update: Lightning fetches a stream without length one element ahead.
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield ticks."""
+        while True:
+            yield 0
+
+
+class ReplayData(EnvData):
+    """Training environments, the replay that they fill, and batches sampled from it.
+
+    Steps and updates overlap: a batch is sampled, actions are sent, the update is made while the
+    workers step, and the transitions are received. The update does not see the step in flight,
+    whose actions use the weights before the update: results do not depend on the speed of the
+    workers. Further updates of the same step follow without stepping; where several steps go by
+    between two updates, the last one overlaps.
+
+    The replay is written beside the checkpoints, in ``replay/`` of the run's folder, in files that
+    never change, each as soon as it is full: a checkpoint adds the transitions of the last,
+    unfinished file only. Files that no checkpoint needs are deleted. Of several processes each has
+    its own folder, ``replay/rank_0/`` and so on.
+
+    Args:
+        benchmark: the tasks.
+        total_steps: environment steps after which training ends; see ``EnvData`` for further
+            options.
+        batch_size: transitions of a batch over all trained tasks and processes; each gets the same
+            number. None for 128 per task.
+        capacity: transitions kept, over all trained tasks and processes; each environment has an
+            equal share. None for all of the run, at most 100,000 per task.
+        warmup_steps: environment steps with uniformly random actions before the first update; None
+            for a tenth of the run, at most 4,000 of each environment.
+        warmup_updates: updates made at once when the warm-up ends (mtrl makes as many as vector
+            steps of warm-up).
+        updates_per_step: updates per vector step (all environments once), also fractional.
+        memory_map: keep the replay in a file in the run's folder, mapped into memory, for one
+            larger than the memory.
+        on_device: keep the replay in the memory of the GPU that trains, if it takes at most half of
+            the free memory there. One that takes more is kept by the host.
+        save_replay: whether the replay is saved with the checkpoints; without it a resumed run
+            starts with an empty one.
+        save_last: transitions saved, the newest, over all environments; None for all.
+        chunk_mebibytes: size of a file of the saved replay.
+        restore_replay: whether a resumed run reads the replay of its checkpoint.
+        delete_replay_at_end: whether the files are deleted when the run has ended by itself: it can
+            then be resumed only with ``restore_replay`` false. An interrupted run keeps them.
+        options: those of ``EnvData``.
+
+    Raises:
+        ConfigurationError: if the batch cannot be divided equally, or an option is out of range.
+    """
+
+    kind = "off-policy"
+    buffer: ReplayBuffer
+    """The replay, from ``setup`` on."""
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        total_steps: int = 1_000_000,
+        batch_size: int | None = None,
+        capacity: int | None = None,
+        warmup_steps: int | None = None,
+        warmup_updates: int = 0,
+        updates_per_step: float = 1.0,
+        memory_map: bool = False,
+        on_device: bool = True,
+        save_replay: bool = True,
+        save_last: int | None = None,
+        chunk_mebibytes: float = 32.0,
+        restore_replay: bool = True,
+        delete_replay_at_end: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(benchmark, total_steps, **options)
+        num_tasks = len(self.spec.train_tasks)
+        self.batch_size = ROWS_PER_TASK * num_tasks if batch_size is None else batch_size
+        check_batch_size(self.batch_size, num_tasks)
+        if capacity is None:
+            most = TRANSITIONS_PER_TASK * num_tasks
+            capacity = max(min(total_steps + self.num_envs, most), self.batch_size)
+            capacity = -(-capacity // self.num_envs) * self.num_envs
+        if warmup_steps is None:
+            # of whole vector steps, and at least one is left to learn from
+            tenth = math.ceil(total_steps / 10 / self.num_envs) * self.num_envs
+            most = min(WARMUP_VECTOR_STEPS * self.num_envs, total_steps - self.num_envs)
+            warmup_steps = max(self.num_envs, min(tenth, most))
+        at_least(1, prefix="data.", warmup_steps=warmup_steps)
+        if total_steps <= warmup_steps:
+            raise ConfigurationError(
+                f"data.total_steps {total_steps} must be above data.warmup_steps {warmup_steps}"
+            )
+        if capacity < max(self.batch_size, self.num_envs):
+            raise ConfigurationError(
+                f"data.capacity is {capacity}: give at least {max(self.batch_size, self.num_envs)},"
+                " a batch and one transition of each environment"
+            )
+        self.capacity = capacity
+        self._warmup = Until(warmup_steps)
+        self._ratio = UpdateRatio(updates_per_step, warmup_updates)
+        self._memory_map = memory_map
+        self._on_device = on_device
+        self._save_replay = save_replay
+        self._save_last = save_last
+        self._chunk_mebibytes = chunk_mebibytes
+        self._restore_replay = restore_replay
+        self._delete_replay = delete_replay_at_end
+        self._snapshots = self._snapshots_in(Path("replay"))  # checks the options
+        self._has_write_failed = False
+        """Whether the last write has failed: no chunk is written until a save has succeeded."""
+        self._refill_steps = 0
+        """Environment steps that filled a lost replay: they come on top of the total."""
+        self._is_step_pending = False
+        self._opened_for: tuple[Any, ...] = ()
+        self._is_resumed = False
+        self._has_other_ratio = False
+        """Whether the resumed checkpoint is of a run with another ratio of updates to steps."""
+
+    # the loop
+
+    def setup(self, stage: str) -> None:
+        """Start the training environments and take the memory for the replay."""
+        super().setup(stage)
+        assert self.trainer is not None
+        if stage == "fit" and self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._warmup = Until(1)
+
+    def check_options(self) -> None:
+        """Check that the processes can have equal shares of a batch."""
+        check_batch_size(self.batch_size, len(self.spec.train_tasks), distributed.world_size())
+
+    def _batch_rows(self) -> int:
+        return self.batch_size
+
+    def train_dataloader(self) -> Ticks:
+        """Return a stream of ticks, one for each update."""
+        return Ticks()
+
+    def begin(self) -> None:
+        """Start the episodes; fill a replay that was not restored with its checkpoint."""
+        super().begin()
+        if self._is_resumed and self._ratio.has_started:
+            self._refill()
+        if self._has_other_ratio:
+            self._ratio.restart(self.counters.vector_steps, self.counters.updates)
+            self._has_other_ratio = False
+
+    def begin_epoch(self) -> None:
+        """Warm up with random actions, unless that is done."""
+        counters = self.counters
+        if self._warmup(counters.env_steps):
+            rank_zero_info(f"Warm-up: {self._warmup.limit:,} env steps with random actions")
+        while self._warmup(counters.env_steps):
+            self.step("random")
+        if counters.updates == 0:
+            self.algorithm.begin_learning(self.buffer.mean_rewards())
+        # updates are owed for vector steps from here on, not for the warm-up
+        self._ratio.start(counters.vector_steps, counters.updates)
+
+    def _refill(self) -> None:
+        """Collect as much as a warm-up with the policy."""
+        num_missing = self._num_missing()
+        if num_missing <= 0 or self.is_over:
+            return
+        rank_zero_info(
+            f"Filling the replay with {num_missing:,} env steps of the policy, on top of"
+            f" data.total_steps {self.total_steps:,}"
+        )
+        counters = self.counters
+        while self._num_missing() > 0:
+            steps_before = counters.env_steps
+            self.step("explore", self._may_pause)
+            self._refill_steps += counters.env_steps - steps_before
+        # the steps of the refill owe no updates
+        self._ratio.restart(counters.vector_steps, counters.updates)
+
+    def _num_missing(self) -> int:
+        """Return the number of transitions that the replay lacks before an update."""
+        # a replay smaller than the warm-up is full before
+        most = self.buffer.guaranteed_size * distributed.world_size()
+        return min(self._warmup.limit, most) - distributed.total(len(self.buffer))
+
+    @property
+    def _may_pause(self) -> bool:
+        # environments are paused and woken after as many steps as the longest episode has
+        return self.counters.vector_steps % self.spec.horizon == 0
+
+    def next_batch(self) -> TransitionBatch:
+        """Sample a batch; each process samples its share, and gradients are averaged."""
+        return self.buffer.sample(self.batch_size // distributed.world_size())
+
+    def begin_update(self) -> None:
+        """Step until the next update is owed; the last of these steps runs during the update."""
+        self._is_step_pending = False
+        while not self._owes_update(self._is_step_pending):
+            if self._is_step_pending:
+                self.receive()
+                self.check_faults()
+            self.send("explore", self._may_pause)
+            self._is_step_pending = True
+
+    def end_update(self) -> None:
+        """Receive the step that ran during the update: the next batches have its transitions."""
+        if self._is_step_pending:
+            self.receive()
+            self._is_step_pending = False
+        self.is_busy = False
+
+    def add(self, transitions: Transitions, foreign_E: npt.NDArray[np.bool_] | None) -> None:
+        """Add the transitions to the replay."""
+        self.buffer.add(transitions)
+        if self._save_replay and not self._has_write_failed:
+            with self.stopwatch.measure("checkpoint"):
+                self._write(lambda: self._snapshots.write_full_chunk(self._storage, wait=False))
+
+    def _owes_update(self, is_step_pending: bool = False) -> bool:
+        """Return whether an update has to be made before the next vector step."""
+        counters = self.counters
+        num_steps = counters.vector_steps + int(is_step_pending)  # one in flight counts as made
+        return self._ratio.due(num_steps, counters.updates)
+
+    @property
+    def is_step_finished(self) -> bool:
+        """Whether the warm-up is over and all updates of the last vector step are made."""
+        return self._ratio.has_started and not self._owes_update()
+
+    @property
+    def last_step(self) -> int:
+        """The environment step after which training ends."""
+        return self.total_steps + self._refill_steps
+
+    # the buffer and its files
+
+    @property
+    def _storage(self) -> Any:
+        return self.buffer.storage
+
+    def open_buffer(self, tasks: Sequence[int], device: torch.device) -> None:
+        """Print the memory that the replay needs, and allocate it.
+
+        Raises:
+            ConfigurationError: if memory or disk is short.
+        """
+        policy_fields = self.algorithm.policy_fields
+        opened_for = (tuple(tasks), device, tuple(policy_fields))
+        if self._opened_for == opened_for:
+            return  # a second fit with the same data continues with their replay
+        self._opened_for = opened_for
+        if self._memory_map:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._snapshots = self._snapshots_in(replay_folder(self.folder) / _folder_of_rank())
+        num_rows = self.capacity // self.num_envs * len(tasks)
+        fields = transition_fields(self.spec, policy_fields)
+        needed = replay_bytes(self.spec, fields, len(tasks), num_rows // len(tasks))
+        wants_device = self._on_device and not self._memory_map
+        if not (device.type == "cuda" and wants_device and needed <= free_memory(device) / 2):
+            device = CPU
+        where = f"disk in {self.folder}" if self._memory_map else f"memory of {device} when full"
+        once = ""
+        if self.spec.frame_stack:
+            stacks = bytes_needed(fields, num_rows)
+            once = f", each frame once (as stacks {stacks / 2**20:,.0f} MiB)"
+        rank_zero_info(
+            f"{distributed.per_rank_prefix()}Replay of {num_rows:,} transitions:"
+            f" {needed / 2**20:,.0f} MiB of {where}{once}"
+        )
+        self.buffer = ReplayBuffer(
+            self.spec,
+            num_rows,
+            self._seed,
+            tasks=tasks,
+            folder=self.folder if self._memory_map else None,
+            device=device,
+            policy_fields=policy_fields,
+        )
+
+    def _snapshots_in(self, folder: Path) -> ReplaySnapshots:
+        save_last = self._save_last
+        if save_last is not None:
+            save_last = -(-save_last // distributed.world_size())
+        return ReplaySnapshots(folder, self._chunk_mebibytes, save_last)
+
+    def _write(self, write: Any) -> None:
+        """Write ahead of the next checkpoint, which retries and has its own rule."""
+        try:
+            write()
+        except OSError as error:
+            distributed.warn(
+                f"the replay could not be written ahead of the next checkpoint: {error}"
+            )
+            self._has_write_failed = True
+
+    def _save(self) -> dict[str, Any] | None:
+        """Write the transitions that a checkpoint needs and that are in no file yet.
+
+        Returns:
+            The manifest of the files; None if the replay is not saved.
+
+        Raises:
+            OSError: on all processes, if the disk is full or broken; earlier files stay valid.
+        """
+        if not self._save_replay:
+            return None
+        manifest: dict[str, Any] = {}
+        with distributed.raise_on_all_ranks(OSError):
+            self._write(self._snapshots.finish)
+            self._prune()
+            manifest = self._snapshots.save(self._storage)
+            if _folder_of_rank():
+                manifest["folder"] = _folder_of_rank()
+            self._has_write_failed = False
+        return manifest
+
+    def _prune(self) -> None:
+        """Delete the files that no checkpoint needs, also of processes that the run has no more."""
+        root = replay_folder(self.folder)
+        manifests = needed_manifests(root)
+        self._snapshots.prune(manifests)
+        if distributed.rank() > 0:
+            return
+        size = distributed.world_size()
+        present = {f"rank_{rank}" for rank in range(size)} if size > 1 else {""}
+        for folder in (root, *root.glob("rank_*")):
+            if ("" if folder == root else folder.name) not in present:
+                self._snapshots_in(folder).prune(manifests)
+
+    def _restore(self, manifest: dict[str, Any] | None) -> None:
+        """Read the replay of the checkpoint that is resumed, or warn that it is lost."""
+        if manifest is None or not self._restore_replay:
+            why = "data.restore_replay is false"
+            if manifest is None:
+                why = "the checkpoint was saved without it (data.save_replay)"
+            rank_zero_warn(
+                f"the run continues with an empty replay, because {why}: all transitions seen"
+                " so far are lost, new ones are collected before the next update,"
+                " and the run is not the uninterrupted one"
+            )
+            return
+        assert self.trainer is not None
+        root = _replay_folder_of(self.trainer.ckpt_path, self.folder, manifest)
+        storage = self._storage
+        with distributed.raise_on_all_ranks(ConfigurationError):
+            if MOVED in manifest:  # of a run with another number of processes
+                for part in manifest[MOVED]:
+                    of_rank = self._snapshots_in(root / part["manifest"].get("folder", ""))
+                    of_rank.load_rings(part["manifest"], storage, part["rings"])
+                return
+            source = root / manifest.get("folder", "")
+            snapshots = self._snapshots_in(source)
+            snapshots.load(manifest, storage)
+        if source.resolve() == self._snapshots.folder.resolve():
+            self._snapshots = snapshots
+        if (storage.oldest_E > np.maximum(storage.added_E - storage.capacity, 0)).any():
+            rank_zero_warn(
+                f"{distributed.per_rank_prefix()}only the last {len(self.buffer):,} transitions"
+                " were saved (data.save_last): the run continues without older ones, and is not"
+                " the uninterrupted one"
+            )
+
+    def teardown(self, stage: str) -> None:
+        """End the workers; delete the files that no checkpoint needs."""
+        if stage == "fit" and self._save_replay and hasattr(self, "buffer"):
+            self._write(self._snapshots.finish)
+            if self._delete_replay and self.is_training:
+                self._snapshots_in(self._snapshots.folder).prune([])
+                rank_zero_info(
+                    f"The replay in {self._snapshots.folder} is deleted"
+                    " (data.delete_replay_at_end): resume this run, if at all, with"
+                    " data.restore_replay false"
+                )
+            elif not self._has_write_failed:
+                # a new object knows of no files written ahead of the next checkpoint
+                self._snapshots = self._snapshots_in(self._snapshots.folder)
+                self._write(self._prune)
+        super().teardown(stage)
+
+    # state
+
+    def training_state(self) -> dict[str, Any]:
+        """Return the states of environments, schedules and sampling, and the replay's manifest."""
+        assert self.collector is not None
+        return {
+            "collector": self.collector.state_dict(),
+            "replay": self._save(),
+            "buffer": self.buffer.state_dict(),
+            "warmup": self._warmup.state_dict(),
+            "ratio": self._ratio.state_dict(),
+            "refill_steps": self._refill_steps,
+        }
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Restore them; the ratio of updates may differ from the saved run's."""
+        assert self.collector is not None and self.trainer is not None
+        if len(self.buffer):  # of an earlier fit with the same data
+            self._opened_for = ()
+            tasks = self.collector.envs.task_E.tolist()
+            self.open_buffer(tasks, self.trainer.strategy.root_device)
+        self._is_resumed = True
+        self.collector.load_state_dict(state["collector"])
+        self.buffer.load_state_dict(state["buffer"])
+        self._warmup.load_state_dict(state["warmup"])
+        self._ratio.load_state_dict(state["ratio"])
+        self._refill_steps = state["refill_steps"]
+        self._has_other_ratio = bool(state["ratio"]) and (
+            state["ratio"]["ratio"] != self._ratio.ratio
+        )
+        self._restore(state["replay"])
+
+    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the state of a rank: its environments and their rings of the replay."""
+        assert self.collector is not None
+
+        def first(values: Sequence[Any]) -> Any:
+            return values[0]
+
+        rules: Rules = {
+            "collector": lambda of_ranks: self.collector.reshard(of_ranks, share),  # type: ignore[union-attr]
+            "replay": partial(reshard_manifests, share=share),
+            "buffer": lambda buffers: share.own(buffers) or {},
+            "warmup": first,
+            "ratio": first,
+            "refill_steps": first,
+        }
+        return share.join("the data", states, rules)
+
+
+def _folder_of_rank() -> str:
+    """Return the name of this process' folder in a run's replay folder; empty for one process."""
+    return "" if distributed.world_size() == 1 else f"rank_{distributed.rank()}"
+
+
+def _replay_folder_of(
+    ckpt_path: str | Path | None, folder: Path, manifest: Mapping[str, Any]
+) -> Path:
+    """Return the replay folder of a checkpoint: the run's own, or beside a copied run's."""
+    beside = replay_folder(Path(str(ckpt_path)).resolve().parent.parent)
+    return beside if beside.is_dir() else replay_folder(folder)

@@ -1,0 +1,203 @@
+"""The data of an on-policy algorithm: one iteration after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from mtrl_lightning.data.env_data import EnvData
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.share import Rules, Share
+from mtrl_lightning.replay import RolloutBuffer
+from mtrl_lightning.replay.rollout_buffer import rows_per_task
+from mtrl_lightning.resources import one_thread
+from mtrl_lightning.rollout import PauseSolved
+from mtrl_lightning.types import RolloutConfig, TransitionBatch, Transitions
+
+NEVER = 10**9
+"""Length of an epoch as reported to Lightning; its end is that of its iterator."""
+
+
+class Minibatches:
+    """Yield one tick for each minibatch of an iteration; see ``Ticks``.
+
+    An algorithm may end an iteration early. The length is never reached: Lightning would count an
+    epoch whose last batch it knows twice when it resumes there.
+
+    Args:
+        data: whose iteration ends the epoch.
+    """
+
+    def __init__(self, data: RolloutData) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        """Return a number that is never reached."""
+        return NEVER
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield ticks until the iteration is over."""
+        while self._data.buffer.has_begun:
+            yield 0
+
+
+class RolloutData(EnvData):
+    """Training environments, and the minibatches of one iteration after another.
+
+    Each of Lightning's epochs is an iteration: steps of all environments, whose number and use the
+    algorithm decides, and then its updates. While environments are stepped nothing learns, so that
+    the workers have all cores, and the other way round.
+    """
+
+    kind = "on-policy"
+    spare_cores = 0
+    buffer: RolloutBuffer
+    """The transitions of the iteration, from ``setup`` on."""
+    _iteration_start = 0
+    """Environment steps before this iteration."""
+
+    def check_options(self) -> None:
+        """Check that a task's rows can be divided equally among the minibatches."""
+        rows_per_task(
+            self.num_envs // distributed.world_size(), len(self.spec.train_tasks), self._collection
+        )
+
+    @property
+    def _collection(self) -> RolloutConfig:
+        collection = self.algorithm.collection
+        assert collection is not None
+        return collection
+
+    def _batch_rows(self) -> int:
+        return self._collection.num_steps * self.num_envs // self._collection.num_minibatches
+
+    def train_dataloader(self) -> Minibatches:
+        """Return the minibatches of this iteration, as an iterable that Lightning takes."""
+        return Minibatches(self)
+
+    def begin(self) -> None:
+        """Start the episodes; let progress bars show no length."""
+        super().begin()
+        assert self.trainer is not None
+        if self.trainer.fit_loop.max_batches == NEVER:
+            self.trainer.fit_loop.max_batches = float("inf")
+
+    def begin_epoch(self) -> None:
+        """Collect an iteration, and let the algorithm compute what its updates need."""
+        buffer = self.buffer
+        if buffer.has_begun:
+            return
+        if buffer.is_empty:
+            self._iteration_start = self.counters.env_steps
+        with one_thread():
+            while not buffer.is_full:
+                # environments are paused and woken between iterations
+                self.step("explore", may_pause=buffer.is_empty)
+        progress = min(self._iteration_start / self.total_steps, 1.0)
+        assert self.collector is not None
+        with self.stopwatch.measure("update"):
+            # a task without a valid transition ends the run on all processes
+            with distributed.raise_on_all_ranks(EnvironmentFaultError):
+                collected = buffer.collected()
+            computed = self.algorithm.begin_iteration(collected, progress)
+            buffer.begin(computed, self.collector.paused_E)
+
+    def next_batch(self) -> TransitionBatch:
+        """Return the next minibatch."""
+        return self.buffer.next_minibatch()
+
+    def end_update(self) -> None:
+        """End the iteration after its last update."""
+        self.exchange()
+        buffer = self.buffer
+        # the policy has moved too far from the one that collected: drop the remaining epochs
+        if self.algorithm.is_iteration_over():
+            buffer.skip_rest()
+        if buffer.is_used_up:
+            self.algorithm.end_iteration(buffer.collected())
+            buffer.clear()
+        self.is_busy = False
+
+    def add(self, transitions: Transitions, foreign_E: npt.NDArray[np.bool_] | None) -> None:
+        """Add the transitions to the iteration."""
+        self.buffer.add(transitions, foreign_E)
+
+    @property
+    def is_step_finished(self) -> bool:
+        """Whether no iteration is collected or learned from."""
+        return self.buffer.is_empty
+
+    def open_buffer(self, tasks: Sequence[int], device: torch.device) -> None:
+        """Allocate the memory of an iteration, and print its size."""
+        collection = self._collection
+        self.buffer = RolloutBuffer(
+            self.spec,
+            tasks,
+            collection,
+            self.algorithm.policy_fields,
+            seed=self._seed,
+            device=device,
+        )
+        rows = collection.num_steps * len(tasks)
+        rank_zero_info(
+            f"{distributed.per_rank_prefix()}Iterations of {rows:,} env steps"
+            f" ({self.buffer.num_bytes / 2**20:,.0f} MiB),"
+            f" {collection.num_epochs} epochs of {collection.num_minibatches} minibatches of"
+            f" {rows // collection.num_minibatches:,}"
+        )
+        rows *= distributed.world_size()
+        if self._extra(PauseSolved) is None and self.total_steps % rows:
+            whole = -(-self.total_steps // rows) * rows
+            rank_zero_info(
+                f"data.total_steps {self.total_steps:,} is rounded up to {whole:,},"
+                f" whole iterations of {rows:,} env steps"
+            )
+
+    def training_state(self) -> dict[str, Any]:
+        """Return the states of environments and iteration."""
+        assert self.collector is not None
+        return {
+            "collector": self.collector.state_dict(),
+            "buffer": self.buffer.state_dict(),
+            "iteration_start": self._iteration_start,
+        }
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Restore them.
+
+        Raises:
+            ConfigurationError: if a restored iteration lacks columns that the algorithm needs.
+        """
+        assert self.collector is not None
+        self.collector.load_state_dict(state["collector"])
+        self.buffer.load_state_dict(state["buffer"])
+        self._iteration_start = state["iteration_start"]
+        if not self.buffer.has_begun:
+            return
+        saved = set(self.buffer.computed_columns)
+        needed = set(self.algorithm.computed_columns)
+        # computed values may replace the policy's own, such as the first log_prob of PPO
+        may_replace = {field.name for field in self.algorithm.policy_fields}
+        if needed and not needed <= saved <= needed | may_replace:
+            raise ConfigurationError(
+                f"the checkpoint's iteration has the computed columns {', '.join(sorted(saved))},"
+                f" this algorithm needs {', '.join(sorted(needed))}: resume with the algorithm's"
+                " previous options, or from a checkpoint between two iterations"
+            )
+
+    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the state of a rank: its environments and their part of the iteration."""
+        assert self.collector is not None
+        rules: Rules = {
+            "collector": lambda of_ranks: self.collector.reshard(of_ranks, share),  # type: ignore[union-attr]
+            "buffer": partial(RolloutBuffer.reshard, share=share),
+            "iteration_start": lambda values: values[0],
+        }
+        return share.join("the data", states, rules)

@@ -1,0 +1,419 @@
+"""The tasks of a run, and what its callbacks ask of any data module."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.checkpoints import restoring
+from mtrl_lightning.checks import at_least, nearest_multiples
+from mtrl_lightning.counters import Counters, Stopwatch
+from mtrl_lightning.data.drift import check_equal
+from mtrl_lightning.data.run_io import RunIO
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
+from mtrl_lightning.envs.benchmarks.wrappers import with_layers
+from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.strategy import RanksStrategy
+from mtrl_lightning.requeue import requeue
+from mtrl_lightning.rollout import ActionTransform, Collector
+from mtrl_lightning.types import Kind, TransitionBatch
+
+if TYPE_CHECKING:
+    from mtrl_lightning.ranks.share import Share
+
+FALSE_WARNINGS = (
+    "Using ModelCheckpoint with manual optimization",  # it has the state after the update
+    "You're resuming from a checkpoint that ended before the epoch ended",  # exactly there
+    "The number of training batches",  # rows of metrics do not follow log_every_n_steps
+)
+"""Beginnings of Lightning's warnings that do not hold for a run."""
+ROWS_PER_TASK = 128
+"""Transitions per task in a batch of MetaWorld+'s protocol."""
+DATA_OF_KIND: dict[str, str] = {
+    "off-policy": "ReplayData",
+    "on-policy": "RolloutData",
+    "offline": "DemonstrationData",
+}
+"""The data module of each kind of algorithm."""
+LARGE_UPDATE = 600_000_000
+"""Trained parameters times rows of a batch from which on PyTorch's threads pay."""
+
+
+class TaskData(LightningDataModule):
+    """A benchmark's tasks, and the state of a run's training data.
+
+    ``RolloutCallback`` calls ``begin`` when training starts, ``begin_epoch`` at each of Lightning's
+    epochs, and ``begin_update`` and ``end_update`` around each update. Between ``end_update`` and
+    the next batch nothing is pending: a checkpoint that is written there is complete.
+
+    Args:
+        benchmark: the tasks.
+        total_steps: environment steps after which training ends, over all processes.
+        learner_threads: threads of PyTorch on the CPU, set for the whole process; None for one
+            where networks and batches are small, and for PyTorch's own number otherwise.
+        action_transforms: change the actions that are sent to the environments, one after another;
+            the actions that the policy chose are stored. An evaluation has them too, without noise.
+        exclude_from_training: names of tasks that are evaluated but never trained on.
+        wrappers: Gymnasium's wrappers or your own, around every environment that is trained in or
+            evaluated in, the innermost first: import paths, or ``class_path`` with ``init_args``;
+            in Python also classes and functions. See ``WithWrappers``.
+        pixels: observes images of the environments instead of their states, such as
+            ``mtrl_lightning.envs.Pixels`` with its arguments; None for states.
+        info_keys: names of numbers in the environments' ``info`` whose means are logged, as
+            ``rollout/info/<key>`` and ``eval/info/<key>``, with ``_last`` for an episode's last
+            value.
+        store_info: whether they are also stored with the transitions, for an algorithm that reads
+            ``batch.extra[key]``; then every step has to report them.
+        seed: of environments, action transforms, extras and the sampling of batches.
+
+    Raises:
+        ConfigurationError: if a task is unknown, or all are excluded.
+    """
+
+    kind: ClassVar[Kind]
+    """The algorithms that it is for."""
+    collector: Collector | None = None
+    """Steps the training environments; None without any."""
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        total_steps: int = 1_000_000,
+        learner_threads: int | None = None,
+        action_transforms: list[ActionTransform] | None = None,
+        exclude_from_training: list[str] | None = None,
+        wrappers: list[str | dict[str, Any]] | None = None,
+        pixels: Callable[[Benchmark], Benchmark] | None = None,
+        info_keys: list[str] | None = None,
+        store_info: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        at_least(1, prefix="data.", total_steps=total_steps)
+        at_least(1, prefix="data.", hint=", or null", learner_threads=learner_threads)
+        benchmark = with_layers(benchmark, wrappers, pixels)
+        self.benchmark = with_info(benchmark, info_keys, store_info)
+        self.spec = trained_spec(self.benchmark, exclude_from_training)
+        self.total_steps = total_steps
+        self.action_transforms = action_transforms or []
+        self.is_training = False
+        """False until training starts: state may be half restored before."""
+        self.is_busy = False
+        """Whether a batch or a vector step is under way, so that the state is not complete."""
+        self.received_signal = 0
+        """Number of the signal that this process has received; 0 for none."""
+        self.after_step: list[Callable[[int], None]] = []
+        """Called with the environment steps after every vector step, also in the warm-up."""
+        self.local_counters = Counters()
+        """Counts of this process since the last exchange; the run's own with one process."""
+        self._seed = seed
+        self._learner_threads = learner_threads
+        self._signal = 0
+        """Number of a signal that any process has received."""
+        self._restarts = 0
+        """Groups of environments rebuilt on all processes since the program started."""
+        self._faulty_rank: int | None = None
+        """The first process whose environments broke more often than they may be rebuilt."""
+        self._wants_stop = False
+        """Whether a stop was requested on this process, and not all processes know it yet."""
+
+    # what callbacks ask
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm that learns from these data."""
+        assert self.trainer is not None
+        return self.trainer.lightning_module  # type: ignore[return-value]
+
+    @property
+    def counters(self) -> Counters:
+        """Counts over all processes."""
+        return self.algorithm.counters
+
+    @property
+    def stopwatch(self) -> Stopwatch:
+        """Measures where the time goes."""
+        return self.algorithm.stopwatch
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self._folder
+
+    @property
+    def last_step(self) -> int:
+        """The environment step after which training ends."""
+        return self.total_steps
+
+    @property
+    def is_step_finished(self) -> bool:
+        """Whether no further update is owed for the steps made, so that schedules may act."""
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all environment steps and their updates are made."""
+        return self.counters.env_steps >= self.last_step and self.is_step_finished
+
+    def check_signals(self) -> None:
+        """Raise ``Interrupted`` if a signal came; called where the state is complete."""
+        signal = self.received_signal if distributed.world_size() == 1 else self._signal
+        if signal:
+            raise Interrupted(128 + signal)
+
+    # the loop: called by RolloutCallback and by Lightning
+
+    def setup(self, stage: str) -> None:
+        """Check that algorithm and data belong together, and choose the number of threads.
+
+        Raises:
+            ConfigurationError: if they do not.
+        """
+        trainer = self.trainer
+        assert trainer is not None
+        algorithm = trainer.lightning_module
+        if not isinstance(algorithm, Algorithm) or algorithm.kind != self.kind:
+            needed = DATA_OF_KIND.get(getattr(algorithm, "kind", ""), "none")
+            raise ConfigurationError(
+                f"{type(algorithm).__name__} cannot learn from {type(self).__name__}: its data"
+                f" module is {needed}"
+            )
+        if algorithm.spec.task_names != self.spec.task_names:
+            raise ConfigurationError(
+                f"the algorithm is for other tasks than the data: {algorithm.spec.task_names} and"
+                f" {self.spec.task_names}. Build it with data.spec"
+            )
+        self._folder = Path(trainer.log_dir or trainer.default_root_dir)
+        if distributed.world_size() == 1:
+            self.local_counters = self.counters
+        if trainer.world_size > 1 and not isinstance(trainer.strategy, RanksStrategy):
+            raise ConfigurationError(
+                f"trainer.strategy is {type(trainer.strategy).__name__}, which does not average"
+                " gradients of manual optimization: give strategy ddp, or leave it out"
+            )
+        if trainer.precision not in ("32-true", "bf16-mixed"):
+            raise ConfigurationError(
+                f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported"
+            )
+        if type(trainer.strategy.checkpoint_io) not in (TorchCheckpointIO, RunIO):
+            raise ConfigurationError("a run writes its checkpoints itself: give no CheckpointIO")
+        trainer.strategy.checkpoint_io = RunIO(self)
+        if stage != "fit":
+            return
+        for message in FALSE_WARNINGS:
+            warnings.filterwarnings("ignore", message)
+        self.algorithm.data_name = type(self).__qualname__
+        if trainer.check_val_every_n_epoch not in (None, 1):
+            raise ConfigurationError(
+                f"trainer.check_val_every_n_epoch is {trainer.check_val_every_n_epoch}: give"
+                " evaluation.every in environment steps"
+            )
+        # else EarlyStopping and ModelCheckpoint would wait for the end of an epoch
+        trainer.check_val_every_n_epoch = None
+        self._set_threads(trainer.strategy.root_device)
+
+    def _set_threads(self, device: torch.device) -> None:
+        threads = self._learner_threads
+        if threads is None and device.type == "cpu":
+            parameters = self.algorithm.parameters()
+            num_trained = sum(one.numel() for one in parameters if one.requires_grad)
+            if num_trained * self._batch_rows() < LARGE_UPDATE:
+                threads = 1
+        if threads is not None:
+            torch.set_num_threads(threads)
+        rank_zero_info(f"PyTorch computes with {torch.get_num_threads()} threads")
+
+    def _batch_rows(self) -> int:
+        """Return the rows of a batch."""
+        return ROWS_PER_TASK * len(self.spec.train_tasks)
+
+    def begin(self) -> None:
+        """Start to train, or to continue."""
+
+    def begin_epoch(self) -> None:
+        """Prepare the updates of one of Lightning's epochs."""
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> TransitionBatch:
+        """Return the next batch; the loader yields only ticks.
+
+        Lightning fetches an ``IterableDataset`` without length one batch ahead, before the vector
+        step whose transitions the batch may have. This hook is called right before each update.
+
+        Raises:
+            Interrupted: if a signal came; everything that was due before is done.
+            RestartsExhaustedError: if environments broke too often.
+        """
+        assert self.trainer is not None
+        if not self.trainer.training:
+            return batch
+        self.check_faults()
+        self.check_signals()
+        self.is_busy = True
+        with self.stopwatch.measure("sample"):
+            return self.next_batch()
+
+    def next_batch(self) -> TransitionBatch:
+        """Return a batch for an update."""
+        raise NotImplementedError
+
+    def begin_update(self) -> None:
+        """Do what comes before an update; environments may be stepped while it is made."""
+
+    def end_update(self) -> None:
+        """Finish what ``begin_update`` has started."""
+
+    def check_faults(self) -> None:
+        """Raise the fault for which no restart was left."""
+
+    def val_dataloader(self) -> range:
+        """Return one empty batch: ``EvaluationCallback`` runs test episodes at the epoch's end."""
+        return range(1)
+
+    def test_dataloader(self) -> range:
+        """Return one empty batch."""
+        return range(1)
+
+    # several processes
+
+    def exchange(self) -> None:
+        """Add up the counts of all processes, and exchange what each has to report.
+
+        One message for each vector step carries counts, signals, faults and requests to stop, so
+        that all processes act alike.
+        """
+        if distributed.world_size() == 1:
+            return
+        local = self.local_counters
+        envs = None if self.collector is None else self.collector.envs
+        numbers = distributed.gather_numbers(
+            [
+                local.env_steps,
+                local.dropped_transitions,
+                local.episodes,
+                local.worker_restarts,
+                self.received_signal,
+                int(envs is not None and envs.fault is not None),
+                int(self._wants_stop),
+                0 if envs is None else envs.num_restarts,
+            ]
+        )
+        columns = list(zip(*numbers, strict=True))
+        counters = self.counters
+        counters.env_steps += sum(columns[0])
+        counters.dropped_transitions += sum(columns[1])
+        counters.episodes += sum(columns[2])
+        counters.worker_restarts += sum(columns[3])
+        counters.vector_steps += local.vector_steps  # in lockstep: every process has made as many
+        local.load_state_dict(Counters().state_dict())
+        self._signal = max(columns[4])
+        self._faulty_rank = columns[5].index(1) if any(columns[5]) else None
+        self._restarts = sum(columns[7])
+        if any(columns[6]):
+            assert self.trainer is not None
+            self._wants_stop = False
+            self.trainer.should_stop = True
+            self._is_stop_agreed = True
+
+    _is_stop_agreed = False
+
+    def defer_stop(self) -> None:
+        """Postpone a stop that was requested on this process until all processes know of it."""
+        trainer = self.trainer
+        assert trainer is not None
+        is_alone = distributed.world_size() == 1
+        if is_alone or self._is_stop_agreed or self.is_over or not trainer.should_stop:
+            return
+        self._wants_stop = True
+        trainer.should_stop = False
+
+    # state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the training data, where it is complete.
+
+        Raises:
+            ConfigurationError: in the middle of an update.
+        """
+        error = sys.exc_info()[1]
+        is_alone = error is not None and not getattr(error, "is_on_all_ranks", False)
+        if is_alone and distributed.world_size() > 1:
+            raise RankLostError("a process that fails alone saves nothing")
+        if self.is_busy:
+            if error is None:
+                raise ConfigurationError(
+                    "a checkpoint cannot be saved in the middle of an update: save it in"
+                    " on_train_batch_end, on_validation_end or on_train_epoch_end"
+                )
+            return {"is_busy": True}
+        check_equal(self.algorithm)  # else every checkpoint may be one of a run that drifts
+        with self.stopwatch.measure("checkpoint"):
+            return self.training_state()
+
+    def training_state(self) -> dict[str, Any]:
+        """Return the state of this process."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state; an evaluation has none to restore."""
+        assert self.trainer is not None
+        if self.trainer.training or self.trainer.state.fn == "fit":
+            with restoring(self.trainer.ckpt_path):
+                self.load_training_state(state_dict)
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Restore the state of this process."""
+        raise NotImplementedError
+
+    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
+        """Return the state of one process from those of another number of processes."""
+        raise NotImplementedError
+
+    def teardown(self, stage: str) -> None:
+        """End the workers."""
+        self.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """End the workers, and requeue the job; callbacks have saved what they save by now."""
+        self.close()
+        assert self.trainer is not None
+        requeue(self.trainer, exception)
+
+    def close(self) -> None:
+        """End the workers of the training environments."""
+        self.is_training = False
+        self.is_busy = False
+        self._is_stop_agreed = False
+        self.after_step.clear()
+        if self.collector is not None:
+            self.collector.envs.close()
+            self.collector = None
+
+
+def check_batch_size(batch_size: int, num_tasks: int, num_processes: int = 1) -> None:
+    """Check that each process can have the same number of rows of every task in a batch.
+
+    Raises:
+        ConfigurationError: naming the nearest batch sizes.
+    """
+    of_each = num_tasks * num_processes
+    if batch_size >= of_each and batch_size % of_each == 0:
+        return
+    among = f"{num_tasks} tasks"
+    if num_processes > 1:
+        among = f"{num_processes} processes and {among}"
+    raise ConfigurationError(
+        f"data.batch_size {batch_size} cannot be divided equally among {among}:"
+        f" give {nearest_multiples(batch_size, of_each)}"
+    )

@@ -1,1 +1,0 @@
-"""The start of a run: its options, its folder, its processes and callbacks."""

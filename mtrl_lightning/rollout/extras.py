@@ -1,0 +1,74 @@
+"""What changes how training episodes are collected."""
+
+from __future__ import annotations
+
+from mtrl_lightning.checks import at_least, within
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.spec import EnvSpec
+
+
+class Extra:
+    """Changes how training episodes are collected; an element of the option ``data.extras``."""
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    def check(self, spec: EnvSpec, window: int, envs_per_task: int) -> None:
+        """Check that it can be used with these tasks.
+
+        Args:
+            spec: the tasks.
+            window: finished episodes that this process keeps of a task.
+            envs_per_task: this process' environments of a task.
+
+        Raises:
+            ConfigurationError: if it cannot.
+        """
+
+
+class StartMidway(Extra):
+    """Let training episodes begin where an earlier one came near a success.
+
+    Repeated steps are not counted. See ``envs.vector.MidwayStarts``.
+
+    Args:
+        fraction: of the episodes of a task that never succeeds, above 0 and at most 1; it falls
+            with success.
+    """
+
+    def __init__(self, fraction: float = 0.5) -> None:
+        within(0, 1, above_low=True, fraction=fraction)
+        self.fraction = fraction
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}, {self.fraction:g} of the episodes of an unsolved task"
+
+    def check(self, spec: EnvSpec, window: int, envs_per_task: int) -> None:
+        """Check that success or a largest return can end it."""
+        if not spec.has_score:
+            raise ConfigurationError(
+                "StartMidway needs tasks with a success signal or a largest return, with which it"
+                " ends: leave it out of data.extras"
+            )
+
+
+class EndAfterSuccess(Extra):
+    """Truncate training episodes some steps after their first success.
+
+    Args:
+        steps: after the first success, at least 0.
+    """
+
+    def __init__(self, steps: int = 30) -> None:
+        at_least(0, steps=steps)
+        self.steps = steps
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}, {self.steps} steps"
+
+    def check(self, spec: EnvSpec, window: int, envs_per_task: int) -> None:
+        """Check that the tasks report success."""
+        if not spec.has_success:
+            raise ConfigurationError(
+                "EndAfterSuccess needs tasks that report success: leave it out of data.extras"
+            )

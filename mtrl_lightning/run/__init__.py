@@ -1,1 +1,0 @@
-"""A run: its parts, its data and its loop."""

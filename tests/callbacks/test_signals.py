@@ -1,0 +1,149 @@
+"""Signals that end a run where it can be saved, and jobs that are started again."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+from mtrl_lightning.callbacks.rollout import data_of
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.errors import Interrupted
+from mtrl_lightning.requeue import requeue, requeue_signal, slurm_job
+from tests.helpers.fitting import fit
+
+JOB = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_NTASKS": "1",
+    "SLURM_NNODES": "1",
+    "SLURM_NODELIST": "localhost",
+    "SLURM_NODEID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+}
+ARRAY = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
+ENDED = 128 + signal.SIGUSR1
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Signals(Callback):
+    """Send this process signals after a vector step."""
+
+    def __init__(self, env_steps, *numbers):
+        self.env_steps, self.numbers = env_steps, numbers
+
+    def on_train_start(self, trainer, pl_module):
+        data_of(trainer).after_step.append(self.send)
+
+    def send(self, env_steps):
+        if env_steps == self.env_steps:
+            for number in self.numbers:
+                signal.raise_signal(number)
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Check that the handlers are those before the run."""
+    before = [signal.getsignal(number) for number in HANDLED]
+    yield
+    assert [signal.getsignal(number) for number in HANDLED] == before
+
+
+def env_steps_of(folder):
+    last = load_checkpoint(folder / "checkpoints" / "last.ckpt")
+    return last["mtrl_lightning"]["counters"]["env_steps"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kind", ["sac", "ppo"])
+def test_a_signal_ends_the_run_saved(tmp_path, number, kind):
+    with pytest.raises(Interrupted) as interrupted:
+        fit(tmp_path, Signals(80, number), kind=kind)
+    assert interrupted.value.code == 128 + number
+    assert env_steps_of(tmp_path) == 80
+    trainer = fit(tmp_path, kind=kind, ckpt_path="last")
+    assert data_of(trainer).counters.env_steps == 120
+
+
+def test_a_second_signal_ends_the_run_at_once_and_unsaved(tmp_path, capfd):
+    with pytest.raises(SystemExit) as ended:
+        fit(tmp_path, Signals(80, signal.SIGTERM, signal.SIGINT))
+    assert type(ended.value) is SystemExit and ended.value.code == 130
+    assert "unsaved" in capfd.readouterr().err
+    assert env_steps_of(tmp_path) == 62
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Simulate a SLURM job; return the program ``scontrol``, which records its arguments."""
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+    program = tmp_path / "bin" / "scontrol"
+    program.parent.mkdir()
+    calls = tmp_path / "calls"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return SimpleNamespace(
+        program=program, calls=lambda: calls.read_text().splitlines() if calls.exists() else []
+    )
+
+
+def test_slurm_requeues_a_run_after_it_is_saved(tmp_path, slurm):
+    with pytest.raises(Interrupted) as interrupted:
+        fit(tmp_path, Signals(80, signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM))
+    assert interrupted.value.code == ENDED
+    assert slurm.calls() == ["requeue 4711"] and env_steps_of(tmp_path) == 80
+    assert not list(tmp_path.rglob("hpc_ckpt*"))
+
+
+def trainer_of(auto_requeue=True, loggers=()):
+    connector = SimpleNamespace(cluster_environment=SLURMEnvironment(auto_requeue=auto_requeue))
+    return SimpleNamespace(is_global_zero=True, loggers=loggers, _accelerator_connector=connector)
+
+
+def test_only_the_requeue_signal_requeues_an_array_task_by_its_id(slurm, monkeypatch):
+    for name, value in ARRAY.items():
+        monkeypatch.setenv(name, value)
+    requeue(trainer_of(), Interrupted(128 + signal.SIGTERM))
+    requeue(trainer_of(), RuntimeError("an environment broke"))
+    requeue(trainer_of(auto_requeue=False), Interrupted(ENDED))
+    assert slurm.calls() == [] and requeue_signal(trainer_of(auto_requeue=False)) is None
+    requeue(trainer_of(), Interrupted(ENDED))
+    assert slurm.calls() == ["requeue 4700_3"]
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_a_failed_requeue_is_a_warning(slurm, is_missing):
+    slurm.program.unlink() if is_missing else slurm.program.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.warns(UserWarning, match="requeue 4711"):
+        requeue(trainer_of(), Interrupted(ENDED))
+
+
+@pytest.mark.parametrize("name", ["interactive", "bash"])
+def test_an_interactive_job_is_not_requeued(slurm, monkeypatch, name):
+    monkeypatch.setenv("SLURM_JOB_NAME", name)
+    assert slurm_job() is None
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(signal.SIGTERM, ["preempting", 143]), (signal.SIGINT, [130])]
+)
+def test_a_preempted_run_of_a_sweep_is_marked(number, expected):
+    pytest.importorskip("wandb")
+    calls = []
+    run = SimpleNamespace(
+        disabled=False,
+        sweep_id="s1",
+        mark_preempting=lambda: calls.append("preempting"),
+        finish=lambda exit_code: calls.append(exit_code),
+    )
+    requeue(trainer_of(loggers=[WandbLogger(experiment=run)]), Interrupted(128 + number))
+    assert calls == expected
+    run.sweep_id = None
+    requeue(trainer_of(loggers=[WandbLogger(experiment=run)]), Interrupted(128 + number))
+    assert calls == expected, "not in a sweep"

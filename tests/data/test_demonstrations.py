@@ -1,0 +1,252 @@
+"""Demonstrations as a replay: matched by name, sampled equally over the tasks, recognized."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.data import DemonstrationData
+from mtrl_lightning.data.demonstrations import load_demonstrations
+from mtrl_lightning.demonstrations import RecordedEpisode, write_data_sets
+from mtrl_lightning.devices import CPU
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.envs.benchmarks.benchmark import trained_spec
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.spec import Field
+from tests.helpers.algorithms import make_spec, pixel_spec
+from tests.helpers.demonstrations import need_minari, read_episodes, write_demonstrations
+
+NAMES = ("far", "near", "between")
+LENGTHS = [3, 9, 1, 2]
+TASKS = [1, 0, 1, 2]
+"""Of the episodes."""
+
+
+def episodes_of(spec):
+    """Return episodes whose numbers tell their task and row; the first's action is too large."""
+    rng = np.random.default_rng(0)
+    episodes = {name: [] for name in NAMES}
+    for task, steps in zip(TASKS, LENGTHS, strict=True):
+        observation_ND = rng.normal(size=(steps + 1, *spec.observation_space.shape))
+        observation_ND[:, 0] = 10 * task
+        action_NA = rng.uniform(-1, 1, (steps, *spec.action_space.shape))
+        if not episodes[NAMES[1]]:
+            action_NA[1, 0] = 3.0
+        is_last_N = np.arange(steps) == steps - 1
+        episodes[NAMES[task]].append(
+            RecordedEpisode(
+                observation_ND * spec.observation_mask_TD[task],
+                action_NA * spec.action_mask_TA[task],
+                np.full(steps, task + 0.5),
+                is_last_N,
+                np.zeros_like(is_last_N),
+                {"success": is_last_N},
+            )
+        )
+    return episodes
+
+
+SPEC = make_spec(3, 4, 2)._replace(
+    task_names=NAMES, observation_sizes=(4, 3, 2), action_sizes=(2, 1, 2)
+)
+
+
+@pytest.fixture
+def written(tmp_path):
+    need_minari()
+    write_data_sets(tmp_path / "demonstrations", SPEC, episodes_of(SPEC), {})
+    return str(tmp_path / "demonstrations")
+
+
+def held(replay, ring):
+    """Return the columns of a ring, in their order."""
+    size = int(replay.storage.size_E[ring])
+    return replay.storage.take(*replay.storage.numbers(ring, 0, size))
+
+
+def test_tasks_are_matched_by_name_and_padded_as_they_are_here(written):
+    # fewer tasks, in another order, whose largest is smaller: less padding
+    spec = make_spec(2, 3, 2)._replace(
+        task_names=("between", "near"), observation_sizes=(2, 3), action_sizes=(2, 1)
+    )
+    replay, identity = load_demonstrations(written, spec, 0, CPU)
+    assert identity["transitions"] == {"between": 2, "near": 4}
+    for ring, name in enumerate(spec.task_names):
+        episodes = episodes_of(SPEC)[name]
+        found = held(replay, ring)
+        columns = {
+            "observation": [one.observations[:-1, :3] for one in episodes],
+            "next_observation": [one.observations[1:, :3] for one in episodes],
+            "action": [one.actions[:, :2].clip(-1, 1) for one in episodes],
+            "reward": [one.rewards for one in episodes],
+            "terminated": [one.terminations for one in episodes],
+        }
+        for key, parts in columns.items():
+            expected = torch.from_numpy(np.concatenate(parts)).to(found[key].dtype)
+            assert torch.equal(found[key], expected), key
+    assert held(replay, 1)["action"][1, 0] == 1.0, "clipped as in the environment"
+    wider = SPEC._replace(
+        observation_space=make_spec(3, 6).observation_space,
+        action_space=make_spec(3, 6, 5).action_space,
+    )
+    replay, _ = load_demonstrations(written, wider, 0, CPU)
+    assert held(replay, 0)["observation"].shape == (9, 6)
+    assert not held(replay, 0)["observation"][:, 4:].any()
+    assert not held(replay, 0)["action"][:, 2:].any()
+
+
+def test_batches_have_the_same_number_of_rows_of_every_trained_task(written):
+    spec = SPEC._replace(train_tasks=(0, 2))
+    replay, identity = load_demonstrations(written, spec, 0, CPU)
+    assert identity["transitions"] == {"far": 9, "between": 2}
+    counts = {}
+    for _ in range(300):
+        batch = replay.sample(8)
+        assert batch.task_Rn.tolist() == [[0] * 4, [2] * 4]
+        assert batch.observation_RnD[..., 0].tolist() == [[0] * 4, [20] * 4]
+        for row in batch.observation_RnD[1, :, 1].tolist():
+            counts[row] = counts.get(row, 0) + 1
+    # the short task's two transitions, each with probability 1/2: four standard deviations
+    assert sum(counts.values()) == 1200 and len(counts) == 2
+    assert all(abs(count - 600) < 4 * np.sqrt(1200 / 4) for count in counts.values())
+
+
+def test_what_the_demonstrator_chose_is_in_the_batches(tmp_path):
+    folder = write_demonstrations(tmp_path / "noisy", num_episodes=2, noise=0.3)
+    replay, _ = load_demonstrations(str(folder), ToyReach().spec, 0, CPU)
+    batch = replay.sample(60)
+    known = {
+        tuple(row)
+        for of_task in read_episodes(folder).values()
+        for one in of_task
+        for row in np.concatenate([one.actions, one.infos["policy_action"]], axis=1).tolist()
+    }
+    pairs = [batch.action_RnA, batch.extra["policy_action"]]
+    assert {tuple(row) for row in torch.cat(pairs, -1).flatten(0, 1).tolist()} <= known
+    assert not torch.equal(*pairs)
+
+
+def data_of(folder, **options):
+    data = DemonstrationData(ToyReach(), folder, batch_size=12, **options)
+    data._read(CPU)
+    return data
+
+
+def test_sampling_continues_from_its_state_with_the_same_demonstrations_alone(tmp_path):
+    folder = write_demonstrations(tmp_path / "one", num_episodes=2)
+    data = data_of(folder)
+    data.buffer.sample(12)
+    state = data.training_state()
+    expected = data.buffer.sample(12)
+    (tmp_path / "one").rename(tmp_path / "moved")
+    moved = data_of(tmp_path / "moved")
+    moved.load_training_state(state)
+    assert torch.equal(moved.buffer.sample(12).observation_RnD, expected.observation_RnD)
+    other = data_of(write_demonstrations(tmp_path / "other", num_episodes=2, seed=1))
+    with pytest.raises(ConfigurationError, match="other transitions"):
+        other.load_training_state(state)
+    with pytest.raises(ConfigurationError, match="no Minari data set"):
+        data_of(folder)
+
+
+def test_an_excluded_task_needs_no_demonstrations(tmp_path):
+    need_minari()
+    write_data_sets(tmp_path / "two", SPEC, {**episodes_of(SPEC), "between": []}, {})
+    with pytest.raises(ConfigurationError, match="no episode of between"):
+        load_demonstrations(str(tmp_path / "two"), SPEC, 0, CPU)
+    load_demonstrations(str(tmp_path / "two"), SPEC._replace(train_tasks=(0, 1)), 0, CPU)
+
+
+def test_the_demonstrations_are_of_the_benchmark(tmp_path):
+    folder = write_demonstrations(tmp_path / "toy", num_episodes=1)
+    spec = trained_spec(ToyReach(horizon=7), None)
+    assert len(load_demonstrations(str(folder), spec, 0, CPU)[0]) == 60, "another horizon may be"
+    protocol = spec.protocol
+    larger = make_spec(3, 3).observation_space
+    for changed, message in (
+        ({"protocol": {**protocol, "benchmark": "other"}}, "benchmark toy, and .* other"),
+        ({"protocol": {**protocol, "reward_version": "v1"}}, "reward_version none, and .* v1"),
+        ({"observation_space": larger}, r"shape \(2,\) in the demonstrations and \(3,\)"),
+        ({"info_fields": (Field("cost"),)}, "have no cost"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            load_demonstrations(str(folder), spec._replace(**changed), 0, CPU)
+    of_another = {**protocol, "task elsewhere": "another"}
+    load_demonstrations(str(folder), spec._replace(protocol=of_another), 0, CPU)
+
+
+def images_of(lengths):
+    """Return a benchmark's task and its episodes, whose frames are all different."""
+    stack = 3
+    spec = pixel_spec(1, 2, stack)._replace(frame_stack=stack, horizon=max(lengths))
+    episodes = []
+    rng = np.random.default_rng(0)
+    _, *frame = spec.observation_space.shape
+    for steps in lengths:
+        frame_N = rng.integers(0, 255, (steps + 1, *frame), np.uint8)
+        padded = np.concatenate([frame_N[:1]] * (stack - 1) + [frame_N])
+        is_last_N = np.arange(steps) == steps - 1
+        episodes.append(
+            RecordedEpisode(
+                np.stack([padded[i : i + stack] for i in range(steps + 1)]),
+                rng.uniform(-1, 1, (steps, *spec.action_space.shape)),
+                np.zeros(steps),
+                is_last_N,
+                np.zeros_like(is_last_N),
+            )
+        )
+    return spec, episodes
+
+
+def test_demonstrations_are_loaded_episode_by_episode(tmp_path):
+    need_minari()
+    one, *_ = episodes_of(SPEC)["far"]
+    steps = 2_000
+    is_last_N = np.arange(steps) == steps - 1
+    long = RecordedEpisode(
+        np.resize(one.observations, (steps + 1, 4)),
+        np.resize(one.actions, (steps, 2)),
+        np.resize(one.rewards, steps),
+        is_last_N,
+        np.zeros_like(is_last_N),
+    )
+    write_data_sets(tmp_path / "large", SPEC, {name: [long] * 20 for name in NAMES}, {})
+    load_demonstrations(str(tmp_path / "large"), SPEC, 0, CPU)  # imports
+    tracemalloc.start()
+    try:
+        replay, _ = load_demonstrations(str(tmp_path / "large"), SPEC, 0, CPU)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    held_bytes = sum(column.nbytes for ring in range(3) for column in held(replay, ring).values())
+    # tensors are not traced: what is, is an episode and what is made of its rows
+    assert peak < held_bytes / 4
+
+
+def test_images_of_episodes_shorter_than_the_horizon_are_all_held(tmp_path):
+    need_minari()
+    spec, episodes = images_of([2] * 20 + [40])
+    write_data_sets(tmp_path / "images", spec, {spec.task_names[0]: episodes}, {})
+    replay, identity = load_demonstrations(str(tmp_path / "images"), spec, 0, CPU)
+    assert len(replay) == identity["transitions"][spec.task_names[0]] == 80
+    found = held(replay, 0)
+    for name, rows in (("observation", slice(-1)), ("next_observation", slice(1, None))):
+        expected = np.concatenate([one.observations[rows] for one in episodes])
+        assert torch.equal(found[name], torch.from_numpy(expected))
+
+
+def test_episodes_of_another_split_are_a_warning(tmp_path, recwarn):
+    need_minari()
+    for split in ("train", "eval"):
+        write_data_sets(tmp_path / split, SPEC, episodes_of(SPEC), {"split": split})
+    load_demonstrations(str(tmp_path / "train"), SPEC, 0, CPU, "train")
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="are episodes of the split eval, which is not trained in"):
+        load_demonstrations(str(tmp_path / "eval"), SPEC, 0, CPU, "train")
+    toy = read_episodes(write_demonstrations(tmp_path / "toy", num_episodes=1))
+    write_data_sets(tmp_path / "test", ToyReach().spec, toy, {"split": "eval"})
+    with pytest.warns(UserWarning, match="Collect those of train"):
+        data_of(tmp_path / "test")

@@ -1,0 +1,201 @@
+"""In which order environments are stepped, batches sampled and updates made; stops in between."""
+
+from __future__ import annotations
+
+import lightning
+import pytest
+from lightning.pytorch import Callback
+
+from mtrl_lightning.algorithms import PPO, SAC, BehaviourCloning
+from mtrl_lightning.callbacks import EvaluationCallback, MetricsCallback
+from mtrl_lightning.data import DemonstrationData, EnvData, ReplayData, RolloutData
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
+from tests.helpers.demonstrations import write_demonstrations
+from tests.helpers.fitting import SMALL
+
+BENCHMARK = ToyReach()
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Return a list to which the events of runs are appended."""
+    recorded = []
+
+    def record(owner, method, name):
+        original = getattr(owner, method)
+
+        def wrapper(self, *args, **options):
+            recorded.append(name or args[0])
+            return original(self, *args, **options)
+
+        monkeypatch.setattr(owner, method, wrapper)
+
+    record(EnvData, "send", None)  # by its mode
+    record(EnvData, "receive", "receive")
+    record(ReplayBuffer, "sample", "sample")
+    record(RolloutBuffer, "next_minibatch", "sample")
+    for algorithm in (SAC, PPO, BehaviourCloning):
+        record(algorithm, "update", "update")
+    record(EvaluationCallback, "on_validation_epoch_end", "evaluate")
+    return recorded
+
+
+def fit(model, data, folder, *callbacks, every=1000, **options):
+    """Train on three toy tasks, in this process; return the trainer."""
+    given = {
+        "max_epochs": -1,
+        "accelerator": "cpu",
+        "default_root_dir": folder,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
+    if every is not None:
+        callbacks = (*callbacks, EvaluationCallback(every, num_episodes=1, num_workers=0))
+    trainer = lightning.Trainer(
+        **{**given, **options}, callbacks=[*callbacks, MetricsCallback(1000)]
+    )
+    trainer.fit(model, data)
+    return trainer
+
+
+def replay_data(total_steps=24, **options):
+    given = {"warmup_steps": 12, "batch_size": 6, "num_workers": 0}
+    return ReplayData(BENCHMARK, total_steps, **{**given, **options})
+
+
+def sac():
+    return SAC(BENCHMARK.spec, **SMALL)
+
+
+def ppo():
+    return PPO(BENCHMARK.spec, num_steps=2, num_epochs=1, num_minibatches=2, **SMALL)
+
+
+RANDOM_STEP = ["random", "receive"]
+STEP = ["explore", "receive"]
+OVERLAPPED = ["sample", "explore", "update", "receive"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "burst", "expected"),
+    [
+        (1, 0, OVERLAPPED * 4),
+        (0.5, 0, ["sample", *STEP, "explore", "update", "receive"] * 2),
+        (2, 0, [*OVERLAPPED, "sample", "update"] * 4),
+        (1, 7, [*["sample", "update"] * 7, *OVERLAPPED * 4]),
+    ],
+)
+def test_off_policy_run_steps_while_it_updates(tmp_path, events, ratio, burst, expected):
+    fit(sac(), replay_data(updates_per_step=ratio, warmup_updates=burst), tmp_path)
+    assert events == [*RANDOM_STEP * 4, *expected, "evaluate"]
+
+
+def test_on_policy_run_collects_and_then_learns(tmp_path, events):
+    data = RolloutData(BENCHMARK, 12, num_workers=0)
+    trainer = fit(ppo(), data, tmp_path)
+    iteration = [*STEP, *STEP, "sample", "update", "sample", "update"]
+    assert events == [*iteration * 2, "evaluate"]
+    assert (trainer.global_step, trainer.current_epoch) == (4, 2)
+
+
+def test_offline_run_steps_no_environments(tmp_path, events):
+    folder = write_demonstrations(tmp_path / "demonstrations", num_episodes=1)
+    data = DemonstrationData(BENCHMARK, folder, total_steps=3, batch_size=6)
+    model = BehaviourCloning(BENCHMARK.spec, actor=SMALL["actor"])
+    fit(model, data, tmp_path)
+    assert events == [*["sample", "update"] * 3, "evaluate"]
+    assert (model.counters.env_steps, model.counters.updates) == (3, 3)
+
+
+class StopAfter(Callback):
+    """Ask the trainer to stop after an update, as Lightning's ``Timer`` does."""
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if pl_module.counters.updates == self.updates:
+            trainer.should_stop = True
+
+
+def test_stop_evaluates_and_ends_after_the_update(tmp_path, events):
+    trainer = fit(sac(), replay_data(), tmp_path, StopAfter(2))
+    assert events == [*RANDOM_STEP * 4, *OVERLAPPED * 2, "evaluate"]
+    assert trainer.global_step == 2 and "eval/return" in trainer.callback_metrics
+
+
+@pytest.mark.parametrize(
+    ("options", "updates", "evaluations"),
+    [
+        ({"max_steps": 3}, 3, 1),
+        ({"limit_train_batches": 2, "max_epochs": 2}, 4, 1),
+        ({"limit_val_batches": 0}, 6, 0),
+        ({"val_check_interval": 2}, 6, 3),
+        ({"val_check_interval": 2, "max_steps": 3}, 3, 2),
+        ({"fast_dev_run": True}, 1, 1),
+        ({"num_sanity_val_steps": 1}, 6, 2),
+    ],
+)
+def test_limits_of_the_trainer_count_updates(tmp_path, events, options, updates, evaluations):
+    every = None if "val_check_interval" in options else 1000
+    data = replay_data(total_steps=30)
+    trainer = fit(sac(), data, tmp_path, every=every, **options)
+    assert (trainer.global_step, events.count("update")) == (updates, updates)
+    assert events.count("evaluate") == evaluations
+
+
+def test_max_epochs_counts_iterations(tmp_path, events):
+    data = RolloutData(BENCHMARK, 600, num_workers=0)
+    trainer = fit(ppo(), data, tmp_path, max_epochs=3)
+    assert (trainer.current_epoch, trainer.global_step) == (3, 6)
+    assert events[-1] == "evaluate" and events.count("evaluate") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"check_val_every_n_epoch": 2}, "check_val"),
+        ({"val_check_interval": 2}, "evaluation.every"),
+        ({"val_check_interval": 0.5}, "evaluation.every"),
+        ({"precision": "64-true"}, "precision"),
+    ],
+)
+def test_options_without_effect_are_refused(tmp_path, options, word):
+    with pytest.raises(ConfigurationError, match=word):
+        fit(sac(), replay_data(), tmp_path, **options)
+
+
+@pytest.mark.parametrize("make", [sac, ppo])
+def test_data_of_another_kind_are_refused_by_name(tmp_path, make):
+    data = replay_data() if make is ppo else RolloutData(BENCHMARK, 12, num_workers=0)
+    needed = "RolloutData" if make is ppo else "ReplayData"
+    with pytest.raises(ConfigurationError, match=f"is {needed}"):
+        fit(make(), data, tmp_path)
+
+
+class Hooks(Callback):
+    """Record the hooks around optimizer steps."""
+
+    def __init__(self) -> None:
+        self.called = []
+        for name in ("on_before_zero_grad", "on_after_backward", "on_before_optimizer_step"):
+            setattr(self, name, lambda *args, name=name: self.called.append(name))
+
+
+def test_hooks_of_optimizer_steps_are_called_for_each(tmp_path):
+    hooks = Hooks()
+    fit(sac(), replay_data(total_steps=15), tmp_path, hooks)
+    step = ["on_before_zero_grad", "on_after_backward", "on_before_optimizer_step"]
+    assert hooks.called == step * 3, "critic, actor, temperature"
+
+
+def test_second_fit_continues_with_the_same_data(tmp_path, events):
+    model, data = sac(), replay_data()
+    fit(model, data, tmp_path)
+    data.total_steps = 30
+    fit(model, data, tmp_path)
+    assert model.counters.env_steps == 30

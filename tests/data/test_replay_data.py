@@ -1,0 +1,87 @@
+"""The options of the data modules, and the memory of the replay."""
+
+from __future__ import annotations
+
+import lightning
+import pytest
+import torch
+
+from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.data import ReplayData, RolloutData
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.rollout import PauseSolved
+from mtrl_lightning.schema import transition_fields
+from tests.helpers.fitting import SMALL
+
+BENCHMARK = ToyReach()
+
+
+@pytest.mark.parametrize(
+    ("excluded", "trained"),
+    [(None, (0, 1, 2)), ([], (0, 1, 2)), (["goal-1"], (0, 2)), (["goal-2", "goal-0"], (1,))],
+)
+def test_spec_says_which_tasks_are_trained(excluded, trained):
+    spec = RolloutData(BENCHMARK, exclude_from_training=excluded).spec
+    assert spec.train_tasks == trained
+    assert spec.task_names == ("goal-0", "goal-1", "goal-2")
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size", "capacity", "warmup"),
+    [
+        ({"total_steps": 6_000}, 384, 6_003, 600),
+        ({"total_steps": 6_000, "envs_per_task": 2}, 384, 6_006, 600),
+        ({"total_steps": 900_000}, 384, 300_000, 12_000),
+        ({"total_steps": 100, "batch_size": 60}, 60, 105, 12),
+        ({"total_steps": 100, "batch_size": 60, "capacity": 60, "warmup_steps": 9}, 60, 60, 9),
+    ],
+)
+def test_defaults_follow_from_tasks_and_total_steps(options, batch_size, capacity, warmup):
+    data = ReplayData(BENCHMARK, **options)
+    assert (data.batch_size, data.capacity, data._warmup.limit) == (batch_size, capacity, warmup)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"batch_size": 100}, "99 or 102"),
+        ({"batch_size": 2}, "3"),
+        ({"capacity": 60, "batch_size": 90}, "90"),
+        ({"total_steps": 100, "warmup_steps": 100}, "warmup_steps"),
+        ({"extras": [PauseSolved(), PauseSolved()]}, "two"),
+        ({"exclude_from_training": ["goal-7"]}, "goal-7"),
+    ],
+)
+def test_option_that_cannot_work_is_refused(options, word):
+    with pytest.raises(ConfigurationError, match=word):
+        ReplayData(BENCHMARK, **options)
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "free", "kept_on"),
+    [
+        ("cpu", {}, 10_000, "cpu"),
+        ("cuda", {}, 6_000, "cuda"),
+        ("cuda", {}, 5_999, "cpu"),
+        ("cuda", {"on_device": False}, 10_000, "cpu"),
+        ("cuda", {"memory_map": True}, 10_000, "cpu"),
+    ],
+)
+def test_replay_is_on_the_gpu_if_it_takes_half_of_it(
+    tmp_path, monkeypatch, device, options, free, kept_on
+):
+    data = ReplayData(BENCHMARK, batch_size=6, capacity=3_000, num_workers=0, **options)
+    available = {"cuda": bytes_needed(transition_fields(data.spec), free), "cpu": 10**12}
+    module = "mtrl_lightning.data.replay_data"
+    monkeypatch.setattr(f"{module}.free_memory", lambda asked: available[asked.type])
+    made = []
+    monkeypatch.setattr(f"{module}.ReplayBuffer", lambda *_, **given: made.append(given))
+    trainer = lightning.Trainer(default_root_dir=tmp_path, logger=False, accelerator="cpu")
+    trainer.strategy.connect(SAC(data.spec, **SMALL))
+    data.trainer = trainer
+    data._folder = tmp_path
+    data.open_buffer(list(data.spec.train_tasks), torch.device(device))
+    assert made[0]["device"] == torch.device(kept_on)
+    assert made[0]["folder"] == (tmp_path if options.get("memory_map") else None)

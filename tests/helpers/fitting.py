@@ -1,0 +1,58 @@
+"""Short runs of small networks on two tasks, by Lightning's trainer."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import lightning
+
+from mtrl_lightning import PPO, SAC
+from mtrl_lightning.callbacks import EnvStepCheckpoint, EvaluationCallback, MetricsCallback
+from mtrl_lightning.data import ReplayData, RolloutData
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.networks import MLP
+
+SMALL = {name: partial(MLP, width=8, depth=1) for name in ("actor", "critic")}
+
+
+def parts(kind="sac", total_steps=120):
+    """Return an algorithm and its data: 2 environments of 5 steps, 30 vector steps of warm-up."""
+    benchmark = ToyReach(2, horizon=5)
+    if kind == "ppo":
+        data = RolloutData(benchmark, total_steps, num_workers=0)
+        return PPO(data.spec, num_steps=10, num_epochs=1, num_minibatches=2, **SMALL), data
+    options = {"batch_size": 8, "capacity": 200, "warmup_steps": 60, "num_workers": 0}
+    data = ReplayData(benchmark, total_steps, **options)
+    return SAC(data.spec, **SMALL), data
+
+
+def fit(folder, *callbacks, kind="sac", total_steps=120, ckpt_path=None, every=40, **options):
+    """Train with evaluations every 60 steps and rows of metrics every 20; return the trainer."""
+    trainer = lightning.Trainer(
+        **{
+            "max_epochs": -1,
+            "accelerator": "cpu",
+            "default_root_dir": folder,
+            "logger": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+            **options,
+        },
+        callbacks=[
+            EvaluationCallback(60, num_episodes=1, num_workers=0),
+            MetricsCallback(20),
+            EnvStepCheckpoint(every, save_top_k=-1),
+            *callbacks,
+        ],
+    )
+    algorithm, data = parts(kind, total_steps)
+    trainer.fit(algorithm, data, ckpt_path=ckpt_path)
+    return trainer
+
+
+def rows_of(folder):
+    """Return the rows of ``metrics.jsonl`` without times."""
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]

@@ -1,0 +1,227 @@
+"""A run that is killed at a random batch ends as the uninterrupted one, whoever has saved it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from mtrl_lightning.algorithms import PPO, SAC, BehaviourCloning
+from mtrl_lightning.callbacks import EnvStepCheckpoint, EvaluationCallback, MetricsCallback
+from mtrl_lightning.data import DemonstrationData, ReplayData, RolloutData
+from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import MLP
+from tests.helpers.demonstrations import write_demonstrations
+from tests.helpers.runs import assert_same
+
+BENCHMARK = ToyReach(num_tasks=3, horizon=10)
+NARROW = partial(MLP, width=8, depth=1)
+
+
+def make_sac(folder: Path) -> tuple[L.LightningModule, L.LightningDataModule]:
+    data = ReplayData(
+        BENCHMARK,
+        total_steps=240,
+        warmup_steps=30,
+        batch_size=12,
+        updates_per_step=1.5,
+        num_workers=0,
+        chunk_mebibytes=0.002,
+        capacity=150,
+        seed=1,
+    )
+    return SAC(data.spec, seed=1, actor=NARROW, critic=NARROW), data
+
+
+def make_ppo(folder: Path) -> tuple[L.LightningModule, L.LightningDataModule]:
+    data = RolloutData(BENCHMARK, total_steps=240, num_workers=0, seed=1)
+    options: dict[str, Any] = {"num_steps": 10, "num_epochs": 3, "num_minibatches": 2}
+    return PPO(data.spec, seed=1, actor=NARROW, critic=NARROW, max_kl=0.02, **options), data
+
+
+def make_bc(folder: Path) -> tuple[L.LightningModule, L.LightningDataModule]:
+    source = folder.parent / "demonstrations"
+    if not source.exists():
+        write_demonstrations(source, num_episodes=1)
+    data = DemonstrationData(ToyReach(), source, total_steps=60, batch_size=12, seed=1)
+    return BehaviourCloning(data.spec, seed=1, actor=NARROW), data
+
+
+MAKE = {"sac": make_sac, "ppo": make_ppo, "bc": make_bc}
+EVERY = {"sac": 60, "ppo": 60, "bc": 15}
+
+
+def train(
+    kind: str, folder: Path, callbacks: Sequence[Callback] = (), ckpt_path: Any = None
+) -> dict[str, Any]:
+    """Train to the end, and return all that has to be equal there."""
+    model, data = MAKE[kind](folder)
+    evaluation = EvaluationCallback(EVERY[kind], num_episodes=1, num_workers=0)
+    metrics = MetricsCallback(every=EVERY[kind] // 2)
+    trainer = L.Trainer(
+        max_epochs=-1,
+        accelerator="cpu",
+        default_root_dir=folder,
+        logger=False,
+        num_sanity_val_steps=0,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[*callbacks, evaluation, metrics],
+    )
+    trainer.fit(model, data, ckpt_path=ckpt_path)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return {
+        "weights": model.state_dict(),
+        "optimizers": [update.optimizer.state_dict() for update in model.updates],
+        "counters": model.counters.state_dict(),
+        "generators": model.generators.state_dict(),
+        "global_step": trainer.global_step,
+        "epoch": trainer.current_epoch,
+        "evaluation": evaluation.results,
+        "rows": [{k: v for k, v in r.items() if not k.startswith("time/")} for r in rows],
+    }
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+class Kill(Callback):
+    """End the run at a batch, by an exception in a hook or by a signal."""
+
+    def __init__(self, batch: int, hook: str, number: int | None = None) -> None:
+        self.batch = batch
+        self.number = number
+        setattr(self, hook, self.kill)
+
+    def kill(self, trainer, *args):
+        if trainer.fit_loop.total_batch_idx < self.batch:
+            return
+        if self.number is None:
+            raise KilledError
+        os.kill(os.getpid(), self.number)
+
+
+class Save(Callback):
+    """A user's own callback, which saves in one of Lightning's hooks."""
+
+    def __init__(self, folder: Path, hook: str) -> None:
+        self.folder = folder
+        self.count = 0
+        setattr(self, hook, self.save)
+
+    def save(self, trainer, *args):
+        self.count += 1
+        trainer.save_checkpoint(self.folder / f"own_{self.count:04d}.ckpt")
+
+
+END_HOOKS = ("on_train_batch_end", "on_validation_start", "on_validation_end", "on_train_epoch_end")
+SAVERS = {
+    "ModelCheckpoint": lambda folder: ModelCheckpoint(
+        folder, "{step:05d}", every_n_train_steps=3, save_top_k=-1
+    ),
+    "EnvStepCheckpoint": lambda folder: EnvStepCheckpoint(30, save_top_k=-1, dirpath=str(folder)),
+    "exception": lambda folder: ModelCheckpoint(folder, "{step:05d}", save_on_exception=True),
+    **{hook: partial(lambda hook, folder: Save(folder, hook), hook) for hook in END_HOOKS},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the end of the uninterrupted run of a kind."""
+    ends: dict[str, Any] = {}
+
+    def end(kind: str) -> dict[str, Any]:
+        if kind not in ends:
+            ends[kind] = train(kind, tmp_path_factory.mktemp(kind) / "run")
+        return ends[kind]
+
+    return end
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saver", [*SAVERS, "SIGTERM"])
+@pytest.mark.parametrize("kind", MAKE)
+def test_killed_run_ends_as_the_uninterrupted_one(tmp_path, whole, kind, saver):
+    last = whole(kind)["global_step"]
+    folder, saved = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    rng = random.Random(f"{kind} {saver}")
+    for batch in rng.sample(range(last // 2, last - 1), 2):
+        shutil.rmtree(folder, ignore_errors=True)
+        number = signal.SIGTERM if saver == "SIGTERM" else None
+        hook = (
+            "on_train_batch_end"
+            if saver == "exception"
+            else rng.choice(
+                ["on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"]
+            )
+        )
+        make = SAVERS["EnvStepCheckpoint" if saver == "SIGTERM" else saver]
+        with pytest.raises((KilledError, SystemExit)):
+            train(kind, folder, [make(saved), Kill(batch, hook, number)])
+        found = sorted(saved.glob("*.ckpt"))
+        if not found:  # killed before this hook was called
+            assert saver == "on_train_epoch_end" and kind != "ppo"
+            continue
+        assert_same(train(kind, folder, ckpt_path=newest(saved)), whole(kind))
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_every_checkpoint_of_model_checkpoint_resumes(tmp_path, whole, kind):
+    folder = tmp_path / "run"
+    end = train(kind, folder, [SAVERS["ModelCheckpoint"](folder / "checkpoints")])
+    assert_same(end, whole(kind))
+    saved = sorted((folder / "checkpoints").glob("*.ckpt"))
+    assert len(saved) == end["global_step"] // 3
+    # at the end, Lightning does not count the last epoch once more
+    for path in random.Random(kind).sample(saved[:-1], 3):
+        copy = tmp_path / path.stem
+        shutil.copytree(folder, copy)
+        assert_same(train(kind, copy, ckpt_path=copy / "checkpoints" / path.name), end)
+
+
+def test_replay_files_are_those_that_checkpoints_need(tmp_path):
+    folder = tmp_path / "run"
+    train("sac", folder, [EnvStepCheckpoint(30, save_top_k=2), ModelCheckpoint(folder / "own")])
+    index = json.loads((folder / "replay" / "index.json").read_text())
+    replay = folder / "replay"
+    present = {path: of for path, of in index.items() if (replay / path).exists()}
+    needed = {
+        chunk["file"]
+        for manifests in present.values()
+        for manifest in manifests
+        for chunk in manifest["chunks"]
+    }
+    assert {path.name for path in replay.glob("rows*")} == needed
+    assert len(present) == 3
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_before_optimizer_step"])
+def test_checkpoint_in_the_middle_of_an_update_is_refused(tmp_path, hook):
+    with pytest.raises(ConfigurationError, match="on_train_batch_end"):
+        train("sac", tmp_path / "run", [Save(tmp_path, hook)])
+    assert not list(tmp_path.glob("*.ckpt"))
+
+
+def test_exception_in_an_update_is_the_users_and_writes_nothing(tmp_path):
+    folder = tmp_path / "run"
+    saver = SAVERS["exception"](folder / "checkpoints")
+    with pytest.warns(UserWarning, match="middle"), pytest.raises(KilledError):
+        train("sac", folder, [saver, Kill(3, "on_before_optimizer_step")])
+    assert not list((folder / "checkpoints").glob("*.ckpt"))

@@ -1,0 +1,205 @@
+"""``train`` and ``evaluate``: runs from Python equal those of the command line."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.wrappers import FlattenObservation, FrameStackObservation
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
+
+import mtrl_lightning
+from mtrl_lightning import (
+    PPO,
+    SAC,
+    ConfigurationError,
+    GymnasiumTasks,
+    ReplayData,
+    ToyReach,
+    evaluate,
+    load_policy,
+    train,
+)
+from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.networks import MLP
+from tests.helpers.command_line import SHORT, rows_of
+from tests.helpers.fakes import Scale
+from tests.helpers.runs import SMALL_SAC, small
+
+
+@pytest.mark.curves
+def test_run_has_its_folder_last_evaluation_and_policy(tmp_path):
+    run = small(ToyReach(2), tmp_path, total_steps=300)
+    assert run.folder == tmp_path / "run" / "version_0"
+    assert run.checkpoint.is_file() and (run.folder / "curves.png").is_file()
+    last = [row for row in rows_of(run.folder) if "eval/success" in row][-1]
+    assert (run.evaluation["eval/return"], last["env_steps"]) == (last["eval/return"], 300)
+    assert run.evaluate(2, num_workers=0) == run.evaluation, "the same episodes and networks"
+    action = run.policy.act(np.zeros((3, 2), np.float32), np.array([0, 1, 1]), "exploit")
+    assert action.shape == (3, 2) and np.abs(action).max() <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_tasks", [1, 2, 5])
+def test_sizes_are_derived_for_any_number_of_tasks(tmp_path, num_tasks):
+    run = small(ToyReach(num_tasks), tmp_path, total_steps=60)
+    assert 0 <= run.evaluation["eval/success"] <= 1
+    data = load_checkpoint(run.checkpoint)["mtrl_lightning"]
+    assert data["counters"]["env_steps"] == 60 and data["counters"]["updates"] > 0
+
+
+@pytest.mark.slow
+def test_command_line_and_train_make_the_same_run(command_line, tmp_path):
+    command_line("fit", *SHORT, "--seed_everything=3", "--name=typed")
+    adam = partial(torch.optim.Adam, lr=3e-4, eps=1e-5, fused=True)
+    algorithm = partial(
+        SAC,
+        actor=partial(MLP, width=16, depth=3, output_bound=1e-3),
+        critic=partial(MLP, width=16, depth=3, output_bound=3e-3),
+        actor_optimizer=adam,
+        critic_optimizer=adam,
+        temperature_optimizer=adam,
+    )
+    small(
+        ToyReach(3, horizon=20),
+        tmp_path,
+        algorithm=algorithm,
+        name="called",
+        seed=3,
+        data={"batch_size": 96, "capacity": 30_000, "warmup_steps": 60},
+        total_steps=180,
+        evaluation={"every": 60},
+        metrics={"every": 30},
+        checkpoint={"every_n_env_steps": 60},
+    )
+    assert command_line.rows("called") == command_line.rows("typed")
+    one, other = (
+        load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")["state_dict"]
+        for name in ("typed", "called")
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_continues_exactly_and_in_its_folder(tmp_path):
+    options = {
+        "data": {"batch_size": 96, "capacity": 900, "warmup_steps": 60},
+        "evaluation": {"every": 60},
+        "metrics": {"every": 30},
+        "checkpoint": {"every_n_env_steps": 60},
+    }
+    whole = small(ToyReach(3), tmp_path, name="whole", total_steps=240, **options)
+    small(ToyReach(3), tmp_path, name="parts", total_steps=120, **options)
+    run = small(ToyReach(3), tmp_path, name="parts", total_steps=240, ckpt_path="last", **options)
+    assert run.folder == tmp_path / "parts" / "version_0"
+    assert rows_of(run.folder) == rows_of(whole.folder)
+    one, other = (load_checkpoint(each.checkpoint) for each in (whole, run))
+    assert all(torch.equal(value, other["state_dict"][n]) for n, value in one["state_dict"].items())
+
+
+def test_trainer_fit_needs_no_other_part(tmp_path):
+    data = ReplayData(ToyReach(2), total_steps=60, warmup_steps=20, num_workers=0)
+    trainer = Trainer(max_epochs=-1, default_root_dir=tmp_path, accelerator="cpu")
+    model = SMALL_SAC(data.spec)
+    trainer.fit(model, data)
+    assert model.counters.env_steps == 60
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        (SAC(ToyReach(2).spec), {}),
+        ("SAK", {}),
+        (None, {}),
+        (SAC, {"data": {"warmup_steps": 900}}),
+        (SAC, {"data": {"exclude_from_training": ["goal-9"]}}),
+        (SAC, {"ckpt_path": "last"}),
+        (SAC, {"init_from": "nowhere"}),
+    ],
+)
+def test_mistakes_are_refused_and_leave_no_folder(tmp_path, algorithm, options):
+    with pytest.raises(ConfigurationError):
+        train(ToyReach(2), algorithm, total_steps=300, root=str(tmp_path / "runs"), **options)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [{"rolout": {}}, {"data": {"num_workes": 1}}])
+def test_unknown_options_are_pythons_own_errors(tmp_path, options):
+    with pytest.raises(TypeError, match=r"rolout|num_workes"):
+        train(ToyReach(2), SAC, total_steps=300, root=str(tmp_path), **options)
+
+
+@pytest.mark.slow
+def test_ids_names_and_single_objects_are_accepted(tmp_path):
+    run = small(
+        "Pendulum-v1",
+        tmp_path,
+        algorithm="SAC",
+        total_steps=3e2,
+        evaluation={"num_episodes": 1},
+        data={"warmup_steps": 280},
+        loggers=CSVLogger(str(tmp_path), name="other"),
+        callbacks=LearningRateMonitor(),
+    )
+    assert run.benchmark.spec.task_names == ("Pendulum-v1",) and type(run.algorithm) is SAC
+    assert (tmp_path / "other" / "version_0" / "metrics.csv").exists()
+    observation = [1.0, 0.0, 0.0]
+    action = run.policy.act(observation, "Pendulum-v1")
+    loaded = load_policy(run.folder)
+    assert loaded.act(observation, 0) == pytest.approx(action)
+    expected = evaluate(loaded, run.benchmark, 1, num_workers=0)
+    for given in (run, run.checkpoint, str(run.folder)):
+        assert evaluate(given, "Pendulum-v1", 1, num_workers=0) == expected
+
+
+@pytest.mark.slow
+def test_the_kind_of_an_algorithm_chooses_its_data(tmp_path):
+    def make(spec, **options):
+        network = partial(MLP, width=16)
+        return PPO(spec, actor=network, critic=network, num_steps=20, num_epochs=1, **options)
+
+    run = small(ToyReach(2), tmp_path, algorithm=make, total_steps=80)
+    assert "RolloutData" in load_checkpoint(run.checkpoint)
+
+
+def test_training_leaves_warnings_as_they_were(tmp_path):
+    filters = list(warnings.filters)
+    small(ToyReach(2), tmp_path, total_steps=100)
+    assert warnings.filters == filters
+
+
+def test_lightnings_callbacks_see_the_evaluations(tmp_path):
+    watch = EarlyStopping("eval/success", patience=2, mode="max")
+    options = {"data": {"warmup_steps": 30}, "evaluation": {"every": 30}}
+    run = small(ToyReach(1), tmp_path, callbacks=[watch], total_steps=9000, **options)
+    rows = [row for row in rows_of(run.folder) if "eval/success" in row]
+    assert run.algorithm.counters.env_steps == rows[-1]["env_steps"] < 9000
+
+
+class OnlyTraining(ToyReach):
+    splits = ("train",)
+
+
+def test_a_benchmark_without_a_split_to_evaluate_trains(tmp_path):
+    run = small(OnlyTraining(2), tmp_path, total_steps=100)
+    assert run.evaluation == {} and run.checkpoint.is_file()
+    assert not (run.folder / "checkpoints" / "best.ckpt").exists()
+
+
+@pytest.mark.slow
+def test_wrappers_and_action_transforms_are_part_of_the_policy(tmp_path):
+    wrappers = [partial(FrameStackObservation, stack_size=3), FlattenObservation]
+    data = {"wrappers": wrappers, "action_transforms": [Scale(0.5)]}
+    run = small(GymnasiumTasks({"task": lambda: gym.make("Pendulum-v1")}), tmp_path, data=data)
+    assert run.benchmark.spec.observation_space.shape == (9,)
+    assert run.evaluate(2, num_workers=0) == run.evaluation
+
+
+def test_public_names_can_be_imported_in_any_order():
+    assert all(hasattr(mtrl_lightning, name) for name in mtrl_lightning.__all__)
+    assert callable(train) and mtrl_lightning.train is train
