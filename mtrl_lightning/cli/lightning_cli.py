@@ -254,7 +254,10 @@ class MultiTaskCLI(LightningCLI):
             given = self.config_init[self.subcommand].trainer
             own["logger"] = [MetricsFile(self._folder), *listed(given.logger)]
             given.callbacks = with_progress_bar(listed(given.callbacks), given.enable_progress_bar)
-        return super().instantiate_trainer(**own, **kwargs)
+        try:
+            return super().instantiate_trainer(**own, **kwargs)
+        except ValueError as error:  # of options that exclude each other
+            raise ConfigurationError(str(error)) from error
 
     def before_fit(self) -> None:
         """Start from a policy."""

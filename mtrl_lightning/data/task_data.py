@@ -213,6 +213,9 @@ class TaskData(LightningDataModule):
         for message in FALSE_WARNINGS:
             warnings.filterwarnings("ignore", message)
         self.algorithm.data_name = type(self).__qualname__
+        for name in ("overfit_batches", "reload_dataloaders_every_n_epochs"):
+            if getattr(trainer, name):
+                raise ConfigurationError(f"trainer.{name} has no meaning for a run: leave it out")
         if trainer.check_val_every_n_epoch not in (None, 1):
             raise ConfigurationError(
                 f"trainer.check_val_every_n_epoch is {trainer.check_val_every_n_epoch}: give"

@@ -162,6 +162,7 @@ def test_max_epochs_counts_iterations(tmp_path, events):
         ({"val_check_interval": 2}, "evaluation.every"),
         ({"val_check_interval": 0.5}, "evaluation.every"),
         ({"precision": "64-true"}, "precision"),
+        ({"overfit_batches": 2}, "overfit"),
     ],
 )
 def test_options_without_effect_are_refused(tmp_path, options, word):
