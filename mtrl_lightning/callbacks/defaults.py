@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 
 from mtrl_lightning.callbacks.curves import CurvesCallback
 from mtrl_lightning.callbacks.evaluation import EvaluationCallback
@@ -27,7 +27,7 @@ NEEDED: tuple[type[Callback], ...] = (
 def missing_callbacks(trainer: Trainer) -> list[Callback]:
     """Return the callbacks that a run needs and the trainer does not have.
 
-    Lightning replaces its own progress bar by ours, which counts environment steps.
+    Lightning's own progress bars count updates without a total: ours takes their place.
 
     Args:
         trainer: of the run.
@@ -36,6 +36,8 @@ def missing_callbacks(trainer: Trainer) -> list[Callback]:
         return []
     present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     missing = [kind() for kind in NEEDED if not any(isinstance(one, kind) for one in present)]
-    if type(trainer.progress_bar_callback) is TQDMProgressBar:
+    bar = trainer.progress_bar_callback
+    if type(bar) in (RichProgressBar, TQDMProgressBar):
+        trainer.callbacks = [one for one in present if one is not bar]  # type: ignore[attr-defined]
         missing.append(EnvStepProgressBar())
     return missing

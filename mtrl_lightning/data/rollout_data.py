@@ -82,13 +82,6 @@ class RolloutData(EnvData):
         """Return the minibatches of this iteration, as an iterable that Lightning takes."""
         return Minibatches(self)
 
-    def begin(self) -> None:
-        """Start the episodes; let progress bars show no length."""
-        super().begin()
-        assert self.trainer is not None
-        if self.trainer.fit_loop.max_batches == NEVER:
-            self.trainer.fit_loop.max_batches = float("inf")
-
     def begin_epoch(self) -> None:
         """Collect an iteration, and let the algorithm compute what its updates need."""
         buffer = self.buffer
