@@ -225,3 +225,17 @@ def test_exception_in_an_update_is_the_users_and_writes_nothing(tmp_path):
     with pytest.warns(UserWarning, match="middle"), pytest.raises(KilledError):
         train("sac", folder, [saver, Kill(3, "on_before_optimizer_step")])
     assert not list((folder / "checkpoints").glob("*.ckpt"))
+
+
+class RenamedData(ReplayData):
+    """A data module of another class than the checkpoint's."""
+
+
+def test_renamed_data_class_does_not_lose_its_state_silently(tmp_path):
+    folder = tmp_path / "run"
+    train("sac", folder, [EnvStepCheckpoint(60, dirpath=str(folder / "checkpoints"))])
+    data = RenamedData(BENCHMARK, total_steps=300, batch_size=12, capacity=150, num_workers=0)
+    model = SAC(data.spec, actor=NARROW, critic=NARROW)
+    trainer = L.Trainer(max_epochs=-1, accelerator="cpu", default_root_dir=tmp_path, logger=False)
+    with pytest.raises(ConfigurationError, match="RenamedData"):
+        trainer.fit(model, data, ckpt_path=folder / "checkpoints" / "last.ckpt")
