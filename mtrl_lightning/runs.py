@@ -78,16 +78,16 @@ def open_run(root: str, name: str, version: str | None, checkpoint: Path | None)
     if checkpoint is None:
         folder = _new_folder(parent) if version is None else parent / version
     ensure_writable(folder)
-    try:
-        with run_lock(folder):
+    with run_lock(folder):  # before the rest: the folder of another process is not deleted
+        try:
             yield folder
-    except BaseException:
-        if not any((folder / sign).exists() for sign in STARTED):
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # the first with another run in it
-                for path in missing:
-                    path.rmdir()
-        raise
+        except BaseException:
+            if not any((folder / sign).exists() for sign in STARTED):
+                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(OSError):  # the first with another run in it
+                    for path in missing:
+                        path.rmdir()
+            raise
 
 
 def _new_folder(parent: Path) -> Path:

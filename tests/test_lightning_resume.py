@@ -23,6 +23,7 @@ from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP
 from tests.helpers.demonstrations import write_demonstrations
+from tests.helpers.fitting import QUIET
 from tests.helpers.runs import assert_same
 
 BENCHMARK = ToyReach(num_tasks=3, horizon=10)
@@ -69,16 +70,8 @@ def train(
     model, data = MAKE[kind](folder)
     evaluation = EvaluationCallback(EVERY[kind], num_episodes=1, num_workers=0)
     metrics = MetricsCallback(every=EVERY[kind] // 2)
-    trainer = L.Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        default_root_dir=folder,
-        logger=False,
-        num_sanity_val_steps=0,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[*callbacks, evaluation, metrics],
-    )
+    given = [*callbacks, evaluation, metrics]
+    trainer = L.Trainer(**QUIET, default_root_dir=folder, callbacks=given)
     trainer.fit(model, data, ckpt_path=ckpt_path)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -95,7 +88,7 @@ def train(
 
 
 class KilledError(Exception):
-    """Stands for a kill."""
+    """Ends a run abruptly."""
 
 
 class Kill(Callback):
@@ -212,6 +205,31 @@ def test_replay_files_are_those_that_checkpoints_need(tmp_path):
     assert len(present) == 3
 
 
+def test_checkpoint_saved_outside_the_run_resumes_in_another_folder(tmp_path, whole):
+    train("sac", tmp_path / "run", [Save(tmp_path, "on_validation_end")])
+    weights = whole("sac")["weights"]
+    for path in sorted(tmp_path.glob("*.ckpt"))[:-1]:
+        assert_same(train("sac", tmp_path / path.stem, ckpt_path=path)["weights"], weights)
+
+
+def test_second_fit_in_another_folder_resumes_from_there(tmp_path):
+    model, data = make_sac(tmp_path)
+
+    def fit(folder, model, data, ckpt_path=None):
+        given = [EnvStepCheckpoint(30), EvaluationCallback(60, num_episodes=1, num_workers=0)]
+        trainer = L.Trainer(**QUIET, default_root_dir=tmp_path / folder, callbacks=given)
+        trainer.fit(model, data, ckpt_path=ckpt_path)
+
+    fit("first", model, data)
+    data.total_steps = 300
+    fit("second", model, data)
+    shutil.rmtree(tmp_path / "first")
+    model, data = make_sac(tmp_path)
+    data.total_steps = 330
+    fit("second", model, data, tmp_path / "second" / "checkpoints" / "last.ckpt")
+    assert model.counters.env_steps == 330
+
+
 @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_before_optimizer_step"])
 def test_checkpoint_in_the_middle_of_an_update_is_refused(tmp_path, hook):
     with pytest.raises(ConfigurationError, match="on_train_batch_end"):
@@ -236,6 +254,6 @@ def test_renamed_data_class_does_not_lose_its_state_silently(tmp_path):
     train("sac", folder, [EnvStepCheckpoint(60, dirpath=str(folder / "checkpoints"))])
     data = RenamedData(BENCHMARK, total_steps=300, batch_size=12, capacity=150, num_workers=0)
     model = SAC(data.spec, actor=NARROW, critic=NARROW)
-    trainer = L.Trainer(max_epochs=-1, accelerator="cpu", default_root_dir=tmp_path, logger=False)
+    trainer = L.Trainer(**QUIET, default_root_dir=tmp_path)
     with pytest.raises(ConfigurationError, match="RenamedData"):
         trainer.fit(model, data, ckpt_path=folder / "checkpoints" / "last.ckpt")

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from mtrl_lightning.checkpoints import load_checkpoint
-from tests.callbacks.test_signals import ENDED, JOB
+from tests.callbacks.test_signals import ENDED, simulate_slurm
 from tests.helpers.fitting import rows_of
 from tests.helpers.runs import wait_for
 
@@ -17,15 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def calls(tmp_path, monkeypatch):
     """Simulate a SLURM job with a ``scontrol`` that records its arguments and sends SIGTERM."""
-    for name, value in JOB.items():
-        monkeypatch.setenv(name, value)
-    program = tmp_path / "bin" / "scontrol"
-    program.parent.mkdir()
-    file = tmp_path / "calls"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {file}\nkill -TERM $PPID\nsleep 0.2\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    return lambda: file.read_text().splitlines() if file.exists() else []
+    return simulate_slurm(tmp_path, monkeypatch, "kill -TERM $PPID\nsleep 0.2\n").calls
 
 
 def test_a_requeued_job_continues_in_its_folder(command_line, calls):

@@ -20,8 +20,8 @@ from mtrl_lightning.schedules import Every
 class EnvStepCheckpoint(ModelCheckpoint):
     """Save a checkpoint every N environment steps, at the end, and when a signal ends the run.
 
-    ``last.ckpt`` is a link to the newest. The replay of an off-policy algorithm is kept beside the
-    checkpoints in ``replay/``; its files are deleted when no checkpoint needs them.
+    ``last.ckpt`` is a link to the newest. The replay of an off-policy algorithm is in
+    ``replay/`` of the run's folder; its files are deleted when no checkpoint needs them.
 
     Args:
         every_n_env_steps: environment steps between two checkpoints.

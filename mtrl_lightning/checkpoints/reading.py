@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,11 @@ OTHER_CAUSES = (
 
 
 @contextmanager
-def restoring(
-    path: str | Path | None, is_under_way: Callable[[], bool] = lambda: True
-) -> Iterator[None]:
+def restoring(path: str | Path | None) -> Iterator[None]:
     """Turn errors of values that cannot be restored into one that names the checkpoint.
 
     Args:
         path: the checkpoint; None where there is none to restore.
-        is_under_way: returns whether an error comes from restoring, and not from what the block
-            does before or after it.
 
     Raises:
         ConfigurationError: if the checkpoint is damaged or from another version.
@@ -57,7 +53,7 @@ def restoring(
     except OTHER_CAUSES:
         raise
     except DAMAGED as error:
-        if path is None or not is_under_way():
+        if path is None:
             raise
         first_line = (str(error).splitlines() or [""])[0]
         raise ConfigurationError(

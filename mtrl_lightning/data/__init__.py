@@ -4,12 +4,6 @@ from mtrl_lightning.data.demonstration_data import DemonstrationData
 from mtrl_lightning.data.env_data import EnvData
 from mtrl_lightning.data.replay_data import ReplayData
 from mtrl_lightning.data.rollout_data import RolloutData
-from mtrl_lightning.data.task_data import TaskData
-from mtrl_lightning.types import Kind
-
-DATA: dict[Kind, type[TaskData]] = {
-    data.kind: data for data in (ReplayData, RolloutData, DemonstrationData)
-}
-"""The data module of each kind of algorithm."""
+from mtrl_lightning.data.task_data import DATA, TaskData
 
 __all__ = ["DATA", "DemonstrationData", "EnvData", "ReplayData", "RolloutData", "TaskData"]

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.algorithms.description import summarize
-from mtrl_lightning.data.demonstrations import check_identity, load_demonstrations
+from mtrl_lightning.data.demonstrations import GIVE, check_identity, load_demonstrations
 from mtrl_lightning.data.replay_data import Ticks
 from mtrl_lightning.data.task_data import ROWS_PER_TASK, TaskData, check_batch_size
 from mtrl_lightning.devices import CPU
@@ -89,10 +89,7 @@ class DemonstrationData(TaskData):
 
     def _read(self, device: torch.device) -> None:
         if self.demonstrations is None:
-            raise ConfigurationError(
-                "data.demonstrations is missing: give the folder that mtrl-lightning collect has"
-                " written"
-            )
+            raise ConfigurationError(f"data.demonstrations is missing: {GIVE}")
         self.buffer, self._identity = load_demonstrations(
             str(self.demonstrations), self.spec, self._seed, device, self.benchmark.splits[0]
         )

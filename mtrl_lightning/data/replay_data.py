@@ -60,8 +60,8 @@ class ReplayData(EnvData):
     workers. Further updates of the same step follow without stepping; where several steps go by
     between two updates, the last one overlaps.
 
-    The replay is written beside the checkpoints, in ``replay/`` of the run's folder, in files that
-    never change, each as soon as it is full: a checkpoint adds the transitions of the last,
+    The replay is saved in ``replay/`` of the run's folder, in files that never change, each as soon
+    as it is full: a checkpoint adds the transitions of the last,
     unfinished file only. Files that no checkpoint needs are deleted. Of several processes each has
     its own folder, ``replay/rank_0/`` and so on.
 
@@ -157,9 +157,6 @@ class ReplayData(EnvData):
         """Environment steps that filled a lost replay: they come on top of the total."""
         self._is_step_pending = False
         self._opened_for: tuple[Any, ...] = ()
-        self._is_resumed = False
-        self._has_other_ratio = False
-        """Whether the resumed checkpoint is of a run with another ratio of updates to steps."""
 
     # the loop
 
@@ -184,11 +181,8 @@ class ReplayData(EnvData):
     def begin(self) -> None:
         """Start the episodes; fill a replay that was not restored with its checkpoint."""
         super().begin()
-        if self._is_resumed and self._ratio.has_started:
+        if self._ratio.has_started:
             self._refill()
-        if self._has_other_ratio:
-            self._ratio.restart(self.counters.vector_steps, self.counters.updates)
-            self._has_other_ratio = False
 
     def begin_epoch(self) -> None:
         """Warm up with random actions, unless that is done."""
@@ -203,7 +197,7 @@ class ReplayData(EnvData):
         self._ratio.start(counters.vector_steps, counters.updates)
 
     def _refill(self) -> None:
-        """Collect as much as a warm-up with the policy."""
+        """Collect with the policy until the replay has the transitions of a warm-up."""
         num_missing = self._num_missing()
         if num_missing <= 0 or self.is_over:
             return
@@ -286,6 +280,7 @@ class ReplayData(EnvData):
         Raises:
             ConfigurationError: if memory or disk is short.
         """
+        self._snapshots = self._snapshots_in(replay_folder(self.folder) / _folder_of_rank())
         policy_fields = self.algorithm.policy_fields
         opened_for = (tuple(tasks), device, tuple(policy_fields))
         if self._opened_for == opened_for:
@@ -293,7 +288,6 @@ class ReplayData(EnvData):
         self._opened_for = opened_for
         if self._memory_map:
             self.folder.mkdir(parents=True, exist_ok=True)
-        self._snapshots = self._snapshots_in(replay_folder(self.folder) / _folder_of_rank())
         num_rows = self.capacity // self.num_envs * len(tasks)
         fields = transition_fields(self.spec, policy_fields)
         needed = replay_bytes(self.spec, fields, len(tasks), num_rows // len(tasks))
@@ -351,13 +345,14 @@ class ReplayData(EnvData):
             self._write(self._snapshots.finish)
             self._prune()
             manifest = self._snapshots.save(self._storage)
+            manifest["root"] = str(replay_folder(self.folder).resolve())
             if _folder_of_rank():
                 manifest["folder"] = _folder_of_rank()
             self._has_write_failed = False
         return manifest
 
     def _prune(self) -> None:
-        """Delete the files that no checkpoint needs, also of processes that the run has no more."""
+        """Delete the files that no checkpoint needs, also those of earlier, more processes."""
         root = replay_folder(self.folder)
         manifests = needed_manifests(root)
         self._snapshots.prune(manifests)
@@ -382,18 +377,16 @@ class ReplayData(EnvData):
             )
             return
         assert self.trainer is not None
-        root = _replay_folder_of(self.trainer.ckpt_path, self.folder, manifest)
         storage = self._storage
         with distributed.raise_on_all_ranks(ConfigurationError):
             if MOVED in manifest:  # of a run with another number of processes
                 for part in manifest[MOVED]:
-                    of_rank = self._snapshots_in(root / part["manifest"].get("folder", ""))
+                    of_rank = self._snapshots_in(self._source_of(part["manifest"]))
                     of_rank.load_rings(part["manifest"], storage, part["rings"])
                 return
-            source = root / manifest.get("folder", "")
-            snapshots = self._snapshots_in(source)
+            snapshots = self._snapshots_in(self._source_of(manifest))
             snapshots.load(manifest, storage)
-        if source.resolve() == self._snapshots.folder.resolve():
+        if snapshots.folder.resolve() == self._snapshots.folder.resolve():
             self._snapshots = snapshots
         if (storage.oldest_E > np.maximum(storage.added_E - storage.capacity, 0)).any():
             rank_zero_warn(
@@ -401,6 +394,13 @@ class ReplayData(EnvData):
                 " were saved (data.save_last): the run continues without older ones, and is not"
                 " the uninterrupted one"
             )
+
+    def _source_of(self, manifest: Mapping[str, Any]) -> Path:
+        """Return the folder of a manifest's files: that of its run, which may have been moved."""
+        assert self.trainer is not None
+        of_checkpoint = replay_folder(Path(str(self.trainer.ckpt_path)).resolve().parent.parent)
+        root = of_checkpoint if of_checkpoint.is_dir() else Path(manifest["root"])
+        return root / manifest.get("folder", "")
 
     def teardown(self, stage: str) -> None:
         """End the workers; delete the files that no checkpoint needs."""
@@ -440,15 +440,13 @@ class ReplayData(EnvData):
             self._opened_for = ()
             tasks = self.collector.envs.task_E.tolist()
             self.open_buffer(tasks, self.trainer.strategy.root_device)
-        self._is_resumed = True
         self.collector.load_state_dict(state["collector"])
         self.buffer.load_state_dict(state["buffer"])
         self._warmup.load_state_dict(state["warmup"])
         self._ratio.load_state_dict(state["ratio"])
         self._refill_steps = state["refill_steps"]
-        self._has_other_ratio = bool(state["ratio"]) and (
-            state["ratio"]["ratio"] != self._ratio.ratio
-        )
+        if state["ratio"] and state["ratio"]["ratio"] != self._ratio.ratio:
+            self._ratio.restart(self.counters.vector_steps, self.counters.updates)
         self._restore(state["replay"])
 
     def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
@@ -472,11 +470,3 @@ class ReplayData(EnvData):
 def _folder_of_rank() -> str:
     """Return the name of this process' folder in a run's replay folder; empty for one process."""
     return "" if distributed.world_size() == 1 else f"rank_{distributed.rank()}"
-
-
-def _replay_folder_of(
-    ckpt_path: str | Path | None, folder: Path, manifest: Mapping[str, Any]
-) -> Path:
-    """Return the replay folder of a checkpoint: the run's own, or beside a copied run's."""
-    beside = replay_folder(Path(str(ckpt_path)).resolve().parent.parent)
-    return beside if beside.is_dir() else replay_folder(folder)

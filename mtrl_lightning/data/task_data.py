@@ -39,12 +39,8 @@ FALSE_WARNINGS = (
 """Beginnings of Lightning's warnings that do not hold for a run."""
 ROWS_PER_TASK = 128
 """Transitions per task in a batch of MetaWorld+'s protocol."""
-DATA_OF_KIND: dict[str, str] = {
-    "off-policy": "ReplayData",
-    "on-policy": "RolloutData",
-    "offline": "DemonstrationData",
-}
-"""The data module of each kind of algorithm."""
+DATA: dict[Kind, type[TaskData]] = {}
+"""The data module of each kind of algorithm, which enters itself here."""
 LARGE_UPDATE = 600_000_000
 """Trained parameters times rows of a batch from which on PyTorch's threads pay."""
 
@@ -84,6 +80,11 @@ class TaskData(LightningDataModule):
     """The algorithms that it is for."""
     collector: Collector | None = None
     """Steps the training environments; None without any."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "kind" in vars(cls):
+            DATA[cls.kind] = cls
 
     def __init__(
         self,
@@ -126,6 +127,8 @@ class TaskData(LightningDataModule):
         """The first process whose environments broke more often than they may be rebuilt."""
         self._wants_stop = False
         """Whether a stop was requested on this process, and not all processes know it yet."""
+        self._is_stop_agreed = False
+        """Whether all processes know that a stop was requested."""
 
     # what callbacks ask
 
@@ -183,7 +186,7 @@ class TaskData(LightningDataModule):
         assert trainer is not None
         algorithm = trainer.lightning_module
         if not isinstance(algorithm, Algorithm) or algorithm.kind != self.kind:
-            needed = DATA_OF_KIND.get(getattr(algorithm, "kind", ""), "none")
+            needed = DATA[algorithm.kind].__name__ if isinstance(algorithm, Algorithm) else "none"
             raise ConfigurationError(
                 f"{type(algorithm).__name__} cannot learn from {type(self).__name__}: its data"
                 f" module is {needed}"
@@ -237,8 +240,8 @@ class TaskData(LightningDataModule):
         rank_zero_info(f"PyTorch computes with {torch.get_num_threads()} threads")
 
     def _batch_rows(self) -> int:
-        """Return the rows of a batch."""
-        return ROWS_PER_TASK * len(self.spec.train_tasks)
+        """Return the rows of a batch, over all processes."""
+        raise NotImplementedError
 
     def begin(self) -> None:
         """Start to train, or to continue."""
@@ -328,8 +331,6 @@ class TaskData(LightningDataModule):
             self._wants_stop = False
             self.trainer.should_stop = True
             self._is_stop_agreed = True
-
-    _is_stop_agreed = False
 
     def defer_stop(self) -> None:
         """Postpone a stop that was requested on this process until all processes know of it."""

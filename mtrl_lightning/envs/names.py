@@ -30,11 +30,6 @@ def values_text(values: Any) -> str:
     return json.dumps(values, sort_keys=True, default=_plain)
 
 
-def plain_values(values: Any) -> Any:
-    """Return values as plain JSON values; see ``values_text``."""
-    return json.loads(values_text(values))
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()

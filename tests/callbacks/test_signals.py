@@ -77,20 +77,24 @@ def test_a_second_signal_ends_the_run_at_once_and_unsaved(tmp_path, capfd):
     assert env_steps_of(tmp_path) == 62
 
 
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    """Simulate a SLURM job; return the program ``scontrol``, which records its arguments."""
+def simulate_slurm(tmp_path, monkeypatch, then=""):
+    """Simulate a SLURM job; return its ``scontrol``, which records its arguments."""
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)
     program = tmp_path / "bin" / "scontrol"
     program.parent.mkdir()
     calls = tmp_path / "calls"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{then}')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return SimpleNamespace(
         program=program, calls=lambda: calls.read_text().splitlines() if calls.exists() else []
     )
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    return simulate_slurm(tmp_path, monkeypatch)
 
 
 def test_slurm_requeues_a_run_after_it_is_saved(tmp_path, slurm):

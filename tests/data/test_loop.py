@@ -13,7 +13,7 @@ from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
 from tests.helpers.demonstrations import write_demonstrations
-from tests.helpers.fitting import SMALL
+from tests.helpers.fitting import QUIET, SMALL
 
 BENCHMARK = ToyReach()
 
@@ -44,19 +44,11 @@ def events(monkeypatch):
 
 def fit(model, data, folder, *callbacks, every=1000, **options):
     """Train on three toy tasks, in this process; return the trainer."""
-    given = {
-        "max_epochs": -1,
-        "accelerator": "cpu",
-        "default_root_dir": folder,
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-    }
     if every is not None:
         callbacks = (*callbacks, EvaluationCallback(every, num_episodes=1, num_workers=0))
     trainer = lightning.Trainer(
-        **{**given, **options}, callbacks=[*callbacks, MetricsCallback(1000)]
+        **{**QUIET, "default_root_dir": folder, **options},
+        callbacks=[*callbacks, MetricsCallback(1000)],
     )
     trainer.fit(model, data)
     return trainer

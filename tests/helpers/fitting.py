@@ -14,6 +14,14 @@ from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.networks import MLP
 
 SMALL = {name: partial(MLP, width=8, depth=1) for name in ("actor", "critic")}
+QUIET = {
+    "max_epochs": -1,
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
 
 
 def parts(kind="sac", total_steps=120):
@@ -30,16 +38,7 @@ def parts(kind="sac", total_steps=120):
 def fit(folder, *callbacks, kind="sac", total_steps=120, ckpt_path=None, every=40, **options):
     """Train with evaluations every 60 steps and rows of metrics every 20; return the trainer."""
     trainer = lightning.Trainer(
-        **{
-            "max_epochs": -1,
-            "accelerator": "cpu",
-            "default_root_dir": folder,
-            "logger": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            **options,
-        },
+        **{**QUIET, "default_root_dir": folder, **options},
         callbacks=[
             EvaluationCallback(60, num_episodes=1, num_workers=0),
             MetricsCallback(20),
