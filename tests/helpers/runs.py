@@ -79,6 +79,8 @@ def without_folder(value, folder):
         return value.replace(folder, "")
     if isinstance(value, dict):
         return {without_folder(k, folder): without_folder(v, folder) for k, v in value.items()}
+    if isinstance(value, list):
+        return [without_folder(v, folder) for v in value]
     return value
 
 
