@@ -12,10 +12,10 @@ import pytest
 
 from mtrl_lightning import BehaviourCloning, ToyReach, load_policy
 from mtrl_lightning.__main__ import main
+from mtrl_lightning.compare.curves import evaluation_charts
+from mtrl_lightning.compare.metrics_file import read_metrics
+from mtrl_lightning.compare.record import read_run
 from mtrl_lightning.networks import MLP
-from mtrl_lightning.reports.curves import evaluation_charts
-from mtrl_lightning.reports.metrics_file import read_metrics
-from mtrl_lightning.reports.record import read_run
 from tests.helpers.command_line import fails
 from tests.helpers.demonstrations import write_demonstrations
 from tests.helpers.runs import assert_same_end, checkpoint, signal_in_call, small

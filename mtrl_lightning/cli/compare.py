@@ -64,10 +64,10 @@ def run(options: argparse.Namespace) -> None:
         OSError: if a file cannot be written.
     """
     # they import NumPy, which the help does without
-    from mtrl_lightning.reports import comparison as tables
-    from mtrl_lightning.reports.methods import option_table
-    from mtrl_lightning.reports.page import write_page
-    from mtrl_lightning.reports.record import is_bounded
+    from mtrl_lightning.compare import comparison as tables
+    from mtrl_lightning.compare.methods import option_table
+    from mtrl_lightning.compare.page import write_page
+    from mtrl_lightning.compare.record import is_bounded
 
     comparison = tables.compare_runs(options.runs, options.metric, options.across_protocols)
     threshold = options.threshold

@@ -17,9 +17,9 @@ import pytest
 from mtrl_lightning import train
 from mtrl_lightning.callbacks import curves
 from mtrl_lightning.cli.lightning_cli import main, parsed
+from mtrl_lightning.compare import page
 from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports import page
 
 ROOT = Path(__file__).parents[2]
 SMALL = [

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from mtrl_lightning.reports.charts import MINUTES, Chart, Curve, line_style, png_uri
-from mtrl_lightning.reports.comparison import AVERAGE, Comparison, table, task_table
-from mtrl_lightning.reports.methods import option_table
-from mtrl_lightning.reports.record import is_bounded
+from mtrl_lightning.compare.charts import MINUTES, Chart, Curve, line_style, png_uri
+from mtrl_lightning.compare.comparison import AVERAGE, Comparison, table, task_table
+from mtrl_lightning.compare.methods import option_table
+from mtrl_lightning.compare.record import is_bounded
 from mtrl_lightning.runs import replacing
 
 EXPLANATION = (

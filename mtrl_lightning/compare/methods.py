@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from mtrl_lightning.compare.record import RunRecord
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports.record import RunRecord
 
 WITHOUT_EFFECT = re.compile(
     r"(.*\.)?seed|seed_everything|name|root|config|ckpt_path"

@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.formats import number, whole, with_interval
-from mtrl_lightning.reports.methods import Method, group
-from mtrl_lightning.reports.metrics_file import minutes_until
-from mtrl_lightning.reports.record import ENV_STEPS, RunRecord, find_runs, read_run
-from mtrl_lightning.reports.statistics import (
+from mtrl_lightning.compare.methods import Method, group
+from mtrl_lightning.compare.metrics_file import minutes_until
+from mtrl_lightning.compare.record import ENV_STEPS, RunRecord, find_runs, read_run
+from mtrl_lightning.compare.statistics import (
     Estimate,
     Scores,
     interquartile_mean,
     mean,
     probability_of_improvement,
 )
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.formats import number, whole, with_interval
 
 FEW_SEEDS = {1: "one seed, no interval", 2: "two seeds, an interval that is much too narrow"}
 """What a number of seeds means for the interval."""

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.reports import charts
-from mtrl_lightning.reports.charts import Chart, Curve
-from mtrl_lightning.reports.comparison import compare_runs, summarize
-from mtrl_lightning.reports.page import average_charts, task_charts, write_page
-from mtrl_lightning.reports.statistics import Estimate
+from mtrl_lightning.compare import charts
+from mtrl_lightning.compare.charts import Chart, Curve
+from mtrl_lightning.compare.comparison import compare_runs, summarize
+from mtrl_lightning.compare.page import average_charts, task_charts, write_page
+from mtrl_lightning.compare.statistics import Estimate
 from tests.helpers.report_folders import make_run, options_of
 
 EVIL = "</table></svg></script><b>x</b>&\"' $\\frac{$ {{ 7*7 }}"

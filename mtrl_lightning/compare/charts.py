@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.reports.record import ENV_STEPS
-from mtrl_lightning.reports.statistics import Estimate
+from mtrl_lightning.compare.record import ENV_STEPS
+from mtrl_lightning.compare.statistics import Estimate
 from mtrl_lightning.runs import replacing
 
 COLORS = 10

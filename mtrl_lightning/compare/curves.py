@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mtrl_lightning.reports.charts import Chart, Curve, save_png
-from mtrl_lightning.reports.record import RunRecord, is_bounded, read_run
-from mtrl_lightning.reports.statistics import Estimate
+from mtrl_lightning.compare.charts import Chart, Curve, save_png
+from mtrl_lightning.compare.record import RunRecord, is_bounded, read_run
+from mtrl_lightning.compare.statistics import Estimate
 
 CURVES = "curves.png"
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.reports.metrics_file import (
+from mtrl_lightning.compare.metrics_file import (
     ENV_STEPS_RATE,
     METRICS,
     OFFLINE_RATE,
     Curve,
     read_metrics,
 )
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import config_file_of, read_config
 
 SEED_AT_END = re.compile(r"(^|[_\-. ])seed[_\-. ]*\d+$")

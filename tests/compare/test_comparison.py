@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.formats import markdown
-from mtrl_lightning.reports.comparison import (
+from mtrl_lightning.compare.comparison import (
     Comparison,
     Curves,
     compare_runs,
     summarize,
     table,
 )
-from mtrl_lightning.reports.methods import effective
-from mtrl_lightning.reports.metrics_file import minutes_until, read_metrics
+from mtrl_lightning.compare.methods import effective
+from mtrl_lightning.compare.metrics_file import minutes_until, read_metrics
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.formats import markdown
 from tests.helpers.report_folders import STEPS, make_run, options_of
 
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu, trim_mean
 
-from mtrl_lightning.formats import with_interval
-from mtrl_lightning.reports import statistics
-from mtrl_lightning.reports.statistics import (
+from mtrl_lightning.compare import statistics
+from mtrl_lightning.compare.statistics import (
     interquartile_mean,
     mean,
     probability_of_improvement,
 )
+from mtrl_lightning.formats import with_interval
 
 A_ST = np.array([[0.6, 0.3, 0.0], [0.0, 0.8, 0.9], [0.6, 0.7, 0.5], [0.9, 0.8, 0.0]])
 B_ST = np.array(
