@@ -1,6 +1,5 @@
 """A family of bodies from the command line: evaluation modes, continuation, and one mode alone."""
 
-import json
 from functools import partial
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 pytest.importorskip("dm_control")
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.callbacks import plot_curves, read_metrics
+from mtrl_lightning.callbacks import read_metrics
 from tests.helpers.runs import assert_continues_exactly
 
 pytestmark = pytest.mark.slow
@@ -69,47 +68,3 @@ def test_a_family_is_evaluated_in_three_modes_and_continued_exactly(command_line
         main(["validate", folder, "--split=interpolation"])
     assert ended.value.code == 2
     assert "unknown split 'interpolation': did you mean eval_interpol" in capsys.readouterr().err
-
-
-def figure_of(rows, folder, monkeypatch):
-    """What ``plot_curves`` draws of the rows of ``metrics.jsonl``; the first row has names."""
-    from matplotlib.figure import Figure
-
-    names, *values = rows
-    lines = [json.dumps(dict(zip(names, row, strict=True))) for row in values]
-    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    figures = []
-    monkeypatch.setattr(
-        Figure,
-        "savefig",
-        lambda self, path, **options: (figures.append(self), path.write_bytes(b"")),
-    )
-    plot_curves(folder)
-    (figure,) = figures
-    return figure
-
-
-def test_the_image_has_a_row_for_each_mode_and_one_that_compares_them(tmp_path, monkeypatch):
-    splits = ("eval_base", "eval_extrapolation")
-    columns = [f"{split}/return{task}" for split in splits for task in ("", "/a")]
-    rows = [[step, *(step + place for place in range(len(columns)))] for step in (10, 20)]
-    figure = figure_of([["env_steps", *columns], *rows], tmp_path, monkeypatch)
-    shown = [
-        (axes.get_title(), {line.get_label(): list(line.get_ydata()) for line in axes.lines})
-        for axes in figure.axes
-    ]
-    assert shown == [
-        ("return", {"eval_base": [10, 20], "eval_extrapolation": [12, 22]}),
-        ("eval_base/return", {"a": [11, 21], "average": [10, 20]}),
-        ("eval_extrapolation/return", {"a": [13, 23], "average": [12, 22]}),
-    ]
-
-
-def test_no_two_tasks_of_an_image_look_the_same(tmp_path, monkeypatch):
-    columns = ["eval/score", *(f"eval/score/task-{number}" for number in range(29))]
-    figure = figure_of([["env_steps", *columns], [10, *range(30)]], tmp_path, monkeypatch)
-    (axes,) = figure.axes
-    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
-    assert len(looks) == len(columns)
-    (average,) = (line for line in axes.lines if line.get_label() == "average")
-    assert (average.get_color(), average.get_linestyle()) == ("black", "-")

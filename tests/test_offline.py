@@ -12,9 +12,8 @@ import pytest
 
 from mtrl_lightning import BehaviourCloning, ToyReach, load_policy
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.compare.curves import evaluation_charts
-from mtrl_lightning.compare.metrics_file import read_metrics
-from mtrl_lightning.compare.record import read_run
+from mtrl_lightning.compare.charts import evaluation_charts
+from mtrl_lightning.compare.record import read_metrics, read_run
 from mtrl_lightning.networks import MLP
 from tests.helpers.command_line import fails
 from tests.helpers.demonstrations import write_demonstrations

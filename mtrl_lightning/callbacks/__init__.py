@@ -12,8 +12,8 @@ from mtrl_lightning.callbacks.resets import ResetCallback
 from mtrl_lightning.callbacks.rollout import RolloutCallback
 from mtrl_lightning.callbacks.signals import SignalCallback
 from mtrl_lightning.callbacks.video import VideoCallback
-from mtrl_lightning.compare.curves import plot_curves
-from mtrl_lightning.compare.metrics_file import read_metrics
+from mtrl_lightning.compare.charts import plot_curves
+from mtrl_lightning.compare.record import read_metrics
 
 __all__ = [
     "BestCheckpoint",

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from mtrl_lightning.callbacks.images import WarnOnce, is_evaluation_of_run, log_image
 from mtrl_lightning.callbacks.rollout import data_of
-from mtrl_lightning.compare.curves import plot_curves
+from mtrl_lightning.compare.charts import plot_curves
 
 
 class CurvesCallback(Callback):

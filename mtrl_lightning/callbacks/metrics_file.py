@@ -13,7 +13,7 @@ from lightning.pytorch.core.saving import save_hparams_to_yaml
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-from mtrl_lightning.compare.metrics_file import METRICS
+from mtrl_lightning.compare.record import METRICS
 
 
 class MetricsFile(Logger):

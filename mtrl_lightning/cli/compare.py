@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="RUN",
         help="a run's folder, ROOT/NAME/version_N, or a folder that contains runs, ROOT/NAME or"
-        " ROOT, or a copy of a run's metrics.jsonl; LABEL=RUN names the method of its runs",
+        " ROOT; LABEL=RUN names the method of its runs",
     )
     parser.add_argument(
         "--metric",
@@ -57,12 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Compare the runs, print the tables, and write the page.
-
-    Raises:
-        ConfigurationError: if the runs cannot be compared.
-        OSError: if a file cannot be written.
-    """
+    """Compare the runs, print the tables, and write the page."""
     # they import NumPy, which the help does without
     from mtrl_lightning.compare import comparison as tables
     from mtrl_lightning.compare.methods import option_table

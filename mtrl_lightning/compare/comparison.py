@@ -5,7 +5,7 @@ Shapes: ``S`` seeds, ``T`` tasks, ``N`` evaluations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.compare.methods import Method, group
-from mtrl_lightning.compare.metrics_file import minutes_until
 from mtrl_lightning.compare.record import ENV_STEPS, RunRecord, find_runs, read_run
 from mtrl_lightning.compare.statistics import (
     Estimate,
@@ -34,7 +33,7 @@ AVERAGE = "average"
 
 
 class Curves(NamedTuple):
-    """What a method's runs gave."""
+    """The curves of a method's runs."""
 
     scores_STN: Scores
     minutes_SN: Scores | None
@@ -47,18 +46,17 @@ class Comparison(NamedTuple):
     metric: str
     tasks: tuple[str, ...]
     env_steps_N: npt.NDArray[np.int64]
-    """The last ones are the most that all runs have made."""
+    """The last value is the largest number of env steps that all runs have reached."""
     methods: list[Method]
     curves: dict[str, Curves]
     """By the method's label."""
     bands: dict[str, dict[str, Estimate]]
     """Interquartile mean ``[N]`` by the task's name, or ``average``, and the method's label."""
     warnings: list[str]
-    """What a reader of the result has to know."""
 
     @property
     def step_unit(self) -> str:
-        """What a step of the runs is."""
+        """The unit of the runs' steps."""
         return _step_unit([run for method in self.methods for run in method.runs])
 
     @property
@@ -73,14 +71,11 @@ def compare_runs(
     """Read runs, group them into methods, and align their evaluations.
 
     Args:
-        given: folders of runs, folders that contain some, or copies of a ``metrics.jsonl``;
-            ``LABEL=FOLDER`` names the method of all of its runs.
+        given: folders of runs or folders that contain some; ``LABEL=FOLDER`` names the method of
+            all of its runs.
         metric: of every task, such as ``eval/success``; None for the first of success, score and
             return that all runs have.
         across_protocols: compare runs of different protocols.
-
-    Raises:
-        ConfigurationError: if a folder is no run, a run has no evaluations, or protocols differ.
     """
     warnings: list[str] = []
     labelled = _read(given, warnings)
@@ -94,14 +89,23 @@ def compare_runs(
         )
     warnings[:0] = [f"RUNS OF DIFFERENT PROTOCOLS ARE COMPARED: {text}" for text in differences]
     methods = group(labelled)
-    metric = metric or _common_metric(runs)
-    tasks = _common_tasks(runs, metric)
+    metric, tasks = _common_metric(runs, metric)
     for num_seeds, meaning in FEW_SEEDS.items():
         few = [method.label for method in methods if len(method.runs) == num_seeds]
         if few:
             warnings.append(f"{meaning}: {', '.join(few)}. Train with another --seed_everything")
-    env_steps_N = _common_steps(runs, metric, tasks, warnings)
-    curves = {m.label: _curves_of(m.runs, metric, tasks, env_steps_N) for m in methods}
+    # the average's steps are not used: it may be over other tasks
+    env_steps_N = _common_steps(runs, f"{metric}/{tasks[0]}", warnings)
+    curves = {}
+    for method in methods:
+        scores = [
+            [np.interp(env_steps_N, *run.curves[f"{metric}/{task}"]) for task in tasks]
+            for run in method.runs
+        ]
+        minutes = [run.minutes_until(env_steps_N) for run in method.runs]
+        known = [one for one in minutes if one is not None]
+        minutes_SN = np.array(known) if len(known) == len(minutes) else None
+        curves[method.label] = Curves(np.array(scores), minutes_SN)
     slices = {AVERAGE: slice(None), **{task: slice(i, i + 1) for i, task in enumerate(tasks)}}
     bands = {
         name: {
@@ -113,25 +117,21 @@ def compare_runs(
 
 
 def _read(given: Sequence[str], warnings: list[str]) -> list[tuple[str | None, RunRecord]]:
-    """Read the runs that are given, each once, with the label that is given before ``=``."""
+    """Read each of the given runs once, with the label that precedes ``=``."""
     labelled: dict[Path, tuple[str | None, RunRecord]] = {}
     for word in given:
         label, _, rest = word.partition("=")
         has_label = bool(rest) and not Path(word).exists()
-        path = Path(rest if has_label else word)
-        num_usable = 0
-        for folder in find_runs(path):
-            run = read_run(folder)
+        runs = [read_run(folder) for folder in find_runs(Path(rest if has_label else word))]
+        for run in runs:
             if run.evaluated():
-                labelled.setdefault(folder.resolve(), (label if has_label else None, run))
-                num_usable += 1
+                labelled.setdefault(run.folder.resolve(), (label if has_label else None, run))
             else:
-                warnings.append(f"{folder} is left out: it has no evaluations")
-        if not num_usable:
+                warnings.append(f"{run.folder} is left out: it has no evaluations")
+        if not any(run.evaluated() for run in runs):
             raise ConfigurationError(
-                f"{path} has no evaluations in its metrics: a run is evaluated every"
-                " evaluation.every env steps and at its end. Wait for the first evaluation, or"
-                " lower evaluation.every"
+                f"{word} has no evaluations in its metrics: wait for the first one, or lower"
+                " evaluation.every"
             )
     return list(labelled.values())
 
@@ -163,44 +163,27 @@ def _step_unit(runs: Sequence[RunRecord]) -> str:
     return " or ".join(sorted({run.step_unit for run in runs}))
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) if names else "none"
-
-
-def _common_metric(runs: Sequence[RunRecord]) -> str:
-    """Return the first metric of evaluations that all runs have, ``eval`` before other splits."""
-    shared = [name for name in runs[0].evaluated() if all(name in r.evaluated() for r in runs)]
-    if not shared:
+def _common_metric(runs: Sequence[RunRecord], metric: str | None) -> tuple[str, tuple[str, ...]]:
+    """Return the metric and the tasks for which all runs have it, ``eval`` before other splits."""
+    if metric is None:
+        shared = [name for name in runs[0].evaluated() if all(name in r.evaluated() for r in runs)]
+        metric = min(shared, key=lambda name: not name.startswith("eval/"), default="metric")
+    tasks = set.intersection(*(set(run.tasks_of(metric)) for run in runs))
+    if not tasks:
+        evaluated = [f"{run.folder} has {', '.join(run.evaluated())}" for run in runs]
         raise ConfigurationError(
-            "the runs have no metric of evaluations in common:"
-            f" {'; '.join(f'{run.folder} has {_listed(run.evaluated())}' for run in runs)}"
+            f"the runs have no {metric} of a task in common: {'; '.join(evaluated)}. Choose another"
+            " --metric, or leave some out"
         )
-    return min(shared, key=lambda name: not name.startswith("eval/"))
-
-
-def _common_tasks(runs: Sequence[RunRecord], metric: str) -> tuple[str, ...]:
-    for run in runs:
-        if not run.tasks_of(metric):
-            raise ConfigurationError(
-                f"{run.folder} has no {metric} of its tasks: give a --metric among"
-                f" {_listed(run.evaluated())}"
-            )
-    tasks = runs[0].tasks_of(metric)
-    shared = tuple(task for task in tasks if all(task in run.tasks_of(metric) for run in runs))
-    if not shared:
-        raise ConfigurationError(
-            f"the runs have no task in common of which {metric} was measured: leave some out"
-        )
-    return shared
+    return metric, tuple(sorted(tasks))
 
 
 def _common_steps(
-    runs: Sequence[RunRecord], metric: str, tasks: Sequence[str], warnings: list[str]
+    runs: Sequence[RunRecord], name: str, warnings: list[str]
 ) -> npt.NDArray[np.int64]:
-    """Return the env steps of the run with the fewest evaluations, as far as all have got."""
+    """Return the env steps of the run with the fewest evaluations, up to the last common ones."""
     unit = _step_unit(runs)
-    # that of the average is not taken: it may be over other tasks
-    all_steps = [np.array(run.curves[f"{metric}/{tasks[0]}"][0]) for run in runs]
+    all_steps = [np.array(run.curves[name][0]) for run in runs]
     start = max(steps[0] for steps in all_steps)
     end = min(steps[-1] for steps in all_steps)
     if start > end:
@@ -216,7 +199,7 @@ def _common_steps(
     env_steps_N = np.union1d(fewest_N[(fewest_N >= start) & (fewest_N < end)], [end])
     if any(steps[-1] > end for steps in all_steps):
         warnings.append(
-            f"runs are compared after {end:,} {unit}, as far as all of them have got; later"
+            f"runs are compared after {end:,} {unit}, the last that all have reached; later"
             " evaluations are left out"
         )
     if any(not np.isin(env_steps_N, steps).all() for steps in all_steps):
@@ -224,19 +207,6 @@ def _common_steps(
             f"runs were evaluated at different {unit}; values in between are interpolated"
         )
     return env_steps_N
-
-
-def _curves_of(
-    runs: Sequence[RunRecord], metric: str, tasks: Sequence[str], env_steps_N: npt.NDArray[np.int64]
-) -> Curves:
-    """Return the curves of a method's runs, interpolated at the env steps."""
-    scores = []
-    for run in runs:
-        of_tasks = [run.curves[f"{metric}/{task}"] for task in tasks]
-        scores.append([np.interp(env_steps_N, steps, values) for steps, values in of_tasks])
-    minutes = [minutes_until(env_steps_N, run.curves) for run in runs]
-    known = [one for one in minutes if one is not None]
-    return Curves(np.array(scores), np.array(known) if len(known) == len(runs) else None)
 
 
 def summarize(comparison: Comparison, threshold: float | None) -> list[dict[str, Any]]:
@@ -247,7 +217,7 @@ def summarize(comparison: Comparison, threshold: float | None) -> list[dict[str,
     reaches the threshold.
 
     Args:
-        comparison: the methods; what they are compared with comes first.
+        comparison: the methods, the first of which the others are compared with.
         threshold: of the mean over tasks; None for none.
     """
     rows = []
@@ -255,10 +225,10 @@ def summarize(comparison: Comparison, threshold: float | None) -> list[dict[str,
     first_ST = comparison.curves[first].scores_STN[:, :, -1]
     for label, (scores_STN, minutes_SN) in comparison.curves.items():
         final_ST = scores_STN[:, :, -1]
-        reached: dict[int, int] = {}
-        if threshold is not None:
-            reached_SN = reaches(scores_STN.mean(1), threshold)
-            reached = {s: int(row.argmax()) for s, row in enumerate(reached_SN) if row.any()}
+        # rounded, because the mean of 0.7, 1 and 0.7 is 0.7999999999999999 and reaches 0.8
+        mean_SN = np.round(scores_STN.mean(1), 9)
+        reached_SN = mean_SN >= (np.inf if threshold is None else threshold)
+        reached = {s: int(row.argmax()) for s, row in enumerate(reached_SN) if row.any()}
         steps = [int(comparison.env_steps_N[n]) for n in reached.values()]
         minutes = [] if minutes_SN is None else [minutes_SN[s, n] for s, n in reached.items()]
         rows.append(
@@ -280,46 +250,35 @@ def summarize(comparison: Comparison, threshold: float | None) -> list[dict[str,
     return rows
 
 
-def reaches(mean: npt.ArrayLike, threshold: float) -> npt.NDArray[np.bool_]:
-    """Return whether means are at least a threshold.
-
-    The error of the last digits is left out: the mean of 0.7, 1 and 0.7 is 0.7999999999999999, and
-    reaches 0.8.
-    """
-    return np.round(np.asarray(mean, np.float64), 9) >= threshold
-
-
 def table(
     rows: Sequence[Mapping[str, Any]], threshold: float | None, unit: str = ENV_STEPS
 ) -> list[list[str]]:
-    """Return the rows of ``summarize`` as texts, the header first.
+    """Return the rows of ``summarize`` as text, the header first.
 
     Args:
         rows: of the methods.
         threshold: with which ``summarize`` was called.
         unit: of the runs' steps.
     """
-    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "method": lambda row: row["method"],
-        "seeds": lambda row: str(row["seeds"]),
-        "at the end": lambda row: _shown(row["final"]),
-        "mean at the end": lambda row: _shown(row["final_mean"]),
-        "over training": lambda row: _shown(row["average"]),
-    }
-    if len(rows) > 1:
-        columns["P(better than the first)"] = lambda row: _shown(row["better_than_first"])
-    if threshold is not None:
-        columns[f"{unit} to {threshold:g}"] = lambda row: (
-            f"{whole(row['env_steps_to_threshold'])} ({row['reached']} of {row['seeds']})"
-        )
-        columns[f"minutes to {threshold:g}"] = lambda row: number(row["minutes_to_threshold"], 1)
-    columns["minutes in all"] = lambda row: number(row["minutes"], 1)
-    return [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
-
-
-def _shown(estimate: Estimate | None) -> str:
-    value, low, high = estimate or Estimate(None)
-    return with_interval(value, (low, high))
+    lines = []
+    for row in rows:
+        cells = {
+            "method": row["method"],
+            "seeds": str(row["seeds"]),
+            "at the end": _shown(row["final"]),
+            "mean at the end": _shown(row["final_mean"]),
+            "over training": _shown(row["average"]),
+        }
+        if len(rows) > 1:
+            cells["P(better than the first)"] = _shown(row["better_than_first"])
+        if threshold is not None:
+            reached = f"{row['reached']} of {row['seeds']}"
+            steps = whole(row["env_steps_to_threshold"])
+            cells[f"{unit} to {threshold:g}"] = f"{steps} ({reached})"
+            cells[f"minutes to {threshold:g}"] = number(row["minutes_to_threshold"], 1)
+        cells["minutes in all"] = number(row["minutes"], 1)
+        lines.append(cells)
+    return [list(lines[0]), *(list(cells.values()) for cells in lines)]
 
 
 def task_table(comparison: Comparison) -> list[list[str]]:
@@ -330,3 +289,8 @@ def task_table(comparison: Comparison) -> list[list[str]]:
         ends = [Estimate(*(None if one is None else one[-1] for one in band)) for band in bands]
         lines.append([task, *map(_shown, ends)])
     return lines
+
+
+def _shown(estimate: Estimate | None) -> str:
+    value, low, high = estimate or Estimate(None)
+    return with_interval(value, (low, high))

@@ -1,15 +1,14 @@
-"""The page of a comparison, one file of HTML: tables, and curves that fit a phone's width."""
+"""The page of a comparison: one HTML file with tables and curves."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
-from mtrl_lightning.compare.charts import MINUTES, Chart, Curve, line_style, png_uri
+from mtrl_lightning.compare.charts import Chart, Curve, png
 from mtrl_lightning.compare.comparison import AVERAGE, Comparison, table, task_table
 from mtrl_lightning.compare.methods import option_table
 from mtrl_lightning.compare.record import is_bounded
@@ -22,26 +21,19 @@ EXPLANATION = (
     " same task. Steps and minutes to the threshold: median of the seeds whose mean over tasks"
     " reached it."
 )
-STYLE = """
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1200px; padding: 12px; font: 14px/1.5 system-ui, sans-serif;
-  overflow-wrap: anywhere; }
-img { width: 374px; max-width: 100%; }
+HEAD = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body { margin: 0 auto; max-width: 1300px; padding: 12px; font: 14px/1.5 system-ui, sans-serif; }
+img { max-width: 100%; }
+div { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { min-width: 5em; padding: 3px 12px 3px 0; text-align: left;
-  border-bottom: 1px solid #d9dee5; }
+th, td { padding: 3px 12px 3px 0; text-align: left; border-bottom: 1px solid #d9dee5; }
 .warning { padding: 8px 12px; background: #fff2d6; }
-.legend { margin-right: 16px; }
-@media (max-width: 600px) {  /* a row becomes a block of lines, each with its column's name */
-  th { display: none; }
-  tr { display: block; padding: 8px 0; border-bottom: 1px solid #d9dee5; }
-  td { display: flex; justify-content: space-between; gap: 16px; padding: 0; border: 0;
-    text-align: right; }
-  td::before { content: attr(data-column); color: #5c6673; }
-}
+</style>
 """
-DASHES = {"-": "none", "--": "6 3", ":": "2 2"}
-"""Line styles of Matplotlib in SVG."""
 
 
 def write_page(
@@ -55,37 +47,28 @@ def write_page(
         rows: returned by ``summarize``.
         threshold: with which it was called.
     """
-    methods = comparison.methods
     unit = comparison.step_unit
-    title = f"{comparison.metric} after {comparison.end:,} {unit}"
-    warnings = [f'<p class="warning">{escape(text)}</p>' for text in comparison.warnings]
-    options = option_table(methods)
+    title = escape(f"{comparison.metric} after {comparison.end:,} {unit}")
+    options = option_table(comparison.methods)
     runs = [["method", "seed", "run", unit]]
     runs += [
         [method.label, str(run.seed), str(run.folder), f"{run.env_steps:,}"]
-        for method in methods
+        for method in comparison.methods
         for run in method.runs
     ]
     parts = [
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}'
-        '</title>\n<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"\n<style>{STYLE}</style>\n</head>\n<body>",
-        f"<h1>{escape(title)}</h1>",
-        *warnings,
-        "<h2>Methods</h2>",
+        f"{HEAD}<title>{title}</title>\n<h1>{title}</h1>",
+        *(f'<p class="warning">{escape(text)}</p>' for text in comparison.warnings),
         _table(table(rows, threshold, unit)),
         f"<p>{EXPLANATION}</p>",
-        "<h2>Average over tasks</h2>",
-        _legend(comparison),
-        *map(_image, average_charts(comparison)),
+        _image(average_charts(comparison)),
         "<h2>Tasks</h2>",
         _table(task_table(comparison)),
-        _legend(comparison),
-        *map(_image, task_charts(comparison)),
+        _image([_chart(comparison, task, task) for task in comparison.tasks]),
         *(["<h2>Options that differ</h2>", _table(options)] if len(options) > 1 else []),
         "<h2>Runs</h2>",
         _table(runs),
-        "</body>\n</html>\n",
+        "</html>\n",
     ]
     with replacing(path) as unfinished:
         unfinished.write_text("\n".join(parts), encoding="utf-8")
@@ -93,34 +76,17 @@ def write_page(
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
     """Return a table as HTML; the first line is the header."""
-    header, *others = [[escape(cell) for cell in line] for line in lines]
-    html = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in header) + "</tr>"]
-    for line in others:
-        cells = zip(header, line, strict=True)
-        html.append(
-            "<tr>" + "".join(f'<td data-column="{name}">{c}</td>' for name, c in cells) + "</tr>"
-        )
-    return "\n".join(["<table>", *html, "</table>"])
+    html = ["<div><table>"]
+    for index, line in enumerate(lines):
+        tag = "td" if index else "th"
+        html.append(f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in line)}</tr>")
+    return "\n".join([*html, "</table></div>"])
 
 
-def _legend(comparison: Comparison) -> str:
-    """Return the color and line of each method."""
-    from matplotlib.colors import to_hex
-
-    html = []
-    for index, label in enumerate(comparison.curves):
-        style = line_style(index)
-        line = (
-            '<svg width="28" height="8"><line x2="28" y1="4" y2="4" stroke-width="2"'
-            f' stroke="{to_hex(style["color"])}" stroke-dasharray="{DASHES[style["linestyle"]]}"/>'
-            "</svg>"
-        )
-        html.append(f'<span class="legend">{line} {escape(label)}</span>')
-    return "<p>" + "\n".join(html) + "</p>"
-
-
-def _image(chart: Chart) -> str:
-    return f'<img alt="{escape(chart.title)}" src="{png_uri(chart)}">'
+def _image(charts: Sequence[Chart]) -> str:
+    return (
+        f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(png(charts)).decode()}">'
+    )
 
 
 def average_charts(comparison: Comparison) -> list[Chart]:
@@ -132,18 +98,16 @@ def average_charts(comparison: Comparison) -> list[Chart]:
     return charts
 
 
-def task_charts(comparison: Comparison) -> list[Chart]:
-    """Return a chart of each task."""
-    return [_chart(comparison, task, task) for task in comparison.tasks]
-
-
 def _chart(comparison: Comparison, task: str, title: str, by_minutes: bool = False) -> Chart:
     """Return the methods' curves, by env steps or by the mean minutes of the seeds."""
-    curves = []
-    for index, (label, (_, minutes_SN)) in enumerate(comparison.curves.items()):
-        x_N: npt.NDArray[Any] = comparison.env_steps_N
-        if by_minutes and minutes_SN is not None:
-            x_N = minutes_SN.mean(0)
-        curves.append(Curve(label, x_N, comparison.bands[task][label], index))
-    xlabel = MINUTES if by_minutes else comparison.step_unit
+    curves = [
+        Curve(
+            label,
+            minutes_SN.mean(0) if by_minutes and minutes_SN is not None else comparison.env_steps_N,
+            comparison.bands[task][label],
+            index,
+        )
+        for index, (label, (_, minutes_SN)) in enumerate(comparison.curves.items())
+    ]
+    xlabel = "minutes of training" if by_minutes else comparison.step_unit
     return Chart(title, curves, is_bounded(comparison.metric), xlabel)

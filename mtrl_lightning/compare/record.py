@@ -5,63 +5,77 @@ Files are read as plain values: nothing in them is executed.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtrl_lightning.compare.metrics_file import (
-    ENV_STEPS_RATE,
-    METRICS,
-    OFFLINE_RATE,
-    Curve,
-    read_metrics,
-)
-from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.runs import config_file_of, read_config
+import numpy as np
+import numpy.typing as npt
 
-SEED_AT_END = re.compile(r"(^|[_\-. ])seed[_\-. ]*\d+$")
-"""The seed at the end of the name of a file of metrics, such as ``sac_seed_1.jsonl``."""
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.runs import read_config
+
+METRICS = "metrics.jsonl"
+ENV_STEPS_RATE = "time/env_steps_per_second"
+OFFLINE_RATE = "time/updates_per_second"
+"""The rate of a run that steps no environments, whose steps are updates."""
 QUANTITIES = ("success", "score", "return", "length")
 """Metrics are shown in this order, others after them."""
 BOUNDED = ("success", "success_last", "score")
 """Quantities between 0 and 1."""
-
-
 ENV_STEPS = "env steps"
 UPDATES = "updates"
+
+Curve = tuple[list[int], list[float]]
+"""Environment steps and values."""
+
+
+def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
+    """Return every metric of a run as ``{name: (env_steps, values)}``.
+
+    A last line without its end, which a run may be writing, is left out.
+
+    Args:
+        run_folder: the folder with ``metrics.jsonl``.
+    """
+    path = Path(run_folder) / METRICS
+    curves: dict[str, Curve] = {}
+    *rows, _ = path.read_text(encoding="utf-8").split("\n")
+    for number, row in enumerate(rows, start=1):
+        try:
+            values = json.loads(row)
+            env_steps = values.pop("env_steps")
+        except (AttributeError, KeyError, ValueError) as error:
+            raise ConfigurationError(f"{path}, line {number}, is damaged: {error}") from error
+        for name, value in values.items():
+            steps, numbers = curves.setdefault(name, ([], []))
+            steps.append(env_steps)
+            numbers.append(float(value))
+    return curves
 
 
 class RunRecord(NamedTuple):
     """One run, as its folder records it."""
 
     folder: Path
-    """The path of the file for a copy of a run's metrics."""
     options: dict[str, Any]
     """Sections and their options, as ``config.yaml`` holds them; ``model`` of a run from Python."""
     protocol: dict[str, Any]
     """What a result is measured by, such as the horizon; empty if it is not recorded."""
-    versions: dict[str, str]
-    """Of the packages that trained it."""
     curves: dict[str, Curve]
     """Every metric as ``(env_steps, values)``."""
 
     @property
     def name(self) -> str:
-        """The run's name; that of a copy of its metrics is the part before the seed."""
-        parent = self.folder.resolve().parent.name
-        if self.folder.suffix == ".jsonl":
-            name = SEED_AT_END.sub("", self.folder.stem)
-            return parent if name in ("", "metrics") else name
-        return str(self.options.get("name") or parent)
+        """The run's name; without options, that of the folder that contains its folder."""
+        return str(self.options.get("name") or self.folder.resolve().parent.name)
 
     @property
     def seed(self) -> int | None:
         """The seed; None if it is not recorded."""
-        arguments = self.section("model").get("init_args")
-        of_model = arguments.get("seed") if isinstance(arguments, Mapping) else None
-        seed = self.options.get("seed_everything", of_model)
-        return seed if isinstance(seed, int) else None
+        arguments = self.section("model").get("init_args") or {}
+        return self.options.get("seed_everything", arguments.get("seed"))
 
     @property
     def env_steps(self) -> int:
@@ -70,30 +84,53 @@ class RunRecord(NamedTuple):
 
     @property
     def step_unit(self) -> str:
-        """What its steps are: those of a run that learns from demonstrations only are updates."""
+        """The unit of its steps, updates for a run that learns only from demonstrations."""
         is_offline = OFFLINE_RATE in self.curves and ENV_STEPS_RATE not in self.curves
         return UPDATES if is_offline else ENV_STEPS
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Return the options of a section; empty if they are not recorded."""
-        options = self.options.get(name)
-        return options if isinstance(options, Mapping) else {}
+        return self.options.get(name) or {}
 
     def tasks_of(self, metric: str) -> tuple[str, ...]:
-        """Return the tasks of which a metric was measured, sorted."""
+        """Return the tasks for which a metric was recorded, sorted."""
         prefix = f"{metric}/"
         return tuple(sorted(n.removeprefix(prefix) for n in self.curves if n.startswith(prefix)))
 
     def evaluated(self) -> list[str]:
-        """Return the metrics of evaluations that have values for each task, by quantity."""
-        names = [name for name in self.curves if is_evaluation(name) and name.count("/") == 1]
-        return sorted((name for name in names if self.tasks_of(name)), key=metric_order)
+        """Return the evaluation metrics of any split that have values per task, by quantity."""
+        names = [
+            name
+            for name in self.curves
+            if (name.startswith("eval/") or name.startswith("eval_"))
+            and name.count("/") == 1
+            and self.tasks_of(name)
+        ]
 
+        def order(name: str) -> tuple[int, str]:
+            quantity = name.partition("/")[2]
+            is_known = quantity in QUANTITIES
+            return QUANTITIES.index(quantity) if is_known else len(QUANTITIES), name
 
-def is_evaluation(metric: str) -> bool:
-    """Return whether a metric is one of an evaluation, of any split."""
-    split = metric.partition("/")[0]
-    return split == "eval" or split.startswith("eval_")
+        return sorted(names, key=order)
+
+    def minutes_until(self, env_steps_N: npt.ArrayLike) -> npt.NDArray[np.float64] | None:
+        """Return the minutes of training until each number of env steps.
+
+        They include evaluations and checkpoints, and are computed from the logged rates, so that
+        the time between an interruption and the continuation does not count. Neither does a row
+        with the rate 0, logged by a run that was interrupted during the updates of an iteration.
+
+        Returns:
+            The minutes; None if no rate was logged.
+        """
+        curve = self.curves.get(ENV_STEPS_RATE) or self.curves.get(OFFLINE_RATE)
+        if curve is None:
+            return None
+        logged, rates = curve
+        made = np.diff(logged, prepend=0)
+        seconds = [n / rate if rate else 0.0 for n, rate in zip(made, rates, strict=True)]
+        return np.interp(np.asarray(env_steps_N), [0, *logged], [0, *np.cumsum(seconds)]) / 60
 
 
 def is_bounded(metric: str) -> bool:
@@ -101,98 +138,36 @@ def is_bounded(metric: str) -> bool:
     return any(part in BOUNDED for part in metric.split("/"))
 
 
-def metric_order(metric: str) -> tuple[int, str]:
-    """Return the key by which metrics are sorted: the quantity, and then the split."""
-    quantity = metric.partition("/")[2]
-    index = QUANTITIES.index(quantity) if quantity in QUANTITIES else len(QUANTITIES)
-    return index, metric
-
-
-def read_run(path: Path) -> RunRecord:
-    """Read the folder of a run, or a copy of its ``metrics.jsonl``, whose options are unknown.
-
-    Raises:
-        ConfigurationError: if it is neither, or the metrics are damaged.
-    """
-    is_copy = path.is_file()
-    if not is_copy and not is_run(path):
-        raise ConfigurationError(
-            f"{path} is not the folder of a run, which has {METRICS}: give one such as"
-            " runs/NAME/version_0, or a folder of runs"
-        )
-    try:
-        curves = read_metrics(path)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"{path if is_copy else path / METRICS} cannot be read ({error}): it is damaged. Leave"
-            " the run out"
-        ) from error
-    if is_copy and not curves:
-        raise ConfigurationError(
-            f"{path} holds no values: give the folder of a run, or a copy of its {METRICS}"
-        )
-    if is_copy:
-        return RunRecord(path, {}, {}, {}, curves)
-    hparams = _plain(lambda: path / "hparams.yaml")
-    options = _plain(lambda: config_file_of(path))
+def read_run(folder: Path) -> RunRecord:
+    """Read the folder of a run. Of its files, only ``metrics.jsonl`` is required."""
+    hparams, options = (
+        read_config(folder / name) if (folder / name).is_file() else {}
+        for name in ("hparams.yaml", "config.yaml")
+    )
     if not options:  # a run from Python: Lightning logs the algorithm's arguments
-        arguments = {name: value for name, value in hparams.items() if "/" not in str(name)}
+        arguments = {name: value for name, value in hparams.items() if "/" not in name}
         options = {"model": {"init_args": arguments}} if arguments else {}
-    versions = {name: str(version) for name, version in _with(hparams, "version/").items()}
-    return RunRecord(path, options, _with(hparams, "protocol/"), versions, curves)
-
-
-def _plain(find: Callable[[], Path]) -> dict[str, Any]:
-    """Return the content of a YAML file; nothing if there is none or it cannot be read."""
-    try:
-        return read_config(find())
-    except ConfigurationError:
-        return {}
-
-
-def _with(hparams: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in hparams.items()
-        if isinstance(name, str) and name.startswith(prefix)
-    }
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run."""
-    return (folder / METRICS).is_file()
+    prefix = "protocol/"
+    protocol = {n.removeprefix(prefix): v for n, v in hparams.items() if n.startswith(prefix)}
+    return RunRecord(folder, options, protocol, read_metrics(folder))
 
 
 def find_runs(path: Path) -> list[Path]:
-    """Return the path itself if it is one of ``read_run``, or else the runs in the folder.
+    """Return the path itself if it is a run's folder, otherwise the folders of the runs in it.
 
     Runs are found in ``PATH/version_N`` and ``PATH/NAME/version_N``, oldest first.
-
-    Raises:
-        ConfigurationError: if there are none.
     """
-    if is_run(path) or path.is_file():
+    if (path / METRICS).is_file():
         return [path]
-    if not path.is_dir():
-        raise ConfigurationError(
-            f"there is no folder {path}: give the folder of a run, such as runs/NAME/version_0, or"
-            " one that contains runs, such as runs/NAME"
-        )
-    patterns = ("version_*", "*/version_*")
     folders = [
         folder
-        for pattern in patterns
-        for folder in sorted(path.glob(pattern), key=_natural)
-        if is_run(folder)
+        for pattern in ("version_*", "*/version_*")
+        for folder in sorted(path.glob(pattern), key=lambda p: (p.parent, len(p.name), p.name))
+        if (folder / METRICS).is_file()
     ]
     if not folders:
         raise ConfigurationError(
             f"{path} is not the folder of a run, which has {METRICS}, and contains none: give one"
-            " such as runs/NAME/version_0 that has trained until its first metrics"
+            " such as runs/NAME/version_0, or a folder of runs such as runs/NAME"
         )
     return folders
-
-
-def _natural(path: Path) -> tuple[str, int]:
-    version = path.name.removeprefix("version_")
-    return str(path.parent), int(version) if version.isdigit() else -1

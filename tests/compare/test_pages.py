@@ -1,8 +1,7 @@
-"""The page of a comparison and curves.png: what they hold, and what a browser makes of a page."""
+"""The page of a comparison and curves.png: what they show."""
 
+import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
@@ -10,12 +9,13 @@ import pytest
 import yaml
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.compare import charts
-from mtrl_lightning.compare.charts import Chart, Curve
+from mtrl_lightning.compare import page
+from mtrl_lightning.compare.charts import Chart, Curve, draw, evaluation_charts
 from mtrl_lightning.compare.comparison import compare_runs, summarize
-from mtrl_lightning.compare.page import average_charts, task_charts, write_page
+from mtrl_lightning.compare.page import average_charts, write_page
+from mtrl_lightning.compare.record import read_run
 from mtrl_lightning.compare.statistics import Estimate
-from tests.helpers.report_folders import make_run, options_of
+from tests.helpers.recorded_runs import make_run, options_of
 
 EVIL = "</table></svg></script><b>x</b>&\"' $\\frac{$ {{ 7*7 }}"
 
@@ -62,106 +62,61 @@ def compared(tmp_path):
 
 
 @pytest.mark.curves
-def test_the_page_holds_curves_tables_and_warnings(compared):
+def test_page_has_tables_curves_and_warnings(compared):
     parsed = Parsed(page_of(compared))
     shown = " ".join(parsed.texts)
     assert "eval/success after 300 env steps" in shown
-    assert "two seeds, an interval that is much too narrow: tau_0.1, tau_0.2" in shown
+    assert "tau_0.1, tau_0.2" in shown
     assert "model.init_args.tau 0.1 0.2" in shown
     row = parsed.texts.index("push")
     assert parsed.texts[row : row + 3] == ["push", "0.20 [0.20, 0.20]", "0.20 [0.20, 0.20]"]
     images = [one for tag, one in parsed.attributes if tag == "img"]
-    average = "eval/success, interquartile mean"
-    assert [image["alt"] for image in images] == [average, average, "push", "reach"]
+    assert len(images) == 2
     assert all(image["src"].startswith("data:image/png;base64,") for image in images)
-    lines = [one for tag, one in parsed.attributes if tag == "line"]
-    assert [line["stroke"] for line in lines[:2]] == ["#1f77b4", "#ff7f0e"]
 
 
-def test_charts_of_a_comparison_hold_the_methods_curves(compared):
-    comparison = compare_runs([str(compared)])
-    by_steps, by_minutes = average_charts(comparison)
+def test_charts_have_the_curves_of_the_methods(compared, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(page, "png", lambda charts: drawn.append(charts) or b"")
+    page_of(compared)
+    (by_steps, by_minutes), (push, reach) = drawn
     assert (by_steps.xlabel, by_minutes.xlabel) == ("env steps", "minutes of training")
-    push, reach = task_charts(comparison)
     for curve in reach.curves:
         assert list(curve.x_N) == [100, 200, 300]
         assert curve.band.value == pytest.approx([0.0, 0.5, 0.75])
         assert (curve.band.low[-1], curve.band.high[-1]) == pytest.approx((0.7, 0.8))
     assert (push.title, push.is_bounded) == ("push", True)
+    assert len(average_charts(compare_runs([str(compared)]))) == 2
 
 
-def test_one_run_has_a_page_that_says_that_there_is_no_interval(run):
-    parsed = Parsed(page_of(run))
-    shown = " ".join(parsed.texts)
-    assert f"one seed, no interval: {EVIL}" in shown
+def test_page_of_one_run_escapes_names_and_loads_nothing(run):
+    text = page_of(run)
+    assert EVIL not in text and "<b>" not in text
+    assert not re.search(r"https?://", text)
+    parsed = Parsed(text)
+    assert not {tag for tag, _ in parsed.attributes} & {"script", "link", "iframe", "object", "b"}
+    assert EVIL in parsed.texts
     row = parsed.texts.index("reach")
     assert parsed.texts[row + 1] == "0.25"
     assert "P(better than the first)" not in parsed.texts
     assert "Options that differ" not in parsed.texts
 
 
-def test_nothing_that_a_run_names_is_markup_and_nothing_is_loaded(run):
-    text = page_of(run)
-    assert EVIL not in text and "<b>" not in text
-    assert not re.search(r"https?://", text)
-    parsed = Parsed(text)
-    assert not {tag for tag, _ in parsed.attributes} & {"script", "link", "iframe", "object", "b"}
-    assert all(not name.startswith("on") for _, one in parsed.attributes for name in one)
-    assert EVIL in parsed.texts
-
-
-def test_a_cell_names_its_column_where_the_header_is_hidden(compared):
-    parsed = Parsed(page_of(compared))
-    named = {one["data-column"] for tag, one in parsed.attributes if tag == "td"}
-    assert {"method", "seeds", "at the end", "task", "option", "run"} <= named
-
-
-def axes_of(monkeypatch, *drawn):
-    """Return Matplotlib's axes of charts."""
-    from matplotlib.figure import Figure
-
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: figures.append(self))
-    charts._save(drawn, None, columns=3, dpi=90)
-    return figures[0].axes
-
-
-@pytest.mark.curves
-def test_a_line_is_where_its_values_are(monkeypatch):
+def test_lines_are_drawn_at_their_values():
     curves = [
         Curve("a", [0, 100, 300], Estimate([0.0, 0.5, 0.25]), 1),
         Curve("mean", [0, 100, 300], Estimate([1, 1, 1], [0, 0, 0], [2, 2, 2])),
     ]
-    (axes,) = axes_of(monkeypatch, Chart(EVIL, curves, is_bounded=True))
+    single = Chart("b", [Curve("b", [3], Estimate([0.5]), 0)])
+    axes, other = draw([Chart("a", curves, is_bounded=True), single]).axes
     a, mean = axes.lines
     assert (a.get_color(), a.get_linestyle()) == ("C1", "-") and mean.get_color() == "black"
     np.testing.assert_array_equal(a.get_xydata(), [[0, 0.0], [100, 0.5], [300, 0.25]])
     assert len(axes.collections) == 1 and axes.get_ylim() == (-0.03, 1.03)
-    assert axes.get_title() == EVIL
+    assert other.lines[0].get_marker() == "."
 
 
-@pytest.mark.curves
-def test_a_single_value_is_a_point(monkeypatch):
-    (axes,) = axes_of(monkeypatch, Chart("a", [Curve("a", [3], Estimate([0.5]), 0)]))
-    assert axes.lines[0].get_marker() == "."
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"resets": None},
-        {"evaluation": 3},
-        {"seed_everything": [1]},
-        {"name": {"a": 1}},
-        {"data": {"wrappers": [{1: 2, 3.5: [None]}]}},
-    ],
-)
-def test_options_of_any_form_are_compared(changed, run):
-    (run / "config.yaml").write_text(yaml.safe_dump({**options_of(1), **changed}))
-    assert "eval/success after 300 env steps" in page_of(run)
-
-
-def test_a_page_imports_nothing_that_a_run_names(run, tmp_path, monkeypatch):
+def test_compare_imports_no_class_that_a_run_names(run, tmp_path, monkeypatch):
     (tmp_path / "own_options.py").write_text("raise AssertionError")
     monkeypatch.syspath_prepend(tmp_path)
     model = {"class_path": "own_options.Own", "init_args": {"a": "own_options.make"}}
@@ -169,34 +124,35 @@ def test_a_page_imports_nothing_that_a_run_names(run, tmp_path, monkeypatch):
     main(["compare", str(run), f"--page={tmp_path / 'page.html'}"])
 
 
-def in_chromium(path, width):
-    """Return a page's DOM in a window of this width."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.skip("Chromium is not installed: apt-get install chromium")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    options += [f"--user-data-dir={path.parent / 'profile'}", "--no-first-run", "--dump-dom"]
-    line = [program, *options, f"--window-size={width},900", path.as_uri()]
-    try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip("Chromium did not end within two minutes: this machine is too busy for it")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def figure_of(rows, folder):
+    """The figure of ``plot_curves`` for the rows of ``metrics.jsonl``; the first row has names."""
+    names, *values = rows
+    lines = [json.dumps(dict(zip(names, row, strict=True))) for row in values]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return draw(evaluation_charts(read_run(folder)))
 
 
-MEASURE = """<script>window.addEventListener("load", () => {
-  const ends = [...document.body.querySelectorAll("*")].map((e) => e.getBoundingClientRect().right);
-  document.title = `${document.documentElement.scrollWidth} ${Math.max(...ends)} ${innerWidth}`;
-});</script>"""
+def test_curves_have_a_row_per_split_and_one_of_all_splits(tmp_path):
+    splits = ("eval_base", "eval_extrapolation")
+    columns = [f"{split}/return{task}" for split in splits for task in ("", "/a")]
+    rows = [[step, *(step + place for place in range(len(columns)))] for step in (10, 20)]
+    figure = figure_of([["env_steps", *columns], *rows], tmp_path)
+    shown = [
+        (axes.get_title(), {line.get_label(): list(line.get_ydata()) for line in axes.lines})
+        for axes in figure.axes
+    ]
+    assert shown == [
+        ("return", {"eval_base": [10, 20], "eval_extrapolation": [12, 22]}),
+        ("eval_base/return", {"a": [11, 21], "average": [10, 20]}),
+        ("eval_extrapolation/return", {"a": [13, 23], "average": [12, 22]}),
+    ]
 
 
-@pytest.mark.slow
-@pytest.mark.curves
-@pytest.mark.parametrize("width", [390, 1400])
-def test_nothing_is_wider_than_the_window(width, compared):
-    page = compared.parent / "used.html"
-    page.write_text(page_of(compared).replace("</body>", f"{MEASURE}</body>"))
-    (found,) = re.findall(r"<title>([\d. ]+)</title>", in_chromium(page, width))
-    scrolled, furthest, window = map(float, found.split())
-    assert scrolled <= window and furthest <= window
+def test_no_two_tasks_of_a_chart_look_the_same(tmp_path):
+    columns = ["eval/score", *(f"eval/score/task-{number}" for number in range(29))]
+    figure = figure_of([["env_steps", *columns], [10, *range(30)]], tmp_path)
+    (axes,) = figure.axes
+    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == len(columns)
+    (average,) = (line for line in axes.lines if line.get_label() == "average")
+    assert (average.get_color(), average.get_linestyle()) == ("black", "-")

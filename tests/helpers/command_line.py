@@ -79,7 +79,7 @@ def short_train(benchmark, algorithm, *, total_steps, **options):
 def leave_out_curves(monkeypatch):
     monkeypatch.setattr(curves, "plot_curves", lambda folder: folder / "curves.png")
     monkeypatch.setattr(curves, "log_image", lambda *args: None)
-    monkeypatch.setattr(page, "png_uri", lambda chart: "")
+    monkeypatch.setattr(page, "png", lambda charts: b"")
 
 
 def skip_without_renderer():
