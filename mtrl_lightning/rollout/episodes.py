@@ -208,31 +208,30 @@ class EpisodeWindows:
             self.count_T[episode.task] += 1
 
     def recent_score(self, task: int, number: int, spec: EnvSpec) -> float | None:
-        """Return the mean score of a task's last episodes; None if there are fewer of them.
+        """Return the mean score of a task's last episodes that began with a reset.
 
         It is the success rate, in tasks without a success signal the return divided by the largest
         possible one.
+
+        Returns:
+            None if there are fewer than ``number``.
         """
-        episodes = list(self._windows[task])[-number:]
+        episodes = self._from_reset(task)[-number:]
         if len(episodes) < number:
             return None
         return statistics.fmean(spec.score(one.return_, one.success) for one in episodes)
 
     def recent_from_reset(self, task: int, number: int) -> tuple[float, float] | None:
-        """Return the mean success and return of a task's last episodes that began with a reset.
-
-        Args:
-            task: the task.
-            number: of the last episodes, of which those that began midway are left out.
-
-        Returns:
-            None if there are none.
-        """
-        episodes = [e for e in list(self._windows[task])[-number:] if not e.midway]
+        """Return the mean success and return of the episodes of ``recent_score``; None for none."""
+        episodes = self._from_reset(task)[-number:]
         if not episodes:
             return None
         success = statistics.fmean(episode.success for episode in episodes)
         return success, statistics.fmean(episode.return_ for episode in episodes)
+
+    def _from_reset(self, task: int) -> list[Episode]:
+        """Return the episodes in a task's window that did not begin midway."""
+        return [episode for episode in self._windows[task] if not episode.midway]
 
     def summary(self) -> dict[int, dict[str, dict[str, float]]]:
         """Return statistics of return, length and success of each task with episodes.
@@ -261,11 +260,12 @@ class EpisodeWindows:
 
         A task that has none in its window is left out.
         """
-        successes = {
-            task: [episode.success for episode in window if not episode.midway]
-            for task, window in enumerate(self._windows)
+        episodes = {task: self._from_reset(task) for task in range(len(self._windows))}
+        return {
+            task: statistics.fmean(episode.success for episode in of_task)
+            for task, of_task in episodes.items()
+            if of_task
         }
-        return {task: statistics.fmean(of_task) for task, of_task in successes.items() if of_task}
 
     def info(self) -> dict[str, dict[int, float]]:
         """Return the means of the numbers of ``info``: ``{name: {task: mean}}``."""

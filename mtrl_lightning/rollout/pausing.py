@@ -31,14 +31,14 @@ class PauseSolved(Extra):
     are more of them for each environment step. Environments are chosen at the begin of an on-policy
     iteration, off-policy after as many steps as an episode has at most. In tasks without a success
     signal, the score takes its place: the return divided by the largest possible one. Episodes that
-    began midway (``StartMidway``) count as others.
+    began midway (``StartMidway``) do not count.
 
     Args:
         success: success rate from which on environments are paused, from 0 to below 1.
         minimum: fraction of a task's environments that are never paused, above 0 and at most 1; at
             least one is stepped.
-        episodes: number of recent episodes of a task, in each process, for its success rate,
-            at least 1; a task with fewer is not paused.
+        episodes: number of a task's recent episodes from a reset, in each process, for its success
+            rate, at least 1; a task with fewer is not paused.
     """
 
     def __init__(self, success: float = 0.9, minimum: float = 0.2, episodes: int = 20) -> None:

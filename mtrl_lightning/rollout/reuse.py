@@ -58,8 +58,8 @@ class PolicyReuse(Extra):
             first environment of a task takes no part.
         success: success rate up to which a task is unsolved, and from which on its policy acts in
             others, above 0 and at most 1.
-        episodes: number of recent episodes of a task, in each process, for its success rate, at
-            least 1; a task with fewer neither acts in others nor lets them act.
+        episodes: number of a task's recent episodes from a reset, in each process, for its success
+            rate, at least 1; a task with fewer neither acts in others nor lets them act.
     """
 
     def __init__(self, fraction: float = 0.4, success: float = 0.5, episodes: int = 20) -> None:

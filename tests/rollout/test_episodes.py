@@ -3,10 +3,13 @@ import json
 import numpy as np
 import pytest
 
+from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.rollout import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.episodes import EpisodeTimes
 from mtrl_lightning.types import Episode
 from tests.helpers.fakes import step_result
+
+SPEC = ToyReach(2).spec
 
 
 def random_results(num_steps, num_envs, seed=0, broken=0.0):
@@ -52,17 +55,18 @@ def naive(results, task_E):
     return ended
 
 
-def test_recent_results_from_a_reset_are_of_the_last_episodes_that_did_not_begin_midway():
-    windows = EpisodeWindows(2, 4)
-    assert windows.recent_from_reset(0, 3) is None
-    for return_, success, midway in [(9, True, False), (4, True, False), (7, False, True)]:
+def test_scores_are_of_the_last_episodes_from_a_reset():
+    windows = EpisodeWindows(2, 5)
+    outcomes = [(6, False, False), (9, True, False), (4, True, False), (7, False, True)]
+    for return_, success, midway in [*outcomes, (2, False, False)]:
         windows.add([Episode(0, float(return_), 10, success, success, midway=midway)])
-    windows.add([Episode(0, 1.0, 10, False, False)])
-    # of the last three the second began midway
-    assert windows.recent_from_reset(0, 3) == (0.5, 2.5)
-    assert windows.recent_from_reset(1, 3) is None
-    windows.add([Episode(1, 1.0, 10, True, True, midway=True)])
-    assert windows.recent_from_reset(1, 3) is None
+    windows.add([Episode(1, 1.0, 10, True, True, midway=True)] * 4)
+    assert windows.recent_score(0, 3, SPEC) == pytest.approx(2 / 3)
+    assert windows.recent_from_reset(0, 3) == pytest.approx((2 / 3, 5.0))
+    assert windows.recent_score(0, 5, SPEC) is None
+    # successful only midway
+    assert windows.recent_score(1, 1, SPEC) is None
+    assert windows.recent_from_reset(1, 1) is None
 
 
 def test_the_success_from_a_reset_leaves_out_episodes_that_began_midway():
