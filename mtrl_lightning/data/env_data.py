@@ -241,6 +241,8 @@ class EnvData(TaskData):
             transitions, _ = collector.receive()
             self.exchange()  # from here on counts are those of all processes
         self.add(transitions, foreign_E)
+        if collector.dropped_E.any():
+            self.algorithm.transforms.drop_episodes(np.flatnonzero(collector.dropped_E))
         self.algorithm.observe(transitions, self.counters.episodes > episodes)
         for call in self.after_step:
             call(self.counters.env_steps)

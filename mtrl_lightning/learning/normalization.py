@@ -221,7 +221,7 @@ class NormalizeReward(RewardScale):
         self._epsilon = epsilon
         self.moments = RunningMoments(spec.num_tasks, ())
         """Statistics of all returns so far."""
-        self._returns: dict[int, float] = {}
+        self._return_E = np.zeros(0)
         """Return so far of each environment's episode under way."""
         self.register_buffer("factor_T", torch.ones(spec.num_tasks), persistent=False)
 
@@ -230,17 +230,19 @@ class NormalizeReward(RewardScale):
         check_discount(self._discount, discount)
 
     def observe(self, transitions: Transitions) -> None:
-        """Add the returns up to these steps.
-
-        An environment that is left out had a fault: its episode is dropped.
-        """
-        envs = transitions.env_E.tolist()
-        before_E = np.array([self._returns.get(env, 0.0) for env in envs])
-        return_E = self._discount * before_E + transitions.reward_E
+        """Add the returns up to these steps."""
+        env_E = transitions.env_E
+        more_envs = max(int(env_E.max(initial=-1)) + 1 - len(self._return_E), 0)
+        self._return_E = np.pad(self._return_E, (0, more_envs))
+        return_E = self._discount * self._return_E[env_E] + transitions.reward_E
         self.moments.add(return_E, transitions.task_E)
         done_E = transitions.terminated_E | transitions.truncated_E
-        self._returns = dict(zip(envs, np.where(done_E, 0.0, return_E).tolist(), strict=True))
+        self._return_E[env_E] = np.where(done_E, 0.0, return_E)
         self._use_moments()
+
+    def drop_episodes(self, env_N: npt.NDArray[np.int64]) -> None:
+        """Restart the returns of these environments' episodes."""
+        self._return_E[env_N[env_N < len(self._return_E)]] = 0.0
 
     def factors(self, **quantities: Tensor) -> Tensor:
         """Return one divided by the standard deviations."""
@@ -253,7 +255,7 @@ class NormalizeReward(RewardScale):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the statistics, and the returns of the episodes under way."""
-        returns = {str(env): value for env, value in self._returns.items()}
+        returns = {str(env): value for env, value in enumerate(self._return_E.tolist())}
         return {**self.moments.state_dict(), "returns": returns}
 
     @staticmethod
@@ -265,7 +267,9 @@ class NormalizeReward(RewardScale):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.moments.load_state_dict(state)
-        self._returns = {int(env): value for env, value in state["returns"].items()}
+        by_env = {int(env): value for env, value in state["returns"].items()}
+        self._return_E = np.zeros(max(by_env, default=-1) + 1)
+        self._return_E[list(by_env)] = list(by_env.values())
         self._use_moments()
 
     def task_axes(self) -> Mapping[str, TaskAxis]:

@@ -59,6 +59,9 @@ class Transform(nn.Module):
         numbers: see ``mtrl_lightning.ranks.distributed``.
         """
 
+    def drop_episodes(self, env_N: npt.NDArray[np.int64]) -> None:
+        """Forget the episodes under way in environments that were rebuilt after a fault."""
+
     def sync_ranks(self) -> None:
         """Come to the same numbers on all ranks, where ``observe`` changes them by whole episodes.
 
@@ -159,6 +162,11 @@ class Transforms(nn.ModuleList):
             transform.observe(transitions)
             if has_ended:
                 transform.sync_ranks()
+
+    def drop_episodes(self, env_N: npt.NDArray[np.int64]) -> None:
+        """Forget episodes that were dropped; see ``Transform.drop_episodes``."""
+        for transform in self:
+            transform.drop_episodes(env_N)
 
     def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
         """Receive each trained task's mean reward in the replay."""
@@ -270,7 +278,10 @@ class ReturnRange(RewardScale):
         self._discount = discount
         self._bound = bound
         self._horizon = 1 / (1 - discount)
-        self._rewards: dict[int, list[float]] = {}
+        self._length_E = np.zeros(0, np.int64)
+        """Steps of each environment's episode under way."""
+        self._reward_ES = np.zeros((0, 0))
+        """Rewards of these steps; later entries are unused."""
         self.register_buffer("largest_T", torch.zeros(spec.num_tasks))
 
     def check(self, discount: float) -> None:
@@ -278,29 +289,38 @@ class ReturnRange(RewardScale):
         check_discount(self._discount, discount)
 
     def observe(self, transitions: Transitions) -> None:
-        """Add the rewards to their episodes; take the returns of finished episodes.
-
-        An environment that is left out had a fault: its episode is dropped.
-        """
-        present = set(transitions.env_E.tolist())
-        self._rewards = {env: rewards for env, rewards in self._rewards.items() if env in present}
-        for env, reward in zip(
-            transitions.env_E.tolist(), transitions.reward_E.tolist(), strict=True
-        ):
-            self._rewards.setdefault(env, []).append(reward)
+        """Add the rewards to their episodes; take the returns of finished episodes."""
+        env_E = transitions.env_E
+        self._reserve(int(env_E.max(initial=-1)) + 1)
+        self._reward_ES[env_E, self._length_E[env_E]] = transitions.reward_E
+        self._length_E[env_E] += 1
         done_E = transitions.terminated_E | transitions.truncated_E
         if not done_E.any():
             return
         largest_T = [0.0] * len(self.largest_T)
         for row in np.flatnonzero(done_E).tolist():
-            rewards = np.array(self._rewards.pop(int(transitions.env_E[row])))
+            env, task = int(env_E[row]), int(transitions.task_E[row])
+            rewards = self._reward_ES[env, : self._length_E[env]]
             is_terminated = bool(transitions.terminated_E[row])
-            return_after = 0.0 if is_terminated else rewards.mean() * self._horizon
-            returns = discounted_returns(rewards, return_after, self._discount)
-            task = int(transitions.task_E[row])
-            largest_T[task] = max(largest_T[task], float(np.abs(returns).max()))
+            return_after = 0.0 if is_terminated else float(rewards.mean()) * self._horizon
+            largest = largest_return(rewards.tolist(), return_after, self._discount)
+            largest_T[task] = max(largest_T[task], largest)
+        self._length_E[env_E[done_E]] = 0
         ended_T = torch.tensor(largest_T, dtype=self.largest_T.dtype)
         torch.maximum(self.largest_T, to_device(ended_T, self.largest_T.device), out=self.largest_T)
+
+    def drop_episodes(self, env_N: npt.NDArray[np.int64]) -> None:
+        """Drop the rewards of these environments' episodes."""
+        self._length_E[env_N[env_N < len(self._length_E)]] = 0
+
+    def _reserve(self, num_envs: int) -> None:
+        """Make room for these environments, and for one more step of each."""
+        num_steps = int(self._length_E.max(initial=0)) + 1
+        more_envs = max(num_envs - len(self._length_E), 0)
+        more_steps = num_steps if num_steps > self._reward_ES.shape[1] else 0
+        if more_envs or more_steps:
+            self._length_E = np.pad(self._length_E, (0, more_envs))
+            self._reward_ES = np.pad(self._reward_ES, ((0, more_envs), (0, more_steps)))
 
     def sync_ranks(self) -> None:
         """Take the largest returns of all ranks."""
@@ -319,7 +339,8 @@ class ReturnRange(RewardScale):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the rewards of the episodes under way."""
-        return {"rewards": {str(env): list(rewards) for env, rewards in self._rewards.items()}}
+        lengths = enumerate(self._length_E.tolist())
+        return {"rewards": {str(e): self._reward_ES[e, :n].tolist() for e, n in lengths if n}}
 
     @staticmethod
     def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
@@ -328,7 +349,13 @@ class ReturnRange(RewardScale):
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""
-        self._rewards = {int(env): list(rewards) for env, rewards in state["rewards"].items()}
+        by_env = {int(env): rewards for env, rewards in state["rewards"].items()}
+        num_envs, num_steps = max(by_env, default=-1) + 1, max(map(len, by_env.values()), default=0)
+        self._length_E = np.zeros(num_envs, np.int64)
+        self._reward_ES = np.zeros((num_envs, num_steps))
+        for env, rewards in by_env.items():
+            self._length_E[env] = len(rewards)
+            self._reward_ES[env, : len(rewards)] = rewards
 
 
 def check_discount(own: float, critic: float) -> None:
@@ -340,11 +367,17 @@ def check_discount(own: float, critic: float) -> None:
         )
 
 
-def discounted_returns(rewards: npt.NDArray, return_after: float, discount: float) -> npt.NDArray:
-    """Return ``G_t = r_t + discount G_(t+1)`` of every step, with ``return_after`` the last."""
-    returns = np.empty(len(rewards))
-    next_return = return_after
-    for t in reversed(range(len(rewards))):
-        next_return = rewards[t] + discount * next_return
-        returns[t] = next_return
-    return returns
+def largest_return(rewards: list[float], return_after: float, discount: float) -> float:
+    """Return the largest ``|G_t|``, ``G_t = r_t + discount G_(t+1)``.
+
+    Args:
+        rewards: of an episode's steps.
+        return_after: ``G`` after the last step.
+        discount: gamma.
+    """
+    return_ = return_after
+    largest = 0.0
+    for reward in reversed(rewards):
+        return_ = reward + discount * return_
+        largest = max(largest, abs(return_))
+    return largest

@@ -89,6 +89,8 @@ class Collector:
         self.pausing = pausing
         self.paused_E = np.zeros(envs.num_envs, np.bool_)
         """Environments that are not stepped at present; none after ``reset``."""
+        self.dropped_E = np.zeros(envs.num_envs, np.bool_)
+        """Environments that were rebuilt in the last step: their running episodes were dropped."""
         self.times = EpisodeTimes(envs.task_E)
         """Wall-clock seconds of finished episodes."""
         self.running = RunningEpisodes(envs.task_E, envs.spec_.info_keys)
@@ -277,10 +279,10 @@ class Collector:
             self._env_E[kept],
             {name: np.asarray(column)[kept] for name, column in extra.items()},
         )
-        # every environment is valid, paused, or dropped because it was rebuilt
+        self.dropped_E = ~(result.valid_E | paused_E)
         self.counters.vector_steps += 1
         self.counters.env_steps += int(result.valid_E.sum())
-        self.counters.dropped_transitions += int((~(result.valid_E | result.paused_E)).sum())
+        self.counters.dropped_transitions += int(self.dropped_E.sum())
         self.counters.episodes += len(ended)
         self._events.stepped(self.running, ended, result.observation_ED, done_E)
         return transitions, ended

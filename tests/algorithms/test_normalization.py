@@ -21,7 +21,7 @@ SINGLE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def step(observation_ED, reward_E=None, envs=None, ended=(), task_E=TASK_E):
-    """Return the transitions of one vector step; ``envs`` are those without a fault."""
+    """Return the transitions of one vector step; ``envs`` are those that were stepped."""
     observation_ED = np.asarray(observation_ED, np.float32)
     num_envs = len(observation_ED)
     env_E = np.arange(num_envs) if envs is None else np.array(envs)
@@ -43,7 +43,7 @@ def step(observation_ED, reward_E=None, envs=None, ended=(), task_E=TASK_E):
 
 
 def random_steps(seed=0, num_steps=NUM_STEPS):
-    """Return observations and rewards of vector steps, with faults and ends of episodes."""
+    """Return observations and rewards of vector steps, with pauses and ends of episodes."""
     generator = np.random.default_rng(seed)
     scale_E1 = np.array([[1.0], [1.0], [100.0], [0.01]])
     for _ in range(num_steps):
@@ -62,9 +62,8 @@ def naive_moments(rows_per_task):
 def naive_returns(steps, discount):
     """Return every task's discounted returns, one step and one environment after another."""
     returns = [[] for _ in range(3)]
-    running = {}
+    running = dict.fromkeys(range(len(TASK_E)), 0.0)
     for transitions in steps:
-        running = {env: running.get(env, 0.0) for env in transitions.env_E.tolist()}
         rows = zip(
             transitions.env_E.tolist(),
             transitions.task_E.tolist(),
@@ -184,6 +183,14 @@ def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
     wanted_Rn = batch.reward_Rn / torch.tensor(variances)[batch.task_Rn].sqrt()
     np.testing.assert_allclose(found_Rn, wanted_Rn.clamp(-1.5, 1.5), rtol=1e-4)
     assert found_Rn.abs().max() == 1.5 and found_Rn[1].abs().max() < 0.1
+
+
+def test_the_return_of_a_rebuilt_environment_restarts_at_zero():
+    scale = NormalizeReward(make_spec(), discount=0.5)
+    scale.observe(step(np.zeros((2, 4)), [8.0, 4.0]))
+    scale.drop_episodes(np.array([0, 3]))
+    scale.observe(step(np.zeros((2, 4)), [1.0, 1.0]))
+    assert list(scale.get_extra_state()["returns"].values()) == [1.0, 3.0]
 
 
 @pytest.mark.parametrize("make", [NormalizeObservation, NormalizeReward])

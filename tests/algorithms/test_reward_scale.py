@@ -11,6 +11,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.types import TransitionBatch, Transitions
 from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec, train
 from tests.helpers.command_line import SHORT
+from tests.helpers.runs import checkpoint
 
 TASK_RN = torch.tensor([[0, 0], [1, 1], [2, 2]])
 REWARD_RN = torch.tensor([[1.0, -2.0], [3.0, 0.5], [4.0, -1.0]])
@@ -88,10 +89,19 @@ def test_return_range_keeps_the_largest_and_begins_each_episode_anew():
     assert scale.largest_T[0] == 8
 
 
-def test_return_range_drops_an_episode_with_a_fault():
+def test_return_range_keeps_the_episode_of_a_paused_environment():
+    scale = ReturnRange(make_spec(3), discount=0.5)
+    scale.observe(step([8.0, 1.0], [0, 1], [0, 1]))
+    scale.observe(step([1.0], [1], [1]))
+    scale.observe(step([2.0, 1.0], [0, 1], [0, 1], terminated=[0]))
+    assert scale.largest_T.tolist() == [8 + 0.5 * 2, 0, 0]
+
+
+def test_return_range_drops_the_episode_of_a_rebuilt_environment():
     scale = ReturnRange(make_spec(3), discount=0.5)
     scale.observe(step([100.0, 1.0], [0, 1], [0, 1]))
-    scale.observe(step([1.0], [1], [1]))  # environment 0 had a fault and begins anew
+    scale.drop_episodes(np.array([0, 2]))
+    scale.observe(step([1.0], [1], [1]))
     scale.observe(step([2.0, 1.0], [0, 1], [0, 1], terminated=[0]))
     assert scale.largest_T.tolist() == [2, 0, 0]
 
@@ -193,3 +203,15 @@ def test_two_resets_differ_and_are_repeated_by_the_seed():
     assert not torch.equal(weights(0, 1), weights(0, 2))
     assert torch.equal(weights(0, 2), weights(0, 2))
     assert not torch.equal(weights(0, 1), weights(1, 1))
+
+
+def test_a_run_drops_the_rewards_of_rebuilt_environments(command_line):
+    # all three are rebuilt at the 47th of 50 vector steps, the seventh of an episode
+    faulty = "--data.benchmark=tests.helpers.altered_reach.FaultyReach"
+    scale = "--model.init_args.reward_scale=mtrl_lightning.algorithms.ReturnRange"
+    with pytest.warns(UserWarning, match="rebuilt"):
+        command_line(
+            "fit", *SHORT, faulty, scale, "--data.total_steps=147", "--evaluation.every=999"
+        )
+    state = checkpoint(command_line)["state_dict"]["transforms.0._extra_state"]
+    assert [len(rewards) for rewards in state["rewards"].values()] == [3, 3, 3]
