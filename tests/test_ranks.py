@@ -143,6 +143,11 @@ def test_moments_of_unequal_parts_are_those_of_their_union(probe, double):
 
 
 @pytest.mark.slow
+def test_statistics_of_all_tasks_take_one_exchange(probe):
+    assert probe("gathers of standardize") == [1, 1]
+
+
+@pytest.mark.slow
 def test_small_exchanges(probe):
     assert probe("largest") == [[1, 0]] * 2
     assert probe("total") == [3, 3]

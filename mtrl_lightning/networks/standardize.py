@@ -107,6 +107,7 @@ class Standardize(Identity):
         """Update the statistics; shared ones require batches with the same number of rows."""
         if self._seen >= self._num_updates:
             return False
+        observation_BD, task_B = _of_all_ranks(observation_BD, task_B)
         if self._per_task:
             self._observe_tasks(observation_BD, task_B)
         else:
@@ -155,10 +156,8 @@ class Standardize(Identity):
         self._fill_unseen()
 
     def _observe_tasks(self, observation_BD: Tensor, task_B: Tensor) -> None:
-        by_task = self._rows_by_task(observation_BD, task_B)
-        own_rows_T = [len(rows_ND) for rows_ND in by_task]
-        num_rows_T = [sum(numbers) for numbers in zip(*distributed.gather(own_rows_T), strict=True)]
-        for task, (num_rows, rows_ND) in enumerate(zip(num_rows_T, by_task, strict=True)):
+        for task, rows_ND in enumerate(self._rows_by_task(observation_BD, task_B)):
+            num_rows = len(rows_ND)
             if num_rows == 0 or self._task_rows[task] < 0:
                 continue
             if self._task_rows[task] == 0:  # its entries are not from rows of the task
@@ -228,19 +227,26 @@ def fill_unseen(
             variance_TD[task] = variance_TD[alike].mean(0) + between_D
 
 
+def _of_all_ranks(observation_BD: Tensor, task_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of all ranks, rank after rank: with all of a task the ranks clip alike."""
+    if distributed.world_size() == 1:
+        return observation_BD, task_B
+    if task_B.ndim == 1:
+        rows = distributed.gather_rows(torch.cat([observation_BD, task_B[:, None]], 1))
+        return rows[:, :-1], rows[:, -1].long()
+    observation_RnD = torch.cat([*distributed.gather_tensor(observation_BD)], 1)
+    return observation_RnD, task_B.repeat(1, distributed.world_size())
+
+
 def _union(
     mean_D: Tensor, variance_D: Tensor, rows_ND: Tensor, weight: float
 ) -> tuple[Tensor, Tensor]:
     """Return mean and variance of a union with rows of this weight in it.
 
-    With several processes the rows are those of all of them. Chan et al. 1979: the variance of a
-    union is the weighted mean of the variances plus the variance of the means.
+    Chan et al. 1979: the variance of a union is the weighted mean of the variances plus the
+    variance of the means.
     """
-    count = torch.full((), len(rows_ND), device=rows_ND.device)
-    rows_mean_D, rows_variance_D, _ = distributed.merged_moments(
-        rows_ND.mean(0), rows_ND.var(0, correction=0), count
-    )
-    shift_D = rows_mean_D - mean_D
-    within_D = weight * (rows_variance_D - variance_D)
+    shift_D = rows_ND.mean(0) - mean_D
+    within_D = weight * (rows_ND.var(0, correction=0) - variance_D)
     between_D = weight * (1 - weight) * shift_D.square()
     return mean_D + weight * shift_D, variance_D + (within_D + between_D)

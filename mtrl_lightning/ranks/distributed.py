@@ -176,6 +176,15 @@ def gather_tensor(tensor: Tensor) -> Tensor:
     return torch.stack(parts)
 
 
+def gather_rows(rows: Tensor) -> Tensor:
+    """Return the rows of all ranks, rank after rank; their numbers may differ."""
+    numbers = [number for (number,) in gather_numbers([len(rows)])]
+    padded = rows.new_zeros(max(numbers), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    parts = zip(gather_tensor(padded), numbers, strict=True)
+    return torch.cat([part[:number] for part, number in parts])
+
+
 def gather_numbers(numbers: Sequence[int]) -> list[list[int]]:
     """Return the integers of every rank."""
     return gather_tensor(torch.tensor(numbers, dtype=torch.int64)).tolist()
