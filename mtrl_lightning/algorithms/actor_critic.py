@@ -68,7 +68,8 @@ class ActorCritic(Algorithm):
         task_weighting: how much each task's losses of actor and critic count.
         reward_scale: brings the tasks' rewards to one scale when they are sampled.
         transforms: further changes of sampled batches and of observations, after the reward scale.
-        auxiliaries: further losses that train the encoder.
+        auxiliaries: further losses that train the encoder. Where several are of one class, their
+            metrics have the position in this list in their names.
         num_critics: number of Q functions, ``Q``; at least 1. ``value`` says how they are combined:
             ``Scalar`` by their minimum.
         discount: gamma, between 0 and 1.
@@ -184,9 +185,12 @@ class ActorCritic(Algorithm):
             frozen=list(self.critic.parameters()),
             **self.actor_update_options(),
         )
+        kinds = [type(part).__name__.lower() for part in parts]
+        self._suffixes = [f"_{i}" if kinds.count(k) > 1 else "" for i, k in enumerate(kinds)]
+        """Of each auxiliary's names: its position where several are of one class."""
         self.auxiliary_updates = [
-            self.make_update(type(part).__name__.lower(), [self.encoder, part], part.make_optimizer)
-            for part in parts
+            self.make_update(f"{kind}{suffix}", [self.encoder, part], part.make_optimizer)
+            for kind, suffix, part in zip(kinds, self._suffixes, parts, strict=True)
         ]
 
     def make_networks(self) -> dict[str, nn.Module]:
@@ -335,9 +339,10 @@ class ActorCritic(Algorithm):
     def images(self) -> dict[str, npt.NDArray[np.uint8]]:
         """Return the auxiliaries' images ``[H, W, 3]`` by name."""
         found: dict[str, npt.NDArray[np.uint8]] = {}
-        for auxiliary in self.auxiliaries:
+        for auxiliary, suffix in zip(self.auxiliaries, self._suffixes, strict=True):
             assert isinstance(auxiliary, Auxiliary)
-            found |= auxiliary.images(self.encoder)
+            images = auxiliary.images(self.encoder)
+            found |= {f"{name}{suffix}": image for name, image in images.items()}
         return found
 
     def _critic_outputs(
@@ -363,4 +368,5 @@ class ActorCritic(Algorithm):
         generator = self.generators.get(f"auxiliary_{i}", self.device)
         inputs = LossInputs(self.encoder, self.target_encoder, generator)
         self.auxiliary_updates[i](lambda: (auxiliary.loss(batch, inputs), None))
-        self.mean_metrics.add(auxiliary.metrics())
+        metrics = auxiliary.metrics()
+        self.mean_metrics.add({f"{name}{self._suffixes[i]}": v for name, v in metrics.items()})

@@ -44,6 +44,32 @@ class NextFeatures(Auxiliary):
         return (self.predictor(noisy_RnZ) - target_RnZ).square().sum(-1).mean(1)
 
 
+class Given(NextFeatures):
+    """Its loss and its metric are a given number."""
+
+    def __init__(self, spec, encoder: Encoder, value: float) -> None:
+        super().__init__(spec, encoder)
+        self.value = value
+
+    def loss(self, batch, inputs):
+        return super().loss(batch, inputs) * 0 + self.value
+
+    def metrics(self):
+        return {"given": torch.tensor(self.value)}
+
+
+def test_metrics_of_two_of_one_class_have_names_of_their_own():
+    sac = make_sac(auxiliaries=[partial(Given, value=2.0), partial(Given, value=5.0)], **FULL)
+    train(sac, 2)
+    metrics = sac.drain_metrics()
+    assert {name: value for name, value in metrics.items() if "given" in name} == {
+        "train/given_0_loss": 2.0,
+        "train/given_0": 2.0,
+        "train/given_1_loss": 5.0,
+        "train/given_1": 5.0,
+    }
+
+
 def small_sac(learning_rate=1e-3, **options):
     auxiliary = partial(NextFeatures, learning_rate=learning_rate)
     return make_sac(auxiliaries=[auxiliary], tau=0.1, **{**FULL, **options})
