@@ -12,15 +12,23 @@ from mtrl_lightning.compare.record import RunRecord
 from mtrl_lightning.errors import ConfigurationError
 
 WITHOUT_EFFECT = re.compile(
-    r"(.*\.)?seed|seed_everything|name|root|config|ckpt_path"
+    # which run it is, and from where it is loaded
+    r"(.*\.)?seed|seed_everything|name|root|config|ckpt_path|weights_only"
+    # its length, what is logged and saved
     r"|(metrics|checkpoint|best)\..*"
-    r"|data\.init_args\.(total_steps|window|timeout|max_restarts|listeners|num_workers"
-    r"|learner_threads|memory_map|info_keys|store_info|on_device|\w*replay\w*|save_last"
-    r"|chunk_mebibytes)"
-    r"|evaluation\.(every|at_start|envs_per_task|num_workers|timeout|max_restarts)"
+    r"|data\.init_args\.(total_steps|window|listeners|info_keys|store_info"
+    r"|\w*replay\w*|save_last|chunk_mebibytes)"
+    r"|evaluation\.(every|at_start)"
+    # faults
+    r"|(data\.init_args|evaluation)\.(timeout|max_restarts)"
+    r"|model\.init_args\.(on_nonfinite|max_skipped_updates)"
+    # on what it computes
+    r"|evaluation\.envs_per_task|(data\.init_args|evaluation)\.num_workers"
+    r"|data\.init_args\.(learner_threads|memory_map|on_device)"
+    r"|model\.init_args\.(compile|\w+_optimizer\.init_args\.(fused|foreach|capturable))"
     r"|trainer\.(?!precision$).*"
 )
-"""Options that make no other method of a run."""
+"""Options that do not change what a method learns: runs that differ only in these are one."""
 
 
 class Method(NamedTuple):

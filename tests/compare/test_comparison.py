@@ -113,6 +113,27 @@ def test_runs_are_grouped_by_all_options_but_the_seed_and_named_by_the_first(run
     assert [values[-1] for values in band] == pytest.approx([0.95, 0.9, 1])
 
 
+@pytest.mark.parametrize(
+    ("section", "option", "value", "num_methods"),
+    [
+        ("model", "compile", "default", 1),
+        ("model", "on_nonfinite", "skip", 1),
+        ("model", "actor_optimizer", {"init_args": {"fused": False}}, 1),
+        ("model", "actor_optimizer", {"init_args": {"lr": 0.1}}, 2),
+        ("data", "learner_threads", 2, 1),
+        ("data", "updates_per_step", 2, 2),
+    ],
+)
+def test_options_that_change_no_result_make_no_method(
+    tmp_path, section, option, value, num_methods
+):
+    for seed in (1, 2):
+        options = options_of(seed)
+        options[section].setdefault("init_args", {}).update({option: value} if seed == 2 else {})
+        make_run(tmp_path / f"version_{seed}", {"reach": (0.0, 0.5, 1.0)}, options=options)
+    assert len(compare_runs([str(tmp_path)]).methods) == num_methods
+
+
 def test_a_label_before_the_folder_names_a_method(runs):
     given = [f"ours={runs / 'moe'}", f"base line={runs / 'mlp' / 'version_1'}", str(runs / "mlp")]
     comparison = compare_runs(given)
