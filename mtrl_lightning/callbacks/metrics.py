@@ -90,7 +90,9 @@ class MetricsCallback(Callback):
                 run = logger.experiment
                 run.define_metric("env_steps")
                 run.define_metric("*", step_metric="env_steps")
-                for name in ("rollout/success", "rollout/return", *metric_names(data.benchmark)):
+                has_midway = data.collector is not None and data.collector.envs.midway_starts
+                success = "rollout/success_from_reset" if has_midway else "rollout/success"
+                for name in (success, "rollout/return", *metric_names(data.benchmark)):
                     if is_better_when_larger(name):
                         run.define_metric(name, step_metric="env_steps", summary="max,last")
         data.stopwatch.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from statistics import fmean
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -85,16 +86,18 @@ class EnvStepProgressBar(TQDMProgressBar):
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        """Return the latest results of an evaluation and of training episodes."""
+        """Return the latest results of an evaluation and of training episodes.
+
+        The success is that of episodes that began with a reset.
+        """
         data = data_of(trainer)
         splits = data.benchmark.splits[1:]
         prefix = metric_prefix(splits[0]) if splits else "eval"
         metric = f"{prefix}/{main_metric(data.spec)}"
-        windows = None if data.collector is None else data.collector.windows
-        rollout = {} if windows is None else rollout_metrics(data.spec, windows)
-        values = {
-            metric.replace("_", " ").replace("/", " "): trainer.callback_metrics.get(metric),
-            "success": rollout.get("rollout/success"),
-            "return": rollout.get("rollout/return"),
-        }
+        values = {metric.replace("_", " ").replace("/", " "): trainer.callback_metrics.get(metric)}
+        if data.collector is not None:
+            windows = data.collector.windows
+            success = windows.success_from_reset().values() if data.spec.has_success else ()
+            values["success"] = fmean(success) if success else None
+            values["return"] = rollout_metrics(data.spec, windows).get("rollout/return")
         return {name: f"{value:.2f}" for name, value in values.items() if value is not None}

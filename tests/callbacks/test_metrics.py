@@ -9,6 +9,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from mtrl_lightning.callbacks import MetricsCallback, MetricsFile, read_metrics
 from mtrl_lightning.callbacks.rollout import data_of
+from mtrl_lightning.rollout import StartMidway
 from tests.helpers.fitting import fit, parts, rows_of
 
 
@@ -113,6 +114,13 @@ def test_wandb_shows_metrics_over_env_steps_and_the_best(tmp_path):
     fit(tmp_path, logger=WandbLogger(save_dir=tmp_path, experiment=run))
     assert {"eval/success", "eval/success/goal-1", "eval/return", "rollout/return"} <= {*run.best}
     assert "train/actor_loss" not in run.best
+
+
+def test_wandb_shows_the_best_success_of_episodes_from_a_reset(tmp_path):
+    pytest.importorskip("wandb")
+    run = FakeRun()
+    fit(tmp_path, logger=WandbLogger(save_dir=tmp_path, experiment=run), extras=[StartMidway()])
+    assert "rollout/success_from_reset" in run.best and "rollout/success" not in run.best
     logged = [row["env_steps"] for row in run.rows if "curves" not in row]
     assert logged == [row["env_steps"] for row in rows_of(tmp_path)]
     drawn = [row["env_steps"] for row in run.rows if "curves" in row]

@@ -1,8 +1,11 @@
 import re
 
 import pytest
+from lightning.pytorch import Callback
 
 from mtrl_lightning.callbacks import EnvStepProgressBar
+from mtrl_lightning.callbacks.rollout import data_of
+from mtrl_lightning.types import Episode
 from tests.helpers.fitting import fit
 
 
@@ -21,6 +24,17 @@ def test_the_bar_counts_env_steps_and_shows_results(tmp_path, capsys, kind):
     assert re.search(r"100%.*120/120 \[\d+:\d+<00:00, [\d.]+k? env steps/s", last), last
     for name in ("eval success", "success", "return"):
         assert re.search(rf"\b{name}=-?\d+\.\d\d", last), last
+
+
+def test_success_in_the_bar_is_of_episodes_from_a_reset(tmp_path, capsys):
+    class AddEpisodes(Callback):
+        def on_train_end(self, trainer, pl_module):
+            windows = data_of(trainer).collector.windows
+            for success, midway in [(True, True), (True, False), (False, False)] * 20:
+                windows.add(Episode(t, 0.0, 5, success, success, midway=midway) for t in (0, 1))
+
+    fit(tmp_path, AddEpisodes(), EnvStepProgressBar(), enable_progress_bar=True)
+    assert ", success=0.50," in bars(capsys)[-1]
 
 
 def test_the_bar_of_a_resumed_run_begins_where_it_was(tmp_path, capsys):

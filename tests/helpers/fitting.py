@@ -24,18 +24,27 @@ QUIET = {
 }
 
 
-def parts(kind="sac", total_steps=120):
+def parts(kind="sac", total_steps=120, extras=None):
     """Return an algorithm and its data: 2 environments of 5 steps, 30 vector steps of warm-up."""
     benchmark = ToyReach(2, horizon=5)
     if kind == "ppo":
-        data = RolloutData(benchmark, total_steps, num_workers=0)
+        data = RolloutData(benchmark, total_steps, num_workers=0, extras=extras)
         return PPO(data.spec, num_steps=10, num_epochs=1, num_minibatches=2, **SMALL), data
     options = {"batch_size": 8, "capacity": 200, "warmup_steps": 60, "num_workers": 0}
-    data = ReplayData(benchmark, total_steps, **options)
+    data = ReplayData(benchmark, total_steps, extras=extras, **options)
     return SAC(data.spec, **SMALL), data
 
 
-def fit(folder, *callbacks, kind="sac", total_steps=120, ckpt_path=None, every=40, **options):
+def fit(
+    folder,
+    *callbacks,
+    kind="sac",
+    total_steps=120,
+    ckpt_path=None,
+    every=40,
+    extras=None,
+    **options,
+):
     """Train with evaluations every 60 steps and rows of metrics every 20; return the trainer."""
     trainer = lightning.Trainer(
         **{**QUIET, "default_root_dir": folder, **options},
@@ -46,7 +55,7 @@ def fit(folder, *callbacks, kind="sac", total_steps=120, ckpt_path=None, every=4
             *callbacks,
         ],
     )
-    algorithm, data = parts(kind, total_steps)
+    algorithm, data = parts(kind, total_steps, extras)
     trainer.fit(algorithm, data, ckpt_path=ckpt_path)
     return trainer
 
