@@ -94,7 +94,9 @@ class EnvStepProgressBar(TQDMProgressBar):
         splits = data.benchmark.splits[1:]
         prefix = metric_prefix(splits[0]) if splits else "eval"
         metric = f"{prefix}/{main_metric(data.spec)}"
-        values = {metric.replace("_", " ").replace("/", " "): trainer.callback_metrics.get(metric)}
+        values: dict[str, Any] = {
+            metric.replace("_", " ").replace("/", " "): trainer.callback_metrics.get(metric)
+        }
         if data.collector is not None:
             windows = data.collector.windows
             success = windows.success_from_reset().values() if data.spec.has_success else ()
