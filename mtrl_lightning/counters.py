@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 
 @dataclass
@@ -26,6 +26,8 @@ class Counters:
     """Groups of environments rebuilt after a fault, in training and in evaluation."""
     dropped_transitions: int = 0
     """Steps of single environments that were dropped because of a fault."""
+    repeated_steps: int = 0
+    """Steps of single environments that midway starts have repeated, in no other count."""
     skipped_updates: int = 0
     """Optimizer steps that were left out because their gradient was not finite."""
 
@@ -34,9 +36,8 @@ class Counters:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the counts."""
-        for field in fields(self):
-            setattr(self, field.name, state[field.name])
+        """Restore the counts; one that is not saved is 0."""
+        vars(self).update(vars(Counters(**state)))
 
 
 class Stopwatch:

@@ -16,6 +16,7 @@ NAMES = [
     "network_resets",
     "worker_restarts",
     "dropped_transitions",
+    "repeated_steps",
     "skipped_updates",
 ]
 

@@ -126,7 +126,7 @@ class MetricsCallback(Callback):
         if collector is not None:
             windows = joined_windows(collector)
             metrics |= rollout_metrics(data.spec, windows)
-            metrics |= episode_metrics(data.spec, collector, windows, counters.episodes)
+            metrics |= episode_metrics(data.spec, collector, windows, counters)
         metrics |= self._time(data)
         if self._system is not None:
             metrics |= self._system.metrics(algorithm.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtrl_lightning.counters import Counters
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.rollout.episodes import EpisodeWindows, named, with_mean
@@ -33,21 +34,24 @@ def rollout_metrics(spec: EnvSpec, windows: EpisodeWindows) -> dict[str, float]:
 
 
 def episode_metrics(
-    spec: EnvSpec, collector: Collector, windows: EpisodeWindows, num_episodes: int
+    spec: EnvSpec, collector: Collector, windows: EpisodeWindows, counters: Counters
 ) -> dict[str, float]:
     """Return further metrics of finished episodes.
 
-    ``rollout/episodes`` counts them since the run began; ``time/seconds_per_episode`` is the
-    mean over this process' finished episodes since the last call; ``train/exploration`` is the
-    correlation of the noise, ``rollout/success_from_reset`` the success rate without episodes that
-    began midway, ``rollout/stepped`` the fraction of environments that are not paused,
+    ``rollout/episodes`` counts them since the run began, ``rollout/repeated_steps`` the steps that
+    midway starts have repeated, which ``env_steps`` does not include; ``time/seconds_per_episode``
+    is the mean over this process' finished episodes since the last call; ``train/exploration`` is
+    the correlation of the noise, ``rollout/success_from_reset`` the success rate without episodes
+    that began midway, ``rollout/stepped`` the fraction of environments that are not paused,
     ``rollout/reused`` the fraction in which another task's policy acts, all in this process; see
     ``EpisodeWindows.metrics`` for the others.
     """
     names = spec.task_names
     counts = {task: float(windows.count_T[task]) for task in spec.train_tasks}
-    metrics = named("rollout/episodes", num_episodes, counts, names)
+    metrics = named("rollout/episodes", counters.episodes, counts, names)
     metrics |= windows.metrics(names)
+    if collector.envs.midway_starts:
+        metrics["rollout/repeated_steps"] = counters.repeated_steps
     if collector.envs.midway_starts and spec.has_success:
         from_reset = windows.success_from_reset()
         if from_reset:

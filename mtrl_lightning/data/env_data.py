@@ -239,6 +239,7 @@ class EnvData(TaskData):
         foreign_E = collector.foreign_E if collector.reuse is not None else None
         with self.stopwatch.measure("step"):
             transitions, _ = collector.receive()
+            self.local_counters.repeated_steps += collector.envs.take_repeated_steps()
             self.exchange()  # from here on counts are those of all processes
         self.add(transitions, foreign_E)
         if collector.dropped_E.any():

@@ -309,6 +309,7 @@ class TaskData(LightningDataModule):
                 local.dropped_transitions,
                 local.episodes,
                 local.worker_restarts,
+                local.repeated_steps,
                 self.received_signal,
                 int(envs is not None and envs.fault is not None),
                 int(self._wants_stop),
@@ -321,12 +322,13 @@ class TaskData(LightningDataModule):
         counters.dropped_transitions += sum(columns[1])
         counters.episodes += sum(columns[2])
         counters.worker_restarts += sum(columns[3])
+        counters.repeated_steps += sum(columns[4])
         counters.vector_steps += local.vector_steps  # in lockstep: every process has made as many
         local.load_state_dict(Counters().state_dict())
-        self._signal = max(columns[4])
-        self._faulty_rank = columns[5].index(1) if any(columns[5]) else None
-        self._restarts = sum(columns[7])
-        if any(columns[6]):
+        self._signal = max(columns[5])
+        self._faulty_rank = columns[6].index(1) if any(columns[6]) else None
+        self._restarts = sum(columns[8])
+        if any(columns[7]):
             assert self.trainer is not None
             self._wants_stop = False
             self.trainer.should_stop = True

@@ -29,7 +29,8 @@ class Extra:
 class StartMidway(Extra):
     """Let training episodes begin where an earlier one came near a success.
 
-    Repeated steps are not counted. See ``envs.vector.MidwayStarts``.
+    ``rollout/repeated_steps`` counts the repeated steps, ``env_steps`` does not. See
+    ``envs.vector.MidwayStarts``.
 
     Args:
         fraction: of the episodes of a task that never succeeds, above 0 and at most 1; it falls

@@ -68,5 +68,6 @@ def test_a_step_is_counted_once_for_every_environment(command_line):
         "network_resets": 0,
         "worker_restarts": 0,
         "dropped_transitions": 0,
+        "repeated_steps": 0,
         "skipped_updates": 0,
     }

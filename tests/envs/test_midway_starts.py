@@ -363,6 +363,36 @@ def test_tasks_of_metaworld_repeat_their_episodes_and_continue_bit_exact(tasks):
         assert np.array_equal(here.reward_E, there.reward_E)
 
 
+class CountedReach(ToyReach):
+    """Its environments count all their steps."""
+
+    def make_env(self, task, split, seed):
+        return CountSteps(super().make_env(task, split, seed))
+
+
+class CountSteps(gym.Wrapper):
+    steps_taken = 0
+
+    def step(self, action):
+        type(self).steps_taken += 1  # of the process: a restored state has the environment's own
+        return super().step(action)
+
+
+def test_repeated_steps_are_all_that_are_in_no_vector_step():
+    benchmark = CountedReach(2, HORIZON)
+    envs = VectorEnv(benchmark, [0, 1], num_workers=2, seed=3, midway_starts=0.5)
+    envs.reset()
+    generator = np.random.default_rng(0)
+    repeated_steps = []
+    for _ in range(20 * HORIZON):
+        envs.send(generator.uniform(-1, 1, (2, 2)).astype(np.float32))
+        envs.receive()
+        repeated_steps.append(envs.take_repeated_steps())
+    assert sum(envs.call("steps_taken")) == 2 * 20 * HORIZON + sum(repeated_steps)
+    assert sum(repeated_steps) > 0
+    envs.close()
+
+
 def test_steps_say_whether_their_episode_began_midway():
     envs = VectorEnv(ToyReach(2, HORIZON), [0, 1, 1], num_workers=0, seed=3, midway_starts=0.5)
     envs.reset()

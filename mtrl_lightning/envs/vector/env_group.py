@@ -211,12 +211,15 @@ class EnvGroup:
         self._arrays["episode_step"][row] = 0
         self._arrays["active"][row] = True
         env: gym.Env = self._envs[i]
+        repeated_steps = env.repeated_steps if isinstance(env, MidwayStarts) else 0
         try:
             observation, _ = env.reset(seed=seed, options=options)
         except ConfigurationError:
             raise
         except Exception as error:
             raise self._fault(i, f"{type(error).__name__}: {error}") from error
+        if isinstance(env, MidwayStarts):
+            self._arrays["repeated"][row] += env.repeated_steps - repeated_steps
         self._check_finite(i, observation)
         self._stability[i].clear()
         self._arrays["observation"][row] = observation

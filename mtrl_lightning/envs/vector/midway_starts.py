@@ -76,8 +76,8 @@ class MidwayStarts(gym.Wrapper):
     ``INTERVAL`` steps before an episode's largest reward. They are repeated from the seed of the
     reset and the actions, so that every environment can have them whose episodes depend on nothing
     else; where one does not repeat, an episode begins with a reset instead. The repeated steps are
-    no part of the new episode, and count in no number of steps. It is shorter by them, unless the
-    environment has a method ``restart_clock()``, which is called after each of them. Where the
+    no part of the new episode, and count only in ``repeated_steps``. It is shorter by them, unless
+    the environment has a method ``restart_clock()``, which is called after each of them. Where the
     environment's state can be taken (``EnvState``), all of a beginning is repeated once, and from
     then on the state is restored that it led to.
 
@@ -111,6 +111,8 @@ class MidwayStarts(gym.Wrapper):
         """Average over the episodes that began with a reset."""
         self._beginnings: list[Beginning] = []
         """The best one first."""
+        self.repeated_steps = 0
+        """Steps that were repeated so far."""
         self._begin(0, [], 0)
 
     @property
@@ -219,6 +221,7 @@ class MidwayStarts(gym.Wrapper):
     ) -> tuple[npt.NDArray, dict[str, Any]]:
         """Repeat the first steps of an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
+        self.repeated_steps += len(action_SA)
         restart_clock = self._clock()
         for action in action_SA:
             observation, _, _, _, info = self.env.step(action.copy())

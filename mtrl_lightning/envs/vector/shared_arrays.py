@@ -27,13 +27,15 @@ PAUSED = Field("paused", (), "bool")
 """Whether the next step leaves the environment out."""
 BUILT = Field("built", (), "bool")
 """Whether an environment has been built."""
+REPEATED = Field("repeated", (), "int64")
+"""Steps that an environment has repeated to begin midway, since they were read last."""
 CACHE_LINE = 64
 """Bytes. Each array starts on a cache line of its own."""
 
 
 def array_fields(spec: EnvSpec) -> tuple[Field, ...]:
     """Return the fields of a step, and those with which the groups keep books."""
-    return (*step_fields(spec), EPISODE_STEP, ACTIVE, PAUSED, BUILT)
+    return (*step_fields(spec), EPISODE_STEP, ACTIVE, PAUSED, BUILT, REPEATED)
 
 
 def num_bytes(num_envs: int, spec: EnvSpec) -> int:

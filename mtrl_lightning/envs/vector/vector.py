@@ -261,6 +261,13 @@ class VectorEnv(gym.vector.VectorEnv):
             info={key: copies[column] for key, column in self._info_columns.items()},
         )
 
+    def take_repeated_steps(self) -> int:
+        """Return the steps that ``MidwayStarts`` has repeated since the last call."""
+        assert not self._is_stepping, "workers write while they step"
+        repeated_steps = int(self._arrays["repeated"].sum())
+        self._arrays["repeated"][:] = 0
+        return repeated_steps
+
     def _clear(self, rows: slice | npt.NDArray[np.bool_]) -> None:
         """Report that nothing has happened in some environments."""
         for name in self._reported:
