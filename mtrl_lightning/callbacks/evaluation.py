@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -21,11 +22,12 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
-from mtrl_lightning.formats import text_table
+from mtrl_lightning.formats import text_table, with_interval
 from mtrl_lightning.progress import shows_progress
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
+from mtrl_lightning.rollout.evaluator import metric_prefix
 from mtrl_lightning.schedules import Every, round_up
 from mtrl_lightning.types import Policy
 
@@ -81,6 +83,8 @@ class EvaluationCallback(Callback):
         """Whether an evaluation follows this batch; a run that is resumed here begins with it."""
         self.results: dict[str, float] = {}
         """Metrics of the last evaluation."""
+        self.success_intervals: dict[str, tuple[float, float]] = {}
+        """95 % intervals of the success of the last evaluation, by the metric's name."""
         self.evaluated_at = -1
         """Environment steps at the last evaluation."""
 
@@ -194,19 +198,23 @@ class EvaluationCallback(Callback):
         env_steps = algorithm.counters.env_steps
         policy = with_action_transforms(algorithm, data.action_transforms)
         results: dict[str, float] = {}
+        intervals: dict[str, tuple[float, float]] = {}
         for evaluator in evaluators:
             with data.stopwatch.measure("evaluate"):
                 evaluation = _evaluate_split(evaluator, policy, data)
-            results |= evaluation.metrics(data.spec.task_names)
+            names = data.spec.task_names
+            results |= evaluation.metrics(names)
+            if trainer.state.fn != TrainerFn.FITTING:
+                intervals |= evaluation.success_intervals(names)
             if distributed.rank() == 0:
-                names = data.spec.task_names
-                tqdm.write(table(evaluation, names, env_steps, algorithm.step_unit))
+                tqdm.write(table(evaluation, names, env_steps, algorithm.step_unit, intervals))
         if trainer.sanity_checking:
             for evaluator in evaluators:
                 evaluator.close()
             return
         self._is_due = False
         self.results = results
+        self.success_intervals = intervals
         self.evaluated_at = env_steps
         # rows go to the loggers by environment steps, in double precision
         pl_module.log_dict(results, logger=False, sync_dist=distributed.world_size() > 1)
@@ -288,17 +296,32 @@ def table(
     task_names: tuple[str, ...],
     env_steps: int,
     unit: str = "env steps",
+    intervals: Mapping[str, tuple[float, float]] | None = None,
 ) -> str:
     """Return a text table of success, return and score of a split's tasks, and their averages.
 
     Its columns are the success in any step, the success in the last step, the return and the score;
     a benchmark without success or without a score has no such columns.
+
+    Args:
+        evaluation: its results.
+        task_names: names of all tasks.
+        env_steps: of the policy.
+        unit: what they are.
+        intervals: by the metric's name, beside its value.
     """
-    values = {name: (COLUMNS[name], v_T) for name, v_T in evaluation.values().items()}
+    prefix = metric_prefix(evaluation.split)
+
+    def cell(name: str, value: float, task: str = "") -> str:
+        bounds = (intervals or {}).get(f"{prefix}/{name}{task}")
+        return f"{value:{COLUMNS[name]}}" if bounds is None else with_interval(value, bounds)
+
+    values = evaluation.values()
     lines = [["task", *values]]
     for index, task in enumerate(evaluation.names(task_names)):
-        lines.append([task, *(f"{v_T[index]:{form}}" for form, v_T in values.values())])
-    lines.append(["average", *(f"{v_T.mean():{form}}" for form, v_T in values.values())])
+        cells = [cell(name, float(v_T[index]), f"/{task}") for name, v_T in values.items()]
+        lines.append([task, *cells])
+    lines.append(["average", *(cell(name, float(v_T.mean())) for name, v_T in values.items())])
     *rows, averages = text_table(lines, num_texts=1).splitlines()
     title = f"{evaluation.split} after {env_steps:,} {unit}"
     return "\n".join([title, *rows, "-" * len(rows[0]), averages])

@@ -291,6 +291,7 @@ class MultiTaskCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         config = self.config[self.subcommand]
+        evaluation = self.config_init[self.subcommand].evaluation
         content = {
             "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             "checkpoint": config.ckpt_path,
@@ -298,7 +299,8 @@ class MultiTaskCLI(LightningCLI):
             "num_episodes": config.evaluation.num_episodes,
             "protocol": dict(self.model.spec.protocol),
             # those of Lightning's trainer are in single precision
-            "metrics": self.config_init[self.subcommand].evaluation.results,
+            "metrics": evaluation.results,
+            "success_intervals": evaluation.success_intervals,
         }
         if not is_of_package(self._folder):
             stored = self._folder / VALIDATIONS

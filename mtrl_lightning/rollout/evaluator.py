@@ -36,6 +36,8 @@ class Evaluation(NamedTuple):
     """Results of one evaluation: one entry per task of the split, averaged over its episodes."""
 
     split: str
+    num_episodes: int
+    """Of each task."""
     success_T: npt.NDArray[np.float64]
     """Share of episodes with success in any step."""
     success_last_T: npt.NDArray[np.float64]
@@ -89,6 +91,33 @@ class Evaluation(NamedTuple):
                 f"{prefix}/{name}/{task}": float(v) for task, v in zip(names, value_T, strict=True)
             }
         return result | info_metrics(prefix, self.info, task_names)
+
+    def success_intervals(self, task_names: tuple[str, ...]) -> dict[str, tuple[float, float]]:
+        """Return 95 % Wilson intervals of the success in any step, by the metric's name.
+
+        That of the mean takes the episodes of all tasks, which have the same number of them, as one
+        sample. Without success there are none.
+
+        Args:
+            task_names: names of all tasks.
+        """
+        if not self.has_success:
+            return {}
+        name = f"{metric_prefix(self.split)}/success"
+        successes_T = np.rint(self.success_T * self.num_episodes).astype(int).tolist()
+        num_tasks = len(successes_T)
+        intervals = {name: wilson_interval(sum(successes_T), num_tasks * self.num_episodes)}
+        for task, successes in zip(self.names(task_names), successes_T, strict=True):
+            intervals[f"{name}/{task}"] = wilson_interval(successes, self.num_episodes)
+        return intervals
+
+
+def wilson_interval(successes: int, num_episodes: int) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of a success rate."""
+    from scipy.stats import binomtest  # takes a second, and only an evaluation needs it
+
+    interval = binomtest(successes, num_episodes).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def _measured(spec: EnvSpec) -> tuple[str, ...]:
@@ -292,6 +321,7 @@ class Evaluator:
         spec = self._benchmark.spec
         return Evaluation(
             self._split,
+            self._num_episodes,
             success,
             success_last,
             returns,

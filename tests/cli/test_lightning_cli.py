@@ -119,7 +119,10 @@ def test_validate_prints_the_table_of_the_checkpoint_and_stores_it(command_line,
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     final = capsys.readouterr().out.split("eval after 900")[1]
     command_line("validate", "--ckpt_path=last")
-    assert capsys.readouterr().out.split("eval after 900")[1].split() == final.split()
+    printed = capsys.readouterr().out.split("eval after 900")[1]
+    without_intervals = re.sub(r" \[0\.\d\d, \d\.\d\d\]", "", printed)
+    assert without_intervals != printed
+    assert re.sub("-{2,}", "", without_intervals).split() == re.sub("-{2,}", "", final).split()
     stored = folder / "validations.jsonl"
     after = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path != stored}
     assert after == before
@@ -130,6 +133,10 @@ def test_validate_prints_the_table_of_the_checkpoint_and_stores_it(command_line,
     assert first["env_steps"] == 900 and first["protocol"] == {"benchmark": "toy", "horizon": 20}
     returns = [row["eval/return"] for row in command_line.rows() if "eval/return" in row]
     assert first["metrics"]["eval/return"] == pytest.approx(float(returns[-1]))
+    intervals = first["success_intervals"]
+    assert intervals.keys() == {"eval/success", *(f"eval/success/goal-{i}" for i in range(3))}
+    for name, (low, high) in intervals.items():
+        assert low <= first["metrics"][name] <= high
     age = datetime.datetime.now().astimezone() - datetime.datetime.fromisoformat(first["time"])
     assert abs(age.total_seconds()) < 600
 

@@ -132,7 +132,7 @@ def test_an_evaluation_draws_from_no_global_generator():
 
 def test_metrics_have_their_names_and_means_over_tasks():
     evaluation = Evaluation(
-        "eval", np.array([1.0, 0.5, 0.0]), np.array([0.5, 0.25, 0.0]), np.array([7.0, 8.0, 12.0])
+        "eval", 4, np.array([1.0, 0.5, 0.0]), np.array([0.5, 0.25, 0.0]), np.array([7.0, 8.0, 12.0])
     )
     assert evaluation.metrics(NAMES) == {
         "eval/success": 0.5,
@@ -152,9 +152,23 @@ def test_metrics_have_their_names_and_means_over_tasks():
     assert all(type(value) is float for value in evaluation.metrics(NAMES).values())
 
 
+def test_intervals_of_success_are_wilsons_and_that_of_the_mean_is_of_all_episodes():
+    success_T = np.array([48 / 50, 0.0])
+    evaluation = Evaluation("eval", 50, success_T, success_T, success_T)
+    intervals = evaluation.success_intervals(("a", "b"))
+    # (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), z = 1.959964
+    assert intervals == {
+        "eval/success": pytest.approx((0.384646, 0.576834), abs=1e-6),
+        "eval/success/a": pytest.approx((0.865399, 0.988961), abs=1e-6),
+        "eval/success/b": pytest.approx((0.0, 0.071348), abs=1e-6),
+    }
+    rows = table(evaluation, ("a", "b"), 7, intervals=intervals).splitlines()
+    assert "0.96 [0.87, 0.99]" in rows[2]
+
+
 def test_without_success_there_are_metrics_of_the_return_alone():
     zero_T = np.zeros(6)
-    evaluation = Evaluation("eval", zero_T, zero_T, np.arange(6.0), has_success=False)
+    evaluation = Evaluation("eval", 1, zero_T, zero_T, np.arange(6.0), has_success=False)
     tasks = tuple("abcdef")
     expected = {"eval/return": 2.5}
     expected |= {f"eval/return/{task}": float(i) for i, task in enumerate(tasks)}
@@ -217,7 +231,9 @@ def test_only_what_the_first_split_has_is_trained():
 def test_a_score_is_the_return_divided_by_the_largest_one():
     zero_T = np.zeros(2)
     returns_T = np.array([250.0, 500.0])
-    evaluation = Evaluation("eval", zero_T, zero_T, returns_T, has_success=False, max_return=1000.0)
+    evaluation = Evaluation(
+        "eval", 1, zero_T, zero_T, returns_T, has_success=False, max_return=1000.0
+    )
     assert evaluation.metrics(("a", "b")) == {
         "eval/return": 375.0,
         "eval/score": 0.375,
@@ -245,7 +261,7 @@ def test_what_is_best_is_decided_by_success_else_score_else_return():
 
 def test_the_success_of_the_worst_tasks_is_their_mean():
     success_T = np.array([0.9, 0.1, 1.0, 0.4, 0.0, 0.6])
-    metrics = Evaluation("eval", success_T, success_T, success_T).metrics(tuple("abcdef"))
+    metrics = Evaluation("eval", 10, success_T, success_T, success_T).metrics(tuple("abcdef"))
     assert metrics["eval/success_worst_1"] == 0.0
     assert metrics["eval/success_worst_5"] == pytest.approx((0.0 + 0.1 + 0.4 + 0.6 + 0.9) / 5)
     assert metrics["eval/success"] == pytest.approx(0.5)  # of all
