@@ -16,15 +16,7 @@ from mtrl_lightning.data import TaskData
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, Interrupted
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
-from mtrl_lightning.video import (
-    VideoFormat,
-    check_drawing,
-    check_encoder,
-    chosen_split,
-    chosen_tasks,
-    gif,
-    record_videos,
-)
+from mtrl_lightning.video import VideoFormat, check_recording, gif, record_videos
 
 
 class VideoCallback(Callback):
@@ -50,10 +42,6 @@ class VideoCallback(Callback):
         num_workers: worker processes that step and draw; null for one per core, 0 for the process
             that trains.
         timeout: seconds to wait for a worker before the recording is given up.
-
-    Raises:
-        ConfigurationError: at the start of training, if the tasks or the split are unknown, or no
-            video can be made on this machine.
     """
 
     order: ClassVar[int] = 4
@@ -79,7 +67,7 @@ class VideoCallback(Callback):
         self._split = split
         self._num_episodes = num_episodes
         self._first_episode = first_episode
-        self._format = VideoFormat(width, height, fps).check()
+        self._format = VideoFormat(width, height, fps)
         self._num_workers = num_workers
         self._timeout = timeout
         self._num_evaluations = 0
@@ -88,11 +76,7 @@ class VideoCallback(Callback):
         self._warn_once = WarnOnce()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the requirements of videos.
-
-        Raises:
-            ConfigurationError: if no video can be made.
-        """
+        """Check the requirements of videos."""
         if stage == "fit":
             self._missed_at = None
             with distributed.raise_on_all_ranks(ConfigurationError):
@@ -100,12 +84,9 @@ class VideoCallback(Callback):
                     self._check(data_of(trainer))
 
     def _check(self, data: TaskData) -> None:
-        check_encoder()
-        split = chosen_split(data.benchmark, self._split)
-        tasks = chosen_tasks(data.benchmark, self._tasks, split)
         num_workers = 1 if self._num_workers is None else min(1, self._num_workers)
         try:
-            check_drawing(data.benchmark, tasks[0], split, self._format, num_workers)
+            check_recording(data.benchmark, self._tasks, self._split, self._format, num_workers)
         except EnvironmentFaultError as error:
             raise ConfigurationError(
                 f"VideoCallback cannot draw an image: {error}. Leave it out of trainer.callbacks"

@@ -63,13 +63,16 @@ def load_run(run: str, trust: Sequence[str]) -> LoadedRun:
         ConfigurationError: if the run was started from Python and so has no configuration, or
             policy or data cannot be made.
     """
-    from mtrl_lightning.loading import load_policy
-
-    checkpoint = best_checkpoint(run)
+    checkpoint = best_checkpoint(run)  # an unknown run is refused before PyTorch is imported
     folder = run_folder_of(checkpoint)
     config = read_config(config_file_of(folder))
-    data = data_of(config)
-    policy = load_policy(checkpoint, trust=[*named_classes(config.get("model")), *trust])
+
+    from mtrl_lightning.loading import load_policy
+    from mtrl_lightning.quiet import quiet
+
+    with quiet():
+        data = data_of(config)
+        policy = load_policy(checkpoint, trust=[*named_classes(config.get("model")), *trust])
     if policy.task_names != data.spec.task_names:
         raise ConfigurationError(
             f"{checkpoint} is of the tasks {', '.join(policy.task_names)}, and the run's"

@@ -9,11 +9,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtrl_lightning.checks import at_least
 from mtrl_lightning.cli.commands import TRUST
 from mtrl_lightning.cli.loaded_run import add_run_arguments, load_run
 from mtrl_lightning.formats import text_table
-from mtrl_lightning.runs import best_checkpoint, ensure_writable, output_folder
+from mtrl_lightning.runs import ensure_writable, output_folder
 
 if TYPE_CHECKING:
     from mtrl_lightning.video import Recording
@@ -71,50 +70,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write the videos, and print the results of the episodes and where the videos are.
-
-    Raises:
-        ConfigurationError: if an option cannot work.
-        EnvironmentFaultError: if an environment breaks.
-        OSError: if a file cannot be written.
-    """
-    at_least(1, prefix="--", episodes=options.episodes)
-    at_least(0, prefix="--", first_episode=options.first_episode)
-    at_least(0, prefix="--", hint=", 0 for this process", num_workers=options.num_workers)
-    best_checkpoint(options.run)  # a misspelled run is answered before PyTorch is imported
+    """Write the videos, and print the results of the episodes and where the videos are."""
+    checkpoint, run_folder, policy, data = load_run(options.run, options.trust)
 
     from mtrl_lightning.progress import progress_bar
-    from mtrl_lightning.quiet import quiet
     from mtrl_lightning.rollout.action_transforms import with_action_transforms
-    from mtrl_lightning.video import (
-        VideoFormat,
-        check_encoder,
-        chosen_split,
-        chosen_tasks,
-        record_videos,
-    )
+    from mtrl_lightning.video import VideoFormat, record_videos
 
-    check_encoder()
-    with quiet():
-        checkpoint, run_folder, policy, data = load_run(options.run, options.trust)
     benchmark, spec = data.benchmark, data.spec
-    split = chosen_split(benchmark, options.split)
-    numbers = chosen_tasks(benchmark, options.tasks, split)
     steps = f"env_steps={policy.env_steps:012d}"
     folder = options.folder or output_folder(run_folder, "videos", steps)
     ensure_writable(folder)
     after = f"after {policy.env_steps:,} {policy.step_unit}"
-    print(f"{checkpoint}, {after}; split {split}, {len(numbers)} of {spec.num_tasks} tasks")
+    print(f"{checkpoint}, {after}")
     if policy.untrained_summary:
         print(policy.untrained_summary)
-    total = options.episodes * benchmark.horizon_of(split)
+    total = options.episodes * benchmark.horizon_of(options.split or benchmark.splits[-1])
     with progress_bar("steps", total) as bar:
         recording = record_videos(
             with_action_transforms(policy, data.action_transforms),
             benchmark,
             folder,
             tasks=options.tasks,
-            split=split,
+            split=options.split,
             num_episodes=options.episodes,
             first_episode=options.first_episode,
             format=VideoFormat(options.width, options.height, options.fps),

@@ -1,13 +1,11 @@
 """Videos of a policy: test episodes are run, rendered, labelled and encoded."""
 
 from mtrl_lightning.envs.render.frame_recorder import VideoFormat
-from mtrl_lightning.video.encoding import check_encoder, gif
+from mtrl_lightning.video.encoding import gif
 from mtrl_lightning.video.recording import (
     RecordedEpisode,
     Recording,
-    check_drawing,
-    chosen_split,
-    chosen_tasks,
+    check_recording,
     record_videos,
 )
 
@@ -15,10 +13,7 @@ __all__ = [
     "RecordedEpisode",
     "Recording",
     "VideoFormat",
-    "check_drawing",
-    "check_encoder",
-    "chosen_split",
-    "chosen_tasks",
+    "check_recording",
     "gif",
     "record_videos",
 ]

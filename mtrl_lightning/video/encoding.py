@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from mtrl_lightning.errors import import_optional
+from mtrl_lightning.runs import replacing
 
 QUALITY = 7
 """Of imageio-ffmpeg's 0 to 10: labels stay sharp; a second of 480 x 360 takes some 40 kB."""
@@ -20,64 +21,39 @@ GIF_FPS = 10
 """Frames per second of a GIF."""
 
 
-def check_encoder() -> Any:
-    """Return the module ``imageio.v2``, which encodes by ``imageio_ffmpeg``.
-
-    Raises:
-        ConfigurationError: if one of the two is not installed.
-    """
+def import_encoder() -> Any:
+    """Return the module ``imageio.v2``, which encodes by ``imageio_ffmpeg``."""
     import_optional("imageio_ffmpeg", '"mtrl_lightning[video]"')
     return import_optional("imageio.v2", '"mtrl_lightning[video]"')
 
 
 def write_mp4(path: Path, images: Iterable[Image.Image], fps: int) -> None:
-    """Write a video, H.264 as every browser plays it.
+    """Write a video in H.264, which every browser plays.
 
     Args:
         path: of the file, which has this name only when it is complete.
         images: images of the same size, whose width and height are even; at least one.
         fps: frames per second.
-
-    Raises:
-        ConfigurationError: if the encoder is not installed.
-        OSError: if it cannot write the file.
     """
-    imageio = check_encoder()
-    unfinished = path.with_name(f"{path.stem}.unfinished{path.suffix}")
-    num_frames = 0
-    try:
-        with imageio.get_writer(
+    with (
+        replacing(path) as unfinished,
+        import_encoder().get_writer(
             unfinished,
             fps=fps,
             quality=QUALITY,
             codec="libx264",
             macro_block_size=2,
-            output_params=["-movflags", "+faststart"],  # players begin before the file is complete
-        ) as writer:
-            for image in images:
-                writer.append_data(np.asarray(image))
-                num_frames += 1
-        if _num_frames(unfinished) != num_frames:  # ffmpeg's own errors do not arrive
-            raise OSError(f"the video {path} was not written completely: is the disk full?")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _num_frames(path: Path) -> int:
-    import imageio_ffmpeg
-
-    try:
-        return imageio_ffmpeg.count_frames_and_secs(str(path))[0]
-    except RuntimeError:
-        return 0
+            output_params=["-movflags", "+faststart"],  # players start before the end of the file
+        ) as writer,
+    ):
+        for image in images:
+            writer.append_data(np.asarray(image))
 
 
 def gif(mp4: Path) -> bytes:
     """Return a video as a GIF, smaller and with fewer frames, as TensorBoard shows it."""
-    reader = check_encoder().get_reader(mp4, output_params=["-vf", f"fps={GIF_FPS}"])
-    images = [Image.fromarray(frame) for frame in reader]
-    reader.close()
+    with import_encoder().get_reader(mp4, output_params=["-vf", f"fps={GIF_FPS}"]) as reader:
+        images = [Image.fromarray(frame) for frame in reader]
     for image in images:
         image.thumbnail((GIF_WIDTH, GIF_WIDTH))
     content = io.BytesIO()

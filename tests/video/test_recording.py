@@ -3,7 +3,6 @@
 import os
 import sys
 
-import imageio_ffmpeg
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,10 +12,9 @@ from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.envs.render import frame_recorder
 from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.rollout import Evaluator
-from mtrl_lightning.video import VideoFormat, gif
+from mtrl_lightning.video import VideoFormat, check_recording, gif
 from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import write_mp4
-from mtrl_lightning.video.recording import check_drawing
 from tests.helpers.fakes import (
     ActOutput,
     Constant,
@@ -69,8 +67,8 @@ def test_a_video_shows_the_episodes_of_an_evaluation(tmp_path):
     assert frames.shape == (2 * 19, 64, 96, 3) and meta["fps"] == 30
     assert meta["codec"].startswith("h264")
     joined, _ = frames_of(recording.files["all_tasks"])
-    assert joined.shape == (2 * 19, 64, 3 * 96, 3)
-    middle = joined[:, 32:, 96:192].astype(int)
+    assert joined.shape == (2 * 19, 2 * 64, 2 * 96, 3)
+    middle = joined[:, 32:64, 96:192].astype(int)
     assert np.abs(middle - frames[:, 32:].astype(int)).mean() < 3
 
 
@@ -118,20 +116,14 @@ def test_an_environment_that_breaks_ends_the_recording(tmp_path):
         record_videos(Constant(), Breaking(1), tmp_path, format=SMALL, num_workers=0)
 
 
-def test_an_unfinished_video_is_not_left_behind(tmp_path, monkeypatch):
-    def images(error=None):
+def test_incomplete_video_has_another_name(tmp_path):
+    def images():
         yield from [Image.new("RGB", (64, 64))] * 3
-        if error is not None:
-            raise error
+        raise OSError("full")
 
-    with pytest.raises(OSError, match="the disk is full"):
-        write_mp4(tmp_path / "a.mp4", images(OSError("the disk is full")), fps=30)
-    monkeypatch.setattr(imageio_ffmpeg, "count_frames_and_secs", lambda path: (2, 0.1))
-    with pytest.raises(OSError, match=r"a\.mp4"):
+    with pytest.raises(OSError, match="full"):
         write_mp4(tmp_path / "a.mp4", images(), fps=30)
-    with pytest.raises(OSError, match="missing"):
-        write_mp4(tmp_path / "missing" / "a.mp4", images(), fps=30)
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "a.mp4").exists()
 
 
 def test_a_gif_for_tensorboard(tmp_path):
@@ -144,7 +136,7 @@ def test_a_gif_for_tensorboard(tmp_path):
 
 @pytest.mark.parametrize(
     ("num_cells", "columns", "rows", "cell"),
-    [(1, 1, 1, (480, 360)), (3, 3, 1, (480, 360)), (10, 5, 2, (384, 288)), (50, 10, 5, (192, 144))],
+    [(1, 1, 1, (480, 360)), (3, 2, 2, (480, 360)), (10, 4, 3, (480, 360)), (50, 8, 7, (240, 180))],
 )
 def test_tasks_side_by_side_fit_on_a_screen(num_cells, columns, rows, cell):
     mosaic = Mosaic(num_cells, 480, 360)
@@ -156,16 +148,12 @@ def test_tasks_side_by_side_fit_on_a_screen(num_cells, columns, rows, cell):
     assert pixel == (num_cells - 1, 0, 0)
 
 
-def test_labels_are_drawn_and_parts_that_do_not_fit_are_left_out():
+def test_labels_are_drawn_on_the_upper_edge():
     image = Image.new("RGB", (200, 150), (90, 90, 90))
     plain = np.asarray(image)
-    short = np.asarray(labelled(image, [("reach-v3",), ("step 1", "return 2.0")]))
-    assert np.abs(short[:40].astype(int) - plain[:40]).max() > 100, "white on grey"
-    assert (short[60:] == plain[60:]).all()
-    with_long = labelled(image, [("reach-v3", "x" * 99), ("step 1", "return 2.0")])
-    assert (np.asarray(with_long) == short).all()
-    with_more = labelled(image, [("reach-v3", "more"), ("step 1", "return 2.0")])
-    assert (np.asarray(with_more) != short).any()
+    drawn = np.asarray(labelled(image, ["reach-v3", "step 1   return 2.0"]))
+    assert np.abs(drawn[:40].astype(int) - plain[:40]).max() > 100, "white on grey"
+    assert (drawn[60:] == plain[60:]).all()
 
 
 class Halves(ToyReach):
@@ -207,19 +195,11 @@ class Renamed(ScriptedWithImages):
 
 
 def test_every_task_has_a_file_of_its_own(tmp_path):
-    names = ("a/b", "a_b", "A_B", "a b", "all_tasks", "c")
+    names = ("a/b", "a_b", "A_B")
     options = {"format": SMALL, "num_workers": 0}
-    recording = record_videos(Constant(), Renamed(*names), tmp_path, tasks=names[:3], **options)
-    found = {name: path.name for name, path in recording.files.items()}
-    assert found == {
-        "a/b": "a_b_3.mp4",
-        "a_b": "a_b.mp4",
-        "A_B": "A_B_2.mp4",  # upper and lower case are one file on some systems
-        "all_tasks": "all_tasks.mp4",
-    }
-    record_videos(Constant(), Renamed(*names), tmp_path, tasks=["all_tasks", "c"], **options)
-    more = {"all_tasks_2.mp4", "c.mp4"}
-    assert {path.name for path in tmp_path.iterdir()} == {*found.values(), *more}
+    recording = record_videos(Constant(), Renamed(*names), tmp_path, **options)
+    assert list(recording.files) == [*names, "all_tasks"]
+    assert len({path.name.casefold() for path in tmp_path.iterdir()}) == 4
 
 
 @pytest.mark.parametrize("former", [None, "glfw"])
@@ -237,7 +217,7 @@ def test_drawing_in_this_process_leaves_no_choice_of_a_renderer(tmp_path, monkey
     monkeypatch.setattr(frame_recorder, "use_renderer", use)
     monkeypatch.setitem(sys.modules, "mujoco", None)
     benchmark = ScriptedWithImages(1)
-    check_drawing(benchmark, 0, "eval", SMALL, num_workers=0)
+    check_recording(benchmark, None, None, SMALL, num_workers=0)
     assert [os.environ.get(variable) for variable in variables] == [former, former]
     record_videos(Constant(), benchmark, tmp_path, format=SMALL, num_workers=0)
     assert [os.environ.get(variable) for variable in variables] == [former, former]

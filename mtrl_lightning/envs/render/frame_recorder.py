@@ -6,56 +6,42 @@ import contextlib
 import io
 import math
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, BenchmarkWrapper
 from mtrl_lightning.envs.render.opengl import find_renderer, use_renderer
-from mtrl_lightning.envs.render.renderer import SimulationRenderer, simulation_of
+from mtrl_lightning.envs.render.renderer import Drawing, SimulationRenderer, simulation_of
 from mtrl_lightning.errors import ConfigurationError
 
 JPEG_QUALITY = 95
-"""No loss is visible. A frame of 480 x 360 takes 30 kB in place of 520 kB."""
+"""No loss is visible. A frame of 480 x 360 takes 30 kB instead of 520 kB."""
 
 
 class VideoFormat(NamedTuple):
     """Size and speed of a video."""
 
     width: int = 480
-    """Pixels of a frame, an even number of at least 32."""
+    """Pixels of a frame, an even number."""
     height: int = 360
-    """Pixels of a frame, an even number of at least 32."""
+    """Pixels of a frame, an even number."""
     fps: int = 30
     """Frames per second of the video."""
-
-    def check(self) -> VideoFormat:
-        """Return this, with its numbers checked."""
-        for name, pixels in (("width", self.width), ("height", self.height)):
-            if pixels < 32 or pixels % 2:
-                raise ConfigurationError(
-                    f"the video's {name} is {pixels}: give an even number of at least 32 pixels"
-                )
-        at_least(1, fps=self.fps, prefix="the video's ")
-        return self
 
 
 class VideoFrame(NamedTuple):
     """A compressed frame of an episode, and the values of its labels."""
 
-    frame_index: int
-    """Its index in the video of its episode; it is repeated up to the next frame's index."""
+    episode: int
+    """Number of the environment's episode, from 1."""
     step: int
     return_: float
     """Sum of the rewards so far."""
     success: bool
     """Whether there was success in any step so far."""
-    is_last: bool
-    """Whether the episode ended with it."""
     jpeg: bytes
 
 
@@ -70,131 +56,84 @@ class WithFrameRecorder(BenchmarkWrapper):
 
     def __init__(self, benchmark: Benchmark, format: VideoFormat) -> None:
         super().__init__(benchmark)
-        self.format = format.check()
+        self.format = format
         self._renderer: str | None = None
         if "mujoco" in sys.modules:  # found once here, and not in each worker
             with contextlib.suppress(ConfigurationError):  # raised where an environment needs it
                 self._renderer = find_renderer()
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment that keeps frames.
-
-        Raises:
-            ConfigurationError: if the environment cannot be drawn.
-        """
+        """Make an environment that keeps frames."""
         if self._renderer is not None:
             use_renderer(self._renderer)
-        name = self.spec.task_names[task]
-        try:
-            env = self.benchmark.make_rendered_env(task, split, seed)
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            raise ConfigurationError(
-                f"no environment of task {name!r} that draws frames can be made"
-                f" ({type(error).__name__}: {error})"
-            ) from error
-        is_simulated = simulation_of(env) is not None
-        if is_simulated and self._renderer is None:
-            use_renderer(find_renderer())
-        draws_itself = env.render_mode == "rgb_array"
-        if not draws_itself and not is_simulated:
-            raise ConfigurationError(
-                f"the environment of task {name!r} draws no frames (its render_mode is"
-                f" {env.render_mode!r}, and it has no MuJoCo simulation): make it with"
-                " render_mode='rgb_array', in the benchmark's make_env or make_rendered_env"
-            )
-        size = (self.format.width, self.format.height)
-        camera = self.benchmark.camera(task)
-        draw = env.render if draws_itself else SimulationRenderer(env, camera, size)
-        return FrameRecorder(env, draw, name, self.format)
+        env = self.benchmark.make_rendered_env(task, split, seed)
+        renderer = None
+        if simulation_of(env) is not None:
+            if self._renderer is None:
+                use_renderer(find_renderer())
+            if env.render_mode != "rgb_array":
+                size = (self.format.width, self.format.height)
+                renderer = SimulationRenderer(env, self.benchmark.camera(task), size)
+        return FrameRecorder(Drawing(env, renderer), self.format)
 
 
 class FrameRecorder(gym.Wrapper):
-    """Keep frames of the steps, as many per second of simulated time as the video has.
+    """Keep the frames of a video that runs at the speed of simulated time.
 
     The environment's ``metadata["render_fps"]`` is the number of steps in a second; without it each
     step is a frame.
 
     Args:
         env: the environment.
-        draw: returns its frame, ``[height, width, 3]``.
-        name: of its task.
         format: of the video.
     """
 
-    def __init__(
-        self, env: gym.Env, draw: Callable[[], Any], name: str, format: VideoFormat
-    ) -> None:
+    env: Drawing
+
+    def __init__(self, env: Drawing, format: VideoFormat) -> None:
         super().__init__(env)
-        self._draw = draw
-        self._name = name
         self._size = (format.width, format.height)
         steps_per_second = float(env.metadata.get("render_fps") or format.fps)
         self._frames_per_step = format.fps / steps_per_second
         self._frames: list[VideoFrame] = []
         self._frame_index = 0
-        self._step = 0
-        self._return = 0.0
-        self._success = False
+        """Index of the next frame in the video of its episode."""
+        self._present = self._shown = VideoFrame(0, 0, 0.0, False, b"")
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode, with a frame of its first state."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        self._step = 0
-        self._return = 0.0
-        self._success = False
-        if isinstance(self._draw, SimulationRenderer):
-            self._draw.start_episode()
-        self._keep(0, is_last=False)
-        return observation, info
+        result = self.env.reset(seed=seed, options=options)
+        self._frame_index = 0
+        self._present = VideoFrame(self._present.episode + 1, 0, 0.0, False, b"")
+        self._keep(0)
+        return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step, with a frame where the next one is due and at the end of an episode."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._step += 1
-        self._return += float(reward)
-        self._success |= bool(info.get("success", False))
-        is_last = terminated or truncated
-        frame_index = math.floor(self._step * self._frames_per_step + 1e-9)
-        if frame_index > self._frame_index or is_last:
-            self._keep(max(frame_index, self._frame_index + 1), is_last)
+        self._present = self._present._replace(
+            step=self._present.step + 1,
+            return_=self._present.return_ + float(reward),
+            success=self._present.success or bool(info.get("success", False)),
+        )
+        frame_index = math.floor(self._present.step * self._frames_per_step + 1e-9)
+        if frame_index >= self._frame_index or terminated or truncated:
+            self._keep(max(frame_index, self._frame_index))
         return observation, reward, terminated, truncated, info
 
     def take_frames(self) -> list[VideoFrame]:
         """Return the frames since the last call."""
-        frames = self._frames
-        self._frames = []
+        frames, self._frames = self._frames, []
         return frames
 
-    def close(self) -> None:
-        """Close the environment and its renderer."""
-        if isinstance(self._draw, SimulationRenderer):
-            self._draw.close()
-        super().close()
-
-    def _keep(self, frame_index: int, is_last: bool) -> None:
-        try:
-            drawn = self._draw()
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            raise ConfigurationError(
-                f"the environment of task {self._name!r} cannot be drawn"
-                f" ({type(error).__name__}: {error})"
-            ) from error
-        image = np.asarray(drawn)
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise ConfigurationError(
-                f"the frame of task {self._name!r} has the type {image.dtype} and the shape"
-                f" {image.shape}: render() must return unsigned bytes [height, width, 3]"
-            )
-        jpeg = _compressed(image, self._size)
-        frame = VideoFrame(frame_index, self._step, self._return, self._success, is_last, jpeg)
-        self._frames.append(frame)
-        self._frame_index = frame_index
+    def _keep(self, frame_index: int) -> None:
+        """Keep a frame of the present state; the previous one fills the frames before it."""
+        self._frames += [self._shown] * (frame_index - self._frame_index)
+        self._shown = self._present._replace(jpeg=_compressed(self.env.image(), self._size))
+        self._frames.append(self._shown)
+        self._frame_index = frame_index + 1
 
 
 def decompressed(jpeg: bytes) -> Any:

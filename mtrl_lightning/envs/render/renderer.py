@@ -61,11 +61,7 @@ class SimulationRenderer:
         self._renderer: Any = None
 
     def __call__(self) -> npt.NDArray[np.uint8]:
-        """Return an image of the present state, ``[height, width, 3]``.
-
-        Raises:
-            ConfigurationError: if the model has no such camera.
-        """
+        """Return an image of the present state, ``[height, width, 3]``."""
         data, camera = self.open()
         self._renderer.update_scene(data, camera)
         image = self._renderer.render()
@@ -75,11 +71,7 @@ class SimulationRenderer:
         return image
 
     def open(self) -> tuple[Any, int]:
-        """Make the renderer, unless there is one; return the simulation and the camera's number.
-
-        Raises:
-            ConfigurationError: if the model has no such camera, or cannot be rendered.
-        """
+        """Make the renderer, unless there is one; return the simulation and the camera's number."""
         check_drawable(self._env)
         data = simulation_of(self._env)
         camera = self._camera_number(data.model)
@@ -169,3 +161,49 @@ def simulation_of(env: gym.Env) -> Any:
     """Return the ``MjData`` that an environment holds; None without one."""
     simulations = [v for v in vars(env.unwrapped).values() if is_mujoco(v, "MjData")]
     return simulations[0] if simulations else None
+
+
+class Drawing(gym.Wrapper):
+    """An environment with ``image()``, drawn by a ``SimulationRenderer`` or by its ``render()``.
+
+    Args:
+        env: the environment.
+        renderer: of its simulation; None for its own ``render()``.
+    """
+
+    def __init__(self, env: gym.Env, renderer: SimulationRenderer | None) -> None:
+        super().__init__(env)
+        self._renderer = renderer
+        if renderer is not None:
+            renderer.open()
+        elif env.render_mode != "rgb_array":
+            raise ConfigurationError(
+                f"the environment {env} draws no images (its render_mode is {env.render_mode!r},"
+                " and it has no MuJoCo simulation): make it with render_mode='rgb_array', in the"
+                " benchmark's make_env or make_rendered_env"
+            )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        result = self.env.reset(seed=seed, options=options)
+        if self._renderer is not None:
+            self._renderer.start_episode()
+        return result
+
+    def image(self) -> npt.NDArray[np.uint8]:
+        """Return an image of the present state, ``[height, width, 3]``."""
+        image = np.asarray(self.env.render() if self._renderer is None else self._renderer())
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ConfigurationError(
+                f"the image of {self.env} has the type {image.dtype} and the shape {image.shape}:"
+                " render() must return unsigned bytes [height, width, 3]"
+            )
+        return image
+
+    def close(self) -> None:
+        """Close the environment and its renderer."""
+        if self._renderer is not None:
+            self._renderer.close()
+        super().close()
