@@ -63,77 +63,57 @@ class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpF
     """Shows a description as it is written, and the default of each option."""
 
 
-class Program:
-    """A benchmark's command line, which measures and prints tables.
+def parser_of(
+    name: str, description: str | None, device: bool = False, precisions: bool = False
+) -> argparse.ArgumentParser:
+    """Return the parser of a benchmark.
 
     Args:
         name: of the benchmark's module.
         description: for ``--help``.
-        add_options: adds the benchmark's own options by the ``add_argument`` that it receives.
-        measure: returns the tables.
-        check: completes the options. Its ``ConfigurationError`` ends the program as a wrong option
-            does.
-        rounds: default of ``--rounds``; None for a program without it.
         device: whether it has ``--device``.
-        precisions: whether it has ``--precisions``.
-        threads: whether it has ``--threads``.
+        precisions: whether it has ``--precisions`` and ``--threads``.
     """
+    prog = f"python -m benchmarks.{name}"
+    parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=_Help)
+    add = parser.add_argument
+    add("--rounds", type=positive, default=5, help="each measures every variant, in turn")
+    if device:
+        add("--device", choices=["cpu", "cuda"], help="None: a GPU if there is one")
+    if precisions:
+        choices = ["32-true", "bf16-mixed"]
+        text = "each a variant of ours"
+        add("--precisions", nargs="+", choices=choices, default=choices, help=text)
+        add("--threads", type=positive, help="of PyTorch; None: its own choice, one per core")
+    return parser
 
-    def __init__(
-        self,
-        name: str,
-        description: str | None,
-        add_options: Callable[[Callable[..., Any]], None],
-        measure: Callable[[argparse.Namespace], Sequence[Table]],
-        check: Callable[[argparse.Namespace], object] = lambda options: None,
-        *,
-        rounds: int | None = 5,
-        device: bool = False,
-        precisions: bool = False,
-        threads: bool = False,
-    ) -> None:
-        self._measure = measure
-        self._check = check
-        self._parser = argparse.ArgumentParser(
-            prog=f"python -m benchmarks.{name}", description=description, formatter_class=_Help
-        )
-        add = self._parser.add_argument
-        if rounds is not None:
-            text = "each measures every variant, in turn"
-            add("--rounds", type=positive, default=rounds, help=text)
-        if device:
-            add("--device", choices=["cpu", "cuda"], help="None: a GPU if there is one")
-        if precisions:
-            choices = ["32-true", "bf16-mixed"]
-            text = "each a variant of ours"
-            add("--precisions", nargs="+", choices=choices, default=choices, help=text)
-        if threads:
-            add("--threads", type=positive, help="of PyTorch; None: its own choice, one per core")
-        add_options(add)
 
-    def options_of(self, args: Sequence[str] | None = None) -> argparse.Namespace:
-        """Return the options of words, or of this process, with the whole ``command``."""
-        options = self._parser.parse_args(args)
-        words = sys.argv[1:] if args is None else args
-        options.command = shlex.join([*self._parser.prog.split(), *words])
-        if "device" in options and options.device is None:
-            import torch
+def run(
+    parser: argparse.ArgumentParser,
+    args: Sequence[str] | None,
+    measure: Callable[[argparse.Namespace], Sequence[Table]],
+) -> None:
+    """Parse the command line, measure, and print the tables with the machine.
 
-            options.device = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            self._check(options)
-        except ConfigurationError as error:
-            self._parser.error(str(error))
-        return options
+    Args:
+        parser: of the benchmark.
+        args: of the command line; None for those of this process.
+        measure: returns the tables of the options. A ``ConfigurationError`` is a wrong option.
+    """
+    # SIGTERM ends it as an error does, so that no process is left
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    options = parser.parse_args(args)
+    if "device" in options and options.device is None:
+        import torch
 
-    def main(self, args: Sequence[str] | None = None) -> None:
-        """Measure and print."""
-        # SIGTERM ends it as an error does, so that no process is left
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        options = self.options_of(args)
-        origin = f"{options.command}\n{commit()}\n{machine()}"  # as it is before the measurement
-        tables = self._measure(options)
-        print("\n\n".join([origin, *map(table_text, tables)]))
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    command = shlex.join([*parser.prog.split(), *(sys.argv[1:] if args is None else args)])
+    origin = f"{command}\n{commit()}\n{machine()}"  # as it is before the measurement
+    try:
+        tables = measure(options)
+    except ConfigurationError as error:
+        parser.error(str(error))
+    print("\n\n".join([origin, *map(table_text, tables)]))
 
 
 # ---- statistics ----
@@ -360,14 +340,7 @@ def _serve(
 
 @contextlib.contextmanager
 def started(variants: Sequence[Variant]) -> Iterator[None]:
-    """Start processes one after the other, and end them.
-
-    Raises:
-        ConfigurationError: if two have the same name.
-    """
-    names = [variant.name for variant in variants]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"give each variant once: {', '.join(names)}")
+    """Start processes one after the other, and end them."""
     with contextlib.ExitStack() as stack:
         for variant in variants:
             say(f"{variant.name}: start-up and warm-up")

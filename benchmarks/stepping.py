@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -25,13 +25,14 @@ import numpy as np
 from benchmarks.environments import NAMED, metaworld_vector, names_of, suite_vector
 from benchmarks.measuring import (
     Pacer,
-    Program,
     Table,
     Variant,
+    parser_of,
     positive,
     proportional_set_size,
     ratios,
     rows_of,
+    run,
     say,
     take_turns,
 )
@@ -54,31 +55,6 @@ TASKS = {"metaworld": [1, 10, 25, 50], "dm_control": [1, 19, 21]} | {
 """Numbers of tasks of the tables, the last one the largest, by benchmark."""
 ACTIONS = 64
 """Random actions of a vector step that are used in turn."""
-
-
-def add_options(add: Callable[..., Any]) -> None:
-    """Add the benchmark's own options."""
-    workers = list(dict.fromkeys([0, 1, 2, usable_cores()]))
-    add("--benchmark", choices=list(TASKS), default="metaworld", help="whose tasks are stepped")
-    text = "numbers of tasks, each a table; None: 1 10 25 50, or 1 19 21, or all of a family"
-    add("--tasks", nargs="+", type=positive, help=text)
-    add("--envs_per_task", type=positive, default=1, help="of ours and original")
-    text = "of ours, each a variant; original has the last"
-    add("--workers", nargs="+", type=int, default=workers, help=text)
-    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="what takes turns")
-    add("--env_steps", type=positive, default=2_000, help="of a window, over all environments")
-    add("--settle", type=int, default=20, help="vector steps before the first window")
-
-
-def _check(options: argparse.Namespace) -> None:
-    numbers = TASKS[options.benchmark]
-    options.tasks = options.tasks or numbers
-    if max(options.tasks) > max(numbers):
-        raise ConfigurationError(f"--tasks takes numbers from 1 to {max(numbers)}")
-    if options.envs_per_task > 1 and not {*options.variants} <= {*KINDS[:2]}:
-        raise ConfigurationError("--envs_per_task is for --variants ours original")
-    if options.benchmark in FAMILIES and options.tasks != numbers:
-        raise ConfigurationError(f"--tasks is {max(numbers)} for a family, all of its tasks")
 
 
 def tasks_of(number: int, benchmark: str = "metaworld") -> list[str]:
@@ -205,41 +181,45 @@ def compare(number: int, options: argparse.Namespace) -> Table:
     seconds = take_turns(variants, options.rounds, steps)
     rows = rows_of(seconds, [SYNC, ASYNC], rate="env steps/s", amount=num_envs)
     for row, variant in zip(rows, variants, strict=True):
-        row |= split_gain(variant.name, seconds)
+        original = variant.name.replace("ours", "original")
+        if original != variant.name and {original, ASYNC} <= seconds.keys():
+            # the two factors of its speed relative to AsyncVectorEnv
+            row["stepping"] = ratios(seconds[ASYNC], seconds[original])
+            row["code"] = ratios(seconds[original], seconds[variant.name])
         row |= variant.about
     title = f"{options.benchmark}, {number} tasks, {num_envs} environments"
     return Table(f"{title}, windows of {steps} vector steps", rows)
 
 
-def split_gain(name: str, seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    """Split how many times as fast as ``AsyncVectorEnv`` a variant of ours is into two factors.
-
-    Args:
-        name: of the variant.
-        seconds: of a vector step of each variant, by rounds.
-
-    Returns:
-        ``stepping``: times as fast as ``AsyncVectorEnv``, both with the suite's own code;
-        ``code``: times as fast with our code as with the suite's. Nothing if no variant steps the
-        suite's own code with as many workers, or ``AsyncVectorEnv`` was not measured.
-    """
-    original = name.replace("ours", "original")
-    if original == name or original not in seconds or ASYNC not in seconds:
-        return {}
-    return {
-        "stepping": ratios(seconds[ASYNC], seconds[original]),
-        "code": ratios(seconds[original], seconds[name]),
-    }
-
-
 def measure(options: argparse.Namespace) -> list[Table]:
     """Return the tables."""
+    numbers = TASKS[options.benchmark]
+    options.tasks = options.tasks or numbers
+    if max(options.tasks) > max(numbers):
+        raise ConfigurationError(f"--tasks takes numbers from 1 to {max(numbers)}")
+    if options.benchmark in FAMILIES and options.tasks != numbers:
+        raise ConfigurationError(f"--tasks is {max(numbers)} for a family, all of its tasks")
+    if options.envs_per_task > 1 and not {*options.variants} <= {"ours", "original"}:
+        raise ConfigurationError("--envs_per_task is for --variants ours original")
     return [compare(number, options) for number in options.tasks]
 
 
-program = Program("stepping", __doc__, add_options, measure, _check)
-options_of = program.options_of
-main = program.main
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = parser_of("stepping", __doc__)
+    add = parser.add_argument
+    workers = list(dict.fromkeys([0, 1, 2, usable_cores()]))
+    add("--benchmark", choices=list(TASKS), default="metaworld", help="whose tasks are stepped")
+    text = "numbers of tasks, each a table; None: 1 10 25 50, or 1 19 21, or all of a family"
+    add("--tasks", nargs="+", type=positive, help=text)
+    add("--envs_per_task", type=positive, default=1, help="of ours and original")
+    text = "of ours, each a variant; original has the last"
+    add("--workers", nargs="+", type=int, default=workers, help=text)
+    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="what takes turns")
+    add("--env_steps", type=positive, default=2_000, help="of a window, over all environments")
+    add("--settle", type=int, default=20, help="vector steps before the first window")
+    run(parser, args, measure)
+
 
 if __name__ == "__main__":
     main()

@@ -1,16 +1,12 @@
-"""How long one update takes, by program, size, gradient method and encoder.
+"""How long one update takes, by program, size and gradient method.
 
-Parts (``--parts``), all with batches that are there already:
+Parts (``--parts``), with batches that are already in memory, and a table for each combination of
+--tasks, --rows and --width:
 
-  update         multi-task multi-head SAC as in configs/experiment/mtmhsac.yaml, as a call
-                 (direct), in Lightning's trainer without our callbacks (trainer), as a plain
-                 PyTorch loop (plain), in Stable-Baselines3 (sb3); a table for each combination of
-                 --tasks, --rows and --width
-  gradients      every gradient method, as a multiple of the mean's time
-  encoders       SAC from images: encoders, precisions, memory formats
-  pixel_methods  the methods that train an encoder, as multiples of SAC's time
-
-In the first part each variant is a process; in the others they share this one.
+  update     multi-task multi-head SAC as in configs/experiment/mtmhsac.yaml, as a call (direct), in
+             Lightning's trainer without our callbacks (trainer), as a plain PyTorch loop (plain),
+             in Stable-Baselines3 (sb3); each variant is a process
+  gradients  every gradient method, as a multiple of the mean's time, in this process
 
 Shapes: ``T`` tasks, ``B`` rows of all tasks, ``R`` trained tasks, ``n`` rows per task, ``D``
 observation, ``A`` action.
@@ -20,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
@@ -36,20 +32,20 @@ from benchmarks.baselines import PlainBatch, PlainSAC, make_sb3_sac
 from benchmarks.measuring import (
     SB3,
     Pacer,
-    Program,
     Table,
     Variant,
+    parser_of,
     positive,
     ratios,
     rows_of,
+    run,
     say,
     spread,
     take_turns,
     turns,
 )
 from benchmarks.whole_runs import PaceCallback
-from mtrl_lightning.algorithms import SAC, Algorithm, RandomShift
-from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, Reconstruction
+from mtrl_lightning.algorithms import SAC, Algorithm
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.gradients import (
     FAMO,
@@ -64,12 +60,7 @@ from mtrl_lightning.gradients import (
 )
 from mtrl_lightning.learning.compiling import Compile
 from mtrl_lightning.networks import (
-    MLP,
-    Embedding,
     MultiHead,
-    NoConditioning,
-    PixelEncoder,
-    TaskEncoder,
 )
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.resources import keep_freed_memory
@@ -82,7 +73,7 @@ ACTION = 4
 """Size of its action."""
 BATCHES = 8
 """Batches that are used in turn."""
-PARTS = ("update", "gradients", "encoders", "pixel_methods")
+PARTS = ("update", "gradients")
 KINDS = ("direct", "trainer", "plain", "sb3")
 GRADIENTS: dict[str, Callable[[EnvSpec], GradientMethod]] = {
     "mean": Mean,
@@ -96,41 +87,6 @@ GRADIENTS: dict[str, Callable[[EnvSpec], GradientMethod]] = {
     "fairgrad": FairGrad,
 }
 """As in ``configs/gradient``."""
-PIXEL_WORK: dict[str, Any] = {"tasks": 4, "batch_size": 128, "width": 256, "depth": 2}
-"""Of the updates from images."""
-STRIDES = {"pixels": (2, 1, 1, 1), "pixels_small": (2, 2, 1, 1)}
-"""Of the convolutions in ``configs/encoder``."""
-PIXEL_METHODS: dict[str, dict[str, Any]] = {
-    "sac": {},
-    "drq": {"transforms": [RandomShift]},
-    "sac_ae": {"auxiliaries": [Reconstruction]},
-    "deepmdp": {"auxiliaries": [LatentDynamics]},
-    "hipbmdp": {"auxiliaries": [HiPBMDP], "conditioning": NoConditioning},
-}
-"""Options of ``SAC``, as in ``configs/algorithm``."""
-CONTEXT = partial(TaskEncoder, width=100, depth=1, out_dim=50, embedding=partial(Embedding, dim=50))
-"""Of HiP-BMDP's encoder, as in ``configs/encoder/pixels_context.yaml``."""
-ENCODINGS = (("pixels", 84), ("pixels_small", 64), ("pixels_small", 48))
-"""Encoders of ``configs/encoder``, and the pixels of an image's side."""
-
-
-def add_options(add: Callable[..., Any]) -> None:
-    """Add the benchmark's own options."""
-    add("--parts", nargs="+", choices=PARTS, default=["update"], help="what is measured")
-    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="of the part update")
-    text = "values of SAC's option, each a variant"
-    add("--compile", nargs="+", choices=["none", *get_args(Compile)], default=["none"], help=text)
-    add("--tasks", nargs="+", type=positive, default=[10], help="of update and gradients")
-    add("--rows", nargs="+", type=positive, default=[128], help="per task of a batch")
-    add("--width", nargs="+", type=positive, default=[400], help="of the hidden layers")
-    add("--depth", type=positive, default=3, help="number of hidden layers")
-    add("--updates", type=positive, default=20, help="of a window")
-    add("--settle", type=int, default=5, help="updates before the windows")
-
-
-def _check(options: argparse.Namespace) -> None:
-    if "update" in options.parts and "sb3" in options.variants:
-        import_optional(*SB3, "leave it out with --variants direct trainer plain")
 
 
 # ---- the work of an update ----
@@ -156,25 +112,18 @@ class Work:
     """Updates of a window."""
     settle: int = 0
     """Updates before the first window."""
-    image_size: int | None = None
-    """Pixels of an image's side, of which three frames are observed; None for vectors."""
 
     @property
     def spec(self) -> EnvSpec:
-        """Tasks that are all trained, with MetaWorld's spaces, or with images and six actions."""
-        size = self.image_size
-        observations: Box = Box(-np.inf, np.inf, (OBSERVATION,), np.float64)
-        if size is not None:
-            observations = Box(0, 255, (3, 3, size, size), np.uint8)
+        """Tasks that are all trained, with MetaWorld's spaces."""
         return EnvSpec(
             task_names=tuple(f"task-{i}" for i in range(self.tasks)),
-            observation_space=observations,
-            action_space=Box(-1.0, 1.0, (ACTION if size is None else 6,), np.float32),
+            observation_space=Box(-np.inf, np.inf, (OBSERVATION,), np.float64),
+            action_space=Box(-1.0, 1.0, (ACTION,), np.float32),
             horizon=500,
             has_success=True,
             train_tasks=tuple(range(self.tasks)),
             protocol={},
-            frame_stack=0 if size is None else 3,
         )
 
     @property
@@ -184,23 +133,6 @@ class Work:
         return torch.autocast(
             kind, torch.bfloat16, enabled=self.precision == "bf16-mixed", cache_enabled=False
         )
-
-
-def works_of(options: argparse.Namespace) -> list[Work]:
-    """Return the work of each table of the parts ``update`` and ``gradients``."""
-    return [
-        Work(
-            tasks=tasks,
-            batch_size=rows * tasks,
-            width=width,
-            depth=options.depth,
-            device=options.device,
-            threads=options.threads,
-            steps=options.updates,
-            settle=options.settle,
-        )
-        for tasks, rows, width in itertools.product(options.tasks, options.rows, options.width)
-    ]
 
 
 def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
@@ -214,32 +146,24 @@ def make_sac(work: Work, seed: int = 1, **options: Any) -> SAC:
     return SAC(work.spec, compile=how, seed=seed, **networks | options).to(work.device)
 
 
-def make_batches(work: Work, number: int = BATCHES) -> list[TransitionBatch]:
-    """Return batches of standard normal numbers, or of images of random bytes."""
+def make_batches(work: Work) -> list[TransitionBatch]:
+    """Return batches of standard normal numbers."""
     generator = torch.Generator().manual_seed(0)
     B = work.batch_size
-    observations = work.spec.observation_space.shape
-    (A,) = work.spec.action_space.shape
-    task_R = torch.arange(work.tasks)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator)
 
-    def observation() -> torch.Tensor:
-        if work.image_size is None:
-            return normal(B, *observations)
-        return torch.randint(0, 256, (B, *observations), generator=generator, dtype=torch.uint8)
-
     batches = []
-    for _ in range(number):
+    for _ in range(BATCHES):
         columns = {
-            "observation": observation(),
-            "action": normal(B, A).tanh(),
+            "observation": normal(B, OBSERVATION),
+            "action": normal(B, ACTION).tanh(),
             "reward": normal(B),
-            "next_observation": observation(),
+            "next_observation": normal(B, OBSERVATION),
             "terminated": normal(B) > 3,
         }
-        batch = batch_of(columns, task_R)
+        batch = batch_of(columns, torch.arange(work.tasks))
         batches.append(move_data_to_device(batch, torch.device(work.device)))
     return batches
 
@@ -360,52 +284,7 @@ def train(work: Work) -> None:
     trainer.fit(make_sac(work), itertools.cycle(make_batches(work)), weights_only=True)
 
 
-# ---- images ----
-
-
-def pixel_sac(work: Work, encoder: str, channels_last: bool = False, method: str = "sac") -> SAC:
-    """Return SAC with an encoder of images.
-
-    Args:
-        work: sizes, with an ``image_size``.
-        encoder: a name in ``STRIDES``.
-        channels_last: whether a pixel's channels lie together in memory.
-        method: a name in ``PIXEL_METHODS``.
-    """
-    make_encoder = partial(
-        PixelEncoder,
-        strides=STRIDES[encoder],
-        channels_last=channels_last,
-        context=CONTEXT if method == "hipbmdp" else None,
-    )
-    network = partial(MLP, width=work.width, depth=work.depth)
-    return make_sac(
-        work,
-        encoder=make_encoder,
-        actor=network,
-        critic=network,
-        actor_every=2,
-        target_every=2,
-        **PIXEL_METHODS[method],
-    )
-
-
-# ---- parts whose variants are processes ----
-
-
-def variants_of(work: Work, options: argparse.Namespace) -> list[Variant]:
-    """Return the variants of a table, not started yet.
-
-    Stable-Baselines3 has no options for precision and compilation.
-    """
-    variants = []
-    for kind in options.variants:
-        for precision in options.precisions if kind != "sb3" else ["32-true"]:
-            for how in options.compile if kind in ("direct", "trainer") else ["none"]:
-                name = f"{kind} {precision}{'' if how == 'none' else f', compile {how}'}"
-                chosen = replace(work, precision=precision, compile=how)
-                variants.append(Variant(name, update_in_windows, kind=kind, work=chosen))
-    return variants
+# ---- the tables ----
 
 
 def update_table(work: Work, options: argparse.Namespace) -> Table:
@@ -415,7 +294,13 @@ def update_table(work: Work, options: argparse.Namespace) -> Table:
         f" {work.device}"
     )
     say(title)
-    variants = variants_of(work, options)
+    variants = []
+    for kind in options.variants:  # Stable-Baselines3 has neither precision nor compilation
+        for precision in options.precisions if kind != "sb3" else ["32-true"]:
+            for how in options.compile if kind in ("direct", "trainer") else ["none"]:
+                name = f"{kind} {precision}{'' if how == 'none' else f', compile {how}'}"
+                chosen = replace(work, precision=precision, compile=how)
+                variants.append(Variant(name, update_in_windows, kind=kind, work=chosen))
     seconds = take_turns(variants, options.rounds, work.steps)
     first = options.precisions[0]
     references = ["sb3 32-true", f"plain {first}", f"direct {first}"]
@@ -428,76 +313,61 @@ def update_table(work: Work, options: argparse.Namespace) -> Table:
     return Table(f"{title}: ms per update, windows of {work.steps}", rows)
 
 
-# ---- parts whose variants share this process ----
-
-
-def shared_table(
-    title: str, calls: Mapping[str, Callable[[], Any]], times: int, rounds: int
-) -> Table:
-    """Let updates take turns; return a table with multiples of the first one's time."""
+def gradients_table(work: Work, options: argparse.Namespace) -> Table:
+    """Let the gradient methods take turns; return a table with multiples of the mean's time."""
+    title = f"gradient methods, {work.tasks} tasks, batch {work.batch_size}, {work.precision}"
     say(title)
-    seconds = turns(calls, times, rounds)
-    first = next(iter(calls))
-    rows = rows_of(seconds, [first], rate="updates/s")
+    calls = {name: direct_of(work, name) for name in GRADIENTS}
+    seconds = turns(calls, max(1, work.steps // 4), options.rounds)
+    rows = rows_of(seconds, ["mean"], rate="updates/s")
     for row in rows:
-        row[f"times {first}"] = ratios(seconds[row["variant"]], seconds[first])
+        row["times mean"] = ratios(seconds[row["variant"]], seconds["mean"])
     return Table(f"{title}: ms per update", rows)
-
-
-def pixel_tables(encoder: str, size: int, options: argparse.Namespace) -> list[Table]:
-    """Let encoders and methods that train one take turns; return the tables of the parts."""
-
-    def update_of(precision: str, channels_last: bool, method: str) -> Callable[[], Any]:
-        work = Work(**PIXEL_WORK, image_size=size, device=options.device, precision=precision)
-        update = direct_update(work, pixel_sac(work, encoder, channels_last, method))
-        return partial(update, *make_batches(work, 1))
-
-    times = max(2, options.updates // 5 // 2 * 2)  # even: every second includes the actor
-    tables = []
-    if "encoders" in options.parts:
-        formats = {"": False, ", channels_last": True}
-        calls = {
-            f"{precision}{name}": update_of(precision, channels_last, "sac")
-            for precision in options.precisions
-            for name, channels_last in formats.items()
-        }
-        tables.append(
-            shared_table(f"SAC, {encoder}, {size} x {size}", calls, times, options.rounds)
-        )
-    for precision in options.precisions if "pixel_methods" in options.parts else ():
-        calls = {method: update_of(precision, False, method) for method in PIXEL_METHODS}
-        title = f"methods, {encoder}, {size} x {size}, {precision}"
-        tables.append(shared_table(title, calls, times, options.rounds))
-    return tables
-
-
-# ---- the result ----
 
 
 def measure(options: argparse.Namespace) -> list[Table]:
     """Return the tables."""
+    works = [
+        Work(
+            tasks=tasks,
+            batch_size=rows * tasks,
+            width=width,
+            depth=options.depth,
+            device=options.device,
+            threads=options.threads,
+            steps=options.updates,
+            settle=options.settle,
+        )
+        for tasks, rows, width in itertools.product(options.tasks, options.rows, options.width)
+    ]
     tables = []
     if "update" in options.parts:
-        tables += [update_table(work, options) for work in works_of(options)]
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    keep_freed_memory()  # as a run does
+        tables += [update_table(work, options) for work in works]
     if "gradients" in options.parts:
-        for base, precision in itertools.product(works_of(options), options.precisions):
-            work = replace(base, precision=precision)
-            title = f"gradient methods, {work.tasks} tasks, batch {work.batch_size}, {precision}"
-            calls = {name: direct_of(work, name) for name in GRADIENTS}
-            tables.append(shared_table(title, calls, max(1, work.steps // 4), options.rounds))
-    for encoder, size in ENCODINGS:
-        tables += pixel_tables(encoder, size, options)
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        keep_freed_memory()  # as a run does
+        for work, precision in itertools.product(works, options.precisions):
+            tables.append(gradients_table(replace(work, precision=precision), options))
     return tables
 
 
-program = Program(
-    "updates", __doc__, add_options, measure, _check, device=True, precisions=True, threads=True
-)
-options_of = program.options_of
-main = program.main
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = parser_of("updates", __doc__, device=True, precisions=True)
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=["update"], help="what is measured")
+    add("--variants", nargs="+", choices=KINDS, default=list(KINDS), help="of the part update")
+    text = "values of SAC's option, each a variant"
+    add("--compile", nargs="+", choices=["none", *get_args(Compile)], default=["none"], help=text)
+    add("--tasks", nargs="+", type=positive, default=[10], help="numbers of tasks")
+    add("--rows", nargs="+", type=positive, default=[128], help="per task of a batch")
+    add("--width", nargs="+", type=positive, default=[400], help="of the hidden layers")
+    add("--depth", type=positive, default=3, help="number of hidden layers")
+    add("--updates", type=positive, default=20, help="of a window")
+    add("--settle", type=int, default=5, help="updates before the windows")
+    run(parser, args, measure)
+
 
 if __name__ == "__main__":
     main()

@@ -1,33 +1,27 @@
-"""How fast whole training runs are, beside Stable-Baselines3 and a plain PyTorch loop.
+"""How fast whole training runs are, compared with Stable-Baselines3 and a plain PyTorch loop.
 
 Ours trains through the command line, as users do. Start-up, warm-up, evaluation, checkpoints and
 logging are not in the windows.
 
-  --algorithm sac   configs/experiment/mtmhsac.yaml beside Stable-Baselines3's SAC and a plain
+  --algorithm sac   configs/experiment/mtmhsac.yaml, Stable-Baselines3's SAC and a plain
                     loop of our algorithm (CleanRL's way), with the same sizes; a window is some
                     vector steps, each one step of every environment and one update
-  --algorithm ppo   configs/experiment/mt10_cpu.yaml beside Stable-Baselines3's PPO with the same
+  --algorithm ppo   configs/experiment/mt10_cpu.yaml and Stable-Baselines3's PPO with the same
                     numbers of environments, steps, epochs and rows of a minibatch; a window is one
                     iteration: collection and all updates, none ended early by the KL divergence
 
 Each variant is a process. The baselines' environments are stepped in their process (sync) or in
 processes of their own (async). --threads is for the baselines alone.
-
-  --memory_of fit -c FILE ...   measures instead the peak of a run's memory, of all its processes:
-                    the proportional set size (pages that processes share are counted once), every
-                    half second until the run ends
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,22 +30,20 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks import baselines
 from benchmarks.baselines import Job, PPOJob, SACJob
-from benchmarks.environments import names_of, tasks_option
+from benchmarks.environments import tasks_option
 from benchmarks.measuring import (
     NEVER,
-    SB3,
     Pacer,
-    Program,
     Table,
     Variant,
-    proportional_set_size,
+    parser_of,
     rows_of,
+    run,
     spread,
     take_turns,
 )
 from mtrl_lightning.__main__ import main as command_line
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.errors import ConfigurationError, import_optional
 
 CONFIGS = {"sac": "experiment/mtmhsac", "ppo": "experiment/mt10_cpu"}
 JOBS: dict[str, type[Job]] = {"sac": SACJob, "ppo": PPOJob}
@@ -59,8 +51,6 @@ NO_INTERVALS = dict.fromkeys(
     ("evaluation.every", "metrics.every", "checkpoint.every_n_env_steps"), NEVER
 )
 """Options of a run that never evaluates, logs or saves."""
-INTERVAL = 0.5
-"""Seconds between two measurements of a run's memory."""
 
 
 class PaceCallback(Callback):
@@ -94,17 +84,11 @@ class PaceCallback(Callback):
 
 
 def train_ours(config: str, options: Mapping[str, Any], steps: int, settle: int) -> None:
-    """Train through the command line; the function of a variant's process."""
-    command_line(paced_arguments(config, options, steps, settle))
-
-
-def paced_arguments(config: str, options: Mapping[str, Any], steps: int, settle: int) -> list[str]:
-    """Return the words of a user's command line whose updates are made in windows.
+    """Train through the command line, without an end; the function of a variant's process.
 
     Args:
         config: its name.
-        options: of the command line, without the dashes; besides them there is no progress bar and
-            no end.
+        options: of the command line, without the dashes.
         steps: updates of a window.
         settle: updates before the first window.
     """
@@ -112,61 +96,7 @@ def paced_arguments(config: str, options: Mapping[str, Any], steps: int, settle:
     callback = {"class_path": "benchmarks.whole_runs.PaceCallback", "init_args": pace}
     shared = {"trainer.enable_progress_bar": "false", "data.total_steps": NEVER}
     words = [f"--{name}={value}" for name, value in {**shared, **options}.items()]
-    return ["fit", "-c", config, *words, f"--trainer.callbacks+={json.dumps(callback)}"]
-
-
-# ---- options ----
-
-
-def size(text: str) -> tuple[str, int]:
-    """Return the name and the value of a size."""
-    name, _, value = text.partition("=")
-    if not value.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text}: takes NAME=NUMBER, as width=32")
-    return name, int(value)
-
-
-def add_options(add: Callable[..., Any]) -> None:
-    """Add the benchmark's own options."""
-    both = ["sync", "async"]
-    add("--algorithm", choices=list(JOBS), default="sac", help="of all variants")
-    add("--variants", nargs="+", choices=["ours", "sb3", "plain"], help="None: all")
-    add("--tasks", nargs="+", default=["MT10"], help="MT10, MT25, MT50, or names")
-    text = "of the baselines' environments, each a variant"
-    add("--vectors", nargs="+", choices=both, default=both, help=text)
-    text = "that the baselines step, MetaWorld's or our faster ones, each a variant"
-    choices = ["metaworld", "ours"]
-    add("--baseline_environments", nargs="+", choices=choices, default=choices[:1], help=text)
-    text = "other sizes of the work, fields of baselines.SACJob and PPOJob, such as width=32"
-    add("--sizes", nargs="+", type=size, default=[], metavar="NAME=NUMBER", help=text)
-    text = "arguments of mtrl-lightning, whose peak of memory is measured; the last option"
-    add("--memory_of", nargs=argparse.REMAINDER, metavar="ARGUMENT", help=text)
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Set what depends on the algorithm, and check it."""
-    if options.memory_of is not None:
-        options.precisions = []  # those of the run
-        return
-    known = {one.name for one in fields(JOBS[options.algorithm]) if one.type == "int"} - {"seed"}
-    for name, _ in options.sizes:
-        if name not in known:
-            raise ConfigurationError(f"--sizes {name}: give one of {', '.join(sorted(known))}")
-    theirs = [name.split()[0] for name in baselines.TRAINERS if options.algorithm in name]
-    options.variants = options.variants or ["ours", *theirs]
-    for name in options.variants:
-        if name not in ("ours", *theirs):
-            raise ConfigurationError(f"--variants {name}: give {', '.join(['ours', *theirs])}")
-    if "sb3" in options.variants:
-        import_optional(*SB3, "leave it out with --variants ours")
-    names_of(options.tasks)
-
-
-def job_of(options: argparse.Namespace) -> Job:
-    """Return the work that all variants do."""
-    return JOBS[options.algorithm](
-        tasks=options.tasks, device=options.device, threads=options.threads, **dict(options.sizes)
-    )
+    command_line(["fit", "-c", config, *words, f"--trainer.callbacks+={json.dumps(callback)}"])
 
 
 # ---- variants ----
@@ -207,33 +137,27 @@ def ours(job: Job, algorithm: str, precision: str, folder: Path) -> Variant:
     )
 
 
-def variants_of(options: argparse.Namespace, folder: Path) -> list[Variant]:
-    """Return the variants, not started yet; ``folder`` is that of our runs."""
-    job = job_of(options)
-    variants = []
-    if "ours" in options.variants:
-        variants += [ours(job, options.algorithm, one, folder) for one in options.precisions]
-    kinds = [name for name in options.variants if name != "ours"]
-    for kind, environments, vector in product(
-        kinds, options.baseline_environments, options.vectors
-    ):
-        suffix = ", our environments" if environments == "ours" else ""
-        variants.append(
-            Variant(
-                f"{kind} {vector}{suffix}",
-                baselines.train,
-                kind=f"{kind} {options.algorithm}",
-                job=replace(job, vector=vector, environments=environments),
-            )
-        )
-    return variants
-
-
 def speed_table(options: argparse.Namespace) -> Table:
-    """Start all, let them take turns, and return the table."""
-    job = job_of(options)
+    """Start all variants, let them take turns, and return the table."""
+    job = JOBS[options.algorithm](
+        tasks=options.tasks, device=options.device, threads=options.threads, **dict(options.sizes)
+    )
+    kinds = [kind for kind in baselines.TRAINERS if kind.endswith(options.algorithm)]
+    if options.variants:
+        kinds = [kind for kind in kinds if kind.split()[0] in options.variants]
     with tempfile.TemporaryDirectory(prefix="whole_runs-") as folder:
-        variants = variants_of(options, Path(folder))
+        variants = [
+            ours(job, options.algorithm, precision, Path(folder))
+            for precision in options.precisions
+            if not options.variants or "ours" in options.variants
+        ]
+        for kind, environments, vector in product(
+            kinds, options.baseline_environments, options.vectors
+        ):
+            suffix = ", our environments" if environments == "ours" else ""
+            name = f"{kind.split()[0]} {vector}{suffix}"
+            own = replace(job, vector=vector, environments=environments)
+            variants.append(Variant(name, baselines.train, kind=kind, job=own))
         unit, steps = ("ms", job.steps) if isinstance(job, SACJob) else ("s", 1)
         seconds = take_turns(variants, options.rounds, steps)
     references = [name for name in seconds if not name.startswith("ours")]
@@ -251,38 +175,29 @@ def speed_table(options: argparse.Namespace) -> Table:
     return Table(f"{title}, on {options.device}; {window}", rows)
 
 
-def memory_table(arguments: Sequence[str]) -> Table:
-    """Return the table with the largest memory of all processes of a run together.
-
-    Raises:
-        subprocess.CalledProcessError: if the run fails.
-    """
-    command = [sys.executable, "-m", "mtrl_lightning", *arguments]
-    peak = 0.0
-    start = time.perf_counter()
-    with subprocess.Popen(command, stdout=sys.stderr) as process:
-        while process.poll() is None:
-            peak = max(peak, proportional_set_size(process.pid))
-            # more often at the start: a short run would have ended before its second look
-            time.sleep(min(INTERVAL, 0.1 * (time.perf_counter() - start)))
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    seconds = time.perf_counter() - start
-    row = {"run": " ".join(arguments), "peak MiB": peak, "s": seconds}
-    return Table("memory of a run", [row])
+def size(text: str) -> tuple[str, int]:
+    """Return the name and the value of a size."""
+    name, _, value = text.partition("=")
+    return name, int(value)
 
 
-def measure(options: argparse.Namespace) -> list[Table]:
-    """Return the table."""
-    is_memory = options.memory_of is not None
-    return [memory_table(options.memory_of) if is_memory else speed_table(options)]
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = parser_of("whole_runs", __doc__, device=True, precisions=True)
+    add = parser.add_argument
+    both = ["sync", "async"]
+    add("--algorithm", choices=list(JOBS), default="sac", help="of all variants")
+    add("--variants", nargs="+", choices=["ours", "sb3", "plain"], help="None: all")
+    add("--tasks", nargs="+", default=["MT10"], help="MT10, MT25, MT50, or names")
+    text = "of the baselines' environments, each a variant"
+    add("--vectors", nargs="+", choices=both, default=both, help=text)
+    text = "that the baselines step, MetaWorld's or our faster ones, each a variant"
+    choices = ["metaworld", "ours"]
+    add("--baseline_environments", nargs="+", choices=choices, default=choices[:1], help=text)
+    text = "other sizes of the work, fields of baselines.SACJob and PPOJob, such as width=32"
+    add("--sizes", nargs="+", type=size, default=[], metavar="NAME=NUMBER", help=text)
+    run(parser, args, lambda options: [speed_table(options)])
 
-
-program = Program(
-    "whole_runs", __doc__, add_options, measure, _check, device=True, precisions=True, threads=True
-)
-options_of = program.options_of
-main = program.main
 
 if __name__ == "__main__":
     main()
