@@ -19,7 +19,7 @@ from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import best_checkpoint
-from mtrl_lightning.spec import EnvSpec, known_tasks
+from mtrl_lightning.spec import EnvSpec, known_tasks, pad_to
 from mtrl_lightning.types import Mode
 
 Task = str | int
@@ -118,8 +118,8 @@ class LoadedPolicy:
         task_E = self._task_indices(task, len(observation_ED))
         chosen = self._algorithm.act(observation_ED, task_E, mode)
         action_EA = chosen[0] if isinstance(chosen, tuple) else chosen
-        if only_task is not None and self.spec.action_sizes:
-            action_EA = action_EA[:, : self.spec.action_sizes[only_task]]
+        if only_task is not None:
+            action_EA = pad_to(action_EA, self.spec.shape_of("action", only_task))
         return action_EA[0] if is_one else action_EA
 
     def seed_actions(self, seed: int) -> None:
@@ -144,11 +144,9 @@ class LoadedPolicy:
 
     def _padded(self, observation: npt.NDArray, task: int) -> npt.NDArray:
         """Return observations of the task's own size with zeros behind, others as they are."""
-        sizes = self.spec.observation_sizes
-        if not sizes or observation.shape[-1:] != (sizes[task],):
-            return observation
-        missing = self.spec.observation_space.shape[0] - sizes[task]
-        return np.pad(observation, [*[(0, 0)] * (observation.ndim - 1), (0, missing)])
+        own_shape = self.spec.shape_of("observation", task)
+        is_own = observation.shape[-len(own_shape) :] == own_shape
+        return pad_to(observation, self.spec.observation_space.shape) if is_own else observation
 
     def _task_indices(self, task: Any, num_observations: int) -> npt.NDArray[np.int64]:
         tasks = [task] if _is_one(task) else list(task)

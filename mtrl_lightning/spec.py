@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +109,12 @@ class EnvSpec(NamedTuple):
             action_sizes=self.action_sizes[task : task + 1],
         )
 
+    def shape_of(self, kind: Literal["observation", "action"], task: int) -> tuple[int, ...]:
+        """Return the shape of a task's own observation or action, without padding."""
+        sizes = self.observation_sizes if kind == "observation" else self.action_sizes
+        space = self.observation_space if kind == "observation" else self.action_space
+        return (sizes[task],) if sizes else space.shape
+
     @property
     def observation_mask_TD(self) -> npt.NDArray[np.bool_]:
         """Which numbers of an observation are each task's own, ``[T, D]``."""
@@ -132,6 +138,17 @@ def check_train_tasks(spec: EnvSpec) -> None:
             f"the spec's train_tasks are {spec.train_tasks} of {spec.num_tasks} tasks: give the"
             " indices of the trained tasks in ascending order, each once"
         )
+
+
+def pad_to(rows: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:
+    """Return rows ``[..., *shape]``: zeros are appended to the last axis, or entries cut off."""
+    if rows.shape[-len(shape) :] == shape:
+        return rows
+    (size,) = shape
+    padded = np.zeros((*rows.shape[:-1], size), rows.dtype)
+    kept = min(size, rows.shape[-1])
+    padded[..., :kept] = rows[..., :kept]
+    return padded
 
 
 def _mask(num_tasks: int, space: Box, sizes: Sequence[int]) -> npt.NDArray[np.bool_]:

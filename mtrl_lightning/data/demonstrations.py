@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
@@ -21,9 +20,8 @@ from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import free_memory
-from mtrl_lightning.rollout.matching import own_shape
 from mtrl_lightning.schema import POLICY_ACTION, policy_action_field, transition_fields
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.spec import EnvSpec, pad_to
 from mtrl_lightning.types import Transitions
 
 GIVE = "give the folder that mtrl-lightning collect has written"
@@ -133,7 +131,7 @@ def check_demonstrations(data_set: TaskDataSet, spec: EnvSpec) -> None:
                 " episodes in this one"
             )
     for kind in ("observation", "action"):
-        shapes = [own_shape(one, kind, name) for one in (source, spec)]
+        shapes = [one.shape_of(kind, one.task_names.index(name)) for one in (source, spec)]
         if shapes[0] != shapes[1]:
             raise ConfigurationError(
                 f"the {kind} of {name} has the shape {shapes[0]} in the demonstrations and"
@@ -178,14 +176,14 @@ def _transitions(episode: RecordedEpisode, ring: int, spec: EnvSpec) -> Transiti
         ring: index of the task in ``spec.train_tasks``.
         spec: this benchmark's.
     """
-    observations = _fitted(episode.observations, spec.observation_space.shape)
+    observations = pad_to(episode.observations, spec.observation_space.shape)
     actions = spec.action_space.shape
     extra = {field.name: episode.infos[field.name] for field in spec.info_fields}
     if POLICY_ACTION in episode.infos:
-        extra[POLICY_ACTION] = _fitted(episode.infos[POLICY_ACTION], actions).clip(-1, 1)
+        extra[POLICY_ACTION] = pad_to(episode.infos[POLICY_ACTION], actions).clip(-1, 1)
     return Transitions(
         observation_ED=observations[:-1],
-        action_EA=_fitted(episode.actions, actions).clip(-1, 1),
+        action_EA=pad_to(episode.actions, actions).clip(-1, 1),
         reward_E=episode.rewards,
         next_observation_ED=observations[1:],
         terminated_E=episode.terminations,
@@ -194,10 +192,3 @@ def _transitions(episode: RecordedEpisode, ring: int, spec: EnvSpec) -> Transiti
         env_E=np.full(episode.num_steps, ring),
         extra=extra,
     )
-
-
-def _fitted(rows: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:
-    """Return vectors of a task's own size with this benchmark's padding; images as they are."""
-    if rows.shape[1:] == shape:
-        return rows
-    return np.pad(rows, ((0, 0), (0, shape[0] - rows.shape[1])))

@@ -1,4 +1,4 @@
-"""Whole episodes of a policy: each has a seed of its own, with which it can be repeated alone.
+"""Full-length episodes of a policy: each has its own seed, with which it can be repeated.
 
 Shapes: ``T`` tasks, ``E`` environments, ``N`` transitions, ``D`` observation, ``A`` action.
 """
@@ -58,14 +58,7 @@ class UniformPolicy:
 
 
 class _WithNoise:
-    """A policy to whose actions normal noise is added; its own are a further column.
-
-    Args:
-        policy: chooses the actions.
-        spec: of the benchmark.
-        std: standard deviation of the noise.
-        seed: of the noise.
-    """
+    """A policy with normal noise added to its actions, which are kept as ``policy_action``."""
 
     def __init__(self, policy: Policy, spec: EnvSpec, std: float, seed: int) -> None:
         self._policy = policy
@@ -84,7 +77,7 @@ class _WithNoise:
 
 
 class _ReportingSuccess(VectorEnv):
-    """A vector environment in whose transitions the success of a step is a further field."""
+    """A vector environment whose transitions have the success of the step as a field."""
 
     def receive(self) -> StepResult:
         result = super().receive()
@@ -103,44 +96,6 @@ class Collected(NamedTuple):
     enough."""
 
 
-class _Attempts:
-    """The attempts at a task's episodes."""
-
-    def __init__(self, most: int, wanted: int) -> None:
-        self.most = most
-        self.wanted = wanted
-        self.made = 0
-        self.kept: list[RecordedEpisode] = []
-
-    @property
-    def is_done(self) -> bool:
-        return len(self.kept) == self.wanted or self.made == self.most
-
-    def add(self, episode: RecordedEpisode, is_kept: bool) -> None:
-        """Count the next attempt; those after the last that is wanted do not count."""
-        if self.is_done:
-            return
-        self.made += 1
-        if is_kept:
-            self.kept.append(episode)
-
-
-def episode_seed(seed: int, task: str, attempt: int, is_trained: bool) -> int:
-    """Return the seed with which the environment of a task is reset for an attempt.
-
-    Args:
-        seed: of the collection.
-        task: its name, so that it has the same episodes beside any other tasks.
-        attempt: counted from 0.
-        is_trained: whether the split is trained on; in others the seed is the number of the test
-            episode.
-    """
-    if not is_trained:
-        return attempt
-    entropy = [seed, zlib.crc32(task.encode()), attempt]
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
-
-
 def collect(
     policy: Policy,
     benchmark: Benchmark,
@@ -154,7 +109,7 @@ def collect(
     num_workers: int | None = None,
     progress: bool = False,
 ) -> Collected:
-    """Run whole episodes of every task of a split, with the policy's best actions.
+    """Run full-length episodes of every task of a split, with the policy's best actions.
 
     The same seed gives the same episodes, with any number of workers.
 
@@ -163,8 +118,8 @@ def collect(
         benchmark: the tasks.
         num_episodes: of each task.
         split: which environments; None for the first, which is trained on.
-        successes_only: leave out episodes without a success in any step, and run further ones in
-            their place.
+        successes_only: leave out episodes without a success in any step, and run further ones
+            instead.
         attempts: episodes that are run at most for each success that is wanted.
         seed: of the episodes in the split that is trained on, of the noise, and of the policy's
             random numbers. In other splits the episodes are the test episodes 0, 1, 2, ...
@@ -174,8 +129,6 @@ def collect(
         progress: whether bars show built environments and steps, on a terminal.
 
     Raises:
-        ConfigurationError: if an option cannot work, the policy does not know a task, or no
-            episode succeeded.
         EnvironmentFaultError: if an environment breaks.
         PolicyFaultError: if the policy's actions are not finite.
     """
@@ -186,8 +139,7 @@ def collect(
     tasks = tasks_of(benchmark, split)
     if successes_only and not spec.has_success:
         raise ConfigurationError(
-            "only successes are wanted, and the benchmark reports none: collect without"
-            " --successes_only"
+            "the benchmark reports no success: collect without --successes_only"
         )
     of_policy, of_noise = np.random.SeedSequence(seed).generate_state(2).tolist()
     if isinstance(policy, SeededPolicy):
@@ -199,7 +151,19 @@ def collect(
     envs_per_task = max(1, min(num_episodes, MOST_ENVS // len(tasks)))
     task_E = np.repeat(tasks, envs_per_task)
     most_attempts = num_episodes * (attempts if successes_only else 1)
-    attempts_of = {task: _Attempts(most_attempts, num_episodes) for task in tasks}
+    kept: dict[int, list[RecordedEpisode]] = {task: [] for task in tasks}
+    made = dict.fromkeys(tasks, 0)
+
+    def is_done(task: int) -> bool:
+        return len(kept[task]) == num_episodes or made[task] == most_attempts
+
+    def seed_of(task: int, attempt: int) -> int:
+        """Return the seed of an attempt, which does not depend on the other tasks."""
+        if split != benchmark.splits[0]:
+            return attempt
+        entropy = [seed, zlib.crc32(spec.task_names[task].encode()), attempt]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
+
     if num_workers is None:
         num_workers = default_num_workers(len(task_E), spare=0)
     total = len(tasks) * num_episodes * benchmark.horizon_of(split)
@@ -209,31 +173,33 @@ def collect(
     try:
         collector = Collector(envs, acting)
         with one_thread(), progress_bar("env steps", total, progress) as bar:
-            while not all(of_task.is_done for of_task in attempts_of.values()):
+            while not all(map(is_done, tasks)):
                 # a round: the next attempts of each task, at most one in every environment
                 attempt_E = np.tile(np.arange(envs_per_task), len(tasks))
-                attempt_E += [attempts_of[task].made for task in task_E]
-                seeds = [
-                    episode_seed(seed, spec.task_names[task], attempt, split == benchmark.splits[0])
-                    for task, attempt in zip(task_E, attempt_E.tolist(), strict=True)
-                ]
-                is_run_E = np.array([not attempts_of[task].is_done for task in task_E])
+                attempt_E += [made[task] for task in task_E]
+                seeds = [seed_of(*one) for one in zip(task_E, attempt_E.tolist(), strict=True)]
+                is_run_E = np.array([not is_done(task) for task in task_E])
                 is_run_E &= attempt_E < most_attempts
                 for env, episode in _round(collector, seeds, is_run_E, bar.update).items():
+                    task = int(task_E[env])
                     is_kept = not successes_only or bool(episode.infos["success"].any())
-                    attempts_of[int(task_E[env])].add(episode, is_kept)
                     bar.total += 0 if is_kept else episode.num_steps
+                    if is_done(task):  # attempts after the last that is needed do not count
+                        continue
+                    made[task] += 1
+                    if is_kept:
+                        kept[task].append(episode)
     finally:
         envs.close()
     names = {task: spec.task_names[task] for task in tasks}
-    if not any(of_task.kept for of_task in attempts_of.values()):
+    if not any(kept.values()):
         raise ConfigurationError(
             f"no episode succeeded in {most_attempts} attempts at each of"
             f" {', '.join(names.values())}: raise --attempts, or give a better policy"
         )
     return Collected(
-        {names[task]: of_task.kept for task, of_task in attempts_of.items()},
-        {names[task]: of_task.made for task, of_task in attempts_of.items()},
+        {names[task]: of_task for task, of_task in kept.items()},
+        {names[task]: number for task, number in made.items()},
     )
 
 

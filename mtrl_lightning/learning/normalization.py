@@ -122,7 +122,7 @@ class NormalizeObservation(Transform):
         self._epsilon = epsilon
         self._freeze_after = freeze_after
         shape = spec.observation_space.shape
-        self._sizes = spec.observation_sizes or (shape[0],) * spec.num_tasks
+        self._sizes = [spec.shape_of("observation", task)[0] for task in range(spec.num_tasks)]
         self.moments = RunningMoments(spec.num_tasks, shape)
         """Statistics of all observations so far."""
         self._is_kept_T = torch.zeros(spec.num_tasks, dtype=torch.bool)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.spec import EnvSpec, pad_to
 from mtrl_lightning.types import ActOutput, Mode, Policy
 
 
@@ -39,11 +39,11 @@ class _MatchedPolicy:
         """Choose actions ``[E, A]`` of the environments' size for their tasks' indices."""
         noise = {}
         if noise_EA is not None:
-            noise["noise_EA"] = _padded_to(noise_EA, self._policy_spec.action_space.shape)
-        padded_ED = _padded_to(observation_ED, self._policy_spec.observation_space.shape)
+            noise["noise_EA"] = pad_to(noise_EA, self._policy_spec.action_space.shape)
+        padded_ED = pad_to(observation_ED, self._policy_spec.observation_space.shape)
         output = self._policy.act(padded_ED, self._policy_task_T[task_E], mode, **noise)
         action_EA, fields = output if isinstance(output, tuple) else (output, None)
-        action_EA = _padded_to(np.asarray(action_EA), self.spec.action_space.shape)
+        action_EA = pad_to(np.asarray(action_EA), self.spec.action_space.shape)
         return action_EA if fields is None else (action_EA, fields)
 
 
@@ -78,8 +78,9 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
         )
     for name in names:
         for kind in ("observation", "action"):
-            shape = own_shape(policy_spec, kind, name)
-            shape_here = own_shape(spec, kind, name)
+            shape, shape_here = (
+                one.shape_of(kind, one.task_names.index(name)) for one in (policy_spec, spec)
+            )
             if shape != shape_here:
                 raise ConfigurationError(
                     f"the {kind} of {name} has the shape {shape} in the policy and {shape_here} in"
@@ -91,20 +92,3 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
         for space in ("observation_space", "action_space")
     )
     return policy if is_same else _MatchedPolicy(policy, policy_spec, spec)
-
-
-def own_shape(spec: EnvSpec, kind: str, task: str) -> tuple[int, ...]:
-    """Return the shape of a task's own ``observation`` or ``action``."""
-    sizes: Sequence[int] = getattr(spec, f"{kind}_sizes")
-    return (sizes[spec.task_names.index(task)],) if sizes else getattr(spec, f"{kind}_space").shape
-
-
-def _padded_to(rows_EN: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:
-    """Return rows with zeros appended, or with entries cut off."""
-    if rows_EN.shape[1:] == shape:
-        return rows_EN
-    (size,) = shape
-    padded_EN = np.zeros((len(rows_EN), size), rows_EN.dtype)
-    kept = min(size, rows_EN.shape[1])
-    padded_EN[:, :kept] = rows_EN[:, :kept]
-    return padded_EN

@@ -17,7 +17,6 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.rollout.episodes import EpisodeWindows, check_scores, task_means
 from mtrl_lightning.rollout.extras import Extra
-from mtrl_lightning.rollout.matching import own_shape
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode
 
@@ -242,5 +241,4 @@ class PolicyReuse(Extra):
 
 def _sizes(spec: EnvSpec, task: int) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of a task's own observation and action."""
-    name = spec.task_names[task]
-    return tuple(own_shape(spec, kind, name) for kind in ("observation", "action"))
+    return spec.shape_of("observation", task), spec.shape_of("action", task)
