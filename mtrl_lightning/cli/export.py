@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mtrl_lightning.cli.commands import TRUST
 from mtrl_lightning.cli.loaded_run import add_run_arguments, load_run
-from mtrl_lightning.export.names import FORMATS, MINARI, POLICY
+from mtrl_lightning.export import FORMATS, MINARI, POLICY
 from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.runs import (
     best_checkpoint,
@@ -22,7 +22,7 @@ from mtrl_lightning.runs import (
 )
 
 CONFIG = "config.yaml"
-"""The run's configuration beside the exported policy."""
+"""The run's configuration, next to the exported policy."""
 HELP = "Write a run's policy as ONNX, torch.export or a small checkpoint, or its replay for Minari."
 DESCRIPTION = (
     "Write the best actions of a checkpoint's policy as one file, with the task as an input, that"
@@ -56,70 +56,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Export a policy or a replay."""
-    if options.to == POLICY:
-        export_weights(options)
-    elif options.to == MINARI:
+    if options.to == MINARI:
         export_replay(options)
-    else:
-        export_actions(options)
-
-
-def export_actions(options: argparse.Namespace) -> None:
-    """Write the actions of a checkpoint's policy as a file, and print where it is.
-
-    Raises:
-        ConfigurationError: if the policy cannot be exported.
-        OSError: if a file cannot be written.
-    """
-    best_checkpoint(options.run)  # a misspelled run is answered before PyTorch is imported
-
-    from mtrl_lightning.export.policy import export_policy
-    from mtrl_lightning.quiet import quiet
-
-    with quiet():
-        checkpoint, run_folder, policy, data = load_run(options.run, options.trust)
+        return
+    # an unknown run is refused before PyTorch is imported
+    checkpoint = best_checkpoint(options.run)
+    run_folder = run_folder_of(checkpoint)
+    config_file = config_file_of(run_folder)
     folder = options.folder or output_folder(run_folder, "export")
-    file, difference = export_policy(policy, options.to, folder, data.action_transforms)
-    shutil.copyfile(config_file_of(run_folder), folder / CONFIG)
-    after = f"after {policy.env_steps:,} {policy.step_unit}"
-    print(f"{checkpoint}, {after}, {len(policy.task_names)} tasks")
-    print(f"Largest difference of an action from the policy's: {difference:.1e}")
+    if options.to == POLICY:
+        from mtrl_lightning.export.policy import export_checkpoint
+
+        folder = options.folder or folder / POLICY
+        file = export_checkpoint(checkpoint, folder)
+    else:
+        from mtrl_lightning.export.policy import export_policy
+
+        policy, data = load_run(options.run, options.trust)[2:]
+        file, difference = export_policy(policy, options.to, folder, data.action_transforms)
+        after = f"after {policy.env_steps:,} {policy.step_unit}"
+        print(f"{checkpoint}, {after}, {len(policy.task_names)} tasks")
+        print(f"Largest difference of an action from the policy's: {difference:.1e}")
+    shutil.copyfile(config_file, folder / CONFIG)
     print(f"Exported to {file} ({file.stat().st_size / 2**10:,.0f} KiB)")
 
 
-def export_weights(options: argparse.Namespace) -> None:
-    """Write the policy of a checkpoint as one of its own, and print where it is.
-
-    Raises:
-        ConfigurationError: if there is no checkpoint or no configuration.
-        OSError: if a file cannot be written.
-    """
-    checkpoint = best_checkpoint(options.run)
-    run_folder = run_folder_of(checkpoint)
-    folder = options.folder or output_folder(run_folder, "export") / POLICY
-    config_file = config_file_of(run_folder)
-
-    from mtrl_lightning.export.policy import export_checkpoint
-
-    file = export_checkpoint(checkpoint, folder)
-    shutil.copyfile(config_file, folder / CONFIG)
-    print(f"Exported {checkpoint} to {folder} ({file.stat().st_size / 2**10:,.0f} KiB)")
-
-
 def export_replay(options: argparse.Namespace) -> None:
-    """Write the episodes of a run's replay, and print how many there are of each task.
-
-    Raises:
-        ConfigurationError: if there is no replay, or it cannot be exported.
-        OSError: if a file cannot be written.
-    """
-    checkpoint_at(options.run)  # a misspelled run is answered before PyTorch is imported
+    """Write the episodes of a run's replay, and print the number of each task."""
+    checkpoint_at(options.run)  # an unknown run is refused before PyTorch is imported
 
     from mtrl_lightning.export.replay import export_to_minari
-    from mtrl_lightning.quiet import quiet
 
-    with quiet():
-        folder, exported = export_to_minari(options.run, options.folder)
+    folder, exported = export_to_minari(options.run, options.folder)
     lines = [["task", "episodes", "steps"]]
     for name, episodes in exported.items():
         num_steps = sum(one.num_steps for one in episodes)

@@ -12,7 +12,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,13 @@ import torch
 from gymnasium.spaces import Box
 from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim
 
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError, import_optional
-from mtrl_lightning.export.names import ONNX, POLICY_FILES, TORCH_EXPORT
+from mtrl_lightning.export import ONNX, POLICY_FILES, TORCH_EXPORT
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.rollout import ActionTransform
 from mtrl_lightning.rollout.action_transforms import HIGH, LOW, sent_actions
@@ -58,9 +57,6 @@ def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
 
     Returns:
         The written checkpoint.
-
-    Raises:
-        ConfigurationError: if the folder has a checkpoint already, or the given one cannot be read.
     """
     file = folder / CHECKPOINT
     if file.exists():
@@ -73,10 +69,7 @@ def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
 
 
 class _DeterministicPolicy(nn.Module):
-    """What is exported: the policy's best actions, as environments are sent them.
-
-    It contains the normalization of observations, the encoder, the actor, what replaces untrained
-    tasks, the zeros behind an action that is smaller than the largest, and the action transforms.
+    """A policy's best actions, as they are sent to environments.
 
     Args:
         algorithm: whose policy it is.
@@ -127,15 +120,24 @@ def export_policy(
         The file, and the largest difference of a number of an action.
 
     Raises:
-        ConfigurationError: if the policy cannot be exported, a package is missing, or the actions
-            differ; no file is written then.
+        ConfigurationError: if the actions differ; no file is written then.
     """
     one_of(POLICY_FILES, format=format)
     if format == ONNX:
         for package in ("onnx", "onnxscript", "onnxruntime"):
             import_optional(package, '"mtrl_lightning[export]"')
     folder = Path(folder)
-    program = _capture(policy, action_transforms)
+    algorithm = policy.algorithm.eval().requires_grad_(False)
+    module = _DeterministicPolicy(algorithm, action_transforms).eval()
+    # other sizes than 1, which would be taken for fixed
+    observation_ED, task_E = observations_of(policy.spec, max(2, policy.spec.num_tasks))
+    example = (torch.from_numpy(observation_ED), torch.from_numpy(task_E))
+    rows = Dim("rows")
+    with torch.no_grad(), _quiet():
+        module(*example)
+        program = torch.export.export(
+            module, example, dynamic_shapes=({0: rows}, {0: rows}), strict=False
+        )
     ensure_writable(folder)
     with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished_") as unfinished:
         file = Path(unfinished) / POLICY_FILES[format]
@@ -157,55 +159,10 @@ def export_policy(
         if not difference <= TOLERANCE:
             raise ConfigurationError(
                 f"the {format} file's actions differ by {difference:.2g} from the policy's, more"
-                f" than {TOLERANCE:g}: an operation of the policy has another result there; choose"
-                " another format"
+                f" than {TOLERANCE:g}: choose another format"
             )
         os.replace(file, folder / file.name)
     return folder / file.name, difference
-
-
-def _capture(policy: LoadedPolicy, action_transforms: Sequence[ActionTransform]) -> ExportedProgram:
-    """Record the operations of a policy for any number of rows."""
-    algorithm = policy.algorithm.eval().requires_grad_(False)
-    for name in ("act", "best_action"):
-        if getattr(type(algorithm), name) is not getattr(Algorithm, name):
-            raise ConfigurationError(
-                f"{type(algorithm).__name__} has its own {name}, which is not exported: let its"
-                " policy and transforms do what it does"
-            )
-    module = _DeterministicPolicy(algorithm, action_transforms).eval()
-    # other sizes than 1, which would be taken for fixed
-    observation_ED, task_E = observations_of(policy.spec, max(2, policy.spec.num_tasks))
-    example = (torch.from_numpy(observation_ED), torch.from_numpy(task_E))
-    rows = Dim("rows")
-    try:
-        with torch.no_grad(), _quiet():
-            module(*example)
-            return torch.export.export(
-                module, example, dynamic_shapes=({0: rows}, {0: rows}), strict=False
-            )
-    except Exception as error:
-        part = _failing_part(error.__traceback__, [*algorithm.modules(), *action_transforms])
-        first_line = str(error).strip().partition("\n")[0]
-        raise ConfigurationError(
-            f"the policy cannot be exported, because of {part or type(algorithm).__name__}"
-            f" ({type(error).__name__}: {first_line}): an exported policy may not branch on the"
-            " values of tensors, nor leave PyTorch. Use torch.where, or train with another encoder"
-            " or network. Action transforms may use operations that arrays and tensors both have,"
-            " such as clip and *; remove others from data.action_transforms in the run's"
-            " config.yaml, and apply them to the exported policy's actions"
-        ) from error
-
-
-def _failing_part(traceback: TracebackType | None, parts: Sequence[object]) -> str | None:
-    """Return the class of the innermost part in which an error arose."""
-    name = None
-    while traceback is not None:
-        owner = traceback.tb_frame.f_locals.get("self")
-        if any(owner is part for part in parts):
-            name = type(owner).__name__
-        traceback = traceback.tb_next
-    return name
 
 
 def load_exported(file: str | Path, format: str) -> Actions:

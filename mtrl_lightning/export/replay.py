@@ -1,4 +1,4 @@
-"""A run's replay as Minari data sets of whole episodes, one data set per task.
+"""A run's replay as Minari data sets, one data set per task.
 
 A replay stores no truncations: an episode ends where it terminated, where the next transition in
 its ring begins elsewhere, or after ``horizon`` steps.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,28 +48,35 @@ def export_to_minari(
     Returns:
         The folder, which Minari takes as ``MINARI_DATASETS_PATH``, and the episodes of each trained
         task.
-
-    Raises:
-        ConfigurationError: if Minari is not installed, the run has no replay, no episode of it is
-            whole, or the folder exists.
-        OSError: if a file cannot be written.
     """
     checkpoint = checkpoint_at(run)
     content = load_checkpoint(checkpoint)
     run_folder = run_folder_of(checkpoint)
     folder = run_folder / "export" / "minari" if folder is None else Path(folder)
     check_new(folder)
+    if RANKS in content:
+        raise ConfigurationError(
+            f"{checkpoint} is of a run of {len(content[RANKS])} processes, whose replay cannot be"
+            " exported: continue it with --trainer.devices 1 until its next checkpoint"
+        )
+    manifests = manifests_of(content)
+    if not manifests or "layout" in manifests[0]:
+        raise ConfigurationError(
+            f"{checkpoint} has no replay of vectors: export a run of an off-policy algorithm that"
+            " does not learn from pixels, with data.save_replay"
+        )
+    (manifest,) = manifests
+    fields = [Field(name, tuple(shape), dtype) for name, shape, dtype in manifest["fields"]]
+    storage = RingStorage(fields, len(manifest["added"]), manifest["capacity"])
+    ReplaySnapshots(replay_folder(run_folder)).load(manifest, storage)
     spec = rebuild_spec(content["mtrl_lightning"]["spec"])
-    algorithm = content["mtrl_lightning"]["algorithm"]["class_path"].rpartition(".")[2]
-    storage = read_replay(checkpoint, content)
     has_all = int(storage.added_E.sum()) == env_steps_of(content)
     task_E = np.repeat(spec.train_tasks, storage.num_envs // len(spec.train_tasks))
     exported = {}
     for task in spec.train_tasks:
-        rings = np.flatnonzero(task_E == task).tolist()
         found = [
             (first, env, episode)
-            for env in rings
+            for env in np.flatnonzero(task_E == task).tolist()
             for first, episode in episodes(storage, env, spec.horizon, has_all)
         ]
         found.sort(key=lambda one: one[:2])
@@ -81,51 +87,10 @@ def export_to_minari(
             f" {storage.capacity} transitions of each environment, and an episode has up to"
             f" {spec.horizon}; train with a larger data.capacity or data.save_last"
         )
+    algorithm = content["mtrl_lightning"]["algorithm"]["class_path"].rpartition(".")[2]
     facts = {"policy": algorithm, "replay": str(checkpoint)}
     write_data_sets(folder, spec, exported, facts)
     return folder.resolve(), exported
-
-
-def read_replay(checkpoint: Path, content: Mapping[str, Any]) -> Storage:
-    """Return the replay that a checkpoint needs.
-
-    Args:
-        checkpoint: in the ``checkpoints`` folder of a run.
-        content: of the checkpoint.
-
-    Raises:
-        ConfigurationError: if it has none, or a file is missing or damaged.
-    """
-    if RANKS in content:
-        raise ConfigurationError(
-            f"{checkpoint} is of a run of {len(content[RANKS])} processes, whose replay cannot be"
-            " exported: continue it with --trainer.devices 1 until its next checkpoint, and export"
-            " that one"
-        )
-    manifests = manifests_of(content)
-    if not manifests:
-        raise ConfigurationError(
-            f"{checkpoint} has no replay: on-policy algorithms such as PPO keep none, and others"
-            " only with data.save_replay"
-        )
-    (manifest,) = manifests
-    files = replay_folder(run_folder_of(checkpoint))
-    missing = [one["file"] for one in manifest["chunks"] if not (files / one["file"]).is_file()]
-    if missing:
-        raise ConfigurationError(
-            f"{len(missing)} of the {len(manifest['chunks'])} replay files of {checkpoint} are not"
-            f" in {files}: they were deleted (data.delete_replay_at_end) or the run"
-            " was copied without them; export a run that has them"
-        )
-    if "layout" in manifest:
-        raise ConfigurationError(
-            f"the replay of {checkpoint} holds frames of pixels, which cannot be exported: only"
-            " replays of states can"
-        )
-    fields = [Field(name, tuple(shape), dtype) for name, shape, dtype in manifest["fields"]]
-    storage = RingStorage(fields, len(manifest["added"]), manifest["capacity"])
-    ReplaySnapshots(files).load(manifest, storage)
-    return storage
 
 
 def episodes(

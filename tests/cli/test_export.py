@@ -46,14 +46,6 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
     assert "config.yaml" in error_of(capsys, str(run), "--to=torch.export")
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["run", "--to=onx"], "invalid choice: 'onx' (choose from"),
-        (["--to=onnx"], "the following arguments are required: RUN"),
-        (["nowhere", "--to=onnx"], "nowhere"),
-        (["nowhere", "--to=minari"], "nowhere"),
-    ],
-)
-def test_what_is_wrong_is_said(capsys, args, message):
-    assert message in error_of(capsys, *args)
+@pytest.mark.parametrize("format", ["onnx", "minari"])
+def test_unknown_run_is_refused(capsys, format):
+    assert "nowhere" in error_of(capsys, "nowhere", f"--to={format}")

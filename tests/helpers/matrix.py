@@ -17,8 +17,8 @@ from mtrl_lightning import gradients
 from mtrl_lightning.algorithms.rebuilding import rebuild_algorithm
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
+from mtrl_lightning.export import ONNX
 from mtrl_lightning.export import policy as exporting
-from mtrl_lightning.export.names import ONNX
 from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.rollout import Collector

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.export.names import ONNX, TORCH_EXPORT
+from mtrl_lightning.export import ONNX, TORCH_EXPORT
 from mtrl_lightning.learning.update import without_gradients
 from tests.helpers.command_line import ROOT
 from tests.helpers.matrix import (
