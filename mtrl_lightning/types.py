@@ -80,11 +80,7 @@ class Transitions(NamedTuple):
 
 
 class TransitionBatch(NamedTuple):
-    """A batch to learn from: ``n`` rows of each trained task, in the order of the tasks.
-
-    On-policy, tasks whose environments are paused have fewer rows: the batch is then of rows
-    ``[B, ...]``, task after task.
-    """
+    """A batch to learn from: ``n`` rows of each trained task, in the order of the tasks."""
 
     observation_RnD: Tensor
     action_RnA: Tensor

@@ -18,7 +18,7 @@ from torch.optim import Adam
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward, task_losses
+from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
 from mtrl_lightning.learning import advantages
 from mtrl_lightning.learning.generators import Generators
@@ -170,7 +170,7 @@ class PPO(Algorithm):
             candidates = range(1, MOST_MINIBATCHES + 1)
             num_minibatches = max(n for n in candidates if num_steps % n == 0)
         self.collection = RolloutConfig(num_steps, num_epochs, num_minibatches)
-        self.computed_columns = ("advantage", "value", "target")
+        self.computed_columns = ("advantage", "value", "target", "weight")
         self.policy_fields = (Field("unclipped_action", (self.action_dim,)), Field("log_prob"))
         at_least(1, **self.collection._asdict())
         within(0, 1, discount=discount, gae_lambda=gae_lambda)
@@ -264,8 +264,9 @@ class PPO(Algorithm):
 
         Returns:
             ``advantage``, normalized per task; ``value`` at the collection; ``target``, the return
-            that the critic learns. In the first iteration of an encoder with statistics, and if
-            the policy of another task has acted, also ``log_prob``, in place of the collected ones.
+            that the critic learns; ``weight``, that of the task's losses (``task_weights``). In the
+            first iteration of an encoder with statistics, and if the policy of another task has
+            acted, also ``log_prob``, in place of the collected ones.
         """
         self._is_first_update = True
         # annealed between iterations: all epochs of one have the same rate
@@ -320,7 +321,14 @@ class PPO(Algorithm):
         if self.value_clip is not None:
             # a task's first statistics change its values: clip around the changed ones
             value_SE = self._observation_values(columns["observation"])
-        return {**computed, "advantage": normalized_SE, "value": value_SE, "target": target_SE}
+        weight_R = advantages.task_weights(valid_SE, self.num_trained)
+        return {
+            **computed,
+            "advantage": normalized_SE,
+            "value": value_SE,
+            "target": target_SE,
+            "weight": weight_R.repeat_interleave(len(task_E) // len(weight_R)).expand_as(value_SE),
+        }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add whether the next update is the first of its iteration."""
@@ -358,7 +366,9 @@ class PPO(Algorithm):
         log_ratio_Rn, entropy = self.actor_update(lambda: self._actor_loss(batch))
         self.critic_update(lambda: self._critic_loss(batch))
         # of the policy before this step: KL(pi_old || pi) ~ mean (ratio - 1) - log ratio
-        kl, clip_fraction = advantages.kl_and_clip_fraction(log_ratio_Rn, self.clip)
+        kl, clip_fraction = advantages.kl_and_clip_fraction(
+            log_ratio_Rn, self.clip, batch.extra["weight"]
+        )
         self.mean_metrics.add({"kl": kl, "clip_fraction": clip_fraction, "entropy": entropy})
         if self.max_kl is not None:
             # a skipped step has no finite norm, and does not count in the epoch's mean
@@ -393,8 +403,9 @@ class PPO(Algorithm):
         surrogate_Rn = advantages.surrogate_loss(log_ratio_Rn, batch.extra["advantage"], self.clip)
         # L = -E[min(ratio A, clip(ratio, 1 - clip, 1 + clip) A)] - entropy_coef E[H(pi)]
         loss_Rn = torch.add(surrogate_Rn, entropy_Rn, alpha=-self.entropy_coef)
-        loss_R = task_losses(loss_Rn, batch.task_Rn, self._task_R)
-        return loss_R, (own_log_ratio_Rn, entropy_Rn.detach().mean())
+        weight_Rn = batch.extra["weight"]
+        entropy = advantages.weighted_mean(entropy_Rn.detach(), weight_Rn)
+        return weight_Rn[:, 0] * loss_Rn.mean(1), (own_log_ratio_Rn, entropy)
 
     def critic_loss(self, batch: TransitionBatch) -> tuple[Tensor, None]:
         """Return each task's critic loss ``[R]``."""
@@ -431,7 +442,7 @@ class PPO(Algorithm):
         # L = (V - G)^2 in the units of the return scale; with value_clip, V stays near the value at
         # the collection
         error_Rn = advantages.value_loss(value_Rn, target_Rn, old_value_Rn, self.value_clip)
-        return task_losses(error_Rn, batch.task_Rn, self._task_R)
+        return batch.extra["weight"][:, 0] * error_Rn.mean(1)
 
     def _normalized_values(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         z_BZ = self.encoder(observation_BD, task_B)

@@ -100,7 +100,7 @@ class RolloutData(EnvData):
             with distributed.raise_on_all_ranks(EnvironmentFaultError):
                 collected = buffer.collected()
             computed = self.algorithm.begin_iteration(collected, progress)
-            buffer.begin(computed, self.collector.paused_E)
+            buffer.begin(computed)
 
     def next_batch(self) -> TransitionBatch:
         """Return the next minibatch."""

@@ -10,7 +10,6 @@ from mtrl_lightning.gradients.method import (
     Mean,
     TaskParameters,
     per_task_forward,
-    task_losses,
 )
 from mtrl_lightning.gradients.nash_mtl import NashMTL
 from mtrl_lightning.gradients.pcgrad import PCGrad
@@ -27,5 +26,4 @@ __all__ = [
     "PCGrad",
     "TaskParameters",
     "per_task_forward",
-    "task_losses",
 ]

@@ -1,8 +1,8 @@
 """How the tasks' losses are differentiated: the base class of gradient methods, and the mean.
 
-The functions below the classes compute losses so that a method can differentiate them task by task.
+A function below the classes computes losses so that a method can differentiate them task by task.
 
-Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks.
+Shapes: ``R`` trained tasks, ``n`` rows of a task.
 """
 
 from __future__ import annotations
@@ -131,32 +131,13 @@ def per_task_forward(
         function: maps rows ``[R, n, ...]`` to an output that has the tasks in the dimension
             ``dim``.
         dim: the dimension of the tasks in the output.
-        rows: tensors ``[R, n, ...]``, the last one the rows' tasks; rows ``[B, ...]`` of any tasks
-            are computed at once.
+        rows: tensors ``[R, n, ...]``.
     """
-    is_by_task = rows[-1].ndim > 1
-    if not is_by_task or rows[0].device.type != "cpu" or (method and method.is_one_pass):
+    if rows[0].device.type != "cpu" or (method and method.is_one_pass):
         return function(*rows)
     parts = zip(*(x_Rn.split(1) for x_Rn in rows), strict=True)
     joined: Tensor = _JoinTasks.apply(dim, *(function(*part) for part in parts))
     return joined
-
-
-def task_losses(loss_Rn: Tensor, task_Rn: Tensor, task_R: Tensor) -> Tensor:
-    """Return the mean over each task's rows, ``[R]``.
-
-    Of rows of any tasks, each counts as much as any other: the mean of a task with fewer rows than
-    the one with the most is reduced as much.
-
-    Args:
-        loss_Rn: losses ``[R, n]``, or ``[B]`` of any tasks.
-        task_Rn: the rows' tasks.
-        task_R: the trained tasks.
-    """
-    if loss_Rn.ndim > 1:
-        return loss_Rn.mean(1)
-    is_own_RB = task_R[:, None] == task_Rn
-    return torch.where(is_own_RB, loss_Rn, 0.0).sum(1) / is_own_RB.sum(1).max()
 
 
 class _JoinTasks(torch.autograd.Function):

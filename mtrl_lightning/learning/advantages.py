@@ -111,16 +111,37 @@ def value_loss(
     return error_Rn
 
 
-def kl_and_clip_fraction(log_ratio_Rn: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Return an estimate of ``KL(pi_old || pi)``, and the fraction of clipped rows.
+def task_weights(valid_SE: Tensor, num_trained: int) -> Tensor:
+    """Return the weight ``m / max m`` of each task's losses, of whose environments ``m`` stepped.
+
+    ``n`` rows drawn evenly have the expected loss ``E[L] = sum_i L_i / (S m)``, so ``m E[L]`` is in
+    proportion to the sum over the task's rows: every collected row counts alike, in every task.
+
+    Args:
+        valid_SE: where there are transitions; environments in the order of the tasks.
+        num_trained: number of trained tasks, ``R``.
+    """
+    stepped_R = valid_SE.any(0).view(num_trained, -1).sum(1)
+    return stepped_R / stepped_R.max()
+
+
+def weighted_mean(value_Rn: Tensor, weight_Rn: Tensor) -> Tensor:
+    """Return the weighted mean of all rows."""
+    return (weight_Rn * value_Rn).mean() / weight_Rn.mean()
+
+
+def kl_and_clip_fraction(
+    log_ratio_Rn: Tensor, clip: float, weight_Rn: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return an estimate of ``KL(pi_old || pi)``, and the fraction of clipped rows, weighted.
 
     The estimate ``mean (ratio - 1) - log ratio`` (Schulman 2020, "Approximating KL Divergence", k3)
     is from samples of ``pi_old`` and never negative. Clipped is a ratio below ``1 - clip`` or above
     ``1 + clip``.
     """
     excess_Rn = log_ratio_Rn.expm1()
-    kl = (excess_Rn - log_ratio_Rn).mean()
-    return kl, excess_Rn.abs().gt_(clip).mean()
+    kl = weighted_mean(excess_Rn - log_ratio_Rn, weight_Rn)
+    return kl, weighted_mean(excess_Rn.abs().gt_(clip), weight_Rn)
 
 
 class _SurrogateLoss(torch.autograd.Function):

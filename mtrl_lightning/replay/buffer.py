@@ -166,23 +166,13 @@ def batch_of(rows: Mapping[str, Tensor], task_R: Tensor) -> TransitionBatch:
         task_R: the trained tasks.
     """
     columns = {name: column.unflatten(0, (len(task_R), -1)) for name, column in rows.items()}
-    return rows_of_tasks(columns, task_R[:, None].expand(columns["reward"].shape))
-
-
-def rows_of_tasks(columns: Mapping[str, Tensor], task_Rn: Tensor) -> TransitionBatch:
-    """Return columns as a batch.
-
-    Args:
-        columns: ``[R, n, ...]``, or ``[B, ...]`` of any tasks, by their names in the schema.
-        task_Rn: the task of each row.
-    """
     return TransitionBatch(
         observation_RnD=columns["observation"],
         action_RnA=columns["action"],
         reward_Rn=columns["reward"],
         next_observation_RnD=columns["next_observation"],
         terminated_Rn=columns["terminated"],
-        task_Rn=task_Rn,
+        task_Rn=task_R[:, None].expand(columns["reward"].shape),
         extra={name: column for name, column in columns.items() if name not in CORE},
     )
 

@@ -18,7 +18,7 @@ from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.share import Rules, Share
-from mtrl_lightning.replay.buffer import batch_of, rows_of_tasks
+from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transitions
@@ -31,10 +31,9 @@ class RolloutBuffer:
     that the algorithm computes, such as advantages; ``next_minibatch`` until it ``is_used_up``,
     after which the next iteration starts.
 
-    A minibatch holds ``n`` rows of every trained task. Each epoch has its own random order. Where
-    transitions were dropped because of a fault, rows of the same task are repeated. Where
-    environments are paused, tasks have different numbers of rows, and a minibatch has a share of
-    each task's: rows ``[B]``, task after task.
+    A minibatch holds ``n`` rows of every trained task. Each epoch has its own random order. A task
+    with fewer transitions than rows in an epoch, because of faults or paused environments, repeats
+    them; one with more leaves some out.
 
     Args:
         spec: the trained tasks, shapes and types.
@@ -90,9 +89,8 @@ class RolloutBuffer:
         """Names of the columns that ``begin`` received."""
         self._num_minibatches = 0
         """Minibatches handed out of this iteration."""
-        self._paused_E = np.zeros(self.num_envs, np.bool_)
-        self._orders_R: list[Tensor] = []
-        """Row numbers of this epoch, of each trained task."""
+        self._order_RM = torch.zeros(len(spec.train_tasks), 0, dtype=torch.int64)
+        """Row numbers of this epoch, ``[R, minibatches * n]``."""
 
     def __len__(self) -> int:
         """Return the number of transitions held."""
@@ -163,17 +161,13 @@ class RolloutBuffer:
         self._collected = Rollout(columns, valid_SE, to_device(self._task_E, self._device))
         return self._collected
 
-    def begin(
-        self, computed: Mapping[str, Tensor], paused_E: npt.NDArray[np.bool_] | None = None
-    ) -> None:
+    def begin(self, computed: Mapping[str, Tensor]) -> None:
         """Start to hand out minibatches.
 
         Args:
             computed: further columns by name, ``[S, E]``; one with the name of a collected column
                 takes its place.
-            paused_E: environments that were paused in this iteration; None for none.
         """
-        self._paused_E = np.zeros(self.num_envs, np.bool_) if paused_E is None else paused_E
         self.computed_columns = tuple(computed)
         columns = {**self.collected().columns, **computed}
         self._rows = {name: column.flatten(0, 1) for name, column in columns.items()}
@@ -185,16 +179,12 @@ class RolloutBuffer:
         num_minibatches = self.collection.num_minibatches
         index = self._num_minibatches % num_minibatches
         if index == 0:
-            self._orders_R = self._draw_orders()
+            self._order_RM = self._draw_order()
         self._num_minibatches += 1
-        parts = [order.view(num_minibatches, -1)[index] for order in self._orders_R]
-        row_B = to_device(torch.cat(parts), self._device)
+        row_Rn = self._order_RM.unflatten(1, (num_minibatches, -1))[:, index]
+        row_B = to_device(row_Rn.flatten(), self._device)
         rows = {name: column.index_select(0, row_B) for name, column in self._rows.items()}
-        counts = [len(part) for part in parts]
-        if len(set(counts)) == 1:
-            return batch_of(rows, self._task_R)
-        count_R = torch.tensor(counts, device=self._device)
-        return rows_of_tasks(rows, self._task_R.repeat_interleave(count_R, output_size=len(row_B)))
+        return batch_of(rows, self._task_R)
 
     def skip_rest(self) -> None:
         """Leave out the remaining minibatches of this iteration."""
@@ -208,26 +198,29 @@ class RolloutBuffer:
         self._rows = {}
         self.computed_columns = ()
 
-    def _draw_orders(self) -> list[Tensor]:
-        """Sample an order of each trained task's rows, which minibatches can share out equally."""
+    def _draw_order(self) -> Tensor:
+        """Sample an order of each trained task's rows, ``[R, M]``, for an epoch's minibatches."""
+        num_rows = self._rows_per_epoch()
         orders = []
-        for task, num_rows in zip(self._train_tasks, self._rows_of_tasks(), strict=True):
+        for task in self._train_tasks:
             is_row_SE = self._valid_SE & (self._task_E == task)
             row_M = torch.from_numpy(np.flatnonzero(is_row_SE))
             order_M = row_M[torch.randperm(len(row_M), generator=self._generator)]
             num_copies = -(-num_rows // len(row_M))
             orders.append(order_M.repeat(num_copies)[:num_rows])
-        return orders
+        return torch.stack(orders)
 
-    def _rows_of_tasks(self) -> list[int]:
-        """Return each trained task's rows in an epoch: those of its environments that stepped."""
+    def _rows_per_epoch(self) -> int:
+        """Return the rows of each task in an epoch.
+
+        They are the steps of ``sum m^2 / sum m`` environments, where ``m`` of a task have stepped.
+        With weights in proportion to ``m``, the gradient then has the variance that it has when
+        each transition is used once: ``sum m^2 / n = sum m``, in rows of one environment.
+        """
+        stepped_R = self._valid_SE.any(0).reshape(len(self._train_tasks), -1).sum(1)
         num_minibatches = self.collection.num_minibatches
-        rows = []
-        for task in self._train_tasks:
-            num_envs = np.count_nonzero(~self._paused_E[self._task_E == task])
-            num_steps = self.collection.num_steps * int(num_envs)
-            rows.append(-(-num_steps // num_minibatches) * num_minibatches)
-        return rows
+        num_steps = self.collection.num_steps * int(stepped_R @ stepped_R)
+        return -(-num_steps // int(stepped_R.sum() * num_minibatches)) * num_minibatches
 
     def state_dict(self) -> dict[str, Any]:
         """Return the transitions of this iteration, how far it is, and the generator."""
@@ -236,16 +229,13 @@ class RolloutBuffer:
             name: self._rows[name].unflatten(0, (-1, self.num_envs)).cpu()
             for name in self.computed_columns
         }
-        # one line for each task, or a list where tasks have different numbers of rows
-        is_even = len({len(order) for order in self._orders_R}) == 1
         return {
             "collection": list(self.collection),
             "arrays": {name: torch.tensor(array[:n]) for name, array in self._arrays.items()},
             "valid": torch.tensor(self._valid_SE[:n]),
-            "paused": self._paused_E.tolist(),
             "computed": computed,
             "num_minibatches": self._num_minibatches,
-            "order": torch.stack(self._orders_R) if is_even else self._orders_R,
+            "order": self._order_RM,
             "generator": self._generator.get_state(),
         }
 
@@ -280,7 +270,6 @@ class RolloutBuffer:
             "collection": first,
             "arrays": arrays,
             "valid": columns,
-            "paused": share.of_envs,
             "computed": no_computed,
             "num_minibatches": first,
             "order": first,  # of a completed epoch: the next one has a new order
@@ -319,10 +308,9 @@ class RolloutBuffer:
             array[: self._num_steps] = state["arrays"][name].numpy()
         if not state["computed"]:
             return
-        self._orders_R = list(state["order"])
-        self._paused_E = np.array(state["paused"], np.bool_)
+        self._order_RM = state["order"]
         computed = {name: column.to(self._device) for name, column in state["computed"].items()}
-        self.begin(computed, self._paused_E)
+        self.begin(computed)
         self._num_minibatches = state["num_minibatches"]
 
     def _allocate_foreign(self) -> None:

@@ -216,9 +216,8 @@ def test_the_estimated_divergence_is_near_the_analytic_one():
     new = Normal(torch.tensor(0.5, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64))
     noise_B = torch.randn(200_000, generator=torch.Generator().manual_seed(0)).double()
     sample_B = old.mean + old.stddev * noise_B
-    found, _ = advantages.kl_and_clip_fraction(
-        new.log_prob(sample_B) - old.log_prob(sample_B), CLIP
-    )
+    log_ratio_B = new.log_prob(sample_B) - old.log_prob(sample_B)
+    found, _ = advantages.kl_and_clip_fraction(log_ratio_B, CLIP, torch.ones(1))
     wanted = kl_divergence(old, new).item()
     assert found.item() == pytest.approx(wanted, rel=0.02)
     assert kl_divergence(new, old).item() != pytest.approx(wanted, rel=0.1), "it has a direction"
@@ -226,11 +225,14 @@ def test_the_estimated_divergence_is_near_the_analytic_one():
 
 def test_a_small_divergence_keeps_its_digits_in_single_precision():
     # (exp(x) - 1) - x = x^2 / 2 + x^3 / 6 + ...
-    found, _ = advantages.kl_and_clip_fraction(torch.full((4,), 1e-3), CLIP)
+    found, _ = advantages.kl_and_clip_fraction(torch.full((4,), 1e-3), CLIP, torch.ones(1))
     assert found.item() == pytest.approx(0.5e-6, rel=1e-3)
 
 
 def test_the_clip_fraction_counts_ratios_beyond_both_bounds():
     ratio_N = torch.tensor([1 - 2 * CLIP, 1 - 0.9 * CLIP, 1.0, 1 + 0.9 * CLIP, 1 + 1.1 * CLIP])
-    _, fraction = advantages.kl_and_clip_fraction(ratio_N.log(), CLIP)
+    _, fraction = advantages.kl_and_clip_fraction(ratio_N.log(), CLIP, torch.ones(1))
     assert fraction.item() == pytest.approx(2 / 5)
+    weight_N = torch.tensor([0.5, 1.0, 1.0, 1.0, 1.0])
+    _, fraction = advantages.kl_and_clip_fraction(ratio_N.log(), CLIP, weight_N)
+    assert fraction.item() == pytest.approx(1.5 / 4.5)

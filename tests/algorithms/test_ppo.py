@@ -142,49 +142,26 @@ def continue_optimizers(first, second):
         new.optimizer.load_state_dict(copy.deepcopy(old.optimizer.state_dict()))
 
 
-# ---- tasks with different numbers of rows ----
-
-
-def flat(batch, count_R):
-    """The first rows of each task as rows ``[B]``, task after task."""
-
-    def rows(column_Rn):
-        return torch.cat([column_n[:n] for column_n, n in zip(column_Rn, count_R, strict=True)])
-
-    *core, extra = batch
-    return TransitionBatch(*map(rows, core), {name: rows(column) for name, column in extra.items()})
+# ---- paused environments ----
 
 
 @pytest.mark.parametrize("gradient", [Mean, PCGrad])
-@pytest.mark.parametrize("count_R", [(8, 8, 8), (2, 8, 3)])
-def test_rows_of_any_tasks_count_alike(count_R, gradient):
+def test_transitions_of_tasks_with_paused_environments_count_alike(gradient):
     ppo = make_ppo(actor=SMALL_HEADS, critic=SMALL_HEADS, actor_gradient=gradient)
     attach(ppo)
     collected = make_collected(ppo, gap=0.0)
+    collected.valid_SE[:, 1] = False  # of the first task
     computed = ppo.begin_iteration(collected, 0.0)
-    (whole,) = rows_of(collected, num_minibatches=1)
-    batch = batch_of(collected, computed, whole)
-    ragged = flat(batch, count_R)
+    row_Rn = all_rows(collected)
+    row_Rn[0, NUM_STEPS:] = row_Rn[0, :NUM_STEPS]
+    batch = batch_of(collected, computed, row_Rn)
+    unweighted = {**computed, "weight": torch.ones_like(computed["weight"])}
     for name in ("actor_loss", "critic_loss"):
-        loss_R, _ = getattr(ppo, name)(ragged)
-        for task, num_rows in enumerate(count_R):
-            own = batch_of(collected, computed, whole[:, :num_rows])
-            expected_R, _ = getattr(ppo, name)(own)
-            share = num_rows / max(count_R)
-            torch.testing.assert_close(loss_R[task], share * expected_R[task])
-
-
-def test_an_update_with_equally_many_rows_of_any_tasks_is_that_of_a_batch():
-    first, second = (make_ppo(actor=SMALL_HEADS, critic=SMALL_HEADS) for _ in range(2))
-    for ppo in (first, second):
-        attach(ppo)
-        collected = make_collected(ppo, gap=0.0)
-        computed = ppo.begin_iteration(collected, 0.0)
-        (rows_Rn,) = rows_of(collected, num_minibatches=1)
-        batch = batch_of(collected, computed, rows_Rn)
-        ppo.training_step(batch if ppo is first else flat(batch, (16, 16, 16)), 0)
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+        loss_R, _ = getattr(ppo, name)(batch)
+        mean_R, _ = getattr(ppo, name)(batch_of(collected, unweighted, row_Rn))
+        # of one task 8 transitions, of the others 16
+        torch.testing.assert_close(loss_R, torch.tensor([0.5, 1.0, 1.0]) * mean_R)
+    ppo.training_step(batch, 0)
 
 
 # ---- an independent program ----

@@ -276,56 +276,28 @@ def test_a_task_without_any_row_is_a_fault_that_names_it():
 
 # ---- paused environments ----
 
-PAUSED_E = np.array([False, True, False, False, True, False])
-"""Of tasks 0 and 2 one environment has stepped: 6 rows, 2 of them in a minibatch."""
+PAUSED = {(step, env) for step in range(NUM_STEPS) for env in (1, 4)}
+"""Of tasks 0 and 2 one of two environments steps."""
 
 
-def ready_with_paused(missing=()):
-    paused = {(step, env) for step in range(NUM_STEPS) for env in np.flatnonzero(PAUSED_E)}
-    buffer = make()
-    collect(buffer, missing=paused | {*missing})
-    observation_SED = buffer.collected().columns["observation"]
-    buffer.begin({"advantage": 3 * observation_SED[:, :, 0]}, PAUSED_E)
-    return buffer, paused | {*missing}
+def test_minibatches_with_paused_environments_have_equally_many_rows_of_each_task():
+    # 6 steps of (1 + 4 + 1) / (1 + 2 + 1) environments are 9 rows, rounded up to 4 minibatches
+    ids_MTn = epoch(ready(missing=PAUSED)).reshape(NUM_MINIBATCHES, 3, 3)
+    for task, num_rows in enumerate([6, 12, 6]):
+        counts = np.unique(ids_MTn[:, task], return_counts=True)[1]
+        assert sorted(counts) == [12 // num_rows] * num_rows
 
 
-def minibatches(buffer, number=NUM_MINIBATCHES):
-    """The tasks and numbers of the rows of each minibatch, task after task."""
-    found = []
-    for _ in range(number):
-        batch = buffer.next_minibatch()
-        assert torch.equal(batch.extra["advantage"], 3 * batch.observation_RnD[:, 0])
-        found.append((batch.task_Rn.tolist(), batch.observation_RnD[:, 0].long().tolist()))
-    return found
-
-
-def test_tasks_with_paused_environments_have_fewer_rows_in_each_minibatch():
-    buffer, missing = ready_with_paused()
-    ids = []
-    for task_B, id_B in minibatches(buffer):
-        assert task_B == [0, 0, 1, 1, 1, 2, 2], "six rows are repeated up to eight"
-        assert [TASKS[row // 1000] for row in id_B] == task_B
-        ids += id_B
-    counts = {row: ids.count(row) for row in all_ids(missing)}
-    assert sum(counts.values()) == len(ids)
-    assert {counts[row] for row in counts if TASKS[row // 1000] == 1} == {1}
-    assert sorted(counts[row] for row in counts if TASKS[row // 1000] == 0) == [1, 1, 1, 1, 2, 2]
-
-
-def test_dropped_transitions_of_a_task_with_paused_environments_are_made_up_for():
-    buffer, _ = ready_with_paused({(step, 0) for step in range(1, NUM_STEPS)})
-    for task_B, id_B in minibatches(buffer):
-        assert task_B.count(0) == 2 and id_B[:2] == [row_id(0, 0)] * 2
-
-
-@pytest.mark.parametrize("num_made", [0, 3, 4, 6])
-def test_minibatches_with_paused_environments_are_resumed(num_made):
-    first, _ = ready_with_paused()
-    minibatches(first, num_made)
-    second = resumed(first)
-    rest = NUM_EPOCHS * NUM_MINIBATCHES - num_made
-    assert minibatches(first, rest) == minibatches(second, rest)
-    assert first.is_used_up and second.is_used_up
+def test_every_transition_of_a_task_is_drawn_equally_often():
+    # 2 environments step in task 0, 1 in task 1: (4 + 1) / (2 + 1) of 4 steps, 7 rows
+    buffer = make(RolloutConfig(4, 1000, 1), tasks=[0, 0, 1, 1], spec=make_spec(2))
+    collect(buffer, tasks=[0, 0, 1, 1], missing={(step, 3) for step in range(4)})
+    begin(buffer)
+    drawn = np.concatenate([checked_ids(buffer.next_minibatch()) for _ in range(1000)])
+    for envs, expected in ((drawn < 2000, 7000 / 8), (drawn >= 2000, 7000 / 4)):
+        counts = np.unique(drawn[envs], return_counts=True)[1]
+        # at most the binomial's variance: five standard deviations on either side
+        assert np.abs(counts - expected).max() < 5 * np.sqrt(1000 * 0.25)
 
 
 # ---- resumption ----
@@ -384,8 +356,9 @@ def test_a_state_of_a_run_without_reuse_has_no_rows_of_other_policies():
 
 
 @pytest.mark.parametrize("num_made", [0, 1, 3, 4, 6, 11, 12])
-def test_the_minibatches_are_resumed_in_the_middle_of_an_epoch(num_made):
-    first = ready(missing={(1, 4)})
+@pytest.mark.parametrize("missing", [{(1, 4)}, PAUSED], ids=["fault", "paused"])
+def test_the_minibatches_are_resumed_in_the_middle_of_an_epoch(num_made, missing):
+    first = ready(missing=missing)
     for _ in range(num_made):
         first.next_minibatch()
     second = resumed(first)
