@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence, unpad_sequence
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.networks.network import TaskAxis, uniform_
+from mtrl_lightning.networks.network import TaskAxis, is_captured, uniform_
 
 
 class Experts(nn.Module):
@@ -78,9 +79,9 @@ class Experts(nn.Module):
 class TaskExperts(nn.Module):
     """Apply one MLP per task to the rows of this task.
 
-    This is cheap for rows in groups ``[R, n, D]``, one group per task. Rows of any tasks ``[B, D]``
-    cost ``T`` times as much: all MLPs compute all rows, because one weight matrix per row would not
-    fit in memory.
+    Rows in groups ``[R, n, D]``, one group per task, are computed as they are. Rows of any tasks
+    ``[B, D]`` are sorted, for which a GPU is waited for, and padded to the largest number of a
+    task; compiled and exported code cannot sort them, and computes all MLPs for all rows.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -110,8 +111,14 @@ class TaskExperts(nn.Module):
         """Map features and tasks to outputs: ``[B, O]``, or ``[R, n, O]``."""
         if x_BD.ndim == 3:
             return self.experts(x_BD, task_B[:, 0])  # type: ignore[no-any-return]
-        row_B = torch.arange(task_B.shape[0], device=task_B.device)
-        return self.experts(x_BD)[task_B, row_B]  # type: ignore[no-any-return]
+        if is_captured():  # no operation may depend on the tasks' values
+            row_B = torch.arange(task_B.shape[0], device=task_B.device)
+            return self.experts(x_BD)[task_B, row_B]  # type: ignore[no-any-return]
+        order_B = task_B.argsort(stable=True)
+        count_T = task_B.bincount(minlength=self.experts.num_experts).cpu()
+        x_TnD = pad_sequence(x_BD[order_B].split(count_T.tolist()), batch_first=True)
+        output_BO = torch.cat(unpad_sequence(self.experts(x_TnD), count_T, batch_first=True))
+        return output_BO[order_B.argsort()]
 
     def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
         """Return the trained tasks; their mean output replaces the others'."""
