@@ -48,10 +48,6 @@ class Interrupted(SystemExit):
     is_on_all_ranks = True
 
 
-class RankLostError(RuntimeError):
-    """Another process that trains the same run has ended, or did not answer."""
-
-
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an error and its causes, as libraries wrap errors into others."""
     while error is not None:

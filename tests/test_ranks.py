@@ -115,7 +115,7 @@ def test_exception_on_one_rank_is_raised_on_all(probe):
     assert probe("fails on 1") == ["OSError: rank 1: the disk is full", full]
     assert probe("fails nowhere") == ["", ""]
     first, second = probe("fails unexpectedly")
-    assert first.startswith("RankLostError: rank 1") and second == "TypeError: a bug"
+    assert first.startswith("RuntimeError: rank 1") and second == "TypeError: a bug"
     assert [text[:7] for text in probe("warned")] == ["rank 0:", "rank 1:"]
 
 

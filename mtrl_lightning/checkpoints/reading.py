@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, RankLostError
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 
 FORMAT = 3
 """Version of the checkpoint's format."""
@@ -32,7 +32,6 @@ DAMAGED = (
 OTHER_CAUSES = (
     ConfigurationError,
     EnvironmentFaultError,
-    RankLostError,
     torch.OutOfMemoryError,
 )
 """Exceptions of these classes that have another cause."""

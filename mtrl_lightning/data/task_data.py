@@ -21,7 +21,7 @@ from mtrl_lightning.data.drift import check_equal
 from mtrl_lightning.data.run_io import RunIO
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers
-from mtrl_lightning.errors import ConfigurationError, Interrupted, RankLostError
+from mtrl_lightning.errors import ConfigurationError, Interrupted
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.strategy import RanksStrategy
 from mtrl_lightning.requeue import requeue
@@ -355,7 +355,7 @@ class TaskData(LightningDataModule):
         error = sys.exc_info()[1]
         is_alone = error is not None and not getattr(error, "is_on_all_ranks", False)
         if is_alone and distributed.world_size() > 1:
-            raise RankLostError("a process that fails alone saves nothing")
+            raise RuntimeError("a process that fails alone saves nothing")
         if self.is_busy:
             if error is None:
                 raise ConfigurationError(

@@ -19,8 +19,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
-from mtrl_lightning.errors import RankLostError
-
 V = TypeVar("V")
 
 _processes_of_machine = 1
@@ -65,19 +63,6 @@ def warn(message: str) -> None:
     warnings.warn(f"{whose}{message}", stacklevel=3)
 
 
-@contextmanager
-def _exchange() -> Iterator[None]:
-    """Say in one sentence that another rank is lost."""
-    try:
-        yield
-    except RuntimeError as error:  # torch.distributed raises this class and classes of it
-        first_line = (str(error).splitlines() or [""])[0]
-        raise RankLostError(
-            f"rank {rank()} has lost another process of the run, which has ended or does not answer"
-            f" ({first_line}). See the other messages, and resume from the last checkpoint"
-        ) from error
-
-
 def average(tensors: Sequence[Tensor]) -> None:
     """Replace tensors, in place, by their means over the ranks: one message for each dtype."""
     if world_size() == 1:
@@ -85,8 +70,7 @@ def average(tensors: Sequence[Tensor]) -> None:
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]
         flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
-        with _exchange():
-            dist.all_reduce(flat)
+        dist.all_reduce(flat)
         flat /= world_size()
         parts = flat.split([tensor.numel() for tensor in alike])
         for tensor, part in zip(alike, parts, strict=True):
@@ -161,8 +145,7 @@ def largest(tensor: Tensor) -> Tensor:
     if world_size() == 1:
         return tensor
     result = tensor.detach().clone()
-    with _exchange():
-        dist.all_reduce(result, op=dist.ReduceOp.MAX)
+    dist.all_reduce(result, op=dist.ReduceOp.MAX)
     return result
 
 
@@ -171,8 +154,7 @@ def gather_tensor(tensor: Tensor) -> Tensor:
     if world_size() == 1:
         return tensor[None]
     parts = [torch.empty_like(tensor) for _ in range(world_size())]
-    with _exchange():
-        dist.all_gather(parts, tensor.contiguous())
+    dist.all_gather(parts, tensor.contiguous())
     return torch.stack(parts)
 
 
@@ -205,8 +187,7 @@ def gather(value: V) -> list[V]:
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
-    with _exchange():
-        dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value)
     return values
 
 
@@ -215,8 +196,7 @@ def gather_to_zero(value: V) -> list[V] | None:
     if world_size() == 1:
         return [value]
     values: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    with _exchange():
-        dist.gather_object(value, values)
+    dist.gather_object(value, values)
     return values
 
 
@@ -225,8 +205,7 @@ def broadcast(value: V) -> V:
     if world_size() == 1:
         return value
     values = [value]
-    with _exchange():
-        dist.broadcast_object_list(values, 0)
+    dist.broadcast_object_list(values, 0)
     return values[0]
 
 
@@ -240,8 +219,7 @@ def on_rank_zero(compute: Callable[[], Tensor], like: Tensor) -> Tensor:
     if world_size() == 1:
         return compute()
     result = compute().contiguous() if rank() == 0 else torch.empty_like(like)
-    with _exchange():
-        dist.broadcast(result, 0)
+    dist.broadcast(result, 0)
     return result
 
 
@@ -273,7 +251,7 @@ def merged_moments(mean_: Tensor, variance: Tensor, count: Tensor) -> tuple[Tens
 def raise_on_all_ranks(*kinds: type[Exception]) -> Iterator[None]:
     """Raise on all ranks an exception that a block raises on any of them.
 
-    Of other kinds than the given ones, it is ``RankLostError`` on the other ranks. The block itself
+    Of other kinds than the given ones, it is ``RuntimeError`` on the other ranks. The block itself
     must not exchange anything after the place where it can raise.
 
     Args:
@@ -282,8 +260,6 @@ def raise_on_all_ranks(*kinds: type[Exception]) -> Iterator[None]:
     error: Exception | None = None
     try:
         yield
-    except RankLostError:
-        raise
     except Exception as raised:
         if world_size() == 1:
             raise
@@ -299,7 +275,7 @@ def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) ->
         error: this rank's; None if there is none.
         kinds: classes of the exceptions that are raised on all ranks alike, each of which takes a
             message. One of another class is raised on its own rank; the others raise
-            ``RankLostError``.
+            ``RuntimeError``.
     """
     description = None
     if error is not None:
@@ -317,7 +293,7 @@ def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) ->
     if kind is None:
         if error is not None and description is not None and description[0] is None:
             raise error
-        raise RankLostError(f"rank {first} ends with {name}: {message}. See its own message")
+        raise RuntimeError(f"rank {first} ends with {name}: {message}. See its own message")
     if error is None or first != rank():
         origin = error
         error = kinds[kind](message if first == 0 else f"rank {first}: {message}")
