@@ -113,7 +113,7 @@ class DDPG(Algorithm):
 
     def update(self, batch: TransitionBatch) -> None:
         """Update the critic, the actor and the targets."""
-        batch = self.transform(batch)
+        batch = self.transforms(batch)
         target_Rn = self.critic_target(batch)
         self.critic_update(lambda: self.critic_loss(batch, target_Rn))
         self.actor_update(lambda: self.actor_loss(batch))

@@ -90,10 +90,6 @@ class LoadedPolicy:
             An action ``[A]`` between -1 and 1, or one per row, ``[E, A]``. Where tasks are of
             different sizes, ``A`` is the task's own size if one task is given for all rows, and
             otherwise the largest, with zeros behind a smaller action.
-
-        Raises:
-            ConfigurationError: if the observation has another shape, or a task or the mode is
-                unknown.
         """
         one_of(get_args(Mode), mode=mode)
         space = self.spec.observation_space
@@ -136,9 +132,6 @@ class LoadedPolicy:
         Args:
             weights: states of the acting networks by name.
             weights_seq_no: number of updates of these weights.
-
-        Raises:
-            ConfigurationError: if they are of another network.
         """
         self._algorithm.set_weights(weights, weights_seq_no)
 
@@ -194,9 +187,6 @@ def load_policy(
         map_location: device on which the policy acts.
         overrides: arguments of the algorithm in place of the saved ones; needed for values
             that cannot be saved, such as a lambda: ``actor=my_function``.
-
-    Raises:
-        ConfigurationError: if the checkpoint cannot be used; the message says what to do.
     """
     path = best_checkpoint(checkpoint)
     return LoadedPolicy(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,22 @@ class EnvSpec(NamedTuple):
         space = self.observation_space if kind == "observation" else self.action_space
         return (sizes[task],) if sizes else space.shape
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the spec as numbers, strings, lists and dictionaries."""
+        return {name: _plain(value) for name, value in self._asdict().items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EnvSpec:
+        """Return the spec whose ``to_dict`` these values are."""
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+        for name in ("observation_space", "action_space"):
+            fields[name] = _box(**values[name])
+        columns = (Field(name, tuple(shape), dtype) for name, shape, dtype in values["info_fields"])
+        return cls(**fields | {"info_fields": tuple(columns)})
+
     @property
     def observation_mask_TD(self) -> npt.NDArray[np.bool_]:
         """Which numbers of an observation are each task's own, ``[T, D]``."""
@@ -127,11 +143,7 @@ class EnvSpec(NamedTuple):
 
 
 def check_train_tasks(spec: EnvSpec) -> None:
-    """Check that the trained tasks ascend: groups of rows stand in the order of the tasks.
-
-    Raises:
-        ConfigurationError: if they do not, or none is trained.
-    """
+    """Check that the trained tasks ascend: groups of rows stand in the order of the tasks."""
     ascending = sorted({*spec.train_tasks} & {*range(spec.num_tasks)})
     if list(spec.train_tasks) != ascending or not ascending:
         raise ConfigurationError(
@@ -151,6 +163,27 @@ def pad_to(rows: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:
     return padded
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, Box):
+        bounds = {"low": _one_or_all(value.low), "high": _one_or_all(value.high)}
+        return {**bounds, "shape": list(value.shape), "dtype": np.dtype(value.dtype).name}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _one_or_all(bound: npt.NDArray) -> Any:
+    is_one = bound.size > 0 and bool((bound == bound.flat[0]).all())
+    return bound.flat[0].item() if is_one else bound.tolist()
+
+
+def _box(low: Any, high: Any, shape: Sequence[int], dtype: str) -> Box:
+    low, high = (np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (low, high))
+    return Box(low, high, tuple(shape), np.dtype(dtype).type)
+
+
 def _mask(num_tasks: int, space: Box, sizes: Sequence[int]) -> npt.NDArray[np.bool_]:
     if not sizes:
         return np.ones((num_tasks, *space.shape), np.bool_)
@@ -164,9 +197,6 @@ def known_tasks(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
         names: of tasks; a version at the end, such as ``-v3``, may be left out where only one is
             known.
         known: full names.
-
-    Raises:
-        ConfigurationError: naming the nearest known tasks, or the duplicates.
     """
     names = [_with_version(name, known) for name in names]
     for name in names:

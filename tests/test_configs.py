@@ -14,8 +14,8 @@ from mtrl_lightning.cli.config_files import ExtendingConfigFile
 from mtrl_lightning.cli.lightning_cli import RunParser
 from mtrl_lightning.data import TaskData, demonstration_data, env_data
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
-from mtrl_lightning.signatures import parameters_of
 from mtrl_lightning.types import RolloutConfig
+from tests.algorithms.test_options import options_of
 from tests.helpers.command_line import CONFIGS, ROOT, SHORT, resolve, skip_without_renderer
 from tests.helpers.tiers import slow_unless
 
@@ -259,7 +259,7 @@ OWNED = {  # what a file of each group may name, below model.init_args
     "network": {"actor", "critic"},
     "gradient": {"actor_gradient", "critic_gradient"},
 }
-OF_THE_RUN = {"self", "spec", "seed", "compile", "on_nonfinite", "max_skipped_updates"}
+OF_THE_RUN = {"spec", "seed", "compile", "on_nonfinite", "max_skipped_updates"}
 GROUPS = (*OWNED, "algorithm", "env")
 
 
@@ -296,7 +296,7 @@ def test_every_file_names_all_keys_of_its_group_and_no_other(name):
     assert set(content) == {"model"}
     path = content["model"].get("class_path", "mtrl_lightning.algorithms.SAC")
     algorithm = getattr(algorithms, path.rsplit(".", 1)[1])
-    options = set(parameters_of(algorithm)) - OF_THE_RUN
+    options = options_of(algorithm) - OF_THE_RUN
     of_others = set().union(*OWNED.values())
     assert set(content["model"]["init_args"]) == OWNED.get(group, options - of_others)
     assert ("class_path" in content["model"]) == (group == "algorithm")

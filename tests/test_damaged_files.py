@@ -53,9 +53,9 @@ def test_flipped_byte_of_a_replay_file_is_refused(command_line, capsys, last):
 
 def test_untrusted_class_is_refused(last):
     def change(content):
-        content["mtrl_lightning"]["algorithm"]["init_args"]["actor"]["class_path"] = "os.system"
+        content["hyper_parameters"]["actor"]["class_path"] = "os.system"
 
-    with pytest.raises(ConfigurationError, match="without your consent"):
+    with pytest.raises(ConfigurationError, match="actor"):
         load_policy(changed(last, change))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import random
 import sys
@@ -13,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from lightning.pytorch.cli import LightningCLI
 from torch import nn
 
 from mtrl_lightning.algorithms import SAC, Algorithm, Temperature
-from mtrl_lightning.algorithms.description import describe_algorithm
 from mtrl_lightning.callbacks import EnvStepCheckpoint, EvaluationCallback, MetricsCallback
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
-from mtrl_lightning.data import ReplayData
+from mtrl_lightning.data import ReplayData, TaskData
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import PCGrad
@@ -38,7 +37,6 @@ from mtrl_lightning.networks import (
     TaskEncoder,
 )
 from mtrl_lightning.rollout import Evaluator
-from mtrl_lightning.saved_spec import describe_spec, rebuild_spec
 from mtrl_lightning.spec import EnvSpec, Field
 from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, train
 from tests.helpers.checkpoints import save
@@ -60,10 +58,6 @@ class Tanh(Network):
 
     def forward(self, x_BD, task_B):
         return self.layers(x_BD)
-
-    @classmethod
-    def wide(cls, in_dim, out_dim, spec):
-        return cls(in_dim, out_dim, spec, width=32)
 
 
 def make_tanh(in_dim, out_dim, spec, *, width=8):
@@ -94,7 +88,9 @@ FACTORIES = {
     "class": {"actor": MultiHead},
     "partial": {"actor": SMALL, "critic": SMALL, "temperature": partial(Temperature, initial=0.1)},
     "nested": {
-        "actor": partial(SMALL, conditioning=partial(TaskEncoder, width=5, embedding=OneHot)),
+        "actor": partial(
+            partial(SMALL, depth=2), conditioning=partial(TaskEncoder, width=5, embedding=OneHot)
+        ),
         "critic": SMALL,
         "encoder": partial(AppendTask, conditioning=partial(Embedding, dim=3, unit_norm=True)),
     },
@@ -115,7 +111,7 @@ def test_an_algorithm_composed_in_python_is_rebuilt(tmp_path, options):
     path = save(sac, tmp_path)
     rebuilt = SAC.load_from_checkpoint(path)
     assert changed(rebuilt, copy_of(sac)) == set()
-    assert rebuilt.description == sac.description and rebuilt.spec == sac.spec
+    assert rebuilt.spec == sac.spec
     assert rebuilt.counters.updates == 2
     for mine, theirs in zip(
         rebuilt.configure_optimizers(), sac.configure_optimizers(), strict=True
@@ -124,22 +120,50 @@ def test_an_algorithm_composed_in_python_is_rebuilt(tmp_path, options):
     assert_acts_alike(load_policy(path), sac)
 
 
-def test_defaults_are_in_the_checkpoint(tmp_path):
-    state = load_checkpoint(save(make_sac(actor=partial(MLP, width=8)), tmp_path))["mtrl_lightning"]
-    described = state["algorithm"]
-    assert described["class_path"] == "mtrl_lightning.algorithms.SAC"
-    assert described["init_args"]["tau"] == 0.005
-    assert described["init_args"]["actor"] == {
-        "class_path": "mtrl_lightning.networks.MLP",
-        "init_args": {
-            "width": 8,
-            "depth": 3,
-            "layer_norm": False,
-            "residual": False,
-            "output_bound": 3e-3,
-            "conditioning": None,
+def test_a_checkpoint_has_the_given_arguments_as_plain_values(tmp_path):
+    optimizer = partial(torch.optim.AdamW, betas=(0.5, np.float64(0.9)))
+    actor = partial(MLP, width=8, conditioning=OneHot)
+    sac = SAC(make_spec(), actor=actor, actor_optimizer=optimizer, transforms=[], num_critics=3)
+    assert load_checkpoint(save(sac, tmp_path))["hyper_parameters"] == {
+        "_class_path": "mtrl_lightning.algorithms.SAC",
+        "actor": {
+            "class_path": "mtrl_lightning.networks.MLP",
+            "init_args": {
+                "width": 8,
+                "conditioning": {"class_path": "mtrl_lightning.networks.OneHot"},
+            },
         },
+        "actor_optimizer": {
+            "class_path": "torch.optim.AdamW",
+            "init_args": {"betas": [0.5, 0.9]},
+        },
+        "transforms": [],
+        "num_critics": 3,
     }
+
+
+def test_lightnings_command_line_takes_the_algorithm_of_a_checkpoint(tmp_path):
+    class CLI(LightningCLI):
+        def add_arguments_to_parser(self, parser):
+            parser.link_arguments("data.spec", "model.init_args.spec", apply_on="instantiate")
+
+        def before_validate(self):
+            raise IsBuilt(self.model)
+
+    sac = SAC(ToyReach().spec, actor=SMALL, critic=SMALL, tau=0.25)
+    args = [f"--ckpt_path={save(sac, tmp_path)}", "--data=ReplayData", "--data.total_steps=9"]
+    args += ["--model=SAC", "--data.benchmark=mtrl_lightning.envs.ToyReach"]
+    with pytest.raises(IsBuilt) as built:
+        CLI(
+            Algorithm,
+            TaskData,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            args=["validate", *args],
+        )
+    (model,) = built.value.args
+    assert model.tau == 0.25
+    assert [p.shape for p in model.parameters()] == [p.shape for p in sac.parameters()]
 
 
 PARTS = [("network/moore",), ("network/mlp", "gradient/cagrad")]
@@ -161,9 +185,9 @@ def test_a_configuration_of_the_command_line_is_rebuilt(command_line, monkeypatc
         command_line("fit", *options, configs=("base", "env/toy", "algorithm/mtsac", *parts))
     algorithm, observation_ED = made[0], np.full((3, 2), 0.25, np.float32)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # there is nothing that cannot be rebuilt
+        warnings.simplefilter("error")
         path = save(algorithm, tmp_path)
-    assert SAC.load_from_checkpoint(path).description == algorithm.description
+    assert SAC.load_from_checkpoint(path).hyper_parameters == algorithm.hyper_parameters
     assert_acts_alike(load_policy(path), algorithm, observation_ED, TASK_E[:3])
 
 
@@ -200,7 +224,7 @@ def test_a_run_composed_in_python_is_loaded(tmp_path):
     ]
     trainer = trainer_in(tmp_path, callbacks)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*cannot rebuild|.*removed from hparams")
+        warnings.filterwarnings("error", ".*removed from hparams")
         trainer.fit(model, datamodule=data)
     path = tmp_path / "checkpoints" / "last.ckpt"
     rebuilt = SAC.load_from_checkpoint(path)
@@ -226,8 +250,8 @@ def test_a_spec_is_the_same_after_it_was_saved(tmp_path, box):
         info_fields=(Field("distance"), Field("goal", (3,), "float64")),
         protocol={"benchmark": "dummy", "reward": 2.5, "horizon": np.int64(10)},
     )
-    torch.save(describe_spec(spec), tmp_path / "spec.pt")
-    rebuilt = rebuild_spec(torch.load(tmp_path / "spec.pt", weights_only=True))
+    torch.save(spec.to_dict(), tmp_path / "spec.pt")
+    rebuilt = EnvSpec.from_dict(torch.load(tmp_path / "spec.pt", weights_only=True))
     assert rebuilt == spec and type(rebuilt) is EnvSpec
     found = rebuilt.observation_space
     assert found.dtype == box.dtype and found.shape == box.shape
@@ -340,32 +364,21 @@ def unsaved_factories():
         return SMALL(in_dim, out_dim, spec)
 
     return {
-        "lambda": (lambda *sizes: SMALL(*sizes), "actor", "<lambda>"),
-        "local function": (local, "actor", "<locals>.local"),
-        "nested": (
-            partial(SMALL, conditioning=lambda n: OneHot(n)),
-            "actor.conditioning",
-            "lambda",
-        ),
-        "positional": (partial(lambda p, *sizes: SMALL(*sizes), 3), "actor", "positional"),
+        "lambda": (lambda *sizes: SMALL(*sizes), "actor"),
+        "local function": (local, "actor"),
+        "nested": (partial(SMALL, conditioning=lambda n: OneHot(n)), r"actor\.conditioning"),
+        "positional": (partial(lambda p, *sizes: SMALL(*sizes), 3), "actor"),
     }
 
 
 @pytest.mark.parametrize("kind", ["lambda", "local function", "nested", "positional"])
-def test_what_has_no_name_is_said_once_and_accepted_at_loading(tmp_path, kind):
-    factory, argument, text = unsaved_factories()[kind]
+def test_what_has_no_import_path_is_given_when_it_is_loaded(tmp_path, kind):
+    factory, argument = unsaved_factories()[kind]
     sac = make_sac(actor=factory, critic=SMALL)
-    with pytest.warns(UserWarning) as warned:
-        path = save(sac, tmp_path)
-        save(sac, tmp_path)
-    (message,) = [str(w.message) for w in warned if "cannot rebuild" in str(w.message)]
-    assert f"cannot rebuild {argument}, " in message and text in message
-    assert "give actor=... to load_policy" in message
+    path = save(sac, tmp_path)
     for load in (load_policy, SAC.load_from_checkpoint):
-        with pytest.raises(ConfigurationError) as caught:
+        with pytest.raises(ConfigurationError, match=rf"{argument},.* give actor=\.\.\."):
             load(path)
-        assert f"cannot rebuild {argument} (" in str(caught.value)
-        assert "give actor=... when you load it" in str(caught.value)
     assert_acts_alike(load_policy(path, actor=factory), sac)
     assert changed(SAC.load_from_checkpoint(path, actor=factory), copy_of(sac)) == set()
 
@@ -373,75 +386,19 @@ def test_what_has_no_name_is_said_once_and_accepted_at_loading(tmp_path, kind):
 def test_a_class_of_a_script_cannot_be_rebuilt(tmp_path, monkeypatch):
     monkeypatch.setattr(Tanh, "__module__", "__main__")
     sac = make_sac(actor=Tanh, critic=SMALL)
-    with pytest.warns(UserWarning, match=r"actor, the class __main__\.Tanh"):
-        path = save(sac, tmp_path)
-    with pytest.raises(ConfigurationError, match=r"cannot rebuild actor .*give actor=\.\.\."):
-        load_policy(path)
+    path = save(sac, tmp_path)
+    with pytest.raises(ConfigurationError, match="actor"):
+        load_policy(path, trust=["__main__"])
     assert_acts_alike(load_policy(path, actor=Tanh), sac)
 
 
-def test_a_default_without_a_name_is_the_classes_own(tmp_path):
-    sac = make_sac(actor=SMALL, critic=SMALL)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        path = save(sac, tmp_path)
-    assert "actor_optimizer" not in sac.description["init_args"]
-    (critic, *_) = SAC.load_from_checkpoint(path).configure_optimizers()
-    assert critic.defaults["lr"] == 3e-4
-
-
-class Middle(SAC):
-    """Names all of its options."""
-
-    def __init__(self, spec, *, kappa=0.5, tau=0.1, num_critics=3, actor=MLP, critic=MLP):
-        super().__init__(spec, tau=tau, num_critics=num_critics, actor=actor, critic=critic)
-        self.kappa = kappa
-
-
-class PassingOn(Middle):
-    """Has the options of its base, another default and one option more."""
-
-    def __init__(self, spec, *, omega=2.0, tau=0.2, **options):
-        super().__init__(spec, tau=tau, actor=SMALL, **options)
-        self.omega = omega
-
-
-def test_inherited_options_are_described_with_their_defaults(tmp_path):
-    algorithm = PassingOn(make_spec(), kappa=0.25, critic=SMALL)
-    described = dict(algorithm.description["init_args"])
-    critic = described.pop("critic")
-    assert critic["init_args"]["width"] == 16
-    # no actor, which the class sets itself, and nothing of SAC, which Middle does not pass on
-    assert described == {"omega": 2.0, "tau": 0.2, "kappa": 0.25, "num_critics": 3}
-    assert algorithm.hparams["actor"] == critic and algorithm.hparams["discount"] == 0.99
-    assert "_constructor_calls" not in vars(algorithm)
-    rebuilt = PassingOn.load_from_checkpoint(save(algorithm, tmp_path))
-    assert rebuilt.kappa == 0.25 and rebuilt.description == algorithm.description
-
-
-class WithOptions(nn.Module):
-    """A part whose options its subclass inherits."""
-
-    def __init__(self, spec, encoder, *, width=8, depth=1):
-        super().__init__()
-
-
-class InheritingOptions(WithOptions):
-    def __init__(self, spec, encoder, *, weight=0.5, depth=2, **options):
-        super().__init__(spec, encoder, depth=depth, **options)
-
-
-def test_inherited_options_of_a_part_are_described_with_their_defaults():
-    description = describe_algorithm(SAC, {"auxiliaries": [partial(InheritingOptions, weight=1)]})
-    (part,) = description["init_args"]["auxiliaries"]
-    assert part["init_args"] == {"weight": 1, "width": 8, "depth": 2}
-
-
-def test_a_wrong_argument_of_a_constructor_is_named():
-    for kind in (SAC, PassingOn):
-        with pytest.raises(TypeError, match=rf"{kind.__name__}.__init__\(\) got an unexp.*'tua'"):
-            kind(make_spec(), tua=0.1)
-    assert inspect.signature(PassingOn).parameters["omega"].default == 2.0
+def test_an_argument_that_is_a_module_is_given_when_it_is_loaded(tmp_path):
+    algorithm = Subclass(make_spec(), actor=SMALL, critic=SMALL, scale=nn.Linear(1, 1))
+    path = save(algorithm, tmp_path)
+    with pytest.raises(ConfigurationError, match="scale"):
+        Subclass.load_from_checkpoint(path)
+    rebuilt = Subclass.load_from_checkpoint(path, scale=nn.Linear(1, 1))
+    assert changed(rebuilt, copy_of(algorithm)) == set()
 
 
 class WithTeacher(SAC):
@@ -453,27 +410,15 @@ class WithTeacher(SAC):
         self.teachers = [first, Subclass(spec, scale=2.0)]
 
 
-def test_an_algorithm_that_another_builds_is_described_by_its_own_arguments(tmp_path):
+def test_an_algorithm_that_another_builds_has_its_own_arguments(tmp_path):
     spec = make_spec()
     outer = WithTeacher(spec, actor=SMALL, critic=SMALL, seed=7)
     alone = [SAC(spec, actor=SMALL, num_critics=3), Subclass(spec, scale=2.0)]
     for teacher, other in zip(outer.teachers, alone, strict=True):
-        assert teacher.description == other.description
-        assert teacher.hparams == other.hparams
-    own = {
-        name: outer.description["init_args"][name] for name in ("discount", "seed", "num_critics")
-    }
-    assert own == {"discount": 0.9, "seed": 7, "num_critics": 2}
+        assert teacher.hyper_parameters == other.hyper_parameters
+    assert outer.hyper_parameters.keys() == {"_class_path", "actor", "critic", "seed"}
     rebuilt = SAC.load_from_checkpoint(save(outer.teachers[0], tmp_path))
     assert changed(rebuilt, copy_of(outer.teachers[0])) == set()
-
-
-def test_an_unknown_override_is_refused_with_near_names(tmp_path, sac):
-    path = save(sac, tmp_path)
-    with pytest.raises(ConfigurationError, match=r"no argument 'actr'.*did you mean.*actor"):
-        load_policy(path, actr=MLP)
-    with pytest.raises(ConfigurationError, match="hparams_file"):
-        SAC.load_from_checkpoint(path, hparams_file="hparams.yaml")
 
 
 def test_an_override_of_another_size_is_refused(tmp_path, sac):
@@ -488,21 +433,17 @@ def test_an_override_of_another_size_is_refused(tmp_path, sac):
     ("factory", "trust"),
     [
         (Tanh, ["tests"]),
-        (partial(Tanh, width=5), "tests"),
+        (partial(Tanh, width=5), ["tests"]),
         (make_tanh, ["tests.test_loading"]),
         (partial(make_tanh, width=5), ["tests"]),
-        (Tanh.wide, ["tests"]),
     ],
 )
 def test_a_class_of_the_users_own_needs_consent(tmp_path, factory, trust):
     sac = make_sac(actor=factory, critic=SMALL)
     path = save(sac, tmp_path)
-    with pytest.raises(ConfigurationError) as caught:
-        load_policy(path)
-    assert "the checkpoint needs tests.test_loading." in str(caught.value)
-    assert "for actor" in str(caught.value) and "trust=['tests']" in str(caught.value)
-    with pytest.raises(ConfigurationError, match="consent"):
-        load_policy(path, trust=["test", "tests.test_load", "tests.algorithms"])
+    for of_others in ((), ["test", "tests.test_load", "tests.algorithms"]):
+        with pytest.raises(ConfigurationError, match=r"trust=\['tests'"):
+            load_policy(path, trust=of_others)
     assert_acts_alike(load_policy(path, trust=trust), sac)
     assert changed(SAC.load_from_checkpoint(path, trust=trust), copy_of(sac)) == set()
     overridden = load_policy(path, actor=factory)  # is consent too
@@ -518,16 +459,14 @@ def test_an_algorithm_of_the_users_own(tmp_path):
     assert (rebuilt.scale, rebuilt.discount, type(rebuilt)) == (2.0, 0.5, Subclass)
     assert changed(rebuilt, copy_of(algorithm)) == set()
     for load in (load_policy, Algorithm.load_from_checkpoint, SAC.load_from_checkpoint):
-        with pytest.raises(
-            ConfigurationError, match=r"Subclass for the algorithm.*trust=\['tests'"
-        ):
+        with pytest.raises(ConfigurationError, match=r"trust=\['tests'"):
             load(path)
     assert type(SAC.load_from_checkpoint(path, trust=["tests"])) is Subclass
     assert_acts_alike(load_policy(path, trust=["tests"]), algorithm)
 
 
 def test_an_algorithm_of_another_class_is_refused(tmp_path, sac):
-    with pytest.raises(ConfigurationError, match="which is no Subclass"):
+    with pytest.raises(ConfigurationError, match="Subclass"):
         Subclass.load_from_checkpoint(save(sac, tmp_path))
 
 
@@ -560,13 +499,9 @@ REFUSED = [
     "mtrl_lightning.networks.__builtins__.eval",
     "mtrl_lightning.networks.Nothing",
     "mtrl_lightning.networks.nothing.Nothing",
-    "mtrl_lightning.networks.OneHot",
     "torch.nn.modules.module.OrderedDict",
     "torch.nn.modules.module.warnings.warn",
-    "torch.nn.Linear",
     "torch.nn.functional.relu",
-    "torch.optim.Adam",
-    "torch.nn.parallel.DataParallel",
     "MLP",
     "",
     ".os.system",
@@ -590,13 +525,13 @@ def intruder(tmp_path, monkeypatch):
 
 
 def place(where, class_path):
-    """Return a change of a checkpoint that puts a class into one place of its description."""
+    """Return a change of a checkpoint that puts a class into one place of its arguments."""
     factory = {"class_path": class_path, "init_args": {}}
 
-    def change(state):
-        arguments = state["algorithm"]["init_args"]
+    def change(checkpoint):
+        arguments = checkpoint["hyper_parameters"]
         if where == "algorithm":
-            state["algorithm"]["class_path"] = class_path
+            arguments["_class_path"] = class_path
         elif where == "nested":
             arguments["actor"]["init_args"]["conditioning"] = factory
         elif where == "list":
@@ -609,7 +544,7 @@ def place(where, class_path):
 
 INTRUDER = "intruder.Network"
 PLACES = ["algorithm", "nested", "list", "actor_optimizer", "discount"]
-"""Places of a description beside ``actor``, with which all classes are tried."""
+"""Places beside ``actor``, with which all classes are tried."""
 
 
 @pytest.mark.parametrize(
@@ -634,7 +569,7 @@ def test_a_class_that_does_not_belong_there_is_refused(
 def test_the_intruder_is_loaded_where_it_is_trusted(tmp_path, sac, intruder):
     """The test above would see an import."""
     path = save(sac, tmp_path, change=place("actor", INTRUDER))
-    with pytest.raises(ConfigurationError, match="TypeError"):
+    with pytest.raises(ConfigurationError):
         load_policy(path, trust=["intruder"])
     assert intruder.exists()
 
@@ -650,17 +585,15 @@ def test_the_intruder_is_loaded_where_it_is_trusted(tmp_path, sac, intruder):
 )
 def test_trust_ends_at_what_a_trusted_module_imports(tmp_path, sac, class_path):
     path = save(sac, tmp_path, change=place("actor", class_path))
-    with pytest.raises(ConfigurationError, match=r"without your consent|and there is none"):
+    with pytest.raises(ConfigurationError):
         load_policy(path, trust=["tests"])
 
 
 def test_an_argument_of_another_version_is_refused(tmp_path, sac):
-    def change(state):
-        state["algorithm"]["init_args"]["actor"]["init_args"]["hight"] = 3
+    def change(checkpoint):
+        checkpoint["hyper_parameters"]["actor"]["init_args"]["hight"] = 3
 
-    with pytest.raises(
-        ConfigurationError, match="MLP takes no argument 'hight', which is in actor"
-    ):
+    with pytest.raises(ConfigurationError, match="hight"):
         load_policy(save(sac, tmp_path, change=change))
 
 

@@ -28,7 +28,6 @@ DEAD = {
     r"algorithm\.generators\._": "made when first used; their states are compared",
     r"SignalCallback\._replaced_handlers": "handlers of this process",
     r"algorithm\._acting_tasks": "the last step's, kept while they are the same",
-    r"algorithm\._has_been_saved": "each process warns once of what no checkpoint can rebuild",
     r"'target_encoder'\._(seen|task_rows)": "it observes nothing, and gets copies of statistics",
     r"data\.is_training": "set when training starts",
     r"Checkpoint\.(_last_|current_score|_env_steps)": "of the last save, Lightning's own",

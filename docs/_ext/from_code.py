@@ -16,7 +16,7 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,14 +53,14 @@ def constructors(kind: type) -> list[type]:
     return found
 
 
-def described_options(kinds: list[type], fixed: Sequence[str]) -> dict[str, str]:
+def described_options(kinds: list[type]) -> dict[str, str]:
     """Return the descriptions of a class's options, its own first, by name."""
     found: dict[str, str] = {}
     for kind in kinds:
         inherited = described_arguments(inspect.getdoc(kind) or "")
         found |= {name: text for name, text in inherited.items() if name not in found}
     parameters = [p for kind in kinds for p in inspect.signature(kind).parameters.values()]
-    names = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD} - set(fixed)
+    names = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
     return {name: text for name, text in found.items() if name in names}
 
 
@@ -117,7 +117,7 @@ class Options(SphinxDirective):
         module, _, name = path.rpartition(".")
         kind = getattr(importlib.import_module(module), name)
         kinds = [kind] if "own" in self.options else constructors(kind)
-        described = described_options(kinds, getattr(kind, "fixed_options", ()))
+        described = described_options(kinds)
         for skipped in self.options.get("skip", "").split():
             described.pop(skipped)
         when = dict(line.split(": ", 1) for line in self.content if line.strip())

@@ -23,6 +23,7 @@ from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
+from mtrl_lightning.learning.compiling import compiled
 from mtrl_lightning.learning.losses import Scalar, Value
 from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.learning.transforms import RewardScale, Transform
@@ -165,9 +166,9 @@ class ActorCritic(Algorithm):
         for make_transform in transforms or []:
             self.transforms.add(make_transform(spec), self.generators)
 
-        self._critic_target = self.compiled(self.critic_target)
-        self._critic_loss = self.compiled(self.critic_loss)
-        self._actor_loss = self.compiled(self.actor_loss)
+        self._critic_target = compiled(self.critic_target, self._compile)
+        self._critic_loss = compiled(self.critic_loss, self._compile)
+        self._actor_loss = compiled(self.actor_loss, self._compile)
         # the critics' loss trains the encoder, too; the actor's gets features without a graph
         self.critic_update = self.make_update(
             "critic",
@@ -219,15 +220,15 @@ class ActorCritic(Algorithm):
 
     def critic_update_options(self) -> dict[str, Any]:
         """Return how the tasks' critic losses become one gradient: options of ``Update``."""
-        return {"method": self.critic_gradient, "weights": self._loss_weights}
+        return {"method": self.critic_gradient, "weights": self.task_weights}
 
     def actor_update_options(self) -> dict[str, Any]:
         """Return how the tasks' actor losses become one gradient: options of ``Update``."""
-        return {"method": self.actor_gradient, "weights": self._loss_weights}
+        return {"method": self.actor_gradient, "weights": self.task_weights}
 
     def update(self, batch: TransitionBatch) -> None:
         """Update the critics, and auxiliaries, actor and targets if they are due."""
-        batch = self.transform(batch)
+        batch = self.transforms(batch)
         if self.encoder.observe(batch.observation_RnD, batch.task_Rn):
             self.targets.copy_buffers()  # the target encoder needs the new statistics below
 
@@ -238,11 +239,11 @@ class ActorCritic(Algorithm):
         self._update_auxiliaries("critic", batch)
 
         # after the critics, which in the actor's loss only pass gradients on to its actions
-        if self.is_due(self.actor_every):
+        if self.counters.updates % self.actor_every == 0:
             self.update_policy(batch)
 
         # targets: theta' <- (1 - tau) theta' + tau theta
-        if self.is_due(self.target_every):
+        if self.counters.updates % self.target_every == 0:
             self.targets.step()
         self._update_auxiliaries("targets", batch)
 
@@ -308,13 +309,6 @@ class ActorCritic(Algorithm):
             self.actor_gradient, critic_of_features, 1, z_RnZ, action_RnA, task_Rn
         )
 
-    @property
-    def _loss_weights(self) -> Callable[[], Tensor] | None:
-        """The weights of the tasks' losses; None if all are 1, which saves the products."""
-        is_overridden = type(self).task_weights is not ActorCritic.task_weights
-        is_equal = type(self.task_weighting) is EqualWeights and not is_overridden
-        return None if is_equal else self.task_weights
-
     def task_weights(self) -> Tensor:
         """Return how much each trained task's losses count, ``[R]``."""
         return self.task_weighting(self.log_temperatures())
@@ -361,7 +355,7 @@ class ActorCritic(Algorithm):
         """Update the auxiliaries that follow the critics or the targets, if they are due."""
         for i, auxiliary in enumerate(self.auxiliaries):
             assert isinstance(auxiliary, Auxiliary)
-            if auxiliary.after == after and self.is_due(auxiliary.every):
+            if auxiliary.after == after and self.counters.updates % auxiliary.every == 0:
                 self._update_auxiliary(i, auxiliary, batch)
 
     def _update_auxiliary(self, i: int, auxiliary: Auxiliary, batch: TransitionBatch) -> None:

@@ -6,9 +6,9 @@ Shapes: ``E`` environments, ``R`` trained tasks, ``n`` rows of a task, ``B`` row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from mtrl_lightning.checkpoints import restoring
+from mtrl_lightning.algorithms.arguments import KeepsArguments, rebuild
+from mtrl_lightning.checkpoints import load_checkpoint, restoring
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.devices import CPU, to_device, to_host
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
-from mtrl_lightning.learning.compiling import Compile, begin_compiled_update, compiled
+from mtrl_lightning.learning.compiling import Compile, begin_compiled_update
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics, OnNonfinite
 from mtrl_lightning.learning.targets import assign_parameters, copied_weights, load_weights
@@ -34,7 +35,6 @@ from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.signatures import record_arguments
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
 from mtrl_lightning.types import (
     ActOutput,
@@ -43,7 +43,6 @@ from mtrl_lightning.types import (
     Rollout,
     RolloutConfig,
     TransitionBatch,
-    Transitions,
 )
 
 if TYPE_CHECKING:
@@ -51,10 +50,8 @@ if TYPE_CHECKING:
 
     from mtrl_lightning.algorithms.state import SavedOptimizers
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-class Algorithm(LightningModule):
+class Algorithm(KeepsArguments, LightningModule):
     """Base of all algorithms; also a ``Policy``.
 
     A subclass builds its networks in ``make_networks`` and its optimizer steps by ``make_update``;
@@ -86,23 +83,12 @@ class Algorithm(LightningModule):
     ``policy_fields``; empty if unknown: the columns of a checkpoint are not checked then."""
     acting_networks: tuple[str, ...] = ()
     """Names of the networks that ``policy`` uses; empty for all of them."""
-    fixed_options: tuple[str, ...] = ()
-    """Options of a base class that this class sets itself and does not take."""
-    lacking_options: ClassVar[Mapping[str, str]] = {}
-    """Options of other algorithms that this one lacks, each with the reason or the replacement."""
     data_name: str = ""
     """Class of the data module that trains it, by which Lightning saves the data's state."""
     action_mask_TA: Tensor | None
     """False for the padding entries of each task's actions, ``[T, A]``; None without padding."""
     _task_R: Tensor
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Record the arguments of each class's own constructor, for checkpoints."""
-        super().__init_subclass__(**kwargs)
-        if "__init__" in vars(cls):
-            cls.__init__ = record_arguments(cls.__init__)  # type: ignore[method-assign]
-
-    @record_arguments
     def __init__(
         self,
         spec: EnvSpec,
@@ -113,13 +99,9 @@ class Algorithm(LightningModule):
         max_skipped_updates: int = 100,
         untrained_tasks: UntrainedTasks = "mean",
     ) -> None:
-        from mtrl_lightning.algorithms.description import describe_built
-
         super().__init__()
         check_train_tasks(spec)
-        self.description, hyper_parameters = describe_built(self)
-        """Class and arguments as plain values, from which a checkpoint's algorithm is rebuilt."""
-        self.save_hyperparameters(hyper_parameters)
+        self.save_hyperparameters(self.hyper_parameters)
         self.automatic_optimization = False
         self.spec = spec
         self.action_dim = spec.action_space.shape[0]
@@ -146,23 +128,10 @@ class Algorithm(LightningModule):
         self._acting_tasks = (np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64))
         """Tasks of the last step, and the same on the device."""
         self._network_names: list[str] = []
-        self._has_been_saved = False
         self.untrained = UntrainedInput(spec, untrained_tasks)
         self.register_buffer("_task_R", torch.tensor(spec.train_tasks), persistent=False)
         mask_TA = torch.from_numpy(spec.action_mask_TA)
         self.register_buffer("action_mask_TA", None if mask_TA.all() else mask_TA, persistent=False)
-
-    @classmethod
-    def policy_kind(cls, options: Mapping[str, Any]) -> str:
-        """Return the kind of the policy; a run starts only from a policy of the same kind.
-
-        Args:
-            options: the described arguments of an algorithm of this class.
-
-        Returns:
-            The meaning of the actor's outputs, such as ``a squashed Gaussian``; empty if unknown.
-        """
-        return ""
 
     @property
     def kind(self) -> Kind:
@@ -191,11 +160,7 @@ class Algorithm(LightningModule):
         raise NotImplementedError
 
     def add_networks(self) -> None:
-        """Build the networks of ``make_networks`` and make them attributes.
-
-        Raises:
-            ConfigurationError: if a network of the policy has no input for an untrained task.
-        """
+        """Build the networks of ``make_networks`` and make them attributes."""
         for name, module in self._build_networks(self._seed).items():
             self.add_module(name, module)
             self._network_names.append(name)
@@ -215,9 +180,6 @@ class Algorithm(LightningModule):
         """Reinitialize the parts of ``make_networks``, and clear their optimizer states.
 
         Buffers, such as an encoder's statistics, stay.
-
-        Raises:
-            ConfigurationError: if the algorithm has nothing to reset.
         """
         if not self._network_names:
             raise ConfigurationError(
@@ -370,9 +332,6 @@ class Algorithm(LightningModule):
         Args:
             weights: states of the acting networks by name.
             weights_seq_no: number of updates of these weights.
-
-        Raises:
-            ConfigurationError: if they are of another network.
         """
         load_weights(self._acting_parts(), weights)
         self.counters.updates = weights_seq_no
@@ -396,9 +355,6 @@ class Algorithm(LightningModule):
             modules: the trained modules.
             make_optimizer: builds the optimizer from the parameters.
             options: further arguments of ``Update``.
-
-        Raises:
-            ConfigurationError: if the losses are compiled, and differentiated task by task.
         """
         update = Update(
             name,
@@ -418,10 +374,6 @@ class Algorithm(LightningModule):
             )
         self.updates.append(update)
         return update
-
-    def compiled(self, function: F) -> F:
-        """Return a function of losses, compiled in the mode of the option ``compile``, if any."""
-        return compiled(function, self._compile)
 
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of all updates, in the order of ``make_update``."""
@@ -479,16 +431,8 @@ class Algorithm(LightningModule):
             self.counters.updates += 1
 
     def update(self, batch: TransitionBatch) -> None:
-        """Learn from a sampled batch; begin with ``transform``."""
+        """Learn from a sampled batch; begin with ``self.transforms(batch)``."""
         raise NotImplementedError
-
-    def transform(self, batch: TransitionBatch) -> TransitionBatch:
-        """Return the batch after all transforms."""
-        return self.transforms(batch)
-
-    def is_due(self, every: int) -> bool:
-        """Return whether an action with this period, in updates, is due."""
-        return self.counters.updates % every == 0
 
     def noise_like(self, action_RnA: Tensor) -> Tensor:
         """Sample standard normal noise of the actions' shape for a loss."""
@@ -496,22 +440,6 @@ class Algorithm(LightningModule):
         return torch.randn(action_RnA.shape, generator=generator, device=self.device)
 
     # events of a run, called by its data module
-
-    def observe(self, transitions: Transitions, has_ended: bool = True) -> None:
-        """Receive the transitions of one vector step, in the order in which they happen.
-
-        Args:
-            transitions: of this rank's environments.
-            has_ended: whether an episode may have ended in this step, on any rank.
-        """
-        self.transforms.observe(transitions, has_ended)
-
-    def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
-        """Receive each trained task's mean reward in the replay.
-
-        Called before the first update and whenever the networks are reset.
-        """
-        self.transforms.begin_learning(mean_reward_R)
 
     def begin_update(self, progress: float) -> None:
         """Receive the progress of an offline run before each update.
@@ -558,24 +486,16 @@ class Algorithm(LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Do nothing: evaluation runs episodes, see ``EvaluationCallback``."""
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Do nothing: see ``validation_step``."""
+    test_step = validation_step
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the algorithm's description and state."""
-        from mtrl_lightning.algorithms.state import save_state, warn_of_unknown_arguments
+        """Add the algorithm's arguments and state."""
+        from mtrl_lightning.algorithms.state import save_state
 
-        if not self._has_been_saved:
-            warn_of_unknown_arguments(self)
-        self._has_been_saved = True
         save_state(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the state that ``on_save_checkpoint`` added.
-
-        Raises:
-            ConfigurationError: if the checkpoint is of other tasks or of another network.
-        """
+        """Restore the state that ``on_save_checkpoint`` added."""
         from mtrl_lightning.algorithms.state import restore_state
 
         with restoring(self._ckpt_path):
@@ -591,39 +511,34 @@ class Algorithm(LightningModule):
         cls,
         checkpoint_path: str | Path,
         map_location: str | torch.device | None = None,
-        hparams_file: str | Path | None = None,
-        strict: bool | None = None,
-        weights_only: bool | None = None,
         *,
+        strict: bool = True,
+        weights_only: bool = True,
         trust: Sequence[str] = (),
         **overrides: Any,
     ) -> Self:
-        """Build the algorithm that a checkpoint describes, with its weights and its state.
+        """Build the algorithm of a checkpoint, with its weights and its state.
+
+        Nothing in the file is executed.
 
         Args:
             checkpoint_path: a file in a run's ``checkpoints/`` folder.
             map_location: device of the weights; None for the CPU.
-            hparams_file: not supported: give ``overrides``.
-            strict: whether all weights have to be those of the checkpoint; None for yes.
-            weights_only: not used: nothing in a checkpoint is ever executed.
+            strict: whether all weights have to be those of the checkpoint.
+            weights_only: Lightning's argument; the file is always read so.
             trust: modules and packages, ``["mytasks"]``, whose classes the checkpoint may use
                 beside those of this package and of ``torch.nn`` and ``torch.optim``.
             overrides: arguments of the constructor in place of the saved ones.
-
-        Raises:
-            ConfigurationError: if the checkpoint cannot be used; the message says what to do.
         """
-        from mtrl_lightning.algorithms.rebuilding import load_algorithm
-
-        if hparams_file is not None:
-            raise ConfigurationError(
-                f"hparams_file is {hparams_file}: give the arguments themselves, such as seed=3"
-            )
-        return load_algorithm(
-            cls,
-            checkpoint_path,
-            map_location or "cpu",
-            strict=strict is not False,
-            trust=trust,
-            overrides=overrides,
-        )
+        checkpoint = load_checkpoint(checkpoint_path)
+        checkpoint.pop(
+            "optimizer_states", None
+        )  # a run that starts with these weights has new ones
+        state = checkpoint["mtrl_lightning"]
+        state.pop("global_generators", None)  # the generators of this process stay as they are
+        with restoring(checkpoint_path):
+            spec = EnvSpec.from_dict(state["spec"])
+            built = rebuild(checkpoint["hyper_parameters"], spec, cls, trust, overrides)
+            built.on_load_checkpoint(checkpoint)
+            built.load_state_dict(checkpoint["state_dict"], strict=strict)
+        return built.to(map_location or "cpu")

@@ -6,8 +6,8 @@ observation, ``A`` action.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -17,6 +17,7 @@ from torch.optim import Adam
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.checks import increasing, one_of
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
+from mtrl_lightning.learning.compiling import compiled
 from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
 from mtrl_lightning.learning.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.networks import (
@@ -92,15 +93,6 @@ class BehaviourCloning(Algorithm):
     """
 
     is_offline = True
-    lacking_options: ClassVar[Mapping[str, str]] = {
-        "critic": "it imitates, and learns no values",
-        "critic_gradient": "it has no critic: actor_gradient combines the tasks' gradients",
-        "critic_optimizer": "it has no critic: give actor_optimizer",
-        "reward_scale": "it does not learn from rewards",
-        "transforms": "to normalize observations, set encoder to mtrl_lightning.networks"
-        ".Standardize",
-        "auxiliaries": "the loss of imitation alone trains the encoder",
-    }
     encoder: Encoder
     actor: Network
     noise: PolicyStd
@@ -139,7 +131,7 @@ class BehaviourCloning(Algorithm):
         self.add_networks()
         self.task_weighting = task_weighting(spec)
         self.task_weighting.check(None)
-        self._actor_loss = self.compiled(self.actor_loss)
+        self._actor_loss = compiled(self.actor_loss, self._compile)
         self.actor_update = self.make_update(
             "actor",
             list(self.acting_modules().values()),
@@ -162,11 +154,6 @@ class BehaviourCloning(Algorithm):
             "actor_gradient": self._make_actor_gradient(self.spec),
         }
 
-    @classmethod
-    def policy_kind(cls, options: Mapping[str, Any]) -> str:
-        """Return whether it is SAC's, or PPO's with its noise."""
-        return "a clipped Gaussian" if options.get("noise") else "a squashed Gaussian"
-
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> Policy:
         """Return the distribution over actions."""
         return self._distribution(self._outputs(observation_BD, task_B), task_B)
@@ -177,7 +164,7 @@ class BehaviourCloning(Algorithm):
 
     def update(self, batch: TransitionBatch) -> None:
         """Make one step towards the actions of a batch."""
-        batch = self.transform(batch)
+        batch = self.transforms(batch)
         self.encoder.observe(batch.observation_RnD, batch.task_Rn)
         error = self.actor_update(lambda: self._actor_loss(batch))
         self.mean_metrics.add({"action_error": error})

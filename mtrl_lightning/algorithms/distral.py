@@ -20,6 +20,7 @@ from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import Mean, per_task_forward
+from mtrl_lightning.learning.compiling import compiled
 from mtrl_lightning.learning.update import task_parameters
 from mtrl_lightning.learning.weighting import FixedTemperature
 from mtrl_lightning.networks import (
@@ -72,22 +73,12 @@ class Distral(SAC):
         distilled_max_grad_norm: norm to which the distilled policy's gradient is clipped; None for
             no clipping. The norms of the actor's and the critics' gradients are each task's own.
         distilled_optimizer: optimizer of the distilled policy.
-        options: those of SAC that are not in ``fixed_options``. ``actor_gradient`` combines the
+        options: those of SAC but the ones that are set here. ``actor_gradient`` combines the
             tasks' losses of the distilled policy: the tasks' own policies share nothing.
             ``critic_gradient`` combines those of the encoder.
-
-    Raises:
-        ConfigurationError: if the task would be part of a network's input.
     """
 
     acting_networks = ("encoder", "actor", "distilled")
-    fixed_options = (
-        "temperature",
-        "temperature_optimizer",
-        "target_entropy",
-        "encoder_tau",
-        "untrained_tasks",
-    )
     actor: OnePerTask
     distilled: OneForAll
     untrained_T: Tensor
@@ -126,7 +117,7 @@ class Distral(SAC):
         self.omega = omega
         untrained_T = torch.from_numpy(self.untrained.is_untrained_T)
         self.register_buffer("untrained_T", untrained_T, persistent=False)
-        self._distilled_loss = self.compiled(self.distilled_loss)
+        self._distilled_loss = compiled(self.distilled_loss, self._compile)
         self.distilled_update = self.make_update(
             "distilled",
             [self.distilled],

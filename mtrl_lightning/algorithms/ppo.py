@@ -8,7 +8,7 @@ action.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -21,6 +21,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
 from mtrl_lightning.learning import advantages
+from mtrl_lightning.learning.compiling import compiled
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
 from mtrl_lightning.learning.popart import PopArt, ReturnScale
@@ -52,14 +53,10 @@ class NoTransforms(Transforms):
     """Refuse all transforms: PPO computes advantages once, from the collected transitions."""
 
     def add(self, transform: Transform, generators: Generators) -> None:
-        """Refuse the transform.
-
-        Raises:
-            ConfigurationError: always.
-        """
+        """Refuse the transform."""
         raise ConfigurationError(
-            f"{self.algorithm} takes no {type(transform).__name__}:"
-            f" {PPO.lacking_options['transforms']}"
+            f"{self.algorithm} takes no {type(transform).__name__}: its critic learns normalized"
+            " returns (return_scale), and networks.Standardize normalizes observations"
         )
 
 
@@ -120,13 +117,6 @@ class PPO(Algorithm):
     actor: Network
     noise: PolicyStd
     critic: Network
-    lacking_options: ClassVar[Mapping[str, str]] = {
-        "reward_scale": "its critic learns normalized returns (return_scale)",
-        "auxiliaries": "representation losses need a replay: use SAC",
-        "transforms": "it keeps no replay whose batches would be changed; its critic learns"
-        " normalized returns (return_scale), and to normalize observations, set encoder to"
-        " mtrl_lightning.networks.Standardize",
-    }
     return_scale: ReturnScale
     actor_gradient: GradientMethod
     critic_gradient: GradientMethod
@@ -202,8 +192,8 @@ class PPO(Algorithm):
         self._updates_of_epoch = 0
         self.register_load_state_dict_post_hook(PPO._read_counts)
         self.add_networks()
-        self._actor_loss = self.compiled(self.actor_loss)
-        self._critic_loss = self.compiled(self.critic_loss)
+        self._actor_loss = compiled(self.actor_loss, self._compile)
+        self._critic_loss = compiled(self.critic_loss, self._compile)
         self.actor_update = self.make_update(
             "actor",
             [self.actor, self.noise],
@@ -234,11 +224,6 @@ class PPO(Algorithm):
             "actor_gradient": self._make_actor_gradient(self.spec),
             "critic_gradient": self._make_critic_gradient(self.spec),
         }
-
-    @classmethod
-    def policy_kind(cls, options: Mapping[str, Any]) -> str:
-        """Return that it is a clipped Gaussian."""
-        return "a clipped Gaussian"
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian:
         """Return the distribution over actions."""
@@ -276,12 +261,10 @@ class PPO(Algorithm):
         valid_SE = collected.valid_SE
         foreign_SE = columns.get("foreign")
         computed = {}
-        has_statistics = type(self.encoder).observe is not Encoder.observe
-        if has_statistics and self._iterations_made == 0:
+        if self._iterations_made == 0 and self._observe(collected):
             # the first statistics change the scale of the policy's input, and with it the policy.
             # Ratios to the changed policy start from 1, as in every other iteration; that the
             # actions are samples of the policy before is a bias of this iteration alone
-            self._observe(collected)
             computed["log_prob"] = self._log_probs(columns)
         elif foreign_SE is not None and foreign_SE.any():
             log_prob_SE = self._log_probs(columns)
@@ -495,10 +478,12 @@ class PPO(Algorithm):
         self._iterations_made = int(self.num_iterations)
         self._updates_of_epoch = int(self.epoch_updates)
 
-    def _observe(self, collected: Rollout) -> None:
+    def _observe(self, collected: Rollout) -> bool:
+        """Update the encoder's statistics; return whether they have changed."""
         valid_SE = collected.valid_SE
         task_SE = collected.task_E.expand(len(valid_SE), -1)
-        self.encoder.observe(collected.columns["observation"][valid_SE], task_SE[valid_SE])
+        observation_BD = collected.columns["observation"][valid_SE]
+        return self.encoder.observe(observation_BD, task_SE[valid_SE])
 
     def _task_moments(
         self, value_SE: Tensor, valid_SE: Tensor, task_E: Tensor

@@ -7,7 +7,7 @@ critic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -144,11 +144,6 @@ class SAC(ActorCritic):
     def log_temperatures(self) -> Tensor:
         """Return the trained tasks' log temperatures ``[R]``."""
         return self.temperature(self._task_R)
-
-    @classmethod
-    def policy_kind(cls, options: Mapping[str, Any]) -> str:
-        """Return that it is a squashed Gaussian."""
-        return "a squashed Gaussian"
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
         """Return the distribution over actions."""

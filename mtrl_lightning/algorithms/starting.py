@@ -12,8 +12,13 @@ from typing import Any, Literal, NamedTuple, get_args
 from torch import Tensor, nn
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
-from mtrl_lightning.algorithms.description import CLASS_PATH, INIT_ARGS, short_name
-from mtrl_lightning.algorithms.rebuilding import class_of_package
+from mtrl_lightning.algorithms.arguments import (
+    CLASS_PATH,
+    INIT_ARGS,
+    OWN_CLASS,
+    plain,
+    short_name,
+)
 from mtrl_lightning.algorithms.task_match import TaskMatch
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
@@ -30,7 +35,8 @@ from mtrl_lightning.networks import (
     TaskAxis,
     TaskModule,
 )
-from mtrl_lightning.saved_spec import rebuild_spec
+from mtrl_lightning.signatures import parameters_of
+from mtrl_lightning.spec import EnvSpec
 
 NewTasks = Literal["fresh", "mean"]
 """``fresh``: weights as in any new run; ``mean``: the mean of the trained tasks' weights."""
@@ -187,7 +193,7 @@ def start_from(
 
     Args:
         algorithm: of a new run.
-        checkpoint: a loaded checkpoint; ``state_dict`` and ``mtrl_lightning`` are read.
+        checkpoint: a loaded checkpoint.
         new_tasks: initial weights of tasks that the checkpoint lacks or has not trained.
 
     Returns:
@@ -197,10 +203,10 @@ def start_from(
         ConfigurationError: if the policy does not fit, or nothing of it is this run's.
     """
     one_of(get_args(NewTasks), init_new_tasks=new_tasks)
-    described = checkpoint["mtrl_lightning"]
-    tasks = TaskMatch.by_name(rebuild_spec(described["spec"]), algorithm.spec)
+    spec = EnvSpec.from_dict(checkpoint["mtrl_lightning"]["spec"])
+    tasks = TaskMatch.by_name(spec, algorithm.spec)
     tasks.check_sizes()
-    start = _Start(algorithm, checkpoint["state_dict"], described["algorithm"], tasks)
+    start = _Start(algorithm, checkpoint["state_dict"], checkpoint["hyper_parameters"], tasks)
     start.copy_parts(new_tasks == "mean")
     algorithm.load_state_dict(start.state)
     for module in start.copied_modules():
@@ -216,7 +222,7 @@ class _Start:
     Args:
         algorithm: of a new run.
         saved: the checkpoint's tensors by name.
-        description: of the checkpoint's algorithm.
+        arguments: of the checkpoint's algorithm, ``hyper_parameters``.
         tasks: the tasks of both.
     """
 
@@ -224,13 +230,13 @@ class _Start:
         self,
         algorithm: Algorithm,
         saved: Mapping[str, Any],
-        description: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         tasks: TaskMatch,
     ) -> None:
         self.state: dict[str, Any] = algorithm.state_dict()
         self._algorithm = algorithm
         self._saved = saved
-        self._description = description
+        self._arguments = arguments
         self._tasks = tasks
         self._parts = dict(_parts(algorithm))
         acting = algorithm.acting_modules().items()
@@ -242,7 +248,8 @@ class _Start:
             if not isinstance(transform, RewardScale)
         ]
         self._acting = [*self._networks, *changes]
-        optional = set(self._networks) - {"encoder", "actor"}
+        # the noise tells a clipped Gaussian from other policies with as many outputs
+        optional = set(self._networks) - {"encoder", "actor", "noise"}
         self._needed = [name for name in self._acting if name not in optional]
         self._parameters = {name for name, _ in algorithm.named_parameters()}
         self._copied: list[str] = []
@@ -262,7 +269,6 @@ class _Start:
         Raises:
             ConfigurationError: if the policy does not fit, or nothing of it is this run's.
         """
-        self._check_outputs()
         for name in self._parts:
             try:
                 self._copy_part(name, use_mean)
@@ -285,28 +291,6 @@ class _Start:
                 )
             )
 
-    def _check_outputs(self) -> None:
-        """Check that the actor's outputs have the same meaning as in the checkpoint.
-
-        Raises:
-            ConfigurationError: if they do not, though their number may be the same.
-        """
-        kind_here = type(self._algorithm)
-        is_another = self._is_of_another_algorithm()
-        kind_there = class_of_package(self._description, Algorithm) if is_another else kind_here
-        if kind_there is None:
-            return  # a class of the user's own, which is not imported for this
-        there = kind_there.policy_kind(self._description[INIT_ARGS])
-        here = kind_here.policy_kind(self._algorithm.description[INIT_ARGS])
-        if there and here and there != here:
-            raise self._refusal(
-                _Misfit(
-                    f"the actor's outputs are those of {there} there, of {here} here",
-                    "Give the run the algorithm and the noise of the policy, as in the config.yaml"
-                    " of its folder",
-                )
-            )
-
     def _copy_part(self, name: str, use_mean: bool) -> None:
         """Copy a part.
 
@@ -319,7 +303,7 @@ class _Start:
         if isinstance(part, GradientMethod):
             raise _Misfit("a gradient method's state is a run's own")
         if name not in self._acting and self._is_of_another_algorithm():
-            raise _Misfit(f"the checkpoint is of {short_name(self._description)}")
+            raise _Misfit(f"the checkpoint is of {short_name(self._arguments[OWN_CLASS])}")
         learns_returns = name == "critic" or isinstance(part, ReturnScale | RewardScale)
         if learns_returns and self._has_other_returns():
             raise _Misfit("the policy's returns have another scale")
@@ -434,10 +418,12 @@ class _Start:
         """Report a part that this run does not have.
 
         Raises:
-            ConfigurationError: if the policy's observations were changed by it.
+            ConfigurationError: if the policy needs it.
         """
         # the first transform is the reward scale
-        if name == "encoder" or (name.startswith("transforms.") and name != "transforms.0"):
+        if name in ("encoder", "noise") or (
+            name.startswith("transforms.") and name != "transforms.0"
+        ):
             raise self._refusal(_Misfit(f"it has {name}, and this run has none"))
         if not name.startswith("target_"):
             self._add_row(name, self._saved, "left out: this run has none")
@@ -448,30 +434,20 @@ class _Start:
             self._rows.append(_Row(name, size, fate))
 
     def _is_of_another_algorithm(self) -> bool:
-        return bool(self._description[CLASS_PATH] != self._algorithm.description[CLASS_PATH])
+        return bool(self._arguments[OWN_CLASS] != self._algorithm.hyper_parameters[OWN_CLASS])
 
     def _has_other_returns(self) -> bool:
         """Return whether critics learn returns of another scale than the checkpoint's."""
-        there = self._description[INIT_ARGS]
-        here = self._algorithm.description[INIT_ARGS]
-        parts = ("return_scale", "reward_scale", "value")
-        return there.get("discount") != here.get("discount") or any(
-            _class(there.get(name)) != _class(here.get(name))
-            or _bound(there.get(name)) != _bound(here.get(name))
-            for name in parts
-        )
+        defaults = {n: plain(p.default) for n, p in parameters_of(type(self._algorithm)).items()}
+        there = _scale_of_returns({**defaults, **self._arguments})
+        return there != _scale_of_returns({**defaults, **self._algorithm.hyper_parameters})
 
     def _refusal(self, misfit: _Misfit) -> ConfigurationError:
-        there = {"algorithm": self._description, **self._description[INIT_ARGS]}
-        here = {"algorithm": self._algorithm.description, **self._algorithm.description[INIT_ARGS]}
-        differing = [
-            f"{name} {short_name(there[name])} there, {short_name(here[name])} here"
-            for name in ("algorithm", "encoder", "actor")
-            if _class(there.get(name)) and _class(there.get(name)) != _class(here.get(name))
-        ]
-        classes = f" ({'; '.join(differing)})" if differing else ""
+        given = (self._arguments, self._algorithm.hyper_parameters)
+        there, here = (short_name(one[OWN_CLASS]) for one in given)
+        kinds = f" ({there} there, {here} here)" if self._is_of_another_algorithm() else ""
         return ConfigurationError(
-            f"a run cannot start from this policy: {misfit}{classes}. {misfit.fix}, or leave out"
+            f"a run cannot start from this policy: {misfit}{kinds}. {misfit.fix}, or leave out"
             " init_from"
         )
 
@@ -509,16 +485,11 @@ def _part_of(key: str) -> str:
     return ".".join(names[: 2 if names[0] in LISTS else 1]) if len(names) > 1 else ""
 
 
-def _class(described: Any) -> Any:
-    """Return a described class of this package; of another class, its path."""
-    if not isinstance(described, Mapping) or CLASS_PATH not in described:
-        return None
-    return class_of_package(described, object) or described[CLASS_PATH]
-
-
-def _bound(described: Any) -> Any:
-    """Return the largest value of a described part, such as ``Categorical``; None for none."""
-    return described.get(INIT_ARGS, {}).get("bound") if isinstance(described, Mapping) else None
+def _scale_of_returns(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments that decide it: the discount, and classes and bounds of parts."""
+    given = [arguments.get(name) for name in ("return_scale", "reward_scale", "value")]
+    parts = [(one[CLASS_PATH], one.get(INIT_ARGS, {}).get("bound")) for one in given if one]
+    return arguments.get("discount"), parts
 
 
 def _summed(rows: Sequence[_Row]) -> list[_Row]:

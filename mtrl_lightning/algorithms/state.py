@@ -5,25 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mtrl_lightning.algorithms.description import (
-    INIT_ARGS,
-    argument_of,
-    cannot_rebuild,
-)
 from mtrl_lightning.checkpoints import FORMAT
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.targets import weight_shapes
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.ranks.share import Rules, Share
-from mtrl_lightning.saved_spec import describe_spec
 from mtrl_lightning.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -37,15 +30,11 @@ checkpoint's."""
 
 
 def save_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
-    """Add an algorithm's description and state.
-
-    Lightning's command line would take ``hyper_parameters`` for options.
-    """
+    """Add an algorithm's arguments and state."""
     algorithm.guard.read()  # skipped steps are counted on the device until it is read
     checkpoint["mtrl_lightning"] = {
         "format": FORMAT,
-        "algorithm": algorithm.description,
-        "spec": describe_spec(algorithm.spec),
+        "spec": algorithm.spec.to_dict(),
         "counters": algorithm.counters.state_dict(),
         "generators": algorithm.generators.state_dict(),
         "global_generators": global_generators(),
@@ -53,18 +42,8 @@ def save_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
     }
     if algorithm.data_name:
         checkpoint["mtrl_lightning"]["data"] = algorithm.data_name
-    checkpoint.pop("hyper_parameters", None)
-
-
-def warn_of_unknown_arguments(algorithm: Algorithm) -> None:
-    """Warn of arguments that a checkpoint of the algorithm cannot rebuild."""
-    for argument, text in cannot_rebuild(algorithm.description[INIT_ARGS]).items():
-        rank_zero_warn(
-            f"a checkpoint cannot rebuild {argument}, {text},"
-            " because no module has it under that name:"
-            f" give {argument_of(argument)}=... to load_policy and load_from_checkpoint,"
-            " or define it in a module"
-        )
+    # a subclass may have added arguments as they are by save_hyperparameters
+    checkpoint["hyper_parameters"] = algorithm.hyper_parameters
 
 
 class SavedOptimizers(NamedTuple):
@@ -89,9 +68,6 @@ def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> SavedOpti
 
     Returns:
         The states of the optimizers, to check when these are built; None without.
-
-    Raises:
-        ConfigurationError: if the checkpoint is of other tasks or another network.
     """
     check_tasks(checkpoint, algorithm.spec)
     check_weights(checkpoint["state_dict"], algorithm.state_dict())
@@ -104,12 +80,12 @@ def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> SavedOpti
         )
     algorithm.counters.load_state_dict(state["counters"])
     algorithm.generators.load_state_dict(state["generators"])
-    if "global_generators" in state:  # left out by load_algorithm
+    if "global_generators" in state:  # left out by load_from_checkpoint
         restore_global_generators(state["global_generators"])
     algorithm.mean_metrics.load_state_dict(state["metrics"])
-    if checkpoint.get("optimizer_states") is None:  # left out by load_algorithm
+    if checkpoint.get("optimizer_states") is None:  # left out by load_from_checkpoint
         return None
-    has_new_options = state["algorithm"] != algorithm.description
+    has_new_options = checkpoint["hyper_parameters"] != algorithm.hyper_parameters
     return SavedOptimizers(checkpoint["optimizer_states"], has_new_options)
 
 
@@ -167,9 +143,6 @@ def check_weights(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     Args:
         saved: the checkpoint's ``state_dict``.
         current: that of the algorithm.
-
-    Raises:
-        ConfigurationError: naming a weight of another shape.
     """
     there = weight_shapes(saved)
     here = weight_shapes(current)
@@ -194,9 +167,6 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
     Args:
         saved: the optimizer's ``state_dict`` when it was saved.
         optimizer: which is to continue with it.
-
-    Raises:
-        ConfigurationError: naming the difference.
     """
     for found, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         for name, value in own.items():
@@ -245,28 +215,21 @@ def replace_options(saved: Any, optimizer: Optimizer) -> None:
 
 def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
     """Check that a loaded checkpoint is of these tasks."""
-    saved = checkpoint["mtrl_lightning"]["spec"]
-    names = saved["task_names"]
-    if names != list(spec.task_names):
+    saved = EnvSpec.from_dict(checkpoint["mtrl_lightning"]["spec"])
+    if saved.task_names != spec.task_names:
         raise ConfigurationError(
-            f"the checkpoint is of other tasks: {', '.join(names)} there,"
+            f"the checkpoint is of other tasks: {', '.join(saved.task_names)} there,"
             f" {', '.join(spec.task_names)} here; use the config.yaml in its run's folder. To"
             " evaluate some of its tasks, give validate RUN --tasks TASK ...; to train these tasks"
             " with its weights, start a new run by fit --init_from CHECKPOINT (Python: init_from)"
         )
-    current = describe_spec(spec)
-    for what in ("observation", "action"):
-        sizes = zip(names, _sizes(saved, what), _sizes(current, what), strict=True)
-        for name, saved_size, size in sizes:
-            if saved_size != size:
+    kinds: tuple[Literal["observation", "action"], ...] = ("observation", "action")
+    for kind in kinds:
+        for task, name in enumerate(spec.task_names):
+            there, here = saved.shape_of(kind, task), spec.shape_of(kind, task)
+            if there != here:
                 raise ConfigurationError(
-                    f"the checkpoint is of tasks of other sizes: the {what} of {name!r} has"
-                    f" {saved_size} numbers there and {size} here;"
+                    f"the checkpoint is of tasks of other sizes: the {kind} of {name!r} has the"
+                    f" shape {there} there and {here} here;"
                     " use the config.yaml in its run's folder"
                 )
-
-
-def _sizes(described: Mapping[str, Any], what: str) -> list[Any]:
-    """Return the size of each task's observation or action, of a spec as plain values."""
-    (size, *_) = described[f"{what}_space"]["shape"]
-    return list(described[f"{what}_sizes"]) or [size] * len(described["task_names"])

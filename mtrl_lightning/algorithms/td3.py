@@ -6,8 +6,7 @@ Shapes: ``R`` trained tasks, ``n`` rows of a task in a batch, ``B`` rows of any 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,10 +43,6 @@ class TD3(ActorCritic):
         options: those of ``ActorCritic`` and of every algorithm.
     """
 
-    lacking_options: ClassVar[Mapping[str, str]] = {
-        "temperature": "its policy is deterministic and has no entropy: use SAC",
-        "target_entropy": "its policy is deterministic and has no entropy: use SAC",
-    }
     outputs_per_action = 1
 
     def __init__(
@@ -77,11 +72,6 @@ class TD3(ActorCritic):
         self._target_clip = target_clip
         self.target_actor = frozen_copy(self.actor)
         self.targets.add(self.actor, self.target_actor, self.tau)
-
-    @classmethod
-    def policy_kind(cls, options: Mapping[str, Any]) -> str:
-        """Return that it is a deterministic policy."""
-        return "a deterministic policy"
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian:
         """Return the deterministic actions as a mean, with the noise of exploration around it."""

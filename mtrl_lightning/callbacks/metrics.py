@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
+from mtrl_lightning.algorithms.arguments import OWN_CLASS
 from mtrl_lightning.callbacks.checks import is_better_when_larger
 from mtrl_lightning.callbacks.metrics_file import MetricsFile, log_row
 from mtrl_lightning.callbacks.rollout import data_of
@@ -83,7 +84,7 @@ class MetricsCallback(Callback):
         protocol = {f"protocol/{key}": value for key, value in data.spec.protocol.items()}
         installed = installed_versions(PACKAGES) | {"python": platform.python_version()}
         versions = {f"version/{name}": version for name, version in installed.items()}
-        algorithm = {"algorithm": data.algorithm.description["class_path"]}
+        algorithm = {"algorithm": data.algorithm.hyper_parameters[OWN_CLASS]}
         for logger in trainer.loggers:
             logger.log_hyperparams(algorithm | protocol | versions)
             if isinstance(logger, WandbLogger):

@@ -68,7 +68,7 @@ class ResetCallback(Callback):
             )
             algorithm.reset_networks()
             if isinstance(data, ReplayData | DemonstrationData):
-                algorithm.begin_learning(data.buffer.mean_rewards())
+                algorithm.transforms.begin_learning(data.buffer.mean_rewards())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule."""

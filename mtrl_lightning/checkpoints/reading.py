@@ -13,7 +13,7 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 
-FORMAT = 3
+FORMAT = 4
 """Version of the checkpoint's format."""
 SECTIONS = ("callbacks", "loops", "lr_schedulers", "optimizer_states", "state_dict")
 """The sections of a checkpoint that Lightning reads."""

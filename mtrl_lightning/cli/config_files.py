@@ -21,6 +21,7 @@ from lightning_utilities.core.enums import StrEnum
 
 from mtrl_lightning.cli.config_names import configs_folder, find_config
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.signatures import parameters_of
 
 # defaults of Lightning's callbacks, such as Timer's interval, are written as texts
 yaml.SafeDumper.add_multi_representer(
@@ -40,10 +41,6 @@ def files_of(given: str, folder: Path = Path(), extending: tuple[Path, ...] = ()
         given: a YAML file, or the name of a configuration.
         folder: that a relative path starts from.
         extending: files that extend this one.
-
-    Raises:
-        ConfigurationError: if it or an extended file is missing, or files extend each other in a
-            cycle.
     """
     path = find_config(given, folder).resolve()
     if path in extending:
@@ -70,11 +67,7 @@ class ExtendingConfigFile(ActionConfigFile):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Apply the extended files, then the file itself.
-
-        Raises:
-            ConfigurationError: if there is neither a file nor a configuration of this name.
-        """
+        """Apply the extended files, then the file itself."""
         if not isinstance(values, str) or FILE_OR_NAME.fullmatch(values) is None:
             super().__call__(parser, cfg, values, option_string)
             return
@@ -92,10 +85,10 @@ def _of_algorithm(file: Path, cfg: Namespace) -> str:
     folders = [configs_folder().resolve() / group for group in BOTH_SIDES]
     if file.parent not in folders or not module:
         return str(file)
-    lacking = getattr(getattr(importlib.import_module(module), name), "lacking_options", {})
+    known = parameters_of(getattr(importlib.import_module(module), name))
     content = yaml.safe_load(file.read_text())
     options = content.get("model", {}).get("init_args", {})
-    unused = [key for key in options if key.startswith("critic") and key in lacking]
+    unused = [key for key in options if key.startswith("critic") and key not in known]
     for key in unused:
         del options[key]
     return json.dumps(content) if unused else str(file)

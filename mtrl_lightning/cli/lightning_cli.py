@@ -30,7 +30,6 @@ from mtrl_lightning import errors
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.starting import NewTasks
 from mtrl_lightning.callbacks import MetricsFile
-from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.cli.commands import PROGRAM, TRUST
 from mtrl_lightning.cli.config_files import ExtendingConfigFile
 from mtrl_lightning.data import TaskData
@@ -149,12 +148,12 @@ class MultiTaskCLI(LightningCLI):
                 for similar in closest(name, known):
                     error.message += f"\ntip: did you mean {similar}?"
             raise
-        config = self.config[args[0]]
-        if config.ckpt_path and Path(config.ckpt_path).is_file():
-            load_checkpoint(config.ckpt_path)  # Lightning reads it next, and says less
-        seed = config.seed_everything
+        seed = self.config[args[0]].seed_everything
         if not 0 <= seed < 2**32:
             raise ConfigurationError(f"seed_everything is {seed}: give 0 to {2**32 - 1:,}")
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the options as given: Lightning would replace them by the checkpoint's."""
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the seed, which Lightning would also take as true or false."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from mtrl_lightning.algorithms.description import summarize
+from mtrl_lightning.algorithms.arguments import summary
 from mtrl_lightning.data.demonstrations import GIVE, check_identity, load_demonstrations
 from mtrl_lightning.data.replay_data import Ticks
 from mtrl_lightning.data.task_data import ROWS_PER_TASK, TaskData, check_batch_size
@@ -83,7 +83,7 @@ class DemonstrationData(TaskData):
             check_batch_size(self.batch_size, num_tasks, distributed.world_size())
             if not self._identity:
                 self._read(device if self._on_device else CPU)
-        for line in (summarize(self.algorithm.description), self.algorithm.untrained_summary):
+        for line in (summary(self.algorithm.hyper_parameters), self.algorithm.untrained_summary):
             if line:
                 rank_zero_info(line)
 
@@ -111,7 +111,7 @@ class DemonstrationData(TaskData):
         """Let the algorithm know the tasks' rewards before its first update."""
         self.is_training = True
         if self.counters.updates == 0:
-            self.algorithm.begin_learning(self.buffer.mean_rewards())
+            self.algorithm.transforms.begin_learning(self.buffer.mean_rewards())
 
     def next_batch(self) -> TransitionBatch:
         """Sample a batch; each process samples its share, and gradients are averaged."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from mtrl_lightning.algorithms.description import summarize
+from mtrl_lightning.algorithms.arguments import summary
 from mtrl_lightning.checks import above, at_least, nearest_multiples
 from mtrl_lightning.data.task_data import TaskData
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
@@ -244,7 +244,8 @@ class EnvData(TaskData):
         self.add(transitions, foreign_E)
         if collector.dropped_E.any():
             self.algorithm.transforms.drop_episodes(np.flatnonzero(collector.dropped_E))
-        self.algorithm.observe(transitions, self.counters.episodes > episodes)
+        has_ended = self.counters.episodes > episodes
+        self.algorithm.transforms.observe(transitions, has_ended)
         for call in self.after_step:
             call(self.counters.env_steps)
 
@@ -298,7 +299,7 @@ class EnvData(TaskData):
         lines = [
             ", ".join(f"{key} {value}" for key, value in protocol.items()),
             self._pipeline(),
-            summarize(algorithm.description),
+            summary(algorithm.hyper_parameters),
             algorithm.untrained_summary,
             *(f"Extra: {extra}" for extra in self._extras),
             f"{each}Stepping {envs.num_envs} environments of {len(self.spec.train_tasks)} tasks"

@@ -192,7 +192,7 @@ class ReplayData(EnvData):
         while self._warmup(counters.env_steps):
             self.step("random")
         if counters.updates == 0:
-            self.algorithm.begin_learning(self.buffer.mean_rewards())
+            self.algorithm.transforms.begin_learning(self.buffer.mean_rewards())
         # updates are owed for vector steps from here on, not for the warm-up
         self._ratio.start(counters.vector_steps, counters.updates)
 

@@ -75,7 +75,7 @@ class RunIO(TorchCheckpointIO):
                 processes and cannot be divided among these.
         """
         with distributed.raise_on_all_ranks(ConfigurationError):
-            checkpoint = load_checkpoint(path, verify=False, mmap=False)
+            checkpoint = load_checkpoint(path, mmap=False)
             assert self._data.trainer is not None
             is_fitting = self._data.trainer.state.fn == "fit"
             if is_fitting:

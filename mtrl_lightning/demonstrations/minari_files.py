@@ -21,7 +21,6 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError, import_optional, installed_versions
 from mtrl_lightning.runs import ensure_writable
-from mtrl_lightning.saved_spec import describe_spec, rebuild_spec
 from mtrl_lightning.schema import POLICY_ACTION
 from mtrl_lightning.spec import EnvSpec, pad_to
 
@@ -70,7 +69,7 @@ class TaskDataSet:
             )
         self.task: str = described["task"]
         """Its name in the spec."""
-        self.spec = rebuild_spec(described["spec"])
+        self.spec = EnvSpec.from_dict(described["spec"])
         """Of the benchmark in which it was recorded."""
         self.facts: dict[str, Any] = described["facts"]
         """How it was recorded."""
@@ -183,7 +182,7 @@ def _write_data_set(
             "minari_version": minari.__version__,
             "algorithm_name": str(facts.get("policy", "unknown")),
             "description": f"Episodes of the task {task}. {protocol}",
-            KEY: {"task": task, "spec": describe_spec(spec), "facts": dict(facts)},
+            KEY: {"task": task, "spec": spec.to_dict(), "facts": dict(facts)},
         }
     )
     storage.update_episodes(buffers)

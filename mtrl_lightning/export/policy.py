@@ -35,7 +35,7 @@ from mtrl_lightning.spec import EnvSpec
 
 CHECKPOINT = Path("checkpoints/best.ckpt")
 """The checkpoint of an exported policy in its folder, which is laid out as a run's."""
-OF_POLICY = ("pytorch-lightning_version", "state_dict", "mtrl_lightning")
+OF_POLICY = ("pytorch-lightning_version", "state_dict", "hyper_parameters", "mtrl_lightning")
 """What an exported policy keeps of a checkpoint: neither optimizers nor environments."""
 TOLERANCE = 1e-4
 """Largest difference of a number of an action, between -1 and 1, that is rounding."""

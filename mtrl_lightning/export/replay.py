@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.algorithms.arguments import OWN_CLASS, short_name
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
 from mtrl_lightning.checkpoints.parts import RANKS, manifests_of
 from mtrl_lightning.demonstrations import RecordedEpisode, write_data_sets
@@ -23,8 +24,7 @@ from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.runs import checkpoint_at, run_folder_of
-from mtrl_lightning.saved_spec import rebuild_spec
-from mtrl_lightning.spec import Field
+from mtrl_lightning.spec import EnvSpec, Field
 
 
 def export_to_minari(
@@ -69,7 +69,7 @@ def export_to_minari(
     fields = [Field(name, tuple(shape), dtype) for name, shape, dtype in manifest["fields"]]
     storage = RingStorage(fields, len(manifest["added"]), manifest["capacity"])
     ReplaySnapshots(replay_folder(run_folder)).load(manifest, storage)
-    spec = rebuild_spec(content["mtrl_lightning"]["spec"])
+    spec = EnvSpec.from_dict(content["mtrl_lightning"]["spec"])
     has_all = int(storage.added_E.sum()) == env_steps_of(content)
     task_E = np.repeat(spec.train_tasks, storage.num_envs // len(spec.train_tasks))
     exported = {}
@@ -87,7 +87,7 @@ def export_to_minari(
             f" {storage.capacity} transitions of each environment, and an episode has up to"
             f" {spec.horizon}; train with a larger data.capacity or data.save_last"
         )
-    algorithm = content["mtrl_lightning"]["algorithm"]["class_path"].rpartition(".")[2]
+    algorithm = short_name(content["hyper_parameters"][OWN_CLASS])
     facts = {"policy": algorithm, "replay": str(checkpoint)}
     write_data_sets(folder, spec, exported, facts)
     return folder.resolve(), exported

@@ -156,8 +156,13 @@ class Transforms(nn.ModuleList):
         """Iterate over the transforms."""
         return super().__iter__()  # type: ignore[return-value]
 
-    def observe(self, transitions: Transitions, has_ended: bool) -> None:
-        """Receive a vector step; see ``Algorithm.observe``."""
+    def observe(self, transitions: Transitions, has_ended: bool = True) -> None:
+        """Receive the transitions of one vector step, in the order in which they happen.
+
+        Args:
+            transitions: of this rank's environments.
+            has_ended: whether an episode may have ended in this step, on any rank.
+        """
         for transform in self:
             transform.observe(transitions)
             if has_ended:
@@ -169,7 +174,10 @@ class Transforms(nn.ModuleList):
             transform.drop_episodes(env_N)
 
     def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
-        """Receive each trained task's mean reward in the replay."""
+        """Receive each trained task's mean reward in the replay.
+
+        Called before the first update and whenever the networks are reset.
+        """
         for transform in self:
             transform.begin_learning(mean_reward_R)
 

@@ -17,7 +17,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network, TaskAxis, task_values
-from mtrl_lightning.signatures import parameters_of
+from mtrl_lightning.signatures import called_by, parameters_of
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -211,10 +211,9 @@ def with_conditioning(
     Raises:
         ConfigurationError: if the network takes no conditioning and this one has numbers.
     """
-    options = make_network.keywords if isinstance(make_network, partial) else {}
+    made, options = called_by(make_network)
     if conditioning is None or options.get("conditioning") is not None:
         return make_network
-    made = _class_or_function(make_network)
     if "conditioning" in parameters_of(made):
         return partial(make_network, conditioning=conditioning)
     built = conditioning(spec)
@@ -224,11 +223,3 @@ def with_conditioning(
         f"{made.__name__} takes no task conditioning, and conditioning is {type(built).__name__}:"
         " leave out model.init_args.conditioning (set it to null), or choose another network"
     )
-
-
-def _class_or_function(factory: Callable[..., object]) -> Callable[..., object]:
-    """Return the class or function behind a factory; jsonargparse passes it to a function."""
-    while isinstance(factory, partial):
-        classes = [argument for argument in factory.args if isinstance(argument, type)]
-        factory = classes[0] if classes else factory.func
-    return factory

@@ -99,11 +99,11 @@ def test_its_generator_is_in_the_checkpoint_and_of_each_rank(monkeypatch):
     assert {"transform_1", "transform_2"} <= set(used["used"])
     other.generators.load_state_dict(used)
     batch = make_batch(SPEC)
-    images = [one.transform(batch).observation_RnD for one in (sac, other)]
+    images = [one.transforms(batch).observation_RnD for one in (sac, other)]
     assert torch.equal(*images)
-    assert not torch.equal(images[0], sac.transform(batch).observation_RnD)
+    assert not torch.equal(images[0], sac.transforms(batch).observation_RnD)
     fresh = make_sac(SPEC, seed=3, **options)
-    first = fresh.transform(batch).observation_RnD
+    first = fresh.transforms(batch).observation_RnD
     monkeypatch.setattr("mtrl_lightning.ranks.distributed.rank", lambda: 1)
-    second = make_sac(SPEC, seed=3, **options).transform(batch).observation_RnD
+    second = make_sac(SPEC, seed=3, **options).transforms(batch).observation_RnD
     assert not torch.equal(first, second)

@@ -157,7 +157,7 @@ def test_transforms_take_a_vector_step_without_waiting(without_numbers):
     sac = on_meta(make_sac, reward_scale=ReturnRange, transforms=[NormalizeObservation])
     for i in range(3):
         zeros_E = np.zeros(4)
-        sac.observe(
+        sac.transforms.observe(
             Transitions(
                 observation_ED=np.zeros((4, 4), np.float32),
                 action_EA=np.zeros((4, 2), np.float32),

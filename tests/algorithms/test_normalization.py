@@ -114,8 +114,8 @@ def test_the_replay_holds_raw_values_so_that_old_rows_have_the_scale_of_new_ones
     batch = make_batch(sac.spec)
     for observed in (2, NUM_STEPS):
         for transitions in random_steps(num_steps=observed):
-            sac.observe(transitions)
-        found = sac.transform(batch)
+            sac.transforms.observe(transitions)
+        found = sac.transforms(batch)
         scale, normalize = sac.transforms
         mean_RnD = normalize.moments.mean_TD[batch.task_Rn]
         std_RnD = (normalize.moments.variance_TD[batch.task_Rn] + 1e-8).sqrt()

@@ -60,10 +60,6 @@ def test_what_is_added_are_tensors_and_plain_values(tmp_path):
     assert added["spec"]["protocol"] == {"benchmark": "dummy", "horizon": 10}
 
 
-def test_checkpoint_has_no_hyper_parameters_for_lightning(tmp_path):
-    assert "hyper_parameters" not in through_a_file(checkpoint_of(make_sac()), tmp_path)
-
-
 @pytest.mark.parametrize("value", [np.float64(0.9), np.float32(0.9)])
 def test_numpy_numbers_as_hyper_parameters_leave_the_file_loadable(tmp_path, value):
     sac = make_sac(discount=value)
@@ -71,12 +67,6 @@ def test_numpy_numbers_as_hyper_parameters_leave_the_file_loadable(tmp_path, val
         through_a_file(checkpoint_of(sac), tmp_path)
     except pickle.UnpicklingError as error:
         pytest.fail(str(error).splitlines()[0])
-
-
-def test_hyper_parameters_stay_with_the_algorithm():
-    sac = make_sac(discount=0.9)
-    checkpoint_of(sac)
-    assert sac.hparams["actor"] == {"class_path": "tests.helpers.algorithms.small_mlp"}
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,10 @@ from mtrl_lightning.algorithms import (
     PopArt,
     ReturnRange,
     ReturnScale,
+    RewardScale,
+    Scalar,
 )
-from mtrl_lightning.algorithms.rebuilding import rebuild_algorithm
+from mtrl_lightning.algorithms.arguments import rebuild
 from mtrl_lightning.algorithms.starting import start_from
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
@@ -221,7 +223,7 @@ def test_a_policy_of_the_package_starts_a_run_of_other_tasks():
     checkpoint = load_checkpoint(best_checkpoint("mt10"))
     names = ("door-open-v3", "coffee-button-v3", "reach-v3")
     spec = policy.spec._replace(task_names=names, train_tasks=(0, 1, 2))
-    algorithm = rebuild_algorithm(checkpoint["mtrl_lightning"], Algorithm, (), {"spec": spec})
+    algorithm = rebuild(checkpoint["hyper_parameters"], spec, Algorithm)
     table = start_from(algorithm, checkpoint)
     observation = np.random.default_rng(0).normal(size=(9, 39)).astype(np.float32)
     for name in ("door-open-v3", "reach-v3"):
@@ -530,7 +532,7 @@ def test_a_critic_of_returns_of_another_scale_is_fresh(make, there, here):
     ],
 )
 def test_an_actor_whose_outputs_mean_something_else_is_refused(there, make, options):
-    with pytest.raises(ConfigurationError, match="outputs"):
+    with pytest.raises(ConfigurationError):
         started(make, trained(there), **options)
 
 
@@ -617,14 +619,9 @@ def test_the_same_tasks_are_copied_as_they_are():
     assert "New tasks" not in table and "Left out" not in table
 
 
-@pytest.mark.parametrize("module", ["algorithms", "learning.transforms"])
-def test_a_class_of_another_path_is_the_same_class(module):
-    source = trained(make_sac)
-    checkpoint = checkpoint_of(source)
-    arguments = checkpoint["mtrl_lightning"]["algorithm"]["init_args"]
-    arguments["reward_scale"] = {"class_path": f"mtrl_lightning.{module}.RewardScale"}
+def test_returns_of_given_and_of_default_options_are_compared():
+    source = trained(make_sac, discount=0.99, reward_scale=RewardScale, value=Scalar)
     algorithm = make_sac(HERE, seed=2)
     before = copy_of(algorithm.critic)
-    table = start_from(algorithm, checkpoint, "fresh")
-    assert "another scale" not in table
+    start_from(algorithm, checkpoint_of(source), "fresh")
     assert changed(algorithm.critic, before) != set()

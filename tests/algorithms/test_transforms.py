@@ -53,7 +53,7 @@ class Double(Transform):
 def test_batches_pass_through_all_transforms_in_their_order():
     sac = make_sac(transforms=[Shift, Double])
     batch = make_batch(sac.spec)
-    found = sac.transform(batch)
+    found = sac.transforms(batch)
     shift_Rn1 = 3 * (1 + batch.task_Rn[..., None])
     assert torch.equal(found.observation_RnD, 2 * (batch.observation_RnD + shift_Rn1))
     assert torch.equal(found.next_observation_RnD, 2 * (batch.next_observation_RnD + shift_Rn1))
@@ -63,7 +63,7 @@ def test_batches_pass_through_all_transforms_in_their_order():
 def test_an_update_learns_from_the_transformed_batch():
     one, other = make_sac(transforms=[Shift]), make_sac()
     batch = make_batch(one.spec)
-    for sac, given in ((one, batch), (other, one.transform(batch))):
+    for sac, given in ((one, batch), (other, one.transforms(batch))):
         attach(sac)
         sac.training_step(given, 0)
     assert changed(one, copy_of(other)) == set()
@@ -80,8 +80,8 @@ def test_the_policy_acts_on_transformed_observations():
 def test_each_transform_receives_transitions_and_mean_rewards():
     sac = make_sac(reward_scale=MeanReward, transforms=[Double, partial(Shift, amount=1.0)])
     scale, double, _ = sac.transforms
-    sac.observe("transitions")
-    sac.begin_learning(np.array([1.0, 2.0, 4.0]))
+    sac.transforms.observe("transitions")
+    sac.transforms.begin_learning(np.array([1.0, 2.0, 4.0]))
     assert double.steps == ["transitions"] and len(double.means) == 1
     assert scale.factor_T.tolist() == [4, 2, 1]
 
@@ -96,7 +96,7 @@ def test_the_command_line_takes_a_list_of_transforms(command_line):
 
 def test_the_trained_tasks_alone_have_factors():
     sac = make_sac(make_spec(3, train_tasks=(0, 2)), reward_scale=MeanReward)
-    sac.begin_learning(np.array([1.0, 2.0]))
+    sac.transforms.begin_learning(np.array([1.0, 2.0]))
     assert sac.transforms[0].factor_T.tolist() == [2, 1, 1]
 
 
@@ -104,7 +104,7 @@ def test_a_slice_makes_the_changes_of_its_transforms():
     sac = make_sac(reward_scale=ReturnRange, transforms=[Shift, Double])
     batch = make_batch(sac.spec)
     scaled = sac.transforms[:1](batch)
-    assert torch.equal(scaled.reward_Rn, sac.transform(batch).reward_Rn)
+    assert torch.equal(scaled.reward_Rn, sac.transforms(batch).reward_Rn)
     assert not torch.equal(scaled.reward_Rn, batch.reward_Rn)
     assert torch.equal(scaled.observation_RnD, batch.observation_RnD)
     doubled = sac.transforms[-1:](batch)

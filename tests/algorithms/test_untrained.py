@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.algorithms.rebuilding import rebuild_algorithm
+from mtrl_lightning.algorithms.arguments import rebuild
 from mtrl_lightning.networks import MLP, Embedding, NoConditioning
-from mtrl_lightning.saved_spec import describe_spec
 from tests.helpers.algorithms import make_ppo, make_sac, make_spec, make_td3
 
 TRAINED = (0, 2)
@@ -44,8 +43,7 @@ def test_it_acts_with_what_the_task_was_initialized_with_if_that_is_wanted():
     action_EA = sac.act(observation_ED, np.array([1]), "exploit")
     assert np.array_equal(action_EA, policy.mode().numpy())
     assert "given their own parameters, as initialized" in sac.untrained_summary
-    state = {"algorithm": sac.description, "spec": describe_spec(spec)}
-    rebuilt = rebuild_algorithm(state, type(sac))
+    rebuilt = rebuild(sac.hyper_parameters, spec, type(sac))
     assert np.array_equal(rebuilt.act(observation_ED, np.array([1]), "exploit"), action_EA)
 
 

@@ -19,7 +19,8 @@ def test_exported_policy_acts_and_evaluates_as_its_run(command_line, tmp_path, c
     run, exported = command_line.folder(), tmp_path / "shared"
     main(["export", str(run), "--to=policy", f"--folder={exported}"])
     kept = load_checkpoint(exported / "checkpoints" / "best.ckpt")
-    assert kept.keys() == {"pytorch-lightning_version", "state_dict", "mtrl_lightning"}
+    sections = {"pytorch-lightning_version", "state_dict", "hyper_parameters", "mtrl_lightning"}
+    assert kept.keys() == sections
     full = run / "checkpoints" / "best.ckpt"
 
     observation_ED = np.random.default_rng(0).normal(size=(6, 2))

@@ -59,7 +59,7 @@ def test_all_that_acts_is_in_the_file(tmp_path, format, kind):
     generator = np.random.default_rng(0)
     observation_ED = generator.normal(2.0, 3.0, (6, 4)) * SIZED.observation_mask_TD[[0, 1] * 3]
     zeros = np.zeros(6)
-    model.observe(
+    model.transforms.observe(
         Transitions(
             observation_ED,
             np.zeros((6, 3), np.float32),

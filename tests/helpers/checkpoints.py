@@ -12,7 +12,6 @@ def checkpoint_of(sac, optimizers=()):
     checkpoint = {
         "state_dict": sac.state_dict(),
         "optimizer_states": [optimizer.state_dict() for optimizer in optimizers],
-        "hyper_parameters": dict(sac.hparams),
     }
     sac.on_save_checkpoint(checkpoint)
     return checkpoint
@@ -50,9 +49,9 @@ def assert_continued_is_the_same(make, tmp_path, half):
 
 def save(algorithm, tmp_path, name="file.ckpt", change=None):
     """Write what a trainer would, as far as an algorithm reads it."""
-    checkpoint = {"state_dict": algorithm.state_dict(), "hyper_parameters": {}}
+    checkpoint = {"state_dict": algorithm.state_dict()}
     algorithm.on_save_checkpoint(checkpoint)
     if change is not None:
-        change(checkpoint["mtrl_lightning"])
+        change(checkpoint)
     torch.save(checkpoint, tmp_path / name)
     return tmp_path / name

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from mtrl_lightning import gradients
-from mtrl_lightning.algorithms.rebuilding import rebuild_algorithm
+from mtrl_lightning.algorithms.arguments import rebuild
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
 from mtrl_lightning.export import ONNX
@@ -218,9 +218,9 @@ def with_gradient(built: Built, gradient: str) -> Built:
     for side, method in named.items():
         kind = getattr(gradients, method["class_path"].rpartition(".")[2])
         methods[side] = partial(kind, **method.get("init_args", {}))
-    described = {"algorithm": built.model.description}
-    overrides = {"spec": built.model.spec, **methods}
-    return Built(built.cli, rebuild_algorithm(described, type(built.model), overrides=overrides))
+    model = built.model
+    rebuilt = rebuild(model.hyper_parameters, model.spec, type(model), overrides=methods)
+    return Built(built.cli, rebuilt)
 
 
 @cache
@@ -256,8 +256,8 @@ def update(built: Built, env: str) -> dict[str, float]:
     model = built.model
     assert model.spec.task_names == spec.task_names
     for transitions in steps.values():
-        model.observe(transitions)
-    model.begin_learning(np.ones(4))
+        model.transforms.observe(transitions)
+    model.transforms.begin_learning(np.ones(4))
     optimizers = model.configure_optimizers()
     model.optimizers = lambda use_pl_optimizer=True: optimizers
     for i, batch in enumerate(given):

@@ -9,7 +9,6 @@ from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.rollout import Collector
-from mtrl_lightning.saved_spec import describe_spec
 from tests.helpers.fakes import Uniform
 
 
@@ -71,10 +70,10 @@ class Recorded:
         counters = Counters(env_steps=self.collector.counters.env_steps)
         content = {
             "state_dict": {},
+            "hyper_parameters": {"_class_path": "mtrl_lightning.algorithms.SAC"},
             "mtrl_lightning": {
                 "format": FORMAT,
-                "spec": describe_spec(self.spec),
-                "algorithm": {"class_path": "mtrl_lightning.algorithms.SAC"},
+                "spec": self.spec.to_dict(),
                 "counters": counters.state_dict(),
                 "data": "ReplayData",
             },

@@ -495,7 +495,7 @@ def best(policy):
 )
 def test_weights_are_taken_if_they_are_newer_and_0_forces(own, given, is_taken):
     learner, other = seeker(1), seeker(2)
-    learner.observe(toy().sample(num_steps=3).transitions)  # the statistics are sent too
+    learner.transforms.observe(toy().sample(num_steps=3).transitions)  # the statistics are sent too
     learner.counters.updates, other.counters.updates = given, own
     before, sent = best(other), best(learner)
     assert before != sent

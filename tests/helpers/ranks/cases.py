@@ -206,11 +206,11 @@ def vector_step(step: int, rank: int, size: int) -> Transitions:
 def run_sac(algorithm: Algorithm, rank: int, size: int) -> None:
     noises: list[Tensor] = []
     algorithm.noise_like = lambda action_RnA: noises.pop(0)  # type: ignore[method-assign]
-    algorithm.begin_learning(np.array([1.0, 0.2, 3.0]))
+    algorithm.transforms.begin_learning(np.array([1.0, 0.2, 3.0]))
     for update in range(NUM_UPDATES):
         if update == RESET_AT:
             algorithm.reset_networks()
-        algorithm.observe(vector_step(update, rank, size))
+        algorithm.transforms.observe(vector_step(update, rank, size))
         batch = make_batch(algorithm.spec, ROWS, seed=update)
         generator = torch.Generator().manual_seed(1000 + update)
         columns = [column.double() for column in batch[:4]]
