@@ -27,7 +27,7 @@ class RestartsExhaustedError(EnvironmentFaultError):
 
 
 class CallError(EnvironmentFaultError):
-    """An environment could not answer a call; rebuilding it would not help."""
+    """An environment raised where rebuilding it would not help: built, called, or stepped first."""
 
 
 class DivergenceError(RuntimeError):

@@ -37,6 +37,9 @@ from mtrl_lightning.types import (
     WeightedPolicy,
 )
 
+EQUAL_ENDS = 10
+"""Episodes that terminate at one length before a time limit is suspected."""
+
 
 class Collector:
     """Act in a vector environment, record transitions and episodes, and count.
@@ -99,6 +102,9 @@ class Collector:
         """The last observations, on which the next actions are chosen; None before ``reset``.
         Read-only: ``step`` and ``set_state`` change them."""
         self._unreported_info = set(envs.spec_.info_keys)
+        self._first_ends: dict[int, list[tuple[int, bool]]] = {int(t): [] for t in envs.task_E}
+        """Length of each task's first episodes, and whether they terminated."""
+        self._mode: Mode = "explore"
         self._events = EpisodeEvents(self.listeners, envs)
         self._env_E = np.arange(envs.num_envs)
         self._action_EA: npt.NDArray[np.float32] | None = None
@@ -224,6 +230,7 @@ class Collector:
         is_training = mode != "exploit"
         sent_EA = sent_actions(self.action_transforms, action_EA, self.envs.task_E, is_training)
         self.envs.send(sent_EA, self.paused_E)
+        self._mode = mode
         self._action_EA = action_EA
 
     def receive(
@@ -264,6 +271,8 @@ class Collector:
                 self.reuse.start_episodes(done_E, ended, self.windows)
         if ended and self._unreported_info:
             self._warn_of_unreported_info()
+        if self._mode != "exploit":
+            self._warn_of_time_limits(ended, result.terminated_E)
         kept_E = result.valid_E if selected_E is None else result.valid_E & selected_E
         kept = slice(None) if kept_E.all() else kept_E
         extra = {**result.extra, **self._policy_columns}
@@ -354,6 +363,24 @@ class Collector:
                 stacklevel=2,
             )
             self._unreported_info = set()
+
+    def _warn_of_time_limits(
+        self, ended: Mapping[int, Episode], terminated_E: npt.NDArray[np.bool_]
+    ) -> None:
+        """Warn of a task whose first episodes all terminate after one number of steps."""
+        for env, episode in ended.items():
+            ends = self._first_ends[episode.task]
+            if len(ends) == EQUAL_ENDS:
+                continue
+            ends.append((episode.length, bool(terminated_E[env])))
+            if ends == [(episode.length, True)] * EQUAL_ENDS and episode.length > 1:
+                warnings.warn(
+                    f"the first {EQUAL_ENDS} episodes of {self.envs.spec_.task_names[episode.task]}"
+                    f" have all terminated after {episode.length} steps. If that is a time limit,"
+                    " return truncated, as gymnasium.wrappers.TimeLimit does: after terminated"
+                    " nothing is bootstrapped. If the task ends there, ignore this",
+                    stacklevel=3,
+                )
 
     def get_state(self, components: Sequence[str] = collector_state.COMPONENTS) -> dict[str, Any]:
         """Return parts of the state as plain values, for ``set_state``.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_same, chec
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import (
+    CallError,
     ConfigurationError,
     EnvironmentFaultError,
     RestartsExhaustedError,
@@ -168,6 +171,8 @@ class EvaluatedEpisode(NamedTuple):
     env: int
     """Index of its environment among all."""
     episode: Episode
+    checksum: int
+    """Of its first and last observation."""
 
 
 class Evaluator:
@@ -224,6 +229,8 @@ class Evaluator:
         rank, num_processes = share
         self._indices = np.array_split(range(num_envs), num_processes)[rank]
         """Indices of the environments that are stepped here among all."""
+        self._warns = rank == 0
+        """Whether the next evaluation warns of a task whose episodes are all the same."""
         self._envs: VectorEnv | None = None
 
     @property
@@ -253,6 +260,8 @@ class Evaluator:
             try:
                 with one_thread():
                     return self._run(policy, on_step)
+            except CallError:  # new environments would raise it again
+                raise
             except EnvironmentFaultError as fault:
                 self.close()  # repeated from the first episode, in new environments
                 if self.num_restarts >= self._max_restarts:
@@ -287,26 +296,31 @@ class Evaluator:
         collector = Collector(self._envs, policy)
         seeds = np.tile(np.cumsum(shares) - shares, num_tasks)[indices]
         collector.reset(seed=seeds.tolist())
+        assert collector.observation_ED is not None
+        start_E = [zlib.crc32(row_D.tobytes()) for row_D in collector.observation_ED]
         quota_E = np.tile(shares, num_tasks)[indices]
         finished: list[EvaluatedEpisode] = []
         most_steps = int(quota_E.max()) * self._benchmark.horizon_of(self._split)
         with progress_bar(f"evaluating ({self._split})", most_steps, self._progress) as bar:
-            for step, (_, ended) in enumerate(collector.run_episodes(quota_E, "exploit")):
+            for step, (rows, ended) in enumerate(collector.run_episodes(quota_E, "exploit")):
                 on_step()
-                finished += [
-                    EvaluatedEpisode(step, int(indices[env]), episode)
-                    for env, episode in ended.items()
-                ]
+                for env, episode in ended.items():
+                    last_D = rows.next_observation_ED[rows.env_E == env]
+                    checksum = zlib.crc32(last_D.tobytes(), start_E[env])
+                    finished.append(EvaluatedEpisode(step, int(indices[env]), episode, checksum))
+                    start_E[env] = zlib.crc32(collector.observation_ED[env].tobytes())
                 bar.update()
         return finished
 
     def summarize(self, finished: Iterable[EvaluatedEpisode]) -> Evaluation:
         """Return the results of all test episodes, given in any order."""
-        per_task: dict[int, list[Episode]] = {task: [] for task in self._tasks}
         # in the order of an evaluation in one process: sums of rounded numbers depend on it
-        for _, _, episode in sorted(finished, key=lambda one: (one.step, one.env)):
-            per_task[episode.task].append(episode)
+        finished = sorted(finished, key=lambda one: (one.step, one.env))
+        per_task: dict[int, list[Episode]] = {task: [] for task in self._tasks}
+        for one in finished:
+            per_task[one.episode.task].append(one.episode)
         assert all(len(episodes) == self._num_episodes for episodes in per_task.values())
+        self._warn_of_equal_episodes(finished)
         # means over a task's episodes: [T] of the split
         success, success_last, returns = (
             np.array(
@@ -330,6 +344,25 @@ class Evaluator:
             spec.max_return,
             self._tasks,
         )
+
+    def _warn_of_equal_episodes(self, finished: Sequence[EvaluatedEpisode]) -> None:
+        """Warn once of tasks whose seeds change nothing; a task with one goal may be so."""
+        spec = self._benchmark.spec
+        if not self._warns or self._num_episodes == 1 or spec.protocol.get("num_goals") == 1:
+            return
+        self._warns = False
+        kinds: dict[int, set[tuple]] = {}
+        for one in finished:
+            kinds.setdefault(one.episode.task, set()).add((one.checksum, one.episode.return_))
+        names = [spec.task_names[task] for task, of_task in kinds.items() if len(of_task) == 1]
+        if names:
+            warnings.warn(
+                f"all {self._num_episodes} test episodes of {', '.join(names)} are the same, though"
+                " their seeds differ. If reset(seed=...) should change them, call"
+                " super().reset(seed=seed) in it, and take random numbers from self.np_random. If"
+                " the task is deterministic, ignore this, or set evaluation.num_episodes to 1",
+                stacklevel=3,
+            )
 
     def remake_envs(self, benchmark: Benchmark) -> None:
         """Evaluate in environments of another benchmark from here on.

@@ -115,16 +115,3 @@ def test_an_environment_whose_actions_are_not_those_of_the_spec_is_named(workers
     with pytest.raises(ConfigurationError, match="goal-1"):
         envs.reset()
     envs.close()
-
-
-def test_an_environment_whose_observations_are_not_those_of_the_spec_is_named():
-    class Odd(ToyReach):
-        def make_env(self, task, split, seed):
-            env = super().make_env(task, split, seed)
-            if task == 1:
-                env.observation_space = Box(-1, 1, (1,))
-            return env
-
-    envs = VectorEnv(Odd(3), [0, 1, 2], num_workers=0)
-    with pytest.raises(ConfigurationError, match="goal-1"):
-        envs.reset()

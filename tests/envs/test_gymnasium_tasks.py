@@ -11,7 +11,7 @@ from gymnasium.wrappers import TimeLimit
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import SHORT
-from tests.helpers.fakes import Line, limited
+from tests.helpers.fakes import Line, Point, limited
 
 PENDULUMS = {"light": {"id": "Pendulum-v1", "kwargs": {"g": 5.0}}, "heavy": "Pendulum-v1"}
 
@@ -166,6 +166,35 @@ def test_spaces_that_differ_in_their_bounds_alone_are_joined():
     spec = GymnasiumTasks({"a": limited(5), "b": other}).spec
     assert spec.observation_space == Box(-9.0, 99.0, (1,), np.float64)
     assert spec.observation_sizes == spec.action_sizes == ()
+
+
+def test_functions_of_a_loop_that_share_its_variable_warn():
+    with pytest.warns(UserWarning, match="k1, k2"):
+        GymnasiumTasks({f"k{k}": lambda: TimeLimit(Line(), k) for k in (1, 2)})  # noqa: B023
+
+
+def test_functions_that_differ_do_not_warn(recwarn):
+    bound = {f"k{k}": lambda k=k: TimeLimit(Line(), k) for k in (1, 2)}
+    partials = {f"p{k}": functools.partial(TimeLimit, Line(), k) for k in (1, 2)}
+    benchmark = GymnasiumTasks({**bound, **partials, "a": limited(2), "b": limited(3)})
+    assert not recwarn.list and benchmark.spec.horizon == 3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.filterwarnings("error")
+def test_a_constant_entry_of_the_action_stays_constant(dtype):
+    actions = Box(np.array([0, 1, -4], dtype), np.array([0, 3, 4], dtype), dtype=dtype)
+
+    def make():
+        env = Point(3)
+        env.action_space = actions
+        return env
+
+    envs = VectorEnv(GymnasiumTasks({"a": make}, horizon=5), [0], num_workers=0)
+    before_D = envs.reset()[0][0]
+    after_D = envs.step(np.array([[0.5, -1.0, 0.25]], np.float32))[0][0]
+    np.testing.assert_allclose(after_D - before_D, [0.0, 0.2, 0.2], atol=1e-6)
+    assert not envs.unsavable()
 
 
 def test_an_id_that_only_the_main_process_has_registered_is_made_in_workers():

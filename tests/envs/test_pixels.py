@@ -162,7 +162,7 @@ def test_a_state_that_is_not_finite_is_a_fault_though_the_image_shows_nothing_of
     envs.step(np.zeros((1, 2), np.float32))
     (env,) = envs._groups[0]._group._envs
     env.unwrapped._position = np.array([np.nan, 0.0])
-    with pytest.raises(EnvironmentFaultError, match="state is not finite"):
+    with pytest.raises(EnvironmentFaultError, match="state"):
         envs.step(np.zeros((1, 2), np.float32))
     envs.close()
 

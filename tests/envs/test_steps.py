@@ -7,8 +7,9 @@ import pytest
 
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.spec import Field
-from tests.helpers.fakes import Scripted
+from tests.helpers.fakes import Point, Scripted, Uniform
 
 FIELDS = (Field("energy"), Field("place", (2,), "float64"), Field("count", (), "int64"))
 
@@ -76,10 +77,7 @@ def test_numbers_of_info_are_returned_with_the_step(workers):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("altered", "message"),
-    [
-        ({"energy": None}, r"task 'task-1', step 2 of its episode: info has no 'energy'"),
-        ({"place": 1.0}, r"task 'task-1'.*info\['place'\] has the shape \(\), .* says \(2,\)"),
-    ],
+    [({"energy": None}, "task-1.*energy"), ({"place": 1.0}, "task-1.*place")],
 )
 def test_what_the_spec_promises_and_info_lacks_is_named(workers, altered, message):
     envs = VectorEnv(Informed(altered=altered), [0, 1, 2], num_workers=workers, max_restarts=5)
@@ -106,6 +104,135 @@ def test_a_number_of_info_that_is_not_finite_is_a_fault_and_its_row_is_void(work
     for value in result.extra.values():
         assert not value[~result.valid_E].any()
         assert value[result.valid_E].all()
+
+
+# ---- what a step returns ----
+
+
+class Returning(gym.Wrapper):
+    """Its second step returns other values, and its third those of the environment again."""
+
+    def __init__(self, env, **values):
+        super().__init__(env)
+        self.values = values
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        values = {
+            "observation": observation,
+            "reward": reward,
+            "terminated": terminated,
+            "success": info["success"],
+        }
+        if self.unwrapped.steps == 2:
+            values |= self.values
+        success = values.pop("success")
+        return *values.values(), truncated, {"success": success}
+
+
+class Altered(Scripted):
+    """``Scripted``, in whose second task the second step returns other values."""
+
+    def __init__(self, **values):
+        super().__init__(2)
+        self.values = values
+
+    def make_env(self, task, split, seed):
+        env = super().make_env(task, split, seed)
+        return Returning(env, **self.values) if task == 1 else env
+
+
+def second_step(options=None, **values):
+    envs = VectorEnv(Altered(**values), [0, 1], num_workers=0, max_restarts=5, **(options or {}))
+    envs.reset(seed=[0, 1])
+    envs.step(np.zeros((2, 2)))
+    envs.send(np.zeros((2, 2)))
+    return envs, envs.receive
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 1, 1.0, np.array(True), np.array([1.0])])
+def test_success_is_a_boolean_or_one(value):
+    _, receive = second_step(success=value)
+    assert receive().success_E[1]
+
+
+@pytest.mark.parametrize("value", [False, 0, np.array([0.0])])
+def test_no_success_is_a_boolean_or_zero(value):
+    _, receive = second_step(success=value)
+    assert not receive().success_E[1]
+
+
+def test_a_reward_of_one_element_is_taken():
+    _, receive = second_step(reward=np.array([2.5]))
+    assert receive().reward_E[1] == 2.5
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("success", np.nan),
+        ("success", 0.7),
+        ("success", "yes"),
+        ("success", None),
+        ("success", np.array([True, True])),
+        ("terminated", None),
+        ("reward", None),
+        ("reward", np.zeros(2)),
+        ("observation", np.zeros(1)),
+        ("observation", np.zeros(3)),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(field, value):
+    envs, receive = second_step(**{field: value})
+    with pytest.raises(ConfigurationError, match=f"task-1.*step 2.*{field}"):
+        receive()
+    assert envs.num_restarts == 0
+
+
+@pytest.mark.parametrize("options", [{"after_success": 1}, {"midway_starts": 0.5}])
+def test_extras_refuse_an_unclear_success(options):
+    _, receive = second_step(options, success=0.7)
+    with pytest.raises(ConfigurationError, match="success"):
+        receive()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_padding_does_not_hide_a_changed_shape(number):
+    class Changing(Point):
+        def step(self, action):
+            _, *rest = super().step(action)
+            return np.zeros(number, np.float32), *rest
+
+    tasks = {"a": lambda: Changing(2), "b": lambda: Point(4)}
+    envs = VectorEnv(GymnasiumTasks(tasks, horizon=5), [0], num_workers=0)
+    envs.reset()
+    with pytest.raises(ConfigurationError, match="observation"):
+        envs.step(np.zeros((1, 4)))
+
+
+class OldStep(Point):
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class OldReset(Point):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed, options=options)[0]
+
+
+@pytest.mark.parametrize("kind", [OldStep, OldReset])
+def test_an_environment_of_the_old_interface_is_not_rebuilt(kind):
+    benchmark = GymnasiumTasks({"a": lambda: kind(3)}, horizon=5)
+    envs = VectorEnv(benchmark, [0], num_workers=0, max_restarts=5)
+    with pytest.raises(EnvironmentFaultError, match="task 'a'"):
+        envs.reset()
+        envs.step(np.zeros((1, 3)))
+    assert envs.num_restarts == 0
+    evaluator = Evaluator(benchmark, num_episodes=1, num_workers=0, max_restarts=5)
+    with pytest.raises(EnvironmentFaultError, match="task 'a'"):
+        evaluator.evaluate(Uniform(3))
+    assert evaluator.num_restarts == 0
 
 
 # ---- unstable simulations ----

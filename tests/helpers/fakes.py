@@ -313,10 +313,10 @@ def half(number):
 class Drift(gym.ObservationWrapper):
     """A user's own: adds to the observations a number that grows in an episode."""
 
-    def __init__(self, env, step=0.5, *, as_said=True):
+    def __init__(self, env, step=0.5):
         super().__init__(env)
         size = env.observation_space.shape[0]
-        self.observation_space = Box(-np.inf, np.inf, (size if as_said else size + 1,), np.float32)
+        self.observation_space = Box(-np.inf, np.inf, (size,), np.float32)
         self._step = step
         self._drift = np.zeros(size)
 

@@ -6,7 +6,7 @@ import torch
 
 from mtrl_lightning.algorithms import SAC, NormalizeObservation
 from mtrl_lightning.counters import Counters
-from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
+from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.loading import LoadedPolicy
@@ -19,6 +19,7 @@ from tests.helpers.altered_reach import FaultyReach
 from tests.helpers.environments import through_a_file
 from tests.helpers.fakes import (
     Constant,
+    Line,
     Named,
     Numbering,
     Recorder,
@@ -26,6 +27,7 @@ from tests.helpers.fakes import (
     Scripted,
     Seeker,
     Uniform,
+    limited,
     scripted_length,
     scripted_return,
     scripted_success,
@@ -814,3 +816,38 @@ def test_tasks_are_matched_by_name():
     collector.policy = Named(Constant(), toy.spec)
     collector.step("explore")
     assert collector.policy.tasks[-1].tolist() == [0, 2, 2]
+
+
+# ---- time limits that are reported as terminations ----
+
+
+class Ending(Line):
+    """Its episodes terminate after ``length`` steps, and those of even number two later."""
+
+    def __init__(self, length, num_more=0):
+        super().__init__()
+        self.length, self.num_more, self.episode = length, num_more, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episode += 1
+        self.steps = 0
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.steps += 1
+        length = self.length + self.num_more * (self.episode % 2)
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, self.steps == length, truncated, info
+
+
+def test_episodes_that_all_terminate_at_one_length_warn_once(recwarn):
+    tasks = {
+        "clock": partial(Ending, 3),
+        "fall": partial(Ending, 3, 2),
+        "limited": limited(3),
+        "bandit": partial(Ending, 1),
+    }
+    envs = VectorEnv(GymnasiumTasks(tasks, horizon=9), [0, 1, 2, 3], num_workers=0)
+    collector = Collector(envs, Uniform(1))
+    collector.sample(num_episodes=160)
+    assert [("clock" in str(one.message)) for one in recwarn] == [True]

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from mtrl_lightning.training import evaluate
 from tests.helpers.fakes import (
     ActOutput,
     Constant,
+    Line,
     Named,
     Recorder,
     Scale,
@@ -333,3 +336,27 @@ def test_splits_without_the_chosen_tasks_are_left_out():
     )
     assert all(only.split_tasks(split) == (2,) for split in only.splits[1:])
     assert only.split_tasks(benchmark.splits[0]) == benchmark.split_tasks(benchmark.splits[0])
+
+
+# ---- warnings about a user's environment ----
+
+
+class Reset(Line):
+    """Its starts are random, unless ``is_fixed``."""
+
+    def __init__(self, is_fixed):
+        super().__init__()
+        self.is_fixed = is_fixed
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=0 if self.is_fixed else seed)
+
+
+@pytest.mark.parametrize("is_fixed", [False, True])
+def test_test_episodes_that_are_all_the_same_warn_once(recwarn, is_fixed):
+    benchmark = GymnasiumTasks({"a": partial(Reset, is_fixed), "b": Line}, horizon=4)
+    evaluator = Evaluator(benchmark, num_episodes=3, envs_per_task=2, num_workers=0)
+    for _ in range(2):
+        evaluator.evaluate(Constant([0.5]))
+    evaluator.close()
+    assert ["episodes of a are" in str(one.message) for one in recwarn] == [True] * is_fixed

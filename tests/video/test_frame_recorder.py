@@ -50,7 +50,7 @@ def first_image(benchmark, format=SMALL):
 
 
 def framed(env, format):
-    return FrameRecorder(Drawing(env, None), format)
+    return FrameRecorder(Drawing(env, None), True, format)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,13 +13,14 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
-from gymnasium.wrappers import FlattenObservation, RescaleAction, TimeLimit
+from gymnasium.wrappers import FlattenObservation, RescaleAction, TimeLimit, TransformAction
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec
 from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
 from mtrl_lightning.envs.benchmarks.wrappers import time_limits
 from mtrl_lightning.envs.names import callable_name, values_text
+from mtrl_lightning.envs.step_values import read_reward
 from mtrl_lightning.envs.vector.spaces import (
     can_be_flattened,
     wrong_actions,
@@ -65,6 +68,7 @@ class GymnasiumTasks(Benchmark):
             raise ConfigurationError("tasks is empty: name at least one environment")
         at_least(1, horizon=horizon)
         self.tasks = _named(tasks)
+        _warn_of_late_binding(self.tasks)
         self.horizon = horizon
         self.has_success = has_success
         self._makers: dict[str, MakeEnv] = {}
@@ -129,7 +133,7 @@ class GymnasiumTasks(Benchmark):
             env = TimeLimit(env, self.horizon)
         env = _with_boxes(name, env)
         env = pad_to_spec(env, self._spec)
-        return _SeededEpisodes(env, name, split != "train", seed, self.has_success)
+        return _SeededEpisodes(env, split != "train", seed, self.has_success)
 
 
 def _named(tasks: Any) -> dict[str, Any]:
@@ -145,14 +149,29 @@ def _named(tasks: Any) -> dict[str, Any]:
     return {name: name for name in known_tasks(ids, ids)}  # refuses an id that is named twice
 
 
+def _warn_of_late_binding(tasks: Mapping[str, Any]) -> None:
+    """Warn of functions from a loop, all of which see its variable's last value."""
+    alike: dict[tuple, dict[int, str]] = {}
+    for name, task in tasks.items():
+        if inspect.isfunction(task):
+            defaults = [*(task.__defaults__ or ()), *(task.__kwdefaults__ or {}).values()]
+            bound = (task.__code__, *(task.__closure__ or ()), *defaults)
+            alike.setdefault(tuple(map(id, bound)), {})[id(task)] = name
+    for names in alike.values():
+        if len(names) > 1:
+            warnings.warn(
+                f"the tasks {', '.join(names.values())} have the same environment, because their"
+                " functions share all variables: bind a loop's variable with"
+                " functools.partial(Env, k) or lambda k=k: Env(k)",
+                stacklevel=3,
+            )
+
+
 class _SeededEpisodes(gym.Wrapper):
     """Seed episodes as ``Benchmark`` specifies, and report success as ``info["success"]``."""
 
-    def __init__(
-        self, env: gym.Env, name: str, numbered: bool, seed: int, has_success: bool
-    ) -> None:
+    def __init__(self, env: gym.Env, numbered: bool, seed: int, has_success: bool) -> None:
         super().__init__(env)
-        self._name = name
         self._numbered = numbered
         self._first_seed: int | None = seed
         self._next_episode = 0
@@ -181,11 +200,10 @@ class _SeededEpisodes(gym.Wrapper):
                 info = {**info, "success": info["is_success"]}
             elif terminated or truncated:
                 raise ConfigurationError(
-                    f"task {self._name!r}: at the episode's end,"
-                    " info has neither 'success' nor 'is_success':"
+                    "at the episode's end, info has neither 'success' nor 'is_success':"
                     " report one of them, or set has_success to false"
                 )
-        return observation, float(reward), terminated, truncated, info
+        return observation, read_reward(reward), terminated, truncated, info
 
 
 class _Registered:
@@ -277,6 +295,12 @@ def _with_boxes(name: str, env: gym.Env) -> gym.Env:
             " so actions cannot be rescaled to [-1, 1];"
             " bound it, for example with gymnasium.wrappers.TransformAction"
         )
+    number = actions.dtype.type
+    constant, is_constant = actions.low, actions.low == actions.high
+    if is_constant.any():
+        low = np.where(is_constant, number(-1), actions.low)
+        actions = Box(low, np.where(is_constant, number(1), actions.high), dtype=number)
+        env = TransformAction(env, lambda action: np.where(is_constant, constant, action), actions)
     if np.all(actions.low == -1) and np.all(actions.high == 1):
         return env
-    return RescaleAction(env, np.float32(-1), np.float32(1))
+    return RescaleAction(env, number(-1), number(1))

@@ -39,11 +39,10 @@ class Padded(gym.Wrapper, RecordConstructorArgs):
             self, observation_size=observation_size, action_size=action_size
         )
         gym.Wrapper.__init__(self, env)
-        self._observation_size = observation_size
+        self._padding: npt.NDArray | None = None
         if observation_size is not None:
             observations = _vector(env.observation_space, "observation", observation_size)
-            self._own_observation_size = observations.shape[0]
-            self._observation_dtype = observations.dtype
+            self._padding = np.zeros(observation_size - observations.shape[0], observations.dtype)
             self.observation_space = _padded_box(observations, observation_size, 0.0, 0.0)
         self._own_action_size: int | None = None
         if action_size is not None:
@@ -71,11 +70,7 @@ class Padded(gym.Wrapper, RecordConstructorArgs):
         """Restore the wrapper's own state: it has none."""
 
     def _padded(self, observation: npt.NDArray) -> npt.NDArray:
-        if self._observation_size is None:
-            return observation
-        padded_D: npt.NDArray = np.zeros(self._observation_size, self._observation_dtype)
-        padded_D[: self._own_observation_size] = observation
-        return padded_D
+        return observation if self._padding is None else np.append(observation, self._padding)
 
 
 def pad_to_spec(env: gym.Env, spec: EnvSpec) -> gym.Env:

@@ -262,13 +262,6 @@ def _checked_spaces(task: str, env: gym.Env) -> tuple[Box, Box]:
     action_space = env.action_space
     assert isinstance(observation_space, Box) and isinstance(action_space, Box)
     _check_bounds(task, env, action_space)
-    observation, _ = env.reset(seed=0)
-    if np.shape(observation) != observation_space.shape:
-        raise ConfigurationError(
-            f"task {task!r}, after data.wrappers: reset() returns an observation of the shape"
-            f" {np.shape(observation)}, and observation_space has the shape"
-            f" {observation_space.shape}: set observation_space in the wrapper's constructor"
-        )
     return observation_space, action_space
 
 

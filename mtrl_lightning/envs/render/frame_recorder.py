@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, BenchmarkWrapper
 from mtrl_lightning.envs.render.opengl import find_renderer, use_renderer
 from mtrl_lightning.envs.render.renderer import Drawing, SimulationRenderer, simulation_of
+from mtrl_lightning.envs.step_values import read_reward, read_success
 from mtrl_lightning.errors import ConfigurationError
 
 JPEG_QUALITY = 95
@@ -74,7 +75,7 @@ class WithFrameRecorder(BenchmarkWrapper):
             if env.render_mode != "rgb_array":
                 size = (self.format.width, self.format.height)
                 renderer = SimulationRenderer(env, self.benchmark.camera(task), size)
-        return FrameRecorder(Drawing(env, renderer), self.format)
+        return FrameRecorder(Drawing(env, renderer), self.spec.has_success, self.format)
 
 
 class FrameRecorder(gym.Wrapper):
@@ -85,13 +86,15 @@ class FrameRecorder(gym.Wrapper):
 
     Args:
         env: the environment.
+        has_success: whether it reports success.
         format: of the video.
     """
 
     env: Drawing
 
-    def __init__(self, env: Drawing, format: VideoFormat) -> None:
+    def __init__(self, env: Drawing, has_success: bool, format: VideoFormat) -> None:
         super().__init__(env)
+        self._has_success = has_success
         self._size = (format.width, format.height)
         steps_per_second = float(env.metadata.get("render_fps") or format.fps)
         self._frames_per_step = format.fps / steps_per_second
@@ -115,8 +118,8 @@ class FrameRecorder(gym.Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._present = self._present._replace(
             step=self._present.step + 1,
-            return_=self._present.return_ + float(reward),
-            success=self._present.success or bool(info.get("success", False)),
+            return_=self._present.return_ + read_reward(reward),
+            success=self._present.success or (self._has_success and read_success(info)),
         )
         frame_index = math.floor(self._present.step * self._frames_per_step + 1e-9)
         if frame_index >= self._frame_index or terminated or truncated:

@@ -22,6 +22,7 @@ from mtrl_lightning.envs.render.opengl import (
     use_renderer,
 )
 from mtrl_lightning.envs.render.renderer import Quality, SimulationRenderer, simulation_of
+from mtrl_lightning.envs.step_values import check_finite
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec
 
@@ -153,7 +154,7 @@ class Pixels(BenchmarkWrapper):
                 f" {env.render_mode!r}, and it has no MuJoCo simulation): make it with"
                 " render_mode='rgb_array', in the benchmark's make_env or make_rendered_env"
             )
-        return PixelEnv(env, draw, self.size, self.frame_stack, name)
+        return PixelEnv(env, draw, self.size, self.frame_stack)
 
 
 class PixelEnv(gym.Wrapper):
@@ -164,22 +165,15 @@ class PixelEnv(gym.Wrapper):
         draw: returns its image, ``[height, width, 3]``.
         size: pixels of a frame's side; images of another shape are scaled.
         frame_stack: frames of an observation.
-        name: of its task.
     """
 
     def __init__(
-        self,
-        env: gym.Env,
-        draw: Callable[[], npt.NDArray],
-        size: int,
-        frame_stack: int,
-        name: str,
+        self, env: gym.Env, draw: Callable[[], npt.NDArray], size: int, frame_stack: int
     ) -> None:
         super().__init__(env)
         self.draw = draw
         """Returns the present image."""
         self._size = size
-        self._name = name
         shape = (frame_stack, 3, size, size)
         self.observation_space = Box(0, 255, shape, np.uint8)
         self._stack: npt.NDArray[np.uint8] = np.zeros(shape, np.uint8)
@@ -189,7 +183,7 @@ class PixelEnv(gym.Wrapper):
     ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
         """Start an episode; return its first frame, repeated."""
         state, info = self.env.reset(seed=seed, options=options)
-        self._check_finite(state)
+        check_finite("the state", np.asarray(state))  # nothing else looks at it any more
         if isinstance(self.draw, SimulationRenderer):
             self.draw.start_episode()
         self._stack[:] = self._frame()
@@ -198,7 +192,7 @@ class PixelEnv(gym.Wrapper):
     def step(self, action: Any) -> tuple[npt.NDArray[np.uint8], Any, bool, bool, dict[str, Any]]:
         """Step; return the newest frames."""
         state, reward, terminated, truncated, info = self.env.step(action)
-        self._check_finite(state)
+        check_finite("the state", np.asarray(state))  # nothing else looks at it any more
         self._stack[:-1] = self._stack[1:]
         self._stack[-1] = self._frame()
         return self._stack.copy(), reward, terminated, truncated, info
@@ -224,17 +218,12 @@ class PixelEnv(gym.Wrapper):
         image = np.asarray(self.draw())
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ConfigurationError(
-                f"the image of task {self._name!r} has the type {image.dtype} and the shape"
-                f" {image.shape}: render() must return unsigned bytes [height, width, 3]"
+                f"the image has the type {image.dtype} and the shape {image.shape}:"
+                " render() must return unsigned bytes [height, width, 3]"
             )
         if image.shape[:2] != (self._size, self._size):
             image = _scaled(image, self._size)
         return image.transpose(2, 0, 1)
-
-    def _check_finite(self, state: Any) -> None:
-        """Check the state, which nothing else looks at any more."""
-        if isinstance(state, np.ndarray) and not np.isfinite(state).all():
-            raise FloatingPointError("the environment's state is not finite")
 
 
 def _scaled(image: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:

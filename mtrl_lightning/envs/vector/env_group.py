@@ -8,17 +8,22 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from gymnasium.spaces import Box
 
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.state.simulator import StabilityCheck
 from mtrl_lightning.envs.state.state import EnvState, layers_of
+from mtrl_lightning.envs.step_values import (
+    read_flag,
+    read_reward,
+    read_success,
+    write_array,
+)
 from mtrl_lightning.envs.vector.midway_starts import MidwayStarts
 from mtrl_lightning.envs.vector.shared_arrays import StepArrays
 from mtrl_lightning.envs.vector.spaces import wrong_actions
 from mtrl_lightning.envs.vector.success_limit import SuccessLimit
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.errors import CallError, ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.schema import info_column
 
 OPTIONS = {MidwayStarts.__name__: "StartMidway", SuccessLimit.__name__: "EndAfterSuccess"}
@@ -43,6 +48,8 @@ class GroupPlan(NamedTuple):
     """See ``MidwayStarts``; 0 for none."""
     after_success: int | None = None
     """See ``SuccessLimit``; None for none."""
+    is_rebuilt: bool = False
+    """Whether the group replaces one that broke."""
 
 
 class EnvGroup:
@@ -70,14 +77,16 @@ class EnvGroup:
             arrays["built"][row] = True
         for name, env in zip(self._names, self._envs, strict=True):
             _check_actions(name, env, spec.action_space)
-            _check_observations(name, env, spec.observation_space)
         self._states = [EnvState(env) for env in self._envs]
         self._stability = [StabilityCheck(state.simulations) for state in self._states]
         self._arrays = arrays
         self._first = plan.first
         self._info_fields = spec.info_fields
         self._info_keys = [(key, info_column(key)) for key in spec.info_keys]
+        self._has_success = spec.has_success
         self._steps = [0] * len(self._envs)
+        self._has_stepped = [plan.is_rebuilt] * len(self._envs)
+        """Whether an environment has made a step, so that it is not wrong from the start."""
 
     def reset(
         self,
@@ -101,10 +110,10 @@ class EnvGroup:
         Paused ones are left as they are.
 
         Raises:
-            EnvironmentFaultError: if an environment raises, returns a NaN or an infinite number, or
-                its simulation becomes unstable.
-            ConfigurationError: if ``info`` lacks one of the spec's ``info_fields``, or one of its
-                ``info_keys`` is no number.
+            EnvironmentFaultError: if an environment raises, returns a number that is not finite in
+                single precision, or its simulation becomes unstable.
+            CallError: if an environment raises in its first step or reset.
+            ConfigurationError: if a returned value has another type or shape than the spec has.
         """
         arrays = self._arrays
         for i, env in enumerate(self._envs):
@@ -115,38 +124,36 @@ class EnvGroup:
             arrays["episode_step"][row] = self._steps[i]
             arrays["active"][row] = True
             try:
-                observation, reward, terminated, truncated, info = env.step(
-                    arrays["action"][row].copy()
-                )
-            except ConfigurationError:
-                raise
+                is_over = self._step(i, env)
             except Exception as error:
-                raise self._fault(i, f"{type(error).__name__}: {error}") from error
-            unstable = self._stability[i].warnings()
-            if unstable:
-                raise self._fault(
-                    i,
-                    f"MuJoCo reset the simulation because it became unstable ({unstable});"
-                    " use a smaller time step or smaller actions",
-                )
-            if not math.isfinite(reward):
-                raise self._fault(i, f"the reward is {reward}; fix the environment or its actions")
-            self._check_finite(i, observation)
-            arrays["next_observation"][row] = observation
-            arrays["reward"][row] = reward
-            arrays["terminated"][row] = terminated
-            arrays["truncated"][row] = truncated
-            arrays["success"][row] = bool(info.get("success", False))
-            arrays["midway"][row] = isinstance(env, MidwayStarts) and env.is_midway
-            if self._info_fields:
-                self._write_info(i, info)
-            if self._info_keys:
-                self._write_logged_info(i, info)
-            if terminated or truncated:
+                raise self._located(i, error) from error
+            self._has_stepped[i] = True
+            if is_over:
                 self._reset(i)
             else:
-                arrays["observation"][row] = observation
+                arrays["observation"][row] = arrays["next_observation"][row]
             arrays["active"][row] = False
+
+    def _step(self, i: int, env: gym.Env) -> bool:
+        """Step an environment, and write what it returns; return whether its episode is over."""
+        arrays = self._arrays
+        row = self._first + i
+        observation, reward, terminated, truncated, info = env.step(arrays["action"][row].copy())
+        unstable = self._stability[i].warnings()
+        if unstable:
+            raise EnvironmentFaultError(
+                f"MuJoCo reset the simulation because it became unstable ({unstable});"
+                " use a smaller time step or smaller actions"
+            )
+        write_array("the observation", arrays["next_observation"][row], observation)
+        arrays["reward"][row] = read_reward(reward)
+        arrays["terminated"][row] = is_terminated = read_flag("terminated", terminated)
+        arrays["truncated"][row] = is_truncated = read_flag("truncated", truncated)
+        arrays["success"][row] = self._has_success and read_success(info)
+        arrays["midway"][row] = isinstance(env, MidwayStarts) and env.is_midway
+        self._write_info(row, info)
+        self._write_logged_info(row, info)
+        return is_terminated or is_truncated
 
     def get_state(self) -> list[dict[str, Any]]:
         """Return every environment's state; ``{"unsavable": reason}`` if it cannot be saved."""
@@ -214,71 +221,45 @@ class EnvGroup:
         repeated_steps = env.repeated_steps if isinstance(env, MidwayStarts) else 0
         try:
             observation, _ = env.reset(seed=seed, options=options)
-        except ConfigurationError:
-            raise
+            write_array("the observation", self._arrays["observation"][row], observation)
         except Exception as error:
-            raise self._fault(i, f"{type(error).__name__}: {error}") from error
+            raise self._located(i, error) from error
         if isinstance(env, MidwayStarts):
             self._arrays["repeated"][row] += env.repeated_steps - repeated_steps
-        self._check_finite(i, observation)
         self._stability[i].clear()
-        self._arrays["observation"][row] = observation
         self._arrays["active"][row] = False
 
-    def _write_info(self, i: int, info: dict[str, Any]) -> None:
+    def _write_info(self, row: int, info: dict[str, Any]) -> None:
         for field in self._info_fields:
             if field.name not in info:
                 raise ConfigurationError(
-                    f"{self._where(i)}: info has no {field.name!r},"
-                    " one of the benchmark's info_fields:"
+                    f"info has no {field.name!r}, one of the benchmark's info_fields:"
                     " report it in every step, or remove it from EnvSpec.info_fields"
                 )
-            value = np.asarray(info[field.name])
-            if value.shape != field.shape:
-                raise ConfigurationError(
-                    f"{self._where(i)}: info[{field.name!r}] has the shape {value.shape},"
-                    f" EnvSpec.info_fields says {field.shape}: make them agree"
-                )
-            if not np.isfinite(value).all():
-                raise self._fault(
-                    i, f"info[{field.name!r}] is {info[field.name]}; fix the environment"
-                )
-            self._arrays[field.name][self._first + i] = value
+            out = self._arrays[field.name][row, ...]
+            write_array(f"info[{field.name!r}]", out, info[field.name])
 
-    def _write_logged_info(self, i: int, info: dict[str, Any]) -> None:
+    def _write_logged_info(self, row: int, info: dict[str, Any]) -> None:
         """Write the numbers that are logged; NaN where this step does not report one."""
         for key, column in self._info_keys:
             value = info.get(key)
             number = np.asarray(math.nan if value is None else value)
             if number.ndim or number.dtype.kind not in "biuf":
                 raise ConfigurationError(
-                    f"{self._where(i)}: info[{key!r}] is {value!r}, one of data.info_keys:"
+                    f"info[{key!r}] is {value!r}, one of data.info_keys:"
                     " name only numbers, or let the environment report its parts"
                 )
-            self._arrays[column][self._first + i] = number
+            self._arrays[column][row] = number
 
-    def _check_finite(self, i: int, observation: npt.NDArray) -> None:
-        observation = np.asarray(observation)
-        if observation.dtype.kind == "u":
-            return  # such as pixels
-        if (
-            observation.ndim == 1
-            and observation.dtype.char in "fd"
-            and math.isfinite(observation.dot(observation))
-        ):
-            return  # the cheaper test; where squares overflow, the numbers may still be finite
-        if not np.isfinite(observation).all():
-            indices = np.flatnonzero(~np.isfinite(observation))[:5].tolist()
-            raise self._fault(
-                i,
-                f"the observation is not finite at {indices}; fix the environment or its actions",
-            )
-
-    def _fault(self, i: int, reason: str) -> EnvironmentFaultError:
-        return EnvironmentFaultError(f"{self._where(i)}: {reason}")
-
-    def _where(self, i: int) -> str:
-        return f"task {self._names[i]!r}, step {self._steps[i]} of its episode"
+    def _located(self, i: int, error: Exception) -> Exception:
+        """Return the error of a step or a reset with its task and step."""
+        where = f"task {self._names[i]!r}, step {self._steps[i]} of its episode"
+        if isinstance(error, (ConfigurationError, EnvironmentFaultError)):
+            return type(error)(f"{where}: {error}")
+        text = f"{where}: {type(error).__name__}: {error}"
+        if self._has_stepped[i]:
+            return EnvironmentFaultError(text)
+        return CallError(f"{text} (gymnasium.utils.env_checker.check_env may tell what is wrong)")
 
 
 def _check_actions(name: str, env: gym.Env, expected: Box) -> None:
@@ -293,13 +274,3 @@ def _check_actions(name: str, env: gym.Env, expected: Box) -> None:
         )
     if wrong is not None:
         raise ConfigurationError(f"task {name!r}: {wrong}")
-
-
-def _check_observations(name: str, env: gym.Env, expected: Box) -> None:
-    space = getattr(env, "observation_space", None)
-    # one number would be repeated over a whole row of the arrays
-    if isinstance(space, Box) and space.shape != expected.shape:
-        raise ConfigurationError(
-            f"task {name!r}: its observation space is {space}, and the benchmark's spec says"
-            f" {expected}: make them agree, for example with envs.pad_to_spec"
-        )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs.state.state import EnvState, layers_of
+from mtrl_lightning.envs.step_values import read_reward, read_success
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec
 
@@ -151,10 +152,11 @@ class MidwayStarts(gym.Wrapper):
         """Step; at an episode's end, keep its beginning if it was good."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._actions.append(np.array(action))
-        self._return += float(reward)
-        self._has_succeeded |= bool(info.get("success", False))
-        if not self._has_succeeded and float(reward) > self._best_reward:
-            self._best_reward = float(reward)
+        reward = read_reward(reward)
+        self._return += reward
+        self._has_succeeded |= self._spec.has_success and read_success(info)
+        if not self._has_succeeded and reward > self._best_reward:
+            self._best_reward = reward
             self._best = self._latest
         num_steps = len(self._actions)
         if num_steps % INTERVAL == 0:

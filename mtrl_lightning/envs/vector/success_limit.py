@@ -7,6 +7,8 @@ from typing import Any
 import gymnasium as gym
 import numpy.typing as npt
 
+from mtrl_lightning.envs.step_values import read_success
+
 
 class SuccessLimit(gym.Wrapper):
     """Truncate an episode some steps after its first success.
@@ -40,7 +42,7 @@ class SuccessLimit(gym.Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._num_left is not None:
             self._num_left -= 1
-        elif info.get("success", False):
+        elif read_success(info):
             self._num_left = self._num_steps
         is_over = self._num_left is not None and self._num_left <= 0
         return observation, reward, terminated, truncated or is_over, info

@@ -77,7 +77,8 @@ class VectorEnv(gym.vector.VectorEnv):
         max_restarts: how often a group of environments (a worker's, or all if there is none) is
             rebuilt after one of them raised, returned a NaN or became unstable, or its worker died
             or hung; None raises at the first fault. The rebuilt environments start new episodes
-            with new random numbers, and the step is not valid for them.
+            with new random numbers, and the step is not valid for them. One that raises in its
+            first reset or step is wrong rather than broken, and is not rebuilt.
         on_restart: called with the reason at each restart.
         indices: each environment's index among those of all processes, which with ``seed`` decides
             its random numbers; None for its index here.
@@ -477,7 +478,7 @@ class VectorEnv(gym.vector.VectorEnv):
         key = (index, restarts) if restarts else (index,)
         return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
 
-    def _start(self, i: int) -> LocalGroup | WorkerGroup:
+    def _start(self, i: int, is_rebuilt: bool = False) -> LocalGroup | WorkerGroup:
         rows = self._slices[i]
         self.builds_E[rows] += 1
         self._arrays["built"][rows] = False
@@ -490,6 +491,7 @@ class VectorEnv(gym.vector.VectorEnv):
             first=rows.start,
             midway_starts=self.midway_starts,
             after_success=self._after_success,
+            is_rebuilt=is_rebuilt,
         )
         if self._memory is None:
             return LocalGroup(plan, self._arrays)
@@ -584,7 +586,7 @@ class VectorEnv(gym.vector.VectorEnv):
             self.num_restarts += 1
             self._restarts_E[self._slices[i]] += 1
             self._on_restart(str(fault))
-            self._groups[i] = group = self._start(i)
+            self._groups[i] = group = self._start(i, is_rebuilt=True)
             group.ask("reset", [None] * len(self.task_E[self._slices[i]]), None)
             try:
                 group.answer()

@@ -1,0 +1,97 @@
+"""Read the values that an environment's step returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Observations and rewards are stored in single precision."""
+FIX = ", which is not finite in single precision: fix the environment or its actions"
+
+
+def read_flag(name: str, value: Any) -> bool:
+    """Return a value as a boolean.
+
+    Args:
+        name: of the value.
+        value: True, False, 1, 0, or an array of one of them.
+
+    Raises:
+        ConfigurationError: for every other value.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+        raise ConfigurationError(f"{name} is {value!r}: return True or False, or 1 or 0")
+    return bool(array.item())
+
+
+def read_success(info: Mapping[str, Any]) -> bool:
+    """Return the success that a step reports; False if it reports none.
+
+    Raises:
+        ConfigurationError: as ``read_flag`` does.
+    """
+    return read_flag("info['success']", info.get("success", False))
+
+
+def read_reward(value: Any) -> float:
+    """Return a reward, also one in an array, as a float.
+
+    Raises:
+        ConfigurationError: if it is not one number.
+        EnvironmentFaultError: if it is not finite in single precision.
+    """
+    if not isinstance(value, float):
+        array = np.asarray(value)
+        if array.size != 1 or array.dtype.kind not in "biuf":
+            raise ConfigurationError(f"the reward is {value!r}: return one number")
+        value = float(array.item())
+    if not abs(value) <= LARGEST:
+        raise EnvironmentFaultError(f"the reward is {value}{FIX}")
+    return value
+
+
+def write_array(name: str, row: npt.NDArray, value: Any) -> None:
+    """Write numbers into a row of an array.
+
+    Args:
+        name: of the numbers.
+        row: a view.
+        value: the numbers.
+
+    Raises:
+        ConfigurationError: if their shape differs, or they have fractions and the row has integers.
+        EnvironmentFaultError: if they are not finite.
+    """
+    array = np.asarray(value)
+    if array.shape != row.shape or (array.dtype.kind == "f" and row.dtype.kind != "f"):
+        raise ConfigurationError(
+            f"{name} has the shape {array.shape} and the type {array.dtype}, the benchmark's spec"
+            f" says {row.shape} and {row.dtype}: make them agree, for example with envs.pad_to_spec"
+        )
+    check_finite(name, array)
+    row[...] = array
+
+
+def check_finite(name: str, array: npt.NDArray) -> None:
+    """Check that numbers are finite in single precision.
+
+    Raises:
+        EnvironmentFaultError: if some are not; it has the first of them.
+    """
+    if array.dtype.kind != "f":
+        return
+    if array.ndim == 1 and float(array.dot(array)) <= LARGEST**2:
+        return  # the cheaper test; where squares overflow, the numbers may still be finite
+    is_wrong = ~(np.abs(array) <= LARGEST)
+    if is_wrong.any():
+        wrong, indices = array[is_wrong][:5].tolist(), np.flatnonzero(is_wrong)[:5].tolist()
+        raise EnvironmentFaultError(f"{name} is {wrong} at {indices}{FIX}")
