@@ -89,13 +89,15 @@ class MetricsCallback(Callback):
             logger.log_hyperparams(algorithm | protocol | versions)
             if isinstance(logger, WandbLogger):
                 run = logger.experiment
-                run.define_metric("env_steps")
-                run.define_metric("*", step_metric="env_steps")
+                prefix = logger._prefix and f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}"
+                x_axis = f"{prefix}env_steps"
+                run.define_metric(x_axis)
+                run.define_metric("*", step_metric=x_axis)
                 has_midway = data.collector is not None and data.collector.envs.midway_starts
                 success = "rollout/success_from_reset" if has_midway else "rollout/success"
                 for name in (success, "rollout/return", *metric_names(data.benchmark)):
                     if is_better_when_larger(name):
-                        run.define_metric(name, step_metric="env_steps", summary="max,last")
+                        run.define_metric(f"{prefix}{name}", step_metric=x_axis, summary="max,last")
         data.stopwatch.drain()
         self._start_interval(data)
 

@@ -96,11 +96,11 @@ class FakeRun:
     sweep_id = None
     disabled = False
 
-    def __init__(self):
-        self.rows, self.best = [], []
+    def __init__(self, x_axis="env_steps"):
+        self.rows, self.best, self.x_axis = [], [], x_axis
 
     def define_metric(self, name, step_metric="", summary="", **_):
-        assert name in ("env_steps", "trainer/global_step") or step_metric == "env_steps"
+        assert name in (self.x_axis, "trainer/global_step") or step_metric == self.x_axis
         if "max" in summary:
             self.best.append(name)
 
@@ -125,3 +125,11 @@ def test_wandb_shows_the_best_success_of_episodes_from_a_reset(tmp_path):
     assert logged == [row["env_steps"] for row in rows_of(tmp_path)]
     drawn = [row["env_steps"] for row in run.rows if "curves" in row]
     assert drawn in ([62, 120], [])
+
+
+def test_wandb_shows_metrics_with_a_prefix_over_env_steps(tmp_path):
+    pytest.importorskip("wandb")
+    run = FakeRun("mine-env_steps")
+    fit(tmp_path, logger=WandbLogger(save_dir=tmp_path, experiment=run, prefix="mine"))
+    assert "mine-eval/success" in run.best
+    assert [row["mine-env_steps"] for row in run.rows][-1] == rows_of(tmp_path)[-1]["env_steps"]
