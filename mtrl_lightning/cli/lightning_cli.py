@@ -13,6 +13,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from pydoc import locate
 from typing import Any, NoReturn
 
 from jsonargparse import ActionConfigFile, ArgumentError, Namespace
@@ -48,6 +49,7 @@ from mtrl_lightning.runs import (
     replacing,
     run_folder_of,
 )
+from mtrl_lightning.signatures import parameters_of
 from mtrl_lightning.training import (
     CALLBACKS,
     TRAINER,
@@ -209,6 +211,7 @@ class MultiTaskCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Find the checkpoint and the run's folder before anything is built."""
         config = self.config[self.subcommand]
+        _leave_out_nulls(config.model)
         config.weights_only = True  # nothing in a checkpoint is executed
         config.root = config.trainer.default_root_dir or config.root
         if self.subcommand != "fit":
@@ -316,6 +319,15 @@ class MultiTaskCLI(LightningCLI):
                 unfinished.write_text(json.dumps(content, indent=2) + "\n")
 
     before_test, after_test = before_validate, after_validate
+
+
+def _leave_out_nulls(model: Namespace) -> None:
+    """Let null mean the default of a factory, since jsonargparse takes it for every one."""
+    for name, parameter in parameters_of(locate(model.class_path)).items():
+        is_optional = "None" in str(parameter.annotation)
+        is_factory = parameter.default is not parameter.empty and callable(parameter.default)
+        if is_factory and not is_optional and model.init_args.get(name, "") is None:
+            del model.init_args[name]
 
 
 class _ParsingCLI(MultiTaskCLI):

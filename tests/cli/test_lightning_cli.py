@@ -8,6 +8,8 @@ import yaml
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.loading import load_policy
+from mtrl_lightning.networks import MLP, Identity
 from mtrl_lightning.rollout.episodes import SPREADS
 from tests.helpers.command_line import CONFIGS, SHORT, rows_of
 
@@ -67,6 +69,17 @@ def test_metric_names_are_those_of_the_contract(command_line):
         for name in ("act", "step", "sample", "update", "evaluate", "checkpoint")
     }
     assert set(read_metrics(command_line.folder())) == expected
+
+
+def test_null_is_the_default_of_a_factory(command_line):
+    factories = ("actor", "critic", "encoder", "actor_gradient", "critic_gradient", "value")
+    factories += ("task_weighting", "reward_scale", "temperature")
+    nulls = [f"--model.init_args.{name}=null" for name in (*factories, "actor_max_grad_norm")]
+    command_line("fit", "--data.warmup_steps=60", "--data.total_steps=66", *nulls)
+    algorithm = load_policy(command_line.folder()).algorithm
+    assert type(algorithm.actor) is MLP and type(algorithm.encoder) is Identity
+    config = yaml.safe_load((command_line.folder() / "config.yaml").read_text())
+    assert config["model"]["init_args"]["actor_max_grad_norm"] is None
 
 
 def test_rows_come_on_the_schedule_and_carry_env_steps(command_line):
