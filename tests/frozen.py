@@ -74,7 +74,7 @@ ENCODERS = (
     "task_embedding",
     "task_encoder",
 )
-ASSIGNMENTS = ("Average", "Gate")
+ASSIGNMENTS = ("UniformGate", "TopKGate")
 """Of a mixture of encoders, beside its configuration's."""
 
 

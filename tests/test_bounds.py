@@ -25,12 +25,11 @@ from mtrl_lightning.algorithms import (
     ActorCritic,
     Algorithm,
     BehaviourCloning,
-    ByHand,
-    ByTemperature,
     Categorical,
     Distral,
     FixedTemperature,
     LinearRate,
+    ManualWeights,
     MeanReward,
     NormalizeObservation,
     NormalizeReward,
@@ -39,6 +38,7 @@ from mtrl_lightning.algorithms import (
     ReturnRange,
     Scalar,
     Temperature,
+    TemperatureWeights,
     Update,
 )
 from mtrl_lightning.auxiliaries import (
@@ -81,14 +81,13 @@ from mtrl_lightning.networks import (
     Embedding,
     Experts,
     FiLM,
-    Gate,
     Identity,
     Language,
     MixtureOfEncoders,
     MLPEncoder,
     MultiHead,
     NoConditioning,
-    OwnExpert,
+    OneHotGate,
     PaCo,
     PixelEncoder,
     PolicyStd,
@@ -96,6 +95,7 @@ from mtrl_lightning.networks import (
     SoftModularization,
     Standardize,
     TaskEncoder,
+    TopKGate,
 )
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.untrained import UntrainedInput
@@ -210,7 +210,7 @@ TABLE: dict[type, Row] = {
         make_sac,
         {
             **BOUNDED_STD,
-            "task_weighting": [partial(ByHand, weights={"task-9": 1.0})],
+            "task_weighting": [partial(ManualWeights, weights={"task-9": 1.0})],
             "reward_scale": [partial(ReturnRange, discount=0.9)],
             "temperature": [partial(Temperature, initial=0.0)],
         },
@@ -222,7 +222,7 @@ TABLE: dict[type, Row] = {
             "exploration_std_max": [0.05, INFINITY],
             "target_std": [-0.1, INFINITY],
             "target_clip": [-0.1, INFINITY],
-            "task_weighting": [ByTemperature],
+            "task_weighting": [TemperatureWeights],
         },
     ),
     Distral: (
@@ -253,8 +253,8 @@ TABLE: dict[type, Row] = {
     ),
     BehaviourCloning: (make_bc, {"loss": ["l1"], **BOUNDED_STD}),
     # learning
-    ByHand: (
-        partial(ByHand, spec=SPEC, weights={"task-0": 2.0}),
+    ManualWeights: (
+        partial(ManualWeights, spec=SPEC, weights={"task-0": 2.0}),
         {
             "weights": [
                 {"task-9": 1.0},
@@ -342,7 +342,7 @@ TABLE: dict[type, Row] = {
         },
     ),
     Embedding: (partial(Embedding, SPEC), {"dim": [0]}),
-    Gate: (partial(Gate, 3, SPEC), {"num_chosen": [0, 4]}),
+    TopKGate: (partial(TopKGate, 3, SPEC), {"num_chosen": [0, 4]}),
     Identity: (partial(Identity, spec=SPEC), {"spec": [IMAGES]}),
     Language: (
         partial(Language, spec=spec_of(["reach-v3"])),
@@ -353,7 +353,7 @@ TABLE: dict[type, Row] = {
         partial(MixtureOfEncoders, spec=SPEC),
         {**SIZES, "num_experts": [0], "out_dim": [0], "spec": [IMAGES]},
     ),
-    OwnExpert: (partial(OwnExpert, num_experts=3, spec=SPEC), {"num_experts": [4]}),
+    OneHotGate: (partial(OneHotGate, num_experts=3, spec=SPEC), {"num_experts": [4]}),
     PixelEncoder: (
         partial(PixelEncoder, spec=IMAGES),
         {

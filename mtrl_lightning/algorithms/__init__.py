@@ -15,12 +15,12 @@ from mtrl_lightning.learning.popart import PopArt, ReturnScale
 from mtrl_lightning.learning.transforms import MeanReward, ReturnRange, RewardScale, Transform
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.learning.weighting import (
-    ByHand,
-    ByTemperature,
     EqualWeights,
     FixedTemperature,
+    ManualWeights,
     TaskWeighting,
     Temperature,
+    TemperatureWeights,
 )
 
 __all__ = [
@@ -30,8 +30,6 @@ __all__ = [
     "ActorCritic",
     "Algorithm",
     "BehaviourCloning",
-    "ByHand",
-    "ByTemperature",
     "Categorical",
     "ConstantRate",
     "Distral",
@@ -39,6 +37,7 @@ __all__ = [
     "FixedTemperature",
     "LearningRate",
     "LinearRate",
+    "ManualWeights",
     "MeanReward",
     "NormalizeObservation",
     "NormalizeReward",
@@ -50,6 +49,7 @@ __all__ = [
     "Scalar",
     "TaskWeighting",
     "Temperature",
+    "TemperatureWeights",
     "Transform",
     "Update",
     "Value",

@@ -107,7 +107,7 @@ class EqualWeights(TaskWeighting):
         return torch.ones_like(log_alpha_R)
 
 
-class ByTemperature(TaskWeighting):
+class TemperatureWeights(TaskWeighting):
     """Weight tasks of low temperature more: ``R softmax(-log alpha)`` (Yang et al. 2020).
 
     A task whose policy has become sharp is learned, and the others should not disturb it. Needs one
@@ -121,17 +121,17 @@ class ByTemperature(TaskWeighting):
         """Refuse one temperature for all: it would weight nothing."""
         if temperature is None:
             raise ConfigurationError(
-                "task_weighting ByTemperature needs temperatures, and the algorithm has none:"
-                " set task_weighting to EqualWeights or ByHand"
+                "task_weighting TemperatureWeights needs temperatures, and the algorithm has none:"
+                " set task_weighting to EqualWeights or ManualWeights"
             )
         if not temperature.is_learned:
             raise ConfigurationError(
-                "task_weighting ByTemperature needs temperatures that are learned, and this one is"
-                " fixed: set task_weighting to EqualWeights or ByHand"
+                "task_weighting TemperatureWeights needs temperatures that are learned, and this"
+                " one is fixed: set task_weighting to EqualWeights or ManualWeights"
             )
         if not temperature.per_task:
             raise ConfigurationError(
-                "task_weighting ByTemperature needs one temperature per task:"
+                "task_weighting TemperatureWeights needs one temperature per task:"
                 " set temperature.init_args.per_task to true"
             )
 
@@ -140,8 +140,8 @@ class ByTemperature(TaskWeighting):
         return len(log_alpha_R) * torch.softmax(-log_alpha_R.detach(), 0)
 
 
-class ByHand(TaskWeighting):
-    """Weights given task by task; tasks that are not named have 1. Only their proportions matter.
+class ManualWeights(TaskWeighting):
+    """Use given weights, 1 for tasks that are not named; only their proportions matter.
 
     Args:
         spec: the tasks.

@@ -62,8 +62,8 @@ class Assignment(nn.Module):
         raise NotImplementedError
 
 
-class OwnExpert(Assignment):
-    """Use expert ``i`` alone for task ``i``; "identity" in mtrl.
+class OneHotGate(Assignment):
+    """Use only expert ``i`` for task ``i``; "identity" in mtrl.
 
     Args:
         num_experts: number of experts, equal to the number of tasks.
@@ -79,7 +79,7 @@ class OwnExpert(Assignment):
         super().__init__(num_experts, spec)
         if num_experts != spec.num_tasks:
             raise ConfigurationError(
-                "OwnExpert needs one expert per task:"
+                "OneHotGate needs one expert per task:"
                 f" num_experts is {num_experts}, set it to {spec.num_tasks}"
             )
         self.register_buffer("weight_TK", torch.eye(spec.num_tasks), persistent=False)
@@ -93,7 +93,7 @@ class OwnExpert(Assignment):
         return train_tasks
 
 
-class Average(Assignment):
+class UniformGate(Assignment):
     """Weight all experts equally, for every task; "ensemble" in mtrl.
 
     Args:
@@ -204,7 +204,7 @@ class ScoredAssignment(Assignment):
         self.scores = _Scores(num_experts, spec, conditioning, width, depth)
 
 
-class Gate(ScoredAssignment):
+class TopKGate(ScoredAssignment):
     """Choose a task's experts with the highest scores, weighted by the softmax of these scores.
 
     An MLP scores the experts. All other experts get the weight 0.
@@ -306,7 +306,7 @@ class MixtureOfEncoders(Encoder):
         width: int = 50,
         depth: int = 2,
         out_dim: int = 50,
-        assignment: Callable[[int, EnvSpec], Assignment] = Average,
+        assignment: Callable[[int, EnvSpec], Assignment] = UniformGate,
     ) -> None:
         super().__init__(spec)
         self.experts = make_encoders(spec.observation_space, num_experts, width, depth, out_dim)
@@ -322,7 +322,7 @@ class MixtureOfEncoders(Encoder):
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the MLPs if each task has one of its own."""
-        if not isinstance(self.assignment, OwnExpert):
+        if not isinstance(self.assignment, OneHotGate):
             return {}
         names = [f"experts.{name}" for name, _ in self.experts.named_parameters()]
         return dict.fromkeys(names, TaskAxis(has_mean=False))

@@ -22,13 +22,13 @@ from mtrl_lightning.gradients import Mean, PCGrad
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
-    Average,
     MixtureOfEncoders,
     MLPEncoder,
     MultiHead,
     Network,
     NoConditioning,
     Standardize,
+    UniformGate,
 )
 from mtrl_lightning.types import TransitionBatch
 from tests.helpers.algorithms import (
@@ -361,7 +361,7 @@ def test_architectures_learn_with_the_gradient_method_of_the_distilled_policy(me
 
 def test_a_shared_encoder_learns_with_the_gradient_method_of_the_critics():
     encoder = partial(
-        MixtureOfEncoders, num_experts=2, assignment=Average, width=6, depth=1, out_dim=5
+        MixtureOfEncoders, num_experts=2, assignment=UniformGate, width=6, depth=1, out_dim=5
     )
     distral = make_distral(encoder=encoder, critic_gradient=PCGrad, reward_scale=MeanReward)
     assert distral.critic_update.method is distral.critic_gradient

@@ -14,12 +14,12 @@ from torch.optim import Adam
 
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import (
-    ByTemperature,
     Categorical,
     MeanReward,
     NormalizeObservation,
     ReturnRange,
     Temperature,
+    TemperatureWeights,
 )
 from mtrl_lightning.auxiliaries import HiPBMDP, Reconstruction
 from mtrl_lightning.gradients import (
@@ -63,7 +63,7 @@ MIXTURES = {
             networks.MixtureOfEncoders, assignment=getattr(networks, name), **SMALL_ENCODER
         )
     }
-    for name in ("OwnExpert", "Average", "Gate", "Attention")
+    for name in ("OneHotGate", "UniformGate", "TopKGate", "Attention")
 }
 NETWORKS = {
     "MLP": {},
@@ -83,7 +83,7 @@ OTHERS = {
     "a task encoder": {"critic": partial(MLP, width=8, conditioning=networks.TaskEncoder)},
     "no conditioning": {"critic": partial(MLP, width=8, conditioning=NoConditioning)},
     "Categorical": {"value": partial(Categorical, num_bins=11)},
-    "ByTemperature": {"task_weighting": ByTemperature},
+    "TemperatureWeights": {"task_weighting": TemperatureWeights},
     "one temperature": {"temperature": partial(Temperature, per_task=False)},
     "no clipping": {"actor_max_grad_norm": None, "critic_max_grad_norm": None},
     "MeanReward": {"reward_scale": MeanReward},

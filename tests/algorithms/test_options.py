@@ -15,7 +15,7 @@ from mtrl_lightning.algorithms import (
     Distral,
 )
 from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP, LatentDynamics, Reconstruction
-from mtrl_lightning.networks import MLP, Attention, Gate, MultiHead
+from mtrl_lightning.networks import MLP, Attention, MultiHead, TopKGate
 from mtrl_lightning.networks.mixture import ScoredAssignment
 
 
@@ -42,7 +42,7 @@ def options_of(kind: type) -> set[str]:
         (HiPBMDP, LatentDynamics),
         (Reconstruction, Auxiliary),
         (MultiHead, MLP),
-        (Gate, ScoredAssignment),
+        (TopKGate, ScoredAssignment),
         (Attention, ScoredAssignment),
     ],
 )

@@ -21,20 +21,20 @@ from mtrl_lightning.networks import (
     CARE,
     AppendTask,
     Attention,
-    Average,
     Clusters,
     Embedding,
-    Gate,
     Identity,
     Language,
     MixtureOfEncoders,
     MLPEncoder,
     NoConditioning,
-    OwnExpert,
+    OneHotGate,
     Standardize,
     StateDependentStd,
     StateIndependentStd,
     TaskEncoder,
+    TopKGate,
+    UniformGate,
 )
 from tests.helpers.algorithms import attach, copy_of, make_batch, make_spec
 from tests.helpers.checkpoints import save
@@ -60,7 +60,7 @@ ENCODERS = {
             partial(MixtureOfEncoders, num_experts=3, assignment=assignment, **SMALL),
             None,
         )
-        for assignment in (Attention, Average, Gate, OwnExpert)
+        for assignment in (Attention, UniformGate, TopKGate, OneHotGate)
     },
     "mixture_clusters": (
         partial(

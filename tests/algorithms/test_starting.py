@@ -34,7 +34,6 @@ from mtrl_lightning.networks import (
     AppendTask,
     Embedding,
     FiLM,
-    Gate,
     Language,
     MixtureOfEncoders,
     MLPEncoder,
@@ -42,7 +41,7 @@ from mtrl_lightning.networks import (
     Network,
     NoConditioning,
     OneHot,
-    OwnExpert,
+    OneHotGate,
     PaCo,
     Separate,
     SoftModularization,
@@ -52,6 +51,7 @@ from mtrl_lightning.networks import (
     TaskAxis,
     TaskConditioning,
     TaskEncoder,
+    TopKGate,
 )
 from mtrl_lightning.runs import best_checkpoint
 from mtrl_lightning.types import Transitions
@@ -191,7 +191,7 @@ POLICIES = {
     "care": {**networks(MLP), **NONE, "encoder": partial(CARE, num_experts=3, width=6)},
     "gate": {
         **networks(MLP),
-        "encoder": partial(MixtureOfEncoders, num_experts=3, width=6, assignment=Gate),
+        "encoder": partial(MixtureOfEncoders, num_experts=3, width=6, assignment=TopKGate),
     },
     "projection": {**networks(MOORE), "encoder": partial(MLPEncoder, width=8, out_dim=5)},
     "statistics": {**networks(MLP), "encoder": partial(Standardize, per_task=True)},
@@ -234,7 +234,7 @@ def test_a_policy_of_the_package_starts_a_run_of_other_tasks():
 
 def test_each_task_may_have_an_expert_of_its_own():
     mixtures = [
-        partial(MixtureOfEncoders, num_experts=number, width=6, assignment=OwnExpert)
+        partial(MixtureOfEncoders, num_experts=number, width=6, assignment=OneHotGate)
         for number in (THERE.num_tasks, HERE.num_tasks)
     ]
     source = trained(make_sac, encoder=mixtures[0])

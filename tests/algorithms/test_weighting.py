@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from mtrl_lightning.algorithms import ByHand, ByTemperature, EqualWeights
+from mtrl_lightning.algorithms import EqualWeights, ManualWeights, TemperatureWeights
 from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
 
 
@@ -20,17 +20,19 @@ def test_equal_weights_are_ones():
 def test_by_temperature_is_the_softmax_of_what_is_computed_by_hand():
     log_alpha = [math.log(1.0), math.log(0.5), math.log(0.25)]
     # exp(-log alpha) is 1, 2 and 4: shares 1/7, 2/7, 4/7 of three tasks
-    weights = ByTemperature(make_spec(3))(torch.tensor(log_alpha, requires_grad=True))
+    weights = TemperatureWeights(make_spec(3))(torch.tensor(log_alpha, requires_grad=True))
     assert weights.tolist() == pytest.approx([3 / 7, 6 / 7, 12 / 7], rel=1e-5)
     assert not weights.requires_grad
 
 
 def test_by_hand_is_scaled_to_the_number_of_tasks_and_leaves_others_at_one():
-    assert ByHand(make_spec(3), {"task-1": 4.0})(torch.zeros(3)).tolist() == pytest.approx(
+    assert ManualWeights(make_spec(3), {"task-1": 4.0})(torch.zeros(3)).tolist() == pytest.approx(
         [0.5, 2.0, 0.5]
     )
     trained = make_spec(3, train_tasks=(0, 2))
-    assert ByHand(trained, {"task-2": 3.0})(torch.zeros(2)).tolist() == pytest.approx([0.5, 1.5])
+    assert ManualWeights(trained, {"task-2": 3.0})(torch.zeros(2)).tolist() == pytest.approx(
+        [0.5, 1.5]
+    )
 
 
 def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss():
@@ -40,7 +42,7 @@ def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss
     options = {"critic_optimizer": still, "actor_optimizer": still, "actor_max_grad_norm": None}
     weighted = make_sac(
         spec,
-        task_weighting=lambda s: ByHand(s, {"task-1": 0.0}),
+        task_weighting=lambda s: ManualWeights(s, {"task-1": 0.0}),
         critic_max_grad_norm=None,
         **options,
     )
@@ -61,6 +63,9 @@ def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss
 
 
 def test_given_weights_are_those_of_the_configuration_and_not_of_a_checkpoint():
-    one, two = ByHand(make_spec(3), {"task-0": 4.0}), ByHand(make_spec(3), {"task-0": 1.0})
+    one, two = (
+        ManualWeights(make_spec(3), {"task-0": 4.0}),
+        ManualWeights(make_spec(3), {"task-0": 1.0}),
+    )
     two.load_state_dict(one.state_dict())
     assert two(torch.zeros(3)).tolist() == [1, 1, 1]

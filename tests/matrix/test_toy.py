@@ -34,7 +34,7 @@ from tests.helpers.matrix import (
 WAITING = {
     # the two experts that the gate does not choose for any task, and those whose words no task has,
     # learn nothing
-    "mixture_gate": ("encoder.experts",),
+    "mixture_top_k": ("encoder.experts",),
     "mixture_clusters": ("encoder.experts",),
     # auxiliaries alone train a context
     "mlp_context": ("encoder.context",),

@@ -17,11 +17,11 @@ from mtrl_lightning.networks.language import DESCRIPTIONS, Language
 from mtrl_lightning.networks.mixture import (
     WORDS,
     Attention,
-    Average,
     Clusters,
-    Gate,
     MixtureOfEncoders,
-    OwnExpert,
+    OneHotGate,
+    TopKGate,
+    UniformGate,
 )
 from tests.helpers.networks import (
     DTYPES,
@@ -58,11 +58,11 @@ def clusters(num_experts, spec):
 
 
 KINDS = [
-    pytest.param(OwnExpert, id="identity"),
-    pytest.param(Average, id="ensemble"),
+    pytest.param(OneHotGate, id="identity"),
+    pytest.param(UniformGate, id="ensemble"),
     pytest.param(clusters, id="cluster"),
-    pytest.param(Gate, id="gate"),
-    pytest.param(embedded(Gate), id="gate of an embedding"),
+    pytest.param(TopKGate, id="gate"),
+    pytest.param(embedded(TopKGate), id="gate of an embedding"),
     pytest.param(Attention, id="attention"),
     pytest.param(embedded(Attention, temperature=0.3), id="attention of an embedding"),
 ]
@@ -76,9 +76,9 @@ def make(assignment, seed=0, **settings):
 
 def slow_weights(assignment, task):
     """``a(task)`` from the definition of each assignment."""
-    if isinstance(assignment, OwnExpert):
+    if isinstance(assignment, OneHotGate):
         return [float(k == task) for k in range(K)]
-    if isinstance(assignment, Average):
+    if isinstance(assignment, UniformGate):
         return [1 / K] * K
     if isinstance(assignment, Clusters):
         return CLUSTER_WEIGHTS[task]
@@ -114,11 +114,11 @@ def test_a_mixture_equals_a_loop_over_rows_and_experts(kind, dtype, tolerance):
 
 @pytest.mark.parametrize("num_chosen", [1, 2, 3, 4])
 def test_a_gate_chooses_as_many_experts_as_it_is_told(num_chosen):
-    weight_TK = make(lambda k, t: Gate(k, t, num_chosen=num_chosen)).assignment(torch.arange(4))
+    weight_TK = make(lambda k, t: TopKGate(k, t, num_chosen=num_chosen)).assignment(torch.arange(4))
     assert (weight_TK > 0).sum(-1).tolist() == [num_chosen] * 4
 
 
-@pytest.mark.parametrize("assignment", [Gate, Attention])
+@pytest.mark.parametrize("assignment", [TopKGate, Attention])
 @pytest.mark.parametrize(
     "told_by", [lambda n: Embedding(n, dim=3), lambda n: TaskEncoder(n, width=6)]
 )
@@ -208,11 +208,11 @@ def test_the_sizes_are_mtrls():
         2,
         50,
     ]
-    assert inspect.signature(Gate).parameters["num_chosen"].default == 2
+    assert inspect.signature(TopKGate).parameters["num_chosen"].default == 2
     assert inspect.signature(Attention).parameters["temperature"].default == 1
 
 
 def test_a_gate_takes_descriptions_too():
-    mixture = make(lambda k, t: Gate(k, t, conditioning=Language))
+    mixture = make(lambda k, t: TopKGate(k, t, conditioning=Language))
     assert mixture.assignment.scores.conditioning.out_dim == 384
     assert mixture(uniform(7, 5), TASK_B).isfinite().all()
