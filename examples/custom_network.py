@@ -1,6 +1,5 @@
 """A network of your own: each task opens and closes the hidden features that it uses."""
 
-from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -38,17 +37,8 @@ class GatedMLP(Network):
         """Map features ``[B, in_dim]`` and tasks ``[B]`` to ``[B, out_dim]``."""
         return self.head(self.trunk(x_BD) * self.gate_TH[task_B].sigmoid())
 
-    def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield the parameters of several tasks: gradient methods resolve conflicts on these."""
-        yield from self.trunk.parameters()
-        yield from self.head.parameters()
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Sequence[int]:
-        """Return the tasks with gates of their own; the others get the mean of these outputs."""
-        return train_tasks
-
     def task_axes(self) -> dict[str, TaskAxis]:
-        """Return where single tasks' weights are, by which a run starts from one of other tasks."""
+        """Return which tensors have an axis of the tasks: here the rows of the gates."""
         return {"gate_TH": TaskAxis()}
 
 

@@ -98,7 +98,6 @@ from mtrl_lightning.networks import (
     TopKGate,
 )
 from mtrl_lightning.networks.hidden import HiddenLayers
-from mtrl_lightning.networks.untrained import UntrainedInput
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots, RolloutBuffer
 from mtrl_lightning.rollout import (
     ActionNoise,
@@ -318,10 +317,6 @@ TABLE: dict[type, Row] = {
     PolicyStd: (
         partial(PolicyStd, SPEC),
         {"initial": [1.0, -3.0, NAN], "minimum": [0.1], "maximum": [-0.1]},
-    ),
-    UntrainedInput: (
-        partial(UntrainedInput, SPEC, untrained_tasks="mean"),
-        {"untrained_tasks": ["other"]},
     ),
     # encoders and task conditionings
     Attention: (

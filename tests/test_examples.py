@@ -13,6 +13,7 @@ import mtrl_lightning
 from mtrl_lightning import PPO, SAC, ToyConflict, ToyReach, read_metrics, train
 from mtrl_lightning.gradients import FAMO, PCGrad, TaskParameters
 from mtrl_lightning.networks import MLP
+from mtrl_lightning.networks.task_axes import shared_parameters
 from mtrl_lightning.types import TransitionBatch
 from tests.helpers.command_line import ROOT, resolve, short_train
 from tests.helpers.specs import spec_of
@@ -76,7 +77,7 @@ def test_the_custom_network_depends_on_the_task_and_shares_all_but_its_gates(exa
     first_BD, second_BD = output_BD = network(x_BD, task_B)
     assert not torch.allclose(first_BD, second_BD)
     torch.testing.assert_close(network(x_BD[:, None], task_B[:, None])[:, 0], output_BD)
-    shared = {id(parameter) for parameter in network.shared_parameters()}
+    shared = {id(parameter) for parameter in shared_parameters(network)}
     own = [name for name, p in network.named_parameters() if id(p) not in shared]
     assert own == ["gate_TH"]
 

@@ -55,15 +55,15 @@ def test_a_family_is_evaluated_in_three_modes_and_continued_exactly(command_line
     trained = {name.rsplit("/", 1)[1] for name in curves if name.startswith("rollout/return/")}
     assert trained == {"cartpole-swingup-pole-0.25", "cartpole-swingup-pole-0.5"}
     untrained = "cartpole-swingup-pole-0.35, cartpole-swingup-pole-0.2"
-    given = "is given the mean over the trained tasks (OneHot, LinearHeads)"
-    assert f"Evaluated without training: {untrained}. The policy {given}" in caplog.text
+    given = "Parameters of a task are the mean of the trained tasks'"
+    assert f"Evaluated without training: {untrained}. {given}" in caplog.text
 
     caplog.clear()
     folder = str(command_line.folder("whole"))
     main(["validate", folder, "--split=eval_interpolation", "--trainer.accelerator=cpu"])
     alone = capsys.readouterr().out
     assert "eval_interpolation after" in alone and "eval_base" not in alone
-    assert f"Evaluated without training: {untrained}. The policy {given}" in caplog.text
+    assert f"Evaluated without training: {untrained}. {given}" in caplog.text
     with pytest.raises(SystemExit) as ended:
         main(["validate", folder, "--split=interpolation"])
     assert ended.value.code == 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from mtrl_lightning.algorithms.arguments import KeepsArguments, rebuild
 from mtrl_lightning.checkpoints import load_checkpoint, restoring
+from mtrl_lightning.checks import one_of
 from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.devices import CPU, to_device, to_host
 from mtrl_lightning.errors import ConfigurationError
@@ -33,7 +34,7 @@ from mtrl_lightning.learning.transforms import Transforms
 from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
-from mtrl_lightning.networks.untrained import UntrainedInput, UntrainedTasks
+from mtrl_lightning.networks.task_axes import fill_untrained, parameters_without_mean
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
 from mtrl_lightning.types import (
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     from typing import Self
 
     from mtrl_lightning.algorithms.state import SavedOptimizers
+
+UntrainedTasks = Literal["mean", "own"]
+"""``mean``: the mean over the trained tasks; ``own``: a task's own parameters, never trained."""
 
 
 class Algorithm(KeepsArguments, LightningModule):
@@ -67,9 +71,8 @@ class Algorithm(KeepsArguments, LightningModule):
             ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
             it in ``fault/skipped_updates``. On a GPU, fused optimizers skip without waiting.
         max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
-        untrained_tasks: input of the networks for tasks that are evaluated without being
-            trained: ``mean``, the mean of the trained tasks' inputs and of their heads' outputs;
-            ``own``, the task's own parameters as initialized.
+        untrained_tasks: parameters of tasks that are evaluated without being trained: ``mean``,
+            the mean of the trained tasks' parameters; ``own``, the task's own as initialized.
     """
 
     policy_fields: tuple[Field, ...] = ()
@@ -128,7 +131,10 @@ class Algorithm(KeepsArguments, LightningModule):
         self._acting_tasks = (np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64))
         """Tasks of the last step, and the same on the device."""
         self._network_names: list[str] = []
-        self.untrained = UntrainedInput(spec, untrained_tasks)
+        one_of(get_args(UntrainedTasks), untrained_tasks=untrained_tasks)
+        self.is_untrained_T = ~np.isin(np.arange(spec.num_tasks), spec.train_tasks)
+        """True for the tasks that are not trained."""
+        self._has_mean = untrained_tasks == "mean" and bool(self.is_untrained_T.any())
         self.register_buffer("_task_R", torch.tensor(spec.train_tasks), persistent=False)
         mask_TA = torch.from_numpy(spec.action_mask_TA)
         self.register_buffer("action_mask_TA", None if mask_TA.all() else mask_TA, persistent=False)
@@ -147,8 +153,16 @@ class Algorithm(KeepsArguments, LightningModule):
 
     @property
     def untrained_summary(self) -> str:
-        """Description of the policy's input for untrained tasks; empty if there are none."""
-        return self.untrained.summary
+        """Description of the policy's parameters for untrained tasks; empty if there are none."""
+        parameters = "the mean of the trained tasks'" if self._has_mean else "as initialized"
+        return self.describe_untrained(f"Parameters of a task are {parameters}")
+
+    def describe_untrained(self, explanation: str) -> str:
+        """Return the names of the untrained tasks and an explanation; empty if there are none."""
+        if not self.is_untrained_T.any():
+            return ""
+        names = [self.spec.task_names[task] for task in np.flatnonzero(self.is_untrained_T)]
+        return f"Evaluated without training: {', '.join(names)}. {explanation}"
 
     # networks
 
@@ -164,7 +178,14 @@ class Algorithm(KeepsArguments, LightningModule):
         for name, module in self._build_networks(self._seed).items():
             self.add_module(name, module)
             self._network_names.append(name)
-        self.untrained.add_networks(list(self.acting_modules().values()))
+        for name, module in self.acting_modules().items() if self._has_mean else ():
+            if lacking := parameters_without_mean(module):
+                raise ConfigurationError(
+                    f"some tasks are evaluated without being trained, and {name} has layers for"
+                    f" each task ({lacking[0]}), whose mean means nothing: choose another network,"
+                    " or set model.init_args.untrained_tasks to own (these layers stay as"
+                    " initialized)"
+                )
 
     def _build_networks(self, seed: int) -> dict[str, nn.Module]:
         with torch.random.fork_rng(devices=[]):
@@ -175,6 +196,14 @@ class Algorithm(KeepsArguments, LightningModule):
         """Return the networks that ``policy`` uses, by name."""
         names = self.acting_networks or self._network_names
         return {name: self.get_submodule(name) for name in names}
+
+    def fill_untrained(self) -> None:
+        """Give untrained tasks the mean of the trained tasks' parameters in the policy's networks.
+
+        ``act`` does so before it acts on such tasks. Training uses none of these parameters.
+        """
+        for module in self.acting_modules().values() if self._has_mean else ():
+            fill_untrained(module, self.spec.num_tasks, self.spec.train_tasks)
 
     def reset_networks(self) -> None:
         """Reinitialize the parts of ``make_networks``, and clear their optimizer states.
@@ -247,8 +276,9 @@ class Algorithm(KeepsArguments, LightningModule):
         rows = task_B.shape
         observation_BD = to_device(observation_ED, self.device).unflatten(0, rows)
         observation_BD = self.transforms.observation(observation_BD, task_B)
-        with self.untrained.replaced(task_E):
-            policy = self.policy(observation_BD, task_B)
+        if self.is_untrained_T[task_E].any():
+            self.fill_untrained()
+        policy = self.policy(observation_BD, task_B)
         fields: dict[str, Tensor] = {}
         if mode == "exploit":
             action_BA = policy.mode()
@@ -302,15 +332,15 @@ class Algorithm(KeepsArguments, LightningModule):
     def best_action(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
         """Return the actions ``[B, A]`` that ``act`` chooses in the mode ``exploit``.
 
-        No operation depends on the values of a tensor, so that the actions can be exported.
+        No operation depends on the values of a tensor, so that the actions can be exported. Call
+        ``fill_untrained`` first.
 
         Args:
             observation_BD: observations, floating-point ones in single precision.
             task_B: their tasks.
         """
         observation_BD = self.transforms.observation(observation_BD, task_B)
-        with self.untrained.replaced():
-            policy = self.policy(observation_BD, task_B)
+        policy = self.policy(observation_BD, task_B)
         return zero_padding(policy.mode(), self.action_mask(task_B))
 
     def seed_actions(self, seed: int) -> None:

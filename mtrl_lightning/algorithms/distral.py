@@ -25,14 +25,15 @@ from mtrl_lightning.learning.update import task_parameters
 from mtrl_lightning.learning.weighting import FixedTemperature
 from mtrl_lightning.networks import (
     MLP,
+    Assignment,
     Encoder,
-    HasTaskOutputs,
     Network,
     NoConditioning,
     OneForAll,
     OnePerTask,
     SquashedGaussian,
     TaskConditioning,
+    UniformGate,
 )
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.spec import EnvSpec
@@ -115,7 +116,7 @@ class Distral(SAC):
         _check_encoder(self.encoder)
         self.kappa = kappa
         self.omega = omega
-        untrained_T = torch.from_numpy(self.untrained.is_untrained_T)
+        untrained_T = torch.from_numpy(self.is_untrained_T)
         self.register_buffer("untrained_T", untrained_T, persistent=False)
         self._distilled_loss = compiled(self.distilled_loss, self._compile)
         self.distilled_update = self.make_update(
@@ -157,7 +158,7 @@ class Distral(SAC):
         return {
             "method": Mean(self.spec),
             "weights": self.task_weights,
-            "clip_groups": [_trained_parameters([member]) for member in self.actor.members],
+            "clip_groups": [_trained_parameters([network]) for network in self.actor.networks],
         }
 
     def task_weights(self) -> Tensor:
@@ -221,14 +222,14 @@ class Distral(SAC):
     @property
     def untrained_summary(self) -> str:
         """Description of the tasks that are not trained; empty if there are none."""
-        return self.untrained.described("The distilled policy acts on them")
+        return self.describe_untrained("The distilled policy acts on them")
 
     def _critics_by_task(self) -> list[tuple[nn.Module, ...]]:
         """Return the critics of each trained task."""
         networks_QR = []
         for critic in self.critic.members:
             assert isinstance(critic, OnePerTask)
-            networks_QR.append(critic.members)
+            networks_QR.append(critic.networks)
         return list(zip(*networks_QR, strict=True))
 
 
@@ -261,8 +262,8 @@ def _check_conditioning(
 def _check_encoder(encoder: Encoder) -> None:
     """Check that an encoder does not depend on the task."""
     for part in encoder.modules():
-        sees_task = isinstance(part, HasTaskOutputs)
-        if sees_task and not isinstance(part, NoConditioning):
+        sees_task = isinstance(part, TaskConditioning | Assignment)
+        if sees_task and not isinstance(part, NoConditioning | UniformGate):
             raise ConfigurationError(
                 f"the encoder {type(encoder).__name__} depends on the task"
                 f" ({type(part).__name__}), which Distral's distilled policy must not see:"

@@ -36,6 +36,11 @@ class TaskMatch(NamedTuple):
         return cls(there, here, common, [task for task, name in tasks if name not in trained])
 
     @property
+    def common_names(self) -> list[str]:
+        """Names of the common tasks."""
+        return [self.here.task_names[task] for task in self.common]
+
+    @property
     def has_same_order(self) -> bool:
         """Whether both have the same tasks in the same order."""
         return self.there.task_names == self.here.task_names
@@ -55,14 +60,16 @@ class TaskMatch(NamedTuple):
                         " Choose tasks and wrappers that have the same, or leave out init_from"
                     )
 
-    def shape_there(self, own: Tensor, axis: TaskAxis | None) -> tuple[int, ...]:
+    def shape_there(self, own: Tensor, axis: TaskAxis) -> tuple[int, ...]:
         """Return the shape that a tensor of this run has with the checkpoint's number of tasks."""
         shape = list(own.shape)
-        if axis is not None:
-            shape[axis.axis] += (self.there.num_tasks - self.here.num_tasks) * axis.block
+        block = (shape[axis.axis] - axis.start) // self.here.num_tasks
+        shape[axis.axis] = axis.start + block * self.there.num_tasks
         return tuple(shape)
 
-    def adopt(self, own: Tensor, saved: Tensor, axis: TaskAxis, use_mean: bool) -> Tensor:
+    def adopt(
+        self, own: Tensor, saved: Tensor, axis: TaskAxis, use_mean: bool
+    ) -> tuple[Tensor, int]:
         """Return a tensor with the checkpoint's values of common tasks and of shared entries.
 
         Args:
@@ -70,26 +77,20 @@ class TaskMatch(NamedTuple):
             saved: the checkpoint's, of the shape ``shape_there``.
             axis: where the tasks' blocks are.
             use_mean: whether new tasks get the mean of the checkpoint's trained tasks.
+
+        Returns:
+            The tensor, and how many of its numbers are copied.
         """
         adopted = own.clone()
-        length = adopted.shape[axis.axis] - axis.start - self.here.num_tasks * axis.block
-        for start, size in ((0, axis.start), (-length, length)):
-            if size:
-                shared = adopted.narrow(axis.axis, start % adopted.shape[axis.axis], size)
-                shared.copy_(saved.narrow(axis.axis, start % saved.shape[axis.axis], size))
-        blocks_T = _blocks(adopted, axis, self.here.num_tasks)
-        saved_S = _blocks(saved, axis, self.there.num_tasks)
+        shared = adopted.narrow(axis.axis, 0, axis.start)
+        shared.copy_(saved.narrow(axis.axis, 0, axis.start))
+        blocks_T = axis.blocks(adopted, self.here.num_tasks)
+        saved_S = axis.blocks(saved, self.there.num_tasks)
         for here, there in self.common.items():
             blocks_T[here] = saved_S[there]
         if use_mean and self.new:
             blocks_T[self.new] = saved_S[list(self.there.train_tasks)].mean(0)
-        return adopted
-
-
-def _blocks(tensor: Tensor, axis: TaskAxis, num_tasks: int) -> Tensor:
-    """Return a view of a tensor's blocks, with the tasks as its first axis."""
-    region = tensor.narrow(axis.axis, axis.start, num_tasks * axis.block)
-    return region.unflatten(axis.axis, (num_tasks, axis.block)).movedim(axis.axis, 0)
+        return adopted, own.numel() - len(self.new) * blocks_T[0].numel()
 
 
 def _size(spec: EnvSpec, what: str, task: int | None = None) -> tuple[int, ...]:

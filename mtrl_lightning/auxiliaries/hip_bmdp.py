@@ -43,8 +43,8 @@ class HiPBMDP(LatentDynamics):
     ``W_2^2 = ||mu_i - mu_j||^2 + ||sigma_i - sigma_j||^2`` for Gaussians. No gradient reaches ``T``
     and ``z`` from this term: it moves ``theta`` alone. ``T`` predicts ``z'`` without the context.
 
-    A task that is evaluated without being trained has the mean of the trained tasks' ``theta``
-    (``untrained_tasks``).
+    A task that is evaluated without being trained has the ``theta`` of the mean of the trained
+    tasks' embeddings (``untrained_tasks``).
 
     Args:
         spec: the tasks.

@@ -128,6 +128,7 @@ def export_policy(
             import_optional(package, '"mtrl_lightning[export]"')
     folder = Path(folder)
     algorithm = policy.algorithm.eval().requires_grad_(False)
+    algorithm.fill_untrained()
     module = _DeterministicPolicy(algorithm, action_transforms).eval()
     # other sizes than 1, which would be taken for fixed
     observation_ED, task_E = observations_of(policy.spec, max(2, policy.spec.num_tasks))

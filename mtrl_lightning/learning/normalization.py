@@ -176,7 +176,8 @@ class NormalizeObservation(Transform):
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the statistics."""
-        return {f"_extra_state.{name}": TaskAxis() for name in self.moments.state_dict()}
+        names = [f"_extra_state.{name}" for name in self.moments.state_dict()]
+        return dict.fromkeys(names, TaskAxis(has_mean=False))
 
     def _use_moments(self) -> None:
         """Bring means and standard deviations to the device, in single precision."""
@@ -274,7 +275,8 @@ class NormalizeReward(RewardScale):
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the statistics."""
-        return {f"_extra_state.{name}": TaskAxis() for name in self.moments.state_dict()}
+        names = [f"_extra_state.{name}" for name in self.moments.state_dict()]
+        return dict.fromkeys(names, TaskAxis(has_mean=False))
 
     def _use_moments(self) -> None:
         factor_T = (self.moments.variance_TD + self._epsilon).rsqrt()

@@ -5,7 +5,7 @@ Shapes: ``T`` tasks, ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +45,6 @@ class ReturnScale(TaskModule):
     def observe(self, mean_T: Tensor, variance_T: Tensor, count_T: Tensor) -> None:
         """Receive the moments of each task's returns; tasks with a count of 0 had none."""
 
-    def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield nothing: each task has its own."""
-        return iter(())
-
 
 class PopArt(ReturnScale):
     """Learn targets of mean 0 and standard deviation 1 for each task.
@@ -56,7 +52,7 @@ class PopArt(ReturnScale):
     Van Hasselt et al. 2016, "Learning values across many orders of magnitude" (arXiv 1602.07714),
     with statistics per task as in Hessel et al. 2018 (arXiv 1809.04474). When the statistics move,
     each task's output layer is rescaled so that its values stay as they are. A critic without one
-    output layer per task (``Network.scales_outputs``) gets a learned factor and offset per task.
+    output layer per task (``Network.scale_outputs``) gets a learned factor and offset per task.
 
     Args:
         spec: the tasks.
@@ -85,7 +81,7 @@ class PopArt(ReturnScale):
         self._scale_outputs = critic.scale_outputs
         self.weight_T: Parameter | None = None
         self.bias_T: Parameter | None = None
-        if not critic.scales_outputs:
+        if self._scale_outputs is None:
             self.weight_T = nn.Parameter(torch.ones(num_tasks))
             self.bias_T = nn.Parameter(torch.zeros(num_tasks))
 
@@ -112,7 +108,8 @@ class PopArt(ReturnScale):
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of statistics, factors and offsets."""
-        return {name: TaskAxis() for name in self.state_dict()}
+        statistics = dict.fromkeys(("mean_T", "variance_T", "is_known_T"), TaskAxis(has_mean=False))
+        return statistics | {name: TaskAxis() for name, _ in self.named_parameters()}
 
     @torch.no_grad()
     def observe(self, mean_T: Tensor, variance_T: Tensor, count_T: Tensor) -> None:
@@ -135,8 +132,8 @@ class PopArt(ReturnScale):
         is_kept_T = ~is_first_T
         ratio_T = torch.where(is_kept_T, old_std_T / self.std_T, 1.0)
         offset_T = torch.where(is_kept_T, (old_mean_T - self.mean_T) / self.std_T, 0.0)
-        if self.weight_T is None or self.bias_T is None:
+        if self._scale_outputs is not None:
             self._scale_outputs(ratio_T, offset_T)
-        else:
+        elif self.weight_T is not None and self.bias_T is not None:
             self.weight_T.mul_(ratio_T)
             self.bias_T.mul_(ratio_T).add_(offset_T)

@@ -258,7 +258,7 @@ class MeanReward(RewardScale):
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the factors."""
-        return {"factor_T": TaskAxis()}
+        return {"factor_T": TaskAxis(has_mean=False)}
 
 
 class ReturnRange(RewardScale):
@@ -343,7 +343,7 @@ class ReturnRange(RewardScale):
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the largest returns."""
-        return {"largest_T": TaskAxis()}
+        return {"largest_T": TaskAxis(has_mean=False)}
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the rewards of the episodes under way."""

@@ -8,7 +8,7 @@ Shapes: ``R`` trained tasks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics
 from mtrl_lightning.networks import TaskModule
+from mtrl_lightning.networks.task_axes import last_shared_weight, shared_parameters
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
 
@@ -44,8 +45,9 @@ class Update:
 
     Args:
         name: prefix of its metrics, such as ``critic``.
-        modules: the trained modules, in the optimizer's order. A ``TaskModule`` says which of its
-            parameters tasks share; those of other modules, such as an encoder, are all shared.
+        modules: the trained modules, in the optimizer's order. A ``TaskModule`` declares the
+            parameters of single tasks (``task_axes``); those of other modules, such as an encoder,
+            are all shared.
         make_optimizer: builds the optimizer from the parameters.
         generators: the algorithm's random generators.
         metrics: receives the losses, and statistics of the gradient if there is a ``method``.
@@ -328,11 +330,10 @@ def task_parameters(modules: Sequence[nn.Module]) -> TaskParameters:
     # GradNorm compares the tasks' gradients at the last layer that they share: the networks', or
     # the encoder's where the networks share none
     last_shared = [parameter for parameter in shared if parameter.ndim > 1][-1:]
-    sharing = [network for network in networks if any(True for _ in network.shared_parameters())]
-    if sharing:
-        last_shared = [network.last_shared_weight() for network in sharing]
+    weights = [last_shared_weight(network) for network in networks]
+    last_shared = [weight for weight in weights if weight is not None] or last_shared
     for network in networks:
-        network_shared = _trained(network.shared_parameters())
+        network_shared = _trained(shared_parameters(network))
         known = {id(parameter) for parameter in network_shared}
         shared += network_shared
         own += [
@@ -341,7 +342,7 @@ def task_parameters(modules: Sequence[nn.Module]) -> TaskParameters:
     return TaskParameters(shared, own, last_shared)
 
 
-def _trained(parameters: Iterator[Parameter]) -> list[Parameter]:
+def _trained(parameters: Iterable[Parameter]) -> list[Parameter]:
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 

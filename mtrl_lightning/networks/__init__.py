@@ -33,13 +33,7 @@ from mtrl_lightning.networks.mlp import MLP, Ensemble
 from mtrl_lightning.networks.mlp_encoder import MLPEncoder
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.multi_head import MultiHead
-from mtrl_lightning.networks.network import (
-    HasTaskAxes,
-    HasTaskOutputs,
-    Network,
-    TaskAxis,
-    TaskModule,
-)
+from mtrl_lightning.networks.network import Network, TaskModule
 from mtrl_lightning.networks.one_per_task import OneForAll, OnePerTask
 from mtrl_lightning.networks.paco import PaCo
 from mtrl_lightning.networks.pixel_encoder import PixelEncoder, is_image
@@ -51,7 +45,7 @@ from mtrl_lightning.networks.projection import (
 from mtrl_lightning.networks.separate import Separate
 from mtrl_lightning.networks.soft_modularization import SoftModularization
 from mtrl_lightning.networks.standardize import Standardize
-from mtrl_lightning.networks.untrained import MeanOfTrained
+from mtrl_lightning.networks.task_axes import HasTaskAxes, TaskAxis
 
 __all__ = [
     "CARE",
@@ -69,11 +63,9 @@ __all__ = [
     "Experts",
     "FiLM",
     "HasTaskAxes",
-    "HasTaskOutputs",
     "Identity",
     "Language",
     "MLPEncoder",
-    "MeanOfTrained",
     "MixtureOfEncoders",
     "MultiHead",
     "Network",

@@ -6,7 +6,7 @@ task input, ``T`` tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
-from mtrl_lightning.networks.network import Network, TaskAxis, task_values
+from mtrl_lightning.networks.network import Network, task_values
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.signatures import called_by, parameters_of
 from mtrl_lightning.spec import EnvSpec
 
@@ -30,8 +31,6 @@ class TaskConditioning(nn.Module):
 
     is_task_input = True
     """Its parameters are a network's input, and count as shared."""
-    is_one_hot = False
-    """Whether each feature is that of one task, in the order of the tasks."""
     out_dim: int
     """Size of the task input, ``C``."""
 
@@ -43,21 +42,14 @@ class TaskConditioning(nn.Module):
         """Map tasks ``[B]`` (integers) to ``[B, out_dim]``."""
         raise NotImplementedError
 
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the tasks that have an input of their own: here the trained ones.
-
-        For all others the mean of the trained tasks' inputs is used; see ``networks.untrained``.
-        """
-        return train_tasks
-
     def columns(self, weight: str, start: int = 0) -> dict[str, TaskAxis]:
-        """Return which columns of a linear layer's weight belong to single tasks.
+        """Return which columns of a linear layer's weight belong to single tasks; here none do.
 
         Args:
             weight: name of the weight ``[H, start + C]`` that multiplies the task input.
             start: number of other inputs, which come first.
         """
-        return {weight: TaskAxis(1, start)} if self.is_one_hot else {}
+        return {}
 
 
 class OneHot(TaskConditioning):
@@ -67,7 +59,6 @@ class OneHot(TaskConditioning):
         spec: the tasks.
     """
 
-    is_one_hot = True
     table_TT: Tensor
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -78,6 +69,14 @@ class OneHot(TaskConditioning):
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, T]``."""
         return task_values(self.table_TT, task_B)
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the axis of the vectors: an untrained task's is the mean of the trained ones."""
+        return {"table_TT": TaskAxis()}
+
+    def columns(self, weight: str, start: int = 0) -> dict[str, TaskAxis]:
+        """Return the columns from ``start`` on: each feature belongs to one task."""
+        return {weight: TaskAxis(1, start)}
 
 
 class NoConditioning(TaskConditioning):
@@ -97,10 +96,6 @@ class NoConditioning(TaskConditioning):
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, 0]``."""
         return task_values(self.table_T0, task_B)
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return all tasks: there is nothing to replace."""
-        return range(self.num_tasks)
 
 
 class Embedding(TaskConditioning):
@@ -164,10 +159,6 @@ class TaskEncoder(TaskConditioning):
         """Map ``[B]`` to ``[B, C]``."""
         # once per task and not per row, because there are far fewer tasks
         return self.output(self.hidden(self.embedding(self.tasks_T)))[task_B]
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the tasks that have an embedding of their own."""
-        return self.embedding.own_tasks(train_tasks)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the columns of the first layer that multiply a one-hot."""

@@ -7,7 +7,7 @@ tasks, ``D`` input features, ``H`` hidden features, ``O`` outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence, unpad_sequence
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.networks.network import TaskAxis, is_captured, uniform_
+from mtrl_lightning.networks.network import is_captured, uniform_
+from mtrl_lightning.networks.task_axes import TaskAxis
 
 
 class Experts(nn.Module):
@@ -119,10 +120,6 @@ class TaskExperts(nn.Module):
         x_TnD = pad_sequence(x_BD[order_B].split(count_T.tolist()), batch_first=True)
         output_BO = torch.cat(unpad_sequence(self.experts(x_TnD), count_T, batch_first=True))
         return output_BO[order_B.argsort()]
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the trained tasks; their mean output replaces the others'."""
-        return train_tasks
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the MLPs."""

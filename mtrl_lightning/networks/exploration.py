@@ -5,16 +5,16 @@ Shapes: ``B`` rows, ``T`` tasks, ``R`` trained tasks, ``A`` action, ``O`` output
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.gaussian import ClippedGaussian
-from mtrl_lightning.networks.network import TaskAxis, TaskModule, task_values
+from mtrl_lightning.networks.network import TaskModule, task_values
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -57,17 +57,9 @@ class PolicyStd(TaskModule):
         shape = (spec.num_tasks, spec.action_space.shape[0])
         self.log_std_TA = nn.Parameter(torch.full(shape, float(initial)))
 
-    def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield nothing: each task has its own."""
-        return iter(())
-
     def forward(self, task_B: Tensor) -> Tensor:
         """Map tasks ``[B]`` to their log standard deviations ``[B, A]``."""
         return task_values(self.log_std_TA, task_B)
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the trained tasks; the others receive the mean of their values."""
-        return train_tasks
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the log standard deviations."""

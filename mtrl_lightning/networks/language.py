@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.networks.conditioning import TaskConditioning
-from mtrl_lightning.networks.network import TaskAxis, task_values
+from mtrl_lightning.networks.network import task_values
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 DESCRIPTIONS = Path(__file__).parent / "data" / "descriptions.json"
 """One sentence per task of MetaWorld and dm_control's suite, and for ten toy tasks."""
 EMBEDDINGS = Path(__file__).parent / "data" / "embeddings.json"
-"""Embeddings of the sentences, from ``python -m mtrl_lightning.networks.embed_descriptions``."""
+"""Embeddings of the sentences, from ``python -m benchmarks.embed_descriptions``."""
 
 _OLD_NAMES = {
     "basketball": "basket-ball",
@@ -52,8 +53,8 @@ class TaskTable(nn.Module):
         return task_values(self.table_TC, task_B)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the axis of the vectors."""
-        return {"table_TC": TaskAxis()}
+        """Return the axis of the vectors, which untrained tasks have as well."""
+        return {"table_TC": TaskAxis(has_mean=False)}
 
 
 class Language(TaskConditioning):
@@ -74,22 +75,18 @@ class Language(TaskConditioning):
     def __init__(self, spec: EnvSpec, *, path: str | None = None) -> None:
         super().__init__(spec)
         file = EMBEDDINGS if path is None else Path(path)
-        embeddings = _read_embeddings(file)
-        self._known = [
+        embeddings = read_json(file)
+        known = [
             task
             for task, name in enumerate(spec.task_names)
             if task in spec.train_tasks or find_name(name, embeddings) is not None
         ]
-        known_KC = load_embeddings(file, [spec.task_names[task] for task in self._known])
-        trained = [index for index, task in enumerate(self._known) if task in spec.train_tasks]
+        known_KC = load_embeddings(file, [spec.task_names[task] for task in known])
+        trained = [index for index, task in enumerate(known) if task in spec.train_tasks]
         table_TC = np.tile(known_KC[trained].mean(0), (spec.num_tasks, 1))
-        table_TC[self._known] = known_KC
+        table_TC[known] = known_KC
         self.out_dim = table_TC.shape[1]
         self.embeddings = TaskTable(table_TC)
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the tasks whose embeddings the file has."""
-        return self._known
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, C]``."""
@@ -104,17 +101,25 @@ def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
     Raises:
         ConfigurationError: if the file cannot be used or has no embedding for a task.
     """
-    embeddings = _read_embeddings(path)
-    keys = [find_name(name, embeddings) for name in names]
-    for name, key in zip(names, keys, strict=True):
+    embeddings = read_json(path)
+    rows = []
+    for name in names:
+        key = find_name(name, embeddings)
         if key is None:
-            hint = name_hint(name, embeddings)
             raise ConfigurationError(
-                f"{path} has no embedding of the task {name}: {hint}"
-                " Add the task to the file, or add it to descriptions of your own"
-                " and run python -m mtrl_lightning.networks.embed_descriptions"
+                f"{path} has no embedding of the task {name}: {name_hint(name, embeddings)}"
+                " Add the task to the file: docs/configs.md shows how to embed a description"
             )
-    return np.stack([embeddings[key] for key in keys if key is not None])
+        rows.append(embeddings[key])
+    try:
+        table_TC = np.array(rows, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path}: embeddings must be lists of numbers of the same length ({error})"
+        ) from error
+    if table_TC.ndim != 2 or not np.isfinite(table_TC).all():
+        raise ConfigurationError(f"{path}: embeddings must be lists of finite numbers")
+    return table_TC
 
 
 def find_name(name: str, known: Collection[str]) -> str | None:
@@ -146,30 +151,3 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not content:
         raise ConfigurationError(f'{path} must map task names to values, as in {{"reach-v3": ...}}')
     return content
-
-
-def _read_embeddings(path: str | Path) -> dict[str, np.ndarray]:
-    """Read a file of embeddings; check that they are finite and of the same size."""
-    embeddings: dict[str, np.ndarray] = {}
-    for name, row in read_json(path).items():
-        if (
-            not isinstance(row, list)
-            or not row
-            or not all(type(number) in (int, float) for number in row)
-        ):
-            raise ConfigurationError(f"{path}: the embedding of {name} must be a list of numbers")
-        with np.errstate(over="ignore"):
-            row_C = np.array([min(max(number, -1e300), 1e300) for number in row]).astype(np.float32)
-        if not np.isfinite(row_C).all():
-            raise ConfigurationError(
-                f"{path}: the embedding of {name} contains a number that is not finite"
-            )
-        embeddings[name] = row_C
-    first, dim = next((name, len(row_C)) for name, row_C in embeddings.items())
-    for name, row_C in embeddings.items():
-        if len(row_C) != dim:
-            raise ConfigurationError(
-                f"{path}: the embedding of {name} has {len(row_C)} numbers,"
-                f" that of {first} has {dim}: all must have the same size"
-            )
-    return embeddings

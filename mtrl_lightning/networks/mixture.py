@@ -10,7 +10,7 @@ an expert.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.language import DESCRIPTIONS, Language, TaskTable, find_name, read_json
-from mtrl_lightning.networks.network import TaskAxis, task_values
+from mtrl_lightning.networks.network import task_values
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 WORDS = (
@@ -88,10 +89,6 @@ class OneHotGate(Assignment):
         """Map ``[B]`` to one-hot weights ``[B, K]``."""
         return task_values(self.weight_TK, task_B)
 
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the trained tasks; their mean weights replace the others'."""
-        return train_tasks
-
 
 class UniformGate(Assignment):
     """Weight all experts equally, for every task; "ensemble" in mtrl.
@@ -147,15 +144,10 @@ class Clusters(Assignment):
             )
         path = DESCRIPTIONS if descriptions is None else Path(descriptions)
         self.weights = TaskTable(_uses(spec.task_names, groups, read_json(path)))
-        self._num_tasks = spec.num_tasks
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to weights ``[B, K]``."""
         return self.weights(task_B)
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return all tasks: each has a name."""
-        return range(self._num_tasks)
 
 
 def _uses(

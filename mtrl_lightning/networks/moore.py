@@ -7,18 +7,18 @@ Shapes: ``B`` batch, ``K`` experts, ``H`` features of an expert.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.multi_head import LinearHeads
-from mtrl_lightning.networks.network import Network, TaskAxis
+from mtrl_lightning.networks.network import Network
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 EPSILON = 1e-12
@@ -86,31 +86,13 @@ class MOORE(Network):
         return self.heads(features_BH, task_B)  # type: ignore[no-any-return]
 
     @property
-    def scales_outputs(self) -> bool:
-        """Whether the heads are linear: always."""
-        return True
-
-    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:
-        """Scale the heads."""
-        self.heads.scale_outputs(scale_T, shift_T)
-
-    def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield the parameters of the experts, and those of ``w`` unless it is a table.
-
-        Each row of a table belongs to one task.
-        """
-        if not isinstance(self.conditioning, OneHot):
-            yield from self.conditioning.parameters()
-            yield from self.mixture.parameters()
-        yield from self.experts.parameters()
+    def scale_outputs(self) -> Callable[[Tensor, Tensor], None]:
+        """Scales the heads."""
+        return self.heads.scale_outputs
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the columns of ``w`` that multiply a one-hot."""
         return self.conditioning.columns("mixture.weight")
-
-    def last_shared_weight(self) -> Parameter:
-        """Return the weights of the experts' last layers, ``[K, width, width]``."""
-        return self.experts.weights[-1]
 
 
 def orthonormal(u_KBH: Tensor) -> Tensor:

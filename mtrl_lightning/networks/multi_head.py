@@ -6,17 +6,17 @@ features, ``H`` hidden features, ``O`` outputs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.mlp import MLP
-from mtrl_lightning.networks.network import TaskAxis, group_values, uniform_
+from mtrl_lightning.networks.network import group_values, uniform_
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -64,19 +64,9 @@ class MultiHead(MLP):
         return self.heads(self.trunk(input_BD), task_B)  # type: ignore[no-any-return]
 
     @property
-    def scales_outputs(self) -> bool:
-        """Whether the heads are linear."""
-        return isinstance(self.heads, LinearHeads)
-
-    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:
-        """Scale the linear heads."""
-        assert isinstance(self.heads, LinearHeads)
-        self.heads.scale_outputs(scale_T, shift_T)
-
-    def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield all parameters except those of the heads."""
-        yield from self.conditioning.parameters()
-        yield from self.trunk.parameters()
+    def scale_outputs(self) -> Callable[[Tensor, Tensor], None] | None:
+        """Scales linear heads; None for heads with a hidden layer."""
+        return self.heads.scale_outputs if isinstance(self.heads, LinearHeads) else None
 
 
 class LinearHeads(nn.Linear):
@@ -114,13 +104,9 @@ class LinearHeads(nn.Linear):
         is_own_BT1 = (task_B[:, None] == self.tasks_T)[..., None]
         return torch.where(is_own_BT1, y_BTO, 0).sum(1, dtype=y_BTO.dtype)
 
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Return the trained tasks; their heads' mean output replaces the others'."""
-        return train_tasks
-
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the heads."""
-        return {name: TaskAxis(block=self.out_dim) for name in ("weight", "bias")}
+        return {"weight": TaskAxis(), "bias": TaskAxis()}
 
     @torch.no_grad()
     def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:

@@ -8,18 +8,17 @@ tasks that have a network, ``T`` tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.networks.network import Network, is_captured
-from mtrl_lightning.networks.separate import NothingShared
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
-class OnePerTask(NothingShared):
+class OnePerTask(Network):
     """Train one network of any architecture per task; they share nothing.
 
     ``Separate`` does this for plain MLPs, and computes them together. Rows of any tasks ``[B, D]``
@@ -49,28 +48,37 @@ class OnePerTask(NothingShared):
     ) -> None:
         super().__init__()
         owners = list(range(spec.num_tasks) if tasks is None else tasks)
-        self.owners = owners
-        """The task of each network."""
-        self.is_of_trained = tasks is not None
-        """Whether the tasks were given: those that are trained."""
-        self.members = nn.ModuleList(make(in_dim, out_dim, spec.of_task(task)) for task in owners)
+        self._names = [spec.task_names[task] for task in owners]
+        self.members = nn.ModuleDict(
+            {
+                member_name(spec.task_names[task]): OneForAll(
+                    in_dim, out_dim, spec.of_task(task), make=make
+                )
+                for task in owners
+            }
+        )
         index_T = torch.zeros(spec.num_tasks, dtype=torch.int64)
         index_T[owners] = torch.arange(len(owners))
         self.register_buffer("index_T", index_T, persistent=False)
         self._trained = [owners.index(task) for task in spec.train_tasks if task in owners]
         """Indices of the trained tasks' networks, in the order of the losses."""
 
+    @property
+    def networks(self) -> list[Network]:
+        """The networks of the tasks that have one, in the order of the tasks."""
+        return [member.network for member in self.members.values()]  # type: ignore[misc]
+
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
         """Map features and tasks to outputs: ``[B, out_dim]``, or ``[R, n, out_dim]``."""
+        members = list(self.members.values())
         if x_BD.ndim == 3:
-            members = list(self.members)
             if len(x_BD) != len(members):
                 members = [members[index] for index in self.index_T[task_B[:, 0]].tolist()]
             pairs = zip(members, x_BD.split(1), strict=True)
-            return torch.cat([_output(member, x_1nD) for member, x_1nD in pairs])
+            return torch.cat([member(x_1nD) for member, x_1nD in pairs])
         if is_captured():
             # every network computes every row, as no operation may depend on the tasks' values
-            output_RBO = torch.stack([_output(member, x_BD) for member in self.members])
+            output_RBO = torch.stack([member(x_BD) for member in members])
             row_B = torch.arange(task_B.shape[0], device=task_B.device)
             return output_RBO[self.index_T[task_B], row_B]
         return self._compute_in_any_order(x_BD, task_B)
@@ -80,25 +88,44 @@ class OnePerTask(NothingShared):
         index_B = self.index_T[task_B]
         outputs = []
         rows = []
-        for index, member in enumerate(self.members):
+        for index, member in enumerate(self.members.values()):
             row_N = (index_B == index).nonzero()[:, 0]
             if len(row_N) > 0 or len(task_B) == 0:
-                outputs.append(_output(member, x_BD[row_N]))
+                outputs.append(member(x_BD[row_N]))
                 rows.append(row_N)
         return torch.cat(outputs)[torch.cat(rows).argsort()]
 
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the task of each network's tensors."""
+        return {
+            f"members.{name}.{tensor}": TaskAxis(has_mean=False, task=task)
+            for task, (name, member) in zip(self._names, self.members.items(), strict=True)
+            for tensor in tensor_names(member)
+        }
+
     def mask_losses(self, loss_R: Tensor) -> Tensor:
         """Return the losses ``[R]``, each masked by the network of its task."""
-        pairs = zip(self._trained_members(), loss_R.split(1), strict=True)
-        return torch.cat([member.mask_losses(loss_1) for member, loss_1 in pairs])
+        pairs = zip(self._trained_networks(), loss_R.split(1), strict=True)
+        return torch.cat([network.mask_losses(loss_1) for network, loss_1 in pairs])
 
     def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
         """Let each network change its parameters by its own loss."""
-        for member, loss_1 in zip(self._trained_members(), loss_R.split(1), strict=True):
-            member.after_step(loss_1, torch.zeros_like(task_R[:1]), generator)
+        for network, loss_1 in zip(self._trained_networks(), loss_R.split(1), strict=True):
+            network.after_step(loss_1, torch.zeros_like(task_R[:1]), generator)
 
-    def _trained_members(self) -> list[Any]:
-        return [self.members[index] for index in self._trained]
+    def _trained_networks(self) -> list[Network]:
+        networks = self.networks
+        return [networks[index] for index in self._trained]
+
+
+def member_name(task: str) -> str:
+    """Return a task's name as that of a module, which has no dots."""
+    return task.replace(".", "_")
+
+
+def tensor_names(module: nn.Module) -> list[str]:
+    """Return the names of a module's parameters and buffers."""
+    return [name for name, _ in [*module.named_parameters(), *module.named_buffers()]]
 
 
 class OneForAll(nn.Module):
@@ -126,12 +153,11 @@ class OneForAll(nn.Module):
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """Map features to outputs: ``[B, out_dim]``, or ``[R, n, out_dim]``."""
-        return _output(self.network, x_BD)
+        x_1ND = x_BD.flatten(0, -2)[None]
+        task_1N = torch.zeros(x_1ND.shape[:2], dtype=torch.int64, device=x_BD.device)
+        output_1NO = self.network(x_1ND, task_1N)
+        return output_1NO.view(*x_BD.shape[:-1], output_1NO.shape[-1])  # type: ignore[no-any-return]
 
-
-def _output(network: nn.Module, x_BD: Tensor) -> Tensor:
-    """Return the outputs of a network that was built for a single task."""
-    x_1ND = x_BD.flatten(0, -2)[None]
-    task_1N = torch.zeros(x_1ND.shape[:2], dtype=torch.int64, device=x_BD.device)
-    output_1NO = network(x_1ND, task_1N)
-    return output_1NO.view(*x_BD.shape[:-1], output_1NO.shape[-1])  # type: ignore[no-any-return]
+    def task_axes(self) -> Mapping[str, None]:
+        """Withdraw the network's axes, which are of a single task."""
+        return dict.fromkeys(tensor_names(self))

@@ -8,19 +8,19 @@ a task, ``K`` parameter sets, ``D`` input features, ``H`` hidden features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import he_uniform_
 from mtrl_lightning.networks.language import TaskTable
-from mtrl_lightning.networks.network import Network, TaskAxis, uniform_
+from mtrl_lightning.networks.network import Network, uniform_
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -71,8 +71,8 @@ class PaCo(Network):
         super().__init__()
         at_least(1, width=width, depth=depth, num_sets=num_sets)
         self.conditioning = require_task_input((conditioning or OneHot)(spec), "PaCo")
-        self._is_table = isinstance(self.conditioning, OneHot)
-        if max_loss is not None and not (self._is_table and max_loss > 0):
+        is_table = isinstance(self.conditioning, OneHot)
+        if max_loss is not None and not (is_table and max_loss > 0):
             raise ConfigurationError(
                 f"PaCo's max_loss is {max_loss}"
                 f" and its conditioning {type(self.conditioning).__name__}:"
@@ -124,24 +124,9 @@ class PaCo(Network):
             x_RnD = x_RnD if i == last else x_RnD.relu()
         return x_RnD
 
-    def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield the parameter sets, and the parameters of ``w`` unless it is a table.
-
-        Each row of a table belongs to one task.
-        """
-        if not self._is_table:
-            yield from self.conditioning.parameters()
-            yield from self.composition.parameters()
-        yield from self.weights
-        yield from self.biases
-
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the columns of ``w`` that multiply a one-hot."""
         return self.conditioning.columns("composition.weight")
-
-    def last_shared_weight(self) -> Parameter:
-        """Return the weights of the output layer in all sets, ``[K, width, out_dim]``."""
-        return self.weights[-1]
 
     def mask_losses(self, loss_R: Tensor) -> Tensor:
         """Return the tasks' losses ``[R]``, with 0 for each task whose loss explodes."""

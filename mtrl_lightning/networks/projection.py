@@ -9,11 +9,10 @@ shared features, ``Z`` features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import TaskConditioning
@@ -144,17 +143,6 @@ class ProjectedNetwork(Network):
         """Map shared features ``[B, F]`` and tasks ``[B]`` to ``[B, out_dim]``."""
         return self.network(self.projection(x_BF), task_B)  # type: ignore[no-any-return]
 
-    def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield the projection's parameters and the network's shared ones."""
-        yield from self.projection.parameters()
-        yield from self.network.shared_parameters()
-
-    def last_shared_weight(self) -> Parameter:
-        """Return the network's, or the projection's where the network's tasks share nothing."""
-        if any(True for _ in self.network.shared_parameters()):
-            return self.network.last_shared_weight()
-        return super().last_shared_weight()
-
     def mask_losses(self, loss_R: Tensor) -> Tensor:
         """Return the network's result."""
         return self.network.mask_losses(loss_R)
@@ -164,13 +152,9 @@ class ProjectedNetwork(Network):
         self.network.after_step(loss_R, task_R, generator)
 
     @property
-    def scales_outputs(self) -> bool:
-        """Whether the network does."""
-        return self.network.scales_outputs
-
-    def scale_outputs(self, scale_T: Tensor, shift_T: Tensor) -> None:
-        """Let the network scale its outputs."""
-        self.network.scale_outputs(scale_T, shift_T)
+    def scale_outputs(self) -> Callable[[Tensor, Tensor], None] | None:
+        """Scales the network's outputs; None if the network cannot."""
+        return self.network.scale_outputs
 
 
 def orthogonal_linear(in_dim: int, out_dim: int) -> nn.Linear:

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-
 from torch import Tensor
-from torch.nn import Parameter
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.network import Network
 from mtrl_lightning.spec import EnvSpec
 
 
-class NothingShared(Network):
-    """Base of networks with all parameters for each task, and none that tasks share."""
-
-    def shared_parameters(self) -> Iterator[Parameter]:
-        """Yield nothing: no parameter is shared."""
-        yield from ()
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Collection[int]:
-        """Raise an error: no network is trained for other tasks.
-
-        Raises:
-            ConfigurationError: always.
-        """
-        raise ConfigurationError(
-            f"{type(self).__name__} trains one network per task, which share nothing, and some"
-            " tasks are evaluated without being trained: choose another network, or set"
-            " model.init_args.untrained_tasks to own (their networks stay as initialized)"
-        )
-
-
-class Separate(NothingShared):
+class Separate(Network):
     """Train one MLP per task, without task input.
 
     This is "one SAC agent per task" in mtrl's tables (Sodhani et al. 2021): the reference for

@@ -15,7 +15,8 @@ from torch import Tensor
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Identity
-from mtrl_lightning.networks.network import TaskAxis, task_values
+from mtrl_lightning.networks.network import task_values
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
 
@@ -140,7 +141,7 @@ class Standardize(Identity):
     def task_axes(self) -> Mapping[str, TaskAxis]:
         """Return the axis of the statistics if each task has its own."""
         names = ("mean_TD", "variance_TD", "rows_T") if self._per_task else ()
-        return {name: TaskAxis() for name in names}
+        return dict.fromkeys(names, TaskAxis(has_mean=False))
 
     def keep_tasks(self, tasks: Sequence[int]) -> None:
         """Freeze the statistics of tasks that come from another run; the others are yet to be seen.

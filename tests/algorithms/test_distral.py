@@ -90,7 +90,7 @@ def hand_distral():
         distilled_optimizer=sgd,
         seed=SEED,
     )
-    networks = [network for critic in distral.target_critic.members for network in critic.members]
+    networks = [network for critic in distral.target_critic.members for network in critic.networks]
     with torch.no_grad():
         for network, weights in zip(networks, TARGETS, strict=True):
             network.w.copy_(torch.tensor(weights))
@@ -196,10 +196,10 @@ def test_an_update_is_the_one_computed_by_hand():
     wanted = ByHand()
     distral = hand_distral()
     distral.training_step(BATCH, 0)
-    found = [network.w.tolist() for critic in distral.critic.members for network in critic.members]
+    found = [network.w.tolist() for critic in distral.critic.members for network in critic.networks]
     for weights, other in zip(found, wanted.critics, strict=True):
         assert weights == close(other)
-    for network, other in zip(distral.actor.members, wanted.actors, strict=True):
+    for network, other in zip(distral.actor.networks, wanted.actors, strict=True):
         assert numbers_of(network) == close(other)
     assert numbers_of(distral.distilled.network) == close(wanted.distilled)
     metrics = distral.drain_metrics()
@@ -247,11 +247,11 @@ def test_with_kappa_0_the_tasks_networks_are_those_of_separate_sacs(options):
         own = {name: value for name, value in options.items() if name != "actor_gradient"}
         given = {"actor": small_mlp, "critic": small_mlp, **own}
         sac = SAC(make_spec(1), temperature=partial(FixedTemperature, value=0.2), **given)
-        pairs = [(sac.actor, distral.actor.members[place])]
+        pairs = [(sac.actor, distral.actor.networks[place])]
         for name in ("critic", "target_critic"):
             pairs += zip(
                 getattr(sac, name).members,
-                [member.members[place] for member in getattr(distral, name).members],
+                [member.networks[place] for member in getattr(distral, name).members],
                 strict=True,
             )
         for network, other in pairs:
@@ -299,10 +299,10 @@ def test_no_network_depends_on_the_task(architecture):
     def shapes(module):
         return [parameter.shape for parameter in module.parameters()]
 
-    for member in (*distral.actor.members, distral.distilled.network):
+    for member in (*distral.actor.networks, distral.distilled.network):
         assert shapes(member) == shapes(alone.actor)
     for critic in distral.critic.members:
-        assert [shapes(member) for member in critic.members] == [
+        assert [shapes(member) for member in critic.networks] == [
             shapes(alone.critic.members[0]) for _ in range(3)
         ]
 
@@ -322,7 +322,7 @@ def test_the_distilled_policy_acts_on_tasks_that_are_not_trained(tmp_path, encod
         )
         distilled_EA = distral.distilled(z_BZ)[:, :2].tanh().numpy()
         own_EA = [
-            distral.actor.members[place](z_BZ, torch.zeros(6, dtype=torch.int64))[:, :2].tanh()
+            distral.actor.networks[place](z_BZ, torch.zeros(6, dtype=torch.int64))[:, :2].tanh()
             for place in range(2)
         ]
     for row, task in enumerate(task_E):
@@ -351,7 +351,7 @@ def test_architectures_learn_with_the_gradient_method_of_the_distilled_policy(me
     train(distral, 2)
     assert all(math.isfinite(value) for value in distral.drain_metrics().values())
     moved = changed(distral, before)
-    for part in ("actor.members.0.", "actor.members.2.", "critic.", "distilled."):
+    for part in ("actor.members.task-0.", "actor.members.task-2.", "critic.", "distilled."):
         assert any(name.startswith(part) for name in moved), part
     parameters = distral.distilled_update.task_parameters
     assert parameters.own == [] and parameters.shared == list(distral.distilled.parameters())
@@ -388,7 +388,7 @@ def test_every_parameter_is_in_exactly_one_optimizer_and_the_networks_are_reset(
     before = copy_of(distral)
     distral.reset_networks()
     moved = changed(distral, before)
-    for part in ("actor.members.0.", "critic.members.1.members.2.", "distilled.network."):
+    for part in ("actor.members.task-0.", "critic.members.1.members.task-2.", "distilled.network."):
         assert any(name.startswith(part) for name in moved), part
     assert changed(distral.target_critic, copy_of(distral.critic)) == set()
     assert all(not update.optimizer.state for update in distral.updates)
@@ -401,9 +401,12 @@ def test_the_gradient_of_each_task_is_clipped_apart():
     )
     before = copy_of(distral)
     train(distral, 1)
-    for place, network in enumerate(distral.actor.members):
+    for place, network in enumerate(distral.actor.networks):
         squares = [
-            (p.detach() - before[f"actor.members.{place}.{name}"]).double().square().sum()
+            (p.detach() - before[f"actor.members.task-{place}.network.{name}"])
+            .double()
+            .square()
+            .sum()
             for name, p in network.named_parameters()
         ]
         assert math.sqrt(sum(squares)) == pytest.approx(1e-3, rel=2e-3)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from mtrl_lightning.algorithms import PopArt, ReturnScale
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MOORE, MultiHead, PaCo, Separate
+from mtrl_lightning.networks.task_axes import shared_parameters
 from tests.helpers.algorithms import changed, copy_of, make_ppo
 from tests.helpers.specs import spec_of
 
@@ -48,16 +48,8 @@ def values_of(scale, critic, x_BD, task_B=TASK_B):
         return scale.denormalize(scale(critic(x_BD, task_B), task_B), task_B)
 
 
-def test_a_network_that_scales_its_outputs_and_does_not_declare_it_is_refused():
-    with pytest.raises(ConfigurationError, match="scales_outputs"):
-
-        class Undeclared(MLP):
-            def scale_outputs(self, scale_T, shift_T):
-                return True
-
+def test_a_network_of_ones_own_scales_its_outputs():
     class Declared(MLP):
-        scales_outputs = True
-
         def scale_outputs(self, scale_T, shift_T):
             self.received = scale_T, shift_T
 
@@ -100,7 +92,7 @@ def test_only_what_follows_the_last_shared_layer_is_rescaled(name):
     scale.observe(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0]), SEEN_T)
     wanted = {"heads.weight", "heads.bias"} if name in WITH_HEADS else set()
     assert changed(critic, before) == wanted
-    assert list(scale.shared_parameters()) == []
+    assert shared_parameters(scale) == []
 
 
 def test_the_heads_by_hand():

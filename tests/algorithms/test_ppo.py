@@ -34,6 +34,7 @@ from mtrl_lightning.networks import (
     StateDependentStd,
     StateIndependentStd,
 )
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.types import Rollout, TransitionBatch
 from tests.helpers.algorithms import attach, changed, copy_of, make_ppo, make_spec
 from tests.helpers.checkpoints import save
@@ -543,11 +544,8 @@ class HandCritic(Network):
     def forward(self, x_BD, task_B):
         return self.k[task_B][..., None] * x_BD
 
-    def shared_parameters(self):
-        yield from ()
-
-    def own_tasks(self, train_tasks):
-        return train_tasks
+    def task_axes(self):
+        return {"k": TaskAxis()}
 
 
 def by_hand(observations, successors, rewards, terminated=(), truncated=(), gaps=()):

@@ -19,6 +19,7 @@ from mtrl_lightning.auxiliaries import LossInputs
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.networks import MLP, Encoder, MultiHead, Network, Standardize
+from mtrl_lightning.networks.task_axes import TaskAxis, shared_parameters
 from tests.helpers.algorithms import (
     attach,
     changed,
@@ -66,11 +67,8 @@ class HandActor(Network):
     def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
         return torch.stack([self.m[task_B] + self.c * x_BD[..., 0], self.s[task_B]], dim=-1)
 
-    def shared_parameters(self):
-        yield self.c
-
-    def own_tasks(self, train_tasks):
-        return train_tasks
+    def task_axes(self):
+        return {"m": TaskAxis(), "s": TaskAxis()}
 
 
 class HandEncoder(Encoder):
@@ -304,10 +302,10 @@ def test_a_gradient_method_is_told_what_is_shared_and_touches_nothing_else():
         id(p)
         for p in (
             *sac.encoder.parameters(),
-            *(p for member in sac.critic.members for p in member.shared_parameters()),
+            *(p for member in sac.critic.members for p in shared_parameters(member)),
         )
     ]
-    actor = [id(p) for p in sac.actor.shared_parameters()]
+    actor = [id(p) for p in shared_parameters(sac.actor)]
     assert [call["name"] for call in log] == ["critic", "actor"] * 3
     assert [call["shared"] for call in log] == [critic, actor] * 3
     assert all(call["clear"] for call in log), "gradients are cleared before"
@@ -687,11 +685,8 @@ class ByTask(Network):
     def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
         return self.table[task_B]
 
-    def shared_parameters(self):
-        yield from ()
-
-    def own_tasks(self, train_tasks):
-        return train_tasks
+    def task_axes(self):
+        return {"table": TaskAxis()}
 
 
 @pytest.mark.parametrize("task", [0, 1, 2])

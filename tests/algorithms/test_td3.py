@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
 from functools import partial
 
 import gymnasium as gym
@@ -22,6 +21,7 @@ from mtrl_lightning.algorithms.td3 import spread_over_environments
 from mtrl_lightning.auxiliaries import Reconstruction
 from mtrl_lightning.learning import losses
 from mtrl_lightning.networks import Encoder, MLPEncoder, Network
+from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch
 from tests.helpers.algorithms import (
@@ -64,11 +64,8 @@ class HandActor(Network):
     def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
         return (self.m[task_B] + self.c * x_BD[..., 0])[..., None]
 
-    def shared_parameters(self) -> Iterator[nn.Parameter]:
-        yield self.c
-
-    def own_tasks(self, train_tasks: Sequence[int]) -> Sequence[int]:
-        return train_tasks
+    def task_axes(self) -> dict[str, TaskAxis]:
+        return {"m": TaskAxis()}
 
 
 class HandEncoder(Encoder):

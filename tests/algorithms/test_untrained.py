@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms.arguments import rebuild
-from mtrl_lightning.networks import MLP, Embedding, NoConditioning
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import MLP, Embedding, Separate
 from tests.helpers.algorithms import make_ppo, make_sac, make_spec, make_td3
 
 TRAINED = (0, 2)
@@ -25,12 +26,12 @@ def test_it_acts_with_the_mean_of_the_trained_tasks_embeddings(make):
     assert np.array_equal(found_EA[1], own_EA[1]), "a trained task has its own"
     with torch.no_grad():
         weight_TC = algorithm.actor.conditioning.weight_TC
-        weight_TC[1] = (weight_TC[0] + weight_TC[2]) / 2
+        torch.testing.assert_close(weight_TC[1], (weight_TC[0] + weight_TC[2]) / 2)
         policy = algorithm.policy(torch.tensor(observation_ED).float(), torch.tensor([1, 1, 1]))
     np.testing.assert_allclose(found_EA[[0, 2]], policy.mode()[[0, 2]].numpy(), rtol=1e-5)
     assert algorithm.untrained_summary == (
-        "Evaluated without training: task-1. The policy is given the mean over the trained tasks"
-        f" (Embedding{', StateIndependentStd' if make is make_ppo else ''})"
+        "Evaluated without training: task-1."
+        " Parameters of a task are the mean of the trained tasks'"
     )
 
 
@@ -42,13 +43,17 @@ def test_it_acts_with_what_the_task_was_initialized_with_if_that_is_wanted():
         policy = sac.policy(torch.ones(1, 4), torch.tensor([1]))
     action_EA = sac.act(observation_ED, np.array([1]), "exploit")
     assert np.array_equal(action_EA, policy.mode().numpy())
-    assert "given their own parameters, as initialized" in sac.untrained_summary
+    assert "as initialized" in sac.untrained_summary
     rebuilt = rebuild(sac.hyper_parameters, spec, type(sac))
     assert np.array_equal(rebuilt.act(observation_ED, np.array([1]), "exploit"), action_EA)
 
 
 def test_there_is_nothing_to_say_where_all_tasks_are_trained():
     assert make_sac(make_spec(2)).untrained_summary == ""
+
+
+def test_networks_of_single_tasks_are_refused():
     spec = make_spec(3, train_tasks=TRAINED)
-    sac = make_sac(spec, **NETWORKS, conditioning=NoConditioning)
-    assert sac.untrained_summary.endswith("given no input that would have to be learned")
+    with pytest.raises(ConfigurationError, match="actor"):
+        make_sac(spec, actor=partial(Separate, width=8))
+    make_sac(spec, critic=partial(Separate, width=8))  # a critic does not act

@@ -266,5 +266,5 @@ def test_ml10_is_trained_on_its_train_classes_and_evaluated_on_both(command_line
     trained = {name.rsplit("/", 1)[1] for name in curves if name.startswith("rollout/return/")}
     assert trained == set(ML10_TRAIN)
     untrained = ", ".join(ML10_TEST)
-    given = "is given the mean over the trained tasks (OneHot, LinearHeads)"
-    assert f"Evaluated without training: {untrained}. The policy {given}" in caplog.text
+    given = "Parameters of a task are the mean of the trained tasks'"
+    assert f"Evaluated without training: {untrained}. {given}" in caplog.text

@@ -10,6 +10,7 @@ from mtrl_lightning.networks import MLP, Encoder, MultiHead
 from mtrl_lightning.networks.conditioning import (
     TaskConditioning,
 )
+from mtrl_lightning.networks.task_axes import shared_parameters
 
 ALWAYS_FUSED = {torch.float32: 0, torch.bfloat16: 0, torch.float64: 0}
 """Numbers of outputs from which hidden layers are fused."""
@@ -121,9 +122,7 @@ def every_parameter_learns(make):
 def another_conditioning_takes_the_place_of_the_one_hot(make):
     network = make(conditioning=Dense)
     assert_all_learn(network)
-    assert any(
-        parameter is network.conditioning.table.weight for parameter in network.shared_parameters()
-    )
+    assert any(p is network.conditioning.table.weight for p in shared_parameters(network))
 
 
 def empty_batches_pass(make):

@@ -81,7 +81,6 @@ def test_half_precision_is_left_behind(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_deviation_of_a_task_is_its_own(kind):
     made = make(kind)
-    assert list(made.shared_parameters()) == []
     assert [name for name, _ in made.named_parameters()] == ["log_std_TA"]
     output_BO = uniform(4, ACTION_DIM * made.outputs_per_action)
     made.distribution(output_BO, TASK_B).entropy()[:1].sum().backward()

@@ -70,12 +70,6 @@ def test_it_begins_as_the_same_network_for_every_task(variant):
         assert torch.equal(network(x_BD, torch.full((5,), task)), network.head(h_BH))
 
 
-def test_all_is_shared_and_the_last_shared_layer_is_the_output():
-    network = make()
-    assert list(map(id, network.shared_parameters())) == list(map(id, network.parameters()))
-    assert network.last_shared_weight() is network.head.weight
-
-
 def test_it_begins_he_uniform_and_its_output_within_the_bound():
     network = make(width=300, output_bound=0.01)
     for layer in network.layers:

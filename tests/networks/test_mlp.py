@@ -127,13 +127,7 @@ def kinds(network):
     return [type(module) for module in network.trunk]
 
 
-def test_all_of_an_mlp_is_shared():
-    network = MLP(3, 2, spec_of(2), width=8)
-    assert list(map(id, network.shared_parameters())) == list(map(id, network.parameters()))
-
-
 def test_residual_blocks_take_the_place_of_the_hidden_layers():
     network = MLP(3, 2, spec_of(4), width=8, depth=2, residual=True)
     assert kinds(network)[:3] == [nn.Linear, nn.LayerNorm, nn.ReLU] and len(network.trunk) == 3 + 2
     assert num_parameters(network) == (8 * 8 + 16) + 2 * 2 * (9 * 8 + 16) + 9 * 2
-    assert network.last_shared_weight() is network.head.weight

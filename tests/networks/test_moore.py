@@ -86,14 +86,6 @@ def test_half_precision_is_left_for_the_basis():
     assert orthonormal(uniform(3, 5, 16).double()).dtype == torch.float64
 
 
-def test_the_experts_alone_are_shared_with_the_one_hot():
-    network = make()
-    assert list(map(id, network.shared_parameters())) == list(map(id, network.experts.parameters()))
-    assert network.last_shared_weight() is network.experts.weights[-1]
-    dense = make(conditioning=Dense)
-    assert len(list(dense.shared_parameters())) == len(list(dense.parameters())) - 2
-
-
 def test_it_begins_within_its_bounds():
     network = make(width=200, num_experts=6)
     assert network.experts.weights[2].abs().max().item() == pytest.approx(

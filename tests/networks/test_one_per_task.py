@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MultiHead, OneForAll, OnePerTask, PaCo, Separate
 from tests.helpers.networks import (
     IN_DIM,
@@ -50,7 +49,7 @@ def test_the_contract(check):
 @pytest.mark.parametrize("architecture", [MLP, MultiHead, Separate])
 def test_each_row_gets_the_output_of_its_tasks_network(architecture):
     def slow(network, x_D, task):
-        return network.members[task](x_D[None], torch.tensor([0]))[0]
+        return network.networks[task](x_D[None], torch.tensor([0]))[0]
 
     assert_equals_row_by_row(make(architecture), slow)
 
@@ -70,7 +69,7 @@ def test_only_the_tasks_that_are_named_have_a_network():
     x_BD = uniform(4, IN_DIM)
     found_BO = network(x_BD, torch.tensor([2, 1, 0, 2]))
     for row, place in ((0, 0), (2, 1), (3, 0)):
-        wanted = network.members[place](x_BD[row : row + 1], torch.tensor([0]))[0]
+        wanted = network.networks[place](x_BD[row : row + 1], torch.tensor([0]))[0]
         torch.testing.assert_close(found_BO[row], wanted)
     in_order_BO = network(x_BD, torch.tensor([2, 2, 0, 0]))
     torch.testing.assert_close(in_order_BO[0], found_BO[0])
@@ -86,18 +85,9 @@ def test_groups_of_the_tasks_that_are_named_use_their_networks(tasks):
         x_RnD = uniform(len(own), 3, IN_DIM)
         found_RnO = network(x_RnD, task_Rn)
         for place, task in enumerate(own):
-            member = network.members[tasks.index(task)]
+            member = network.networks[tasks.index(task)]
             wanted_nO = member(x_RnD[place], torch.zeros(3, dtype=torch.int64))
             torch.testing.assert_close(found_RnO[place], wanted_nO)
-
-
-def test_nothing_is_shared():
-    network = make()
-    assert list(network.shared_parameters()) == []
-    with pytest.raises(ConfigurationError, match="mean"):
-        network.last_shared_weight()
-    with pytest.raises(ConfigurationError, match="OnePerTask"):
-        network.own_tasks([0])
 
 
 def test_each_network_masks_and_repairs_by_the_loss_of_its_own_task():
@@ -105,7 +95,7 @@ def test_each_network_masks_and_repairs_by_the_loss_of_its_own_task():
     loss_R = torch.tensor([0.5, 3.0, 0.25])
     assert network.mask_losses(loss_R).tolist() == [0.5, 0, 0.25]
     seen = []
-    for place, member in enumerate(network.members):
+    for place, member in enumerate(network.networks):
         member.after_step = lambda loss, task, _, place=place: seen.append(
             (place, loss.tolist(), task.tolist())
         )
@@ -117,7 +107,7 @@ def test_trained_tasks_have_their_own_networks_where_others_are_not_trained():
     spec = spec_of(NUM_TASKS, train_tasks=(0, 2))
     make_member = partial(PaCo, **SMALL, max_loss=1.0)
     network = OnePerTask(IN_DIM, OUT_DIM, spec, make=make_member)
-    first, untrained, last = network.members
+    first, untrained, last = network.networks
     last._max_loss = 10.0
     loss_R = torch.tensor([3.0, 3.0])
     assert network.mask_losses(loss_R).tolist() == [0, 3.0]

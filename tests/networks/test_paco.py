@@ -68,24 +68,6 @@ def test_it_begins_with_unit_rows_he_uniform_sets_and_a_bounded_output():
         assert 0.3 < parameter.abs().max().item() <= 0.5
 
 
-def names_of(network, parameters):
-    found = {id(parameter) for parameter in parameters}
-    return {name for name, parameter in network.named_parameters() if id(parameter) in found}
-
-
-def test_a_table_of_w_is_the_tasks_own():
-    network = make(depth=1)
-    assert names_of(network, network.shared_parameters()) == {
-        "weights.0",
-        "weights.1",
-        "biases.0",
-        "biases.1",
-    }
-    assert network.last_shared_weight() is network.weights[-1]
-    dense = make(depth=1, conditioning=Dense)
-    assert len(list(dense.shared_parameters())) == len(list(dense.parameters()))
-
-
 def test_losses_that_explode_are_masked_and_give_no_gradient():
     network = make(max_loss=10.0)
     loss_T = torch.tensor([3.0, 10.0, 10.5, INF, NAN, -INF, -50.0], requires_grad=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.separate import Separate
 from tests.helpers.networks import (
     CONTRACT,
@@ -35,12 +34,6 @@ def test_it_is_a_perceptron_for_each_task(depth):
         return perceptron(network.own.experts.weights, network.own.experts.biases, task, x_D)
 
     assert_equals_row_by_row(make(depth=depth), slow)
-
-
-def test_nothing_is_shared():
-    assert list(make().shared_parameters()) == []
-    with pytest.raises(ConfigurationError, match="mean"):
-        make().last_shared_weight()
 
 
 def test_the_output_begins_within_its_bound():

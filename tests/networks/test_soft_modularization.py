@@ -90,12 +90,6 @@ def test_shares_add_up_to_one_and_begin_nearly_even():
         assert not torch.equal(p_BMM[2], p_BMM[0])
 
 
-def test_all_is_shared_and_the_last_shared_layer_is_the_output():
-    network = make()
-    assert list(map(id, network.shared_parameters())) == list(map(id, network.parameters()))
-    assert network.last_shared_weight() is network.head.weight
-
-
 def test_layers_begin_within_their_bounds():
     network = make(width=256, embedding_dim=400)
     assert 2.9e-3 < network.routing[0].weight.abs().max().item() <= 3e-3
