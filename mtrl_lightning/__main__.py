@@ -10,14 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from mtrl_lightning.cli.commands import (
-    COMMANDS,
-    RUN_COMMANDS,
-    VERSION,
-    print_help,
-    run_command,
-    unknown_command,
-)
+from mtrl_lightning.cli.commands import RUN_COMMANDS, run_command
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -30,25 +23,20 @@ def main(args: Sequence[str] | None = None) -> None:
     """
     find_modules_in_working_directory()
     given = list(sys.argv[1:] if args is None else args) or ["--help"]
+    if given[0].startswith("-") and given[0] not in ("-h", "--help", "--version"):
+        given = ["fit", *given]
     try:
-        if given[0] in ("-h", "--help"):
-            print_help()
-        elif given[0] == "--version":
-            print(VERSION)
-        elif given[0] in COMMANDS:
-            run_command(given[0], given[1:])
-        elif given[0] in RUN_COMMANDS or given[0].startswith("-"):
+        if given[0] in RUN_COMMANDS:
             from mtrl_lightning.cli.lightning_cli import main as run_lightning
 
-            run_lightning(given if given[0] in RUN_COMMANDS else ["fit", *given])
+            run_lightning(given)
         else:
-            print(f"error: {unknown_command(given)}", file=sys.stderr)
-            sys.exit(2)
+            run_command(given)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("\nInterrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # nobody reads on, as in `list | head`
+    except BrokenPipeError:  # the reader has closed the pipe, as in `list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

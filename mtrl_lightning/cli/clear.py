@@ -23,12 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """List the files of runs, and delete the runs if that is wanted.
-
-    Raises:
-        ConfigurationError: if a path is not the folder of a run, or the run is in training.
-        OSError: if a file cannot be deleted.
-    """
+    """List the files of runs, and delete the runs if that is wanted."""
     folders = [path.resolve() for path in options.runs]
     for folder in folders:
         is_run = any((folder / sign).exists() for sign in SIGNS_OF_A_RUN)

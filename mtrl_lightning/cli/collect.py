@@ -6,19 +6,17 @@ PyTorch is imported when the command runs.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrl_lightning.checks import at_least
-from mtrl_lightning.cli.commands import TRUST
+from mtrl_lightning.cli import TRUST
 from mtrl_lightning.cli.config_names import find_config
 from mtrl_lightning.cli.loaded_run import add_trust_argument, data_of, load_run
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import text_table, whole
-from mtrl_lightning.runs import best_checkpoint
+from mtrl_lightning.runs import best_checkpoint, run_folder_of
 
 if TYPE_CHECKING:
     from mtrl_lightning.demonstrations import Collected
@@ -41,7 +39,7 @@ OF_BENCHMARK = ("benchmark", "wrappers", "pixels", "info_keys", "store_info")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``collect``."""
-    parser.add_argument("--policy", required=True, help="who acts")
+    parser.add_argument("--policy", required=True, help="the policy; see above")
     parser.add_argument(
         "--env",
         required=True,
@@ -97,27 +95,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Collect episodes, write them, and print the results of each task.
-
-    Raises:
-        ConfigurationError: if an option cannot work, or no episode succeeded.
-        EnvironmentFaultError: if an environment breaks.
-        OSError: if a file cannot be written.
-        SystemExit: with the code 1, if a task has fewer successes than wanted; they are written.
-    """
-    at_least(1, prefix="--", episodes=options.episodes, attempts=options.attempts)
-    at_least(0, prefix="--", seed=options.seed)
-    at_least(0, prefix="--", finite=True, noise=options.noise)
-    at_least(0, prefix="--", hint=", 0 for this process", num_workers=options.num_workers)
-    if options.policy not in (SCRIPTED, RANDOM):
-        best_checkpoint(options.policy)  # a misspelled one is answered before PyTorch is imported
-    find_config(options.env)
-    folder = options.folder or _default_folder(options.env, options.policy)
+    """Collect episodes, write them, and print the results of each task."""
+    checkpoint = None
+    if options.policy not in (SCRIPTED, RANDOM):  # an unknown one is refused without PyTorch
+        checkpoint = best_checkpoint(options.policy)
+    env = find_config(options.env).stem
+    name = options.policy if checkpoint is None else f"{run_folder_of(checkpoint).parent.name}"
+    folder = options.folder or Path("collections") / f"{env}_{name}"
 
     from mtrl_lightning.demonstrations import collect, write_data_sets
     from mtrl_lightning.demonstrations.collecting import ATTEMPTS
     from mtrl_lightning.demonstrations.minari_files import check_new
-    from mtrl_lightning.envs.benchmarks.benchmark import check_split
     from mtrl_lightning.quiet import quiet
 
     check_new(folder)
@@ -126,7 +114,6 @@ def run(options: argparse.Namespace) -> None:
         benchmark = data_of({"data": described}).benchmark
         policy = _policy(options.policy, benchmark.spec, options.trust)
     split = options.split or benchmark.splits[0]
-    check_split(split, benchmark.splits)
     collected = collect(
         policy,
         benchmark,
@@ -147,37 +134,18 @@ def run(options: argparse.Namespace) -> None:
     write_data_sets(folder, benchmark.spec, collected.episodes, facts)
     print(table(collected, benchmark.spec))
     print(f"Collected in {folder}: Minari reads them with MINARI_DATASETS_PATH={folder.resolve()}")
-    reached = [
+    missing = [
         f"{name} has {len(episodes)} of {options.episodes} successes after"
         f" {collected.attempts[name]} attempts"
         for name, episodes in collected.episodes.items()
         if len(episodes) < options.episodes
     ]
-    if reached:
-        print(
-            f"\nerror: {', '.join(reached)}: raise --attempts, or give a better policy",
-            file=sys.stderr,
-        )
-        sys.exit(1)
-
-
-def _default_folder(env: str, policy: str) -> Path:
-    """Return ``collections/metaworld_mt10_scripted``, with a checkpoint's name if not the best."""
-    path = Path(policy)
-    is_checkpoint = path.is_file()
-    of_run = path.parent.parent if is_checkpoint else path
-    names = [Path(env).stem, *of_run.parts[-2:]]
-    if is_checkpoint and path.stem != "best":
-        names.append(path.stem)
-    return Path("collections") / re.sub(r"[^-\w]", "_", "_".join(names))
+    if missing:
+        sys.exit(f"\nerror: {', '.join(missing)}: raise --attempts, or give a better policy")
 
 
 def _described_data(env: str, fit_options: Sequence[str]) -> dict[str, Any]:
-    """Return the section ``data`` of a configuration, as plain values.
-
-    Raises:
-        ConfigurationError: if the configuration or an option is not accepted.
-    """
+    """Return the section ``data`` of a configuration, as plain values."""
     from jsonargparse import ArgumentError
 
     from mtrl_lightning.cli.lightning_cli import parsed
@@ -191,11 +159,7 @@ def _described_data(env: str, fit_options: Sequence[str]) -> dict[str, Any]:
 
 
 def _policy(policy: str, spec: EnvSpec, trust: Sequence[str]) -> Policy:
-    """Return the policy that acts, with the action transforms of its run.
-
-    Raises:
-        ConfigurationError: if it cannot act in these tasks.
-    """
+    """Return the policy, with the action transforms of its run."""
     from mtrl_lightning.demonstrations import ScriptedPolicy, UniformPolicy
     from mtrl_lightning.rollout.action_transforms import with_action_transforms
 

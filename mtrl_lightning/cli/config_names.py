@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mtrl_lightning.errors import ConfigurationError, closest
+from mtrl_lightning.errors import ConfigurationError, name_hint
 
 SUFFIX = ".yaml"
 
@@ -21,10 +21,10 @@ def configs_folder() -> Path:
 
 
 def config_names() -> list[str]:
-    """Return the names of all configuration files, sorted."""
+    """Return the names of all configuration files; those without a group come first."""
     folder = configs_folder()
-    paths = folder.rglob(f"*{SUFFIX}")
-    return sorted(path.relative_to(folder).as_posix().removesuffix(SUFFIX) for path in paths)
+    paths = (path.relative_to(folder).as_posix() for path in folder.rglob(f"*{SUFFIX}"))
+    return sorted((path.removesuffix(SUFFIX) for path in paths), key=lambda n: ("/" in n, n))
 
 
 def find_config(given: str, folder: Path = Path()) -> Path:
@@ -33,9 +33,6 @@ def find_config(given: str, folder: Path = Path()) -> Path:
     Args:
         given: a path, or a name such as ``env/toy``.
         folder: that a relative path starts from.
-
-    Raises:
-        ConfigurationError: if there is neither; the message names the most similar name.
     """
     if (folder / given).is_file():
         return folder / given
@@ -43,17 +40,7 @@ def find_config(given: str, folder: Path = Path()) -> Path:
     names = config_names()
     if name in names:
         return configs_folder() / f"{name}{SUFFIX}"
-    similar = nearest(name.removeprefix("configs/"), names)
-    question = "" if similar is None else f" did you mean {similar}?"
     raise ConfigurationError(
-        f"there is no file {folder / given}, and no configuration has this name:{question}"
-        " mtrl-lightning list shows all names"
+        f"there is no file {folder / given}, and no configuration has this name (mtrl-lightning"
+        f" list shows all): {name_hint(name, names)}"
     )
-
-
-def nearest(wanted: str, names: list[str]) -> str | None:
-    """Return the most similar name; the last part of one, ``toy`` of ``env/toy``, counts, too."""
-    last_parts = {name.rsplit("/", 1)[-1]: name for name in reversed(names)}
-    known = last_parts | {name: name for name in names}
-    similar = closest(wanted, known) or closest(wanted.rsplit("/", 1)[-1], known)
-    return known[similar[0]] if similar else None

@@ -9,7 +9,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from mtrl_lightning.cli.commands import TRUST
+from mtrl_lightning.cli import TRUST
 from mtrl_lightning.cli.loaded_run import add_run_arguments, load_run
 from mtrl_lightning.export import FORMATS, MINARI, POLICY
 from mtrl_lightning.formats import text_table, whole

@@ -31,11 +31,11 @@ from mtrl_lightning import errors
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.algorithms.starting import NewTasks
 from mtrl_lightning.callbacks import MetricsFile
-from mtrl_lightning.cli.commands import PROGRAM, TRUST
+from mtrl_lightning.cli import PROGRAM, TRUST
 from mtrl_lightning.cli.config_files import ExtendingConfigFile
 from mtrl_lightning.data import TaskData
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, only_split
-from mtrl_lightning.errors import ConfigurationError, causes, closest
+from mtrl_lightning.errors import ConfigurationError, causes
 from mtrl_lightning.quiet import quiet
 from mtrl_lightning.resources import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.runs import (
@@ -75,7 +75,6 @@ FLAG = re.compile(r"--\w+(\.\w+)+(?<!\.help)")
 """An option of a section without a value."""
 EXPONENT = re.compile(r"(--[\w.]+=)?(\d+(?:\.\d*)?[eE]\+?\d+)")
 """A number such as 1e5, with its option or alone."""
-UNKNOWN = re.compile(r"unrecognized arguments: --([\w.]+)", re.IGNORECASE)
 
 
 class RunParser(LightningArgumentParser):
@@ -140,16 +139,9 @@ class MultiTaskCLI(LightningCLI):
         return {name: LightningCLI.subcommands()[name] for name in DESCRIPTIONS}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the command line; an unknown option is answered with a similar one."""
+        """Parse the command line."""
         assert isinstance(args, list)
-        try:
-            self.config = parser.parse_args(plain_arguments(args))
-        except ArgumentError as error:
-            known = [*self._parsers[args[0]].get_defaults().keys(), "resume"]
-            for name in UNKNOWN.findall(error.message):
-                for similar in closest(name, known):
-                    error.message += f"\ntip: did you mean {similar}?"
-            raise
+        self.config = parser.parse_args(plain_arguments(args))
         seed = self.config[args[0]].seed_everything
         if not 0 <= seed < 2**32:
             raise ConfigurationError(f"seed_everything is {seed}: give 0 to {2**32 - 1:,}")
@@ -345,12 +337,7 @@ class _ParsingCLI(MultiTaskCLI):
 
 
 def parsed(args: Sequence[str]) -> dict[str, Any]:
-    """Return the complete configuration that a command line gives, as plain values.
-
-    Raises:
-        ArgumentError: if an argument is unknown or its value does not fit.
-        ConfigurationError: if a configuration is missing.
-    """
+    """Return the complete configuration that a command line gives, as plain values."""
     return _ParsingCLI(args).described
 
 
@@ -360,9 +347,6 @@ def plain_arguments(args: Sequence[str]) -> list[str]:
     ``--resume RUN`` of ``fit`` and the first argument of ``validate`` and ``test`` become the run's
     ``--config`` and ``--ckpt_path``, before all other arguments. ``--a.b`` without a value becomes
     ``--a.b=true``, as W&B's ``${args_no_boolean_flags}`` writes it, and 1e5 becomes 100000.
-
-    Raises:
-        ConfigurationError: if there is no such run.
     """
     command, *rest = args
     run = None

@@ -58,10 +58,6 @@ def load_run(run: str, trust: Sequence[str]) -> LoadedRun:
     Args:
         run: as for ``best_checkpoint``.
         trust: further modules whose classes the checkpoint may use.
-
-    Raises:
-        ConfigurationError: if the run was started from Python and so has no configuration, or
-            policy or data cannot be made.
     """
     checkpoint = best_checkpoint(run)  # an unknown run is refused before PyTorch is imported
     folder = run_folder_of(checkpoint)
@@ -82,11 +78,7 @@ def load_run(run: str, trust: Sequence[str]) -> LoadedRun:
 
 
 def data_of(config: dict[str, Any]) -> TaskData:
-    """Return the data module that a configuration describes.
-
-    Raises:
-        ConfigurationError: if it cannot be made.
-    """
+    """Return the data module that a configuration describes."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     from mtrl_lightning.data import TaskData

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mtrl_lightning.cli.commands import TRUST
+from mtrl_lightning.cli import TRUST
 from mtrl_lightning.cli.loaded_run import add_run_arguments, load_run
 from mtrl_lightning.formats import text_table
 from mtrl_lightning.runs import ensure_writable, output_folder

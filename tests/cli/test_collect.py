@@ -1,14 +1,12 @@
 """``collect`` writes episodes of a policy, and refuses early what cannot work."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.cli import collect
 from mtrl_lightning.demonstrations import open_data_sets
 from mtrl_lightning.loading import load_policy
 from tests.helpers.demonstrations import need_minari, read_episodes
@@ -23,10 +21,10 @@ def in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def error_of(capsys, *args, code=2):
+def error_of(capsys, *args):
     with pytest.raises(SystemExit) as exit_info:
         main(["collect", *args])
-    assert exit_info.value.code == code
+    assert exit_info.value.code == 2
     return capsys.readouterr().err
 
 
@@ -62,10 +60,9 @@ def test_episodes_are_written_and_their_results_printed(capsys, tmp_path):
         (["--policy=nowhere/run"], "nowhere/run"),
         (["--policy=mt11"], "mt10"),
         (["--env=env/tyo"], "env/toy"),
-        (["--episodes=0"], "--episodes"),
-        (["--seed=-1"], "--seed"),
-        (["--noise=-0.5"], "--noise"),
-        (["--num_workers=-1"], "--num_workers"),
+        (["--episodes=0"], "episodes"),
+        (["--seed=-1"], "seed"),
+        (["--noise=-0.5"], "noise"),
         (["--split=evil"], "eval"),
         (["--policy=scripted"], "scripted"),
         (["--policy=mt10"], "goal-0"),
@@ -80,7 +77,9 @@ def test_mistakes_write_nothing(capsys, change, word):
 
 def test_fewer_successes_than_wanted_are_an_error(capsys):
     args = [*TOY, "--successes_only", "--attempts=1", "--episodes=30", "--", HORIZON, "4"]
-    error = error_of(capsys, *args, code=1)
+    with pytest.raises(SystemExit) as exit_info:
+        main(["collect", *args])
+    error = exit_info.value.code
     episodes = read_episodes("collections/toy_random")
     assert all(one.infos["success"].any() for of_task in episodes.values() for one in of_task)
     counts = {f"goal-{task}": len(episodes.get(f"goal-{task}", [])) for task in range(3)}
@@ -114,19 +113,3 @@ def test_a_run_acts_with_its_action_transforms(command_line, tmp_path):
         for episode in of_task:
             expected = policy.act(episode.observations[:-1], name)
             np.testing.assert_allclose(episode.actions, 0.5 * expected, atol=1e-6)
-
-
-def test_the_default_folder_is_named_after_tasks_and_policy():
-    checkpoint = Path("runs/try/version_1/checkpoints/best.ckpt")
-    checkpoint.parent.mkdir(parents=True)
-    checkpoint.touch()
-    step = checkpoint.with_name("step_400.ckpt")
-    step.touch()
-    for env, policy, expected in (
-        ("env/metaworld_mt10", "scripted", "metaworld_mt10_scripted"),
-        ("own/tasks.yaml", "runs/try/version_0", "tasks_try_version_0"),
-        ("env/toy", str(checkpoint), "toy_try_version_1"),
-        ("env/toy", str(step), "toy_try_version_1_step_400"),
-    ):
-        assert collect._default_folder(env, policy).name == expected
-        assert re.fullmatch(r"\w+", expected)

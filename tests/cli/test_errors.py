@@ -5,7 +5,7 @@ import pytest
 from tests.helpers.command_line import fails
 
 STARTS = {
-    "unknown option": (["--evaluation.evry=900"], "evaluation.every"),
+    "unknown option": (["--evaluation.evry=900"], "evaluation.evry"),
     "option of another type": (["--data.total_steps=many"], "total_steps"),
     "value out of range": (["--model.init_args.discount=1.5"], "discount"),
     "unknown task": (["--data.exclude_from_training=[gaol-1]"], "gaol-1"),

@@ -106,7 +106,7 @@ def exits(capsys, call, *args):
 @pytest.mark.parametrize(
     ("args", "word"),
     [
-        (["fit", "-c", "quickstart", "--nam=x"], "did you mean name"),
+        (["fit", "-c", "quickstart", "--nam=x"], "nam"),
         (["fit", "-c", "quickstrt"], "did you mean quickstart"),
         (["fit", "-c", "quickstart", "--seed_everything=-1"], "seed_everything"),
         (["fit", "-c", "quickstart", "--data.total_steps=x"], "total_steps"),

@@ -5,7 +5,7 @@ import pytest
 
 from mtrl_lightning.envs import DMControl, Pixels, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
-from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of, with_wrappers
+from mtrl_lightning.envs.benchmarks.wrappers import WithWrappers, with_layers_of
 from mtrl_lightning.envs.render import pixels
 from mtrl_lightning.envs.render.frame_recorder import VideoFormat, WithFrameRecorder, decompressed
 from mtrl_lightning.envs.render.renderer import SimulationRenderer
@@ -168,7 +168,7 @@ def test_a_state_that_is_not_finite_is_a_fault_though_the_image_shows_nothing_of
 
 
 def test_a_benchmark_that_replaces_another_is_drawn_as_that_one():
-    former = Pixels(with_wrappers(ToyReach(1, horizon=9), [Drift]), size=8)
+    former = Pixels(WithWrappers(ToyReach(1, horizon=9), [Drift]), size=8)
     changed = with_layers_of(former, ToyReach(1, horizon=7))
     assert isinstance(changed, Pixels) and changed.size == 8 and changed.spec.horizon == 7
     assert "Drift" in changed.spec.protocol["wrappers"]

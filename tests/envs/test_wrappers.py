@@ -17,7 +17,7 @@ from gymnasium.wrappers import (
 
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
-from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of, with_wrappers
+from mtrl_lightning.envs.benchmarks.wrappers import with_layers, with_layers_of
 from mtrl_lightning.envs.names import values_text
 from mtrl_lightning.envs.state.state import EnvState, layers_of
 from tests.helpers.environments import future, play, through_a_file
@@ -175,7 +175,7 @@ def test_actions_may_be_rescaled_back():
 
 def test_a_benchmark_that_replaces_another_has_its_wrappers_and_its_info():
     toy = ToyReach(2, HORIZON)
-    assert with_wrappers(toy, None) is toy and with_wrappers(toy, []) is toy
+    assert with_layers(toy, None, None) is toy and with_layers(toy, [], None) is toy
     former = WithInfo(WithWrappers(toy, [STACK, FLATTEN]), ["place"])
     assert with_layers_of(former, former) is former
     for changed in (ToyReach(2, 3), WithWrappers(ToyReach(2, 3), [STACK, FLATTEN])):

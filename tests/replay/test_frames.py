@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtrl_lightning.envs import Pixels, ToyReach
-from mtrl_lightning.envs.benchmarks.wrappers import with_wrappers
+from mtrl_lightning.envs.benchmarks.wrappers import WithWrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import FrameStorage, ReplayBuffer
 from mtrl_lightning.replay.frame_columns import compressed, decompressed
@@ -365,7 +365,7 @@ def test_a_million_frames_of_84_pixels_need_20_gib():
 def test_stacked_frames_are_kept_once_without_being_asked():
     pixels = Pixels(ToyReach(2, horizon=10), size=8)
     assert isinstance(ReplayBuffer(pixels.spec, 256).storage, FrameStorage)
-    changed = with_wrappers(pixels, [lambda env: env])
+    changed = WithWrappers(pixels, [lambda env: env])
     assert isinstance(ReplayBuffer(changed.spec, 10).storage, RingStorage)
     assert isinstance(ReplayBuffer(make_spec(1), 10).storage, RingStorage)
 

@@ -105,9 +105,6 @@ class SuiteTasks(Benchmark):
         reward_scale: factor of every reward, above 0; the score does not depend on it.
         fast: step with cheaper code, if the installed version was compared.
         wrap_angles: whether full turns are taken off the angles that count them.
-
-    Raises:
-        ConfigurationError: if a task cannot be used.
     """
 
     def __init__(
@@ -176,20 +173,17 @@ class SuiteTasks(Benchmark):
 
     def _make(self, name: str, is_for_evaluation: bool, seed: int) -> gym.Env:
         environment = self.load(name)
-        try:
-            return SuiteEnv(
-                environment,
-                FastStepper(environment) if self.fast else OwnStepper(environment),
-                action_repeat=self.action_repeat,
-                horizon=self.horizon,
-                reward_scale=self.reward_scale,
-                wrap_angles=self.wrap_angles,
-                is_drawable=self._is_drawable,
-                is_for_evaluation=is_for_evaluation,
-                seed=seed,
-            )
-        except ConfigurationError as error:
-            raise ConfigurationError(f"task {name!r}: {error}") from error
+        return SuiteEnv(
+            environment,
+            FastStepper(environment) if self.fast else OwnStepper(environment),
+            action_repeat=self.action_repeat,
+            horizon=self.horizon,
+            reward_scale=self.reward_scale,
+            wrap_angles=self.wrap_angles,
+            is_drawable=self._is_drawable,
+            is_for_evaluation=is_for_evaluation,
+            seed=seed,
+        )
 
     def _make_spec(self) -> EnvSpec:
         spaces: dict[str, tuple[Box, Box]] = {}
@@ -246,10 +240,6 @@ class DMControl(SuiteTasks):
             so that these lie between -pi and pi: reacher's shoulder, the pitch of cheetah and
             hopper. An arm that turns for a whole episode is at 100 rad, and the standard deviation
             by which ``Standardize`` divides is 10 to 20 rad then. False: dm_control's observations.
-
-    Raises:
-        ConfigurationError: if dm_control is missing, or a task is unknown or named twice or has
-            unbounded actions.
     """
 
     def __init__(
@@ -285,11 +275,6 @@ def _names(tasks: str | list[str]) -> tuple[str, ...]:
             return sets[tasks]
         known = [*sets, *known]
         tasks = [tasks]
-    for name in tasks:
-        if name in sets:
-            raise ConfigurationError(
-                f"tasks has {name} in a list: a set is given alone, without brackets"
-            )
     names = known_tasks(tasks, known)
     for name in names:
         if name.startswith(f"{LQR}-"):

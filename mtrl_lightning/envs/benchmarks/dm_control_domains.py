@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mtrl_lightning.envs.fast.dm_control_fast import FastPhysics, replacements
-from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.errors import import_optional
 
 Upstream: Any = object
 """A domain's class of its physics: the base class of ours after both are combined."""
@@ -30,10 +30,6 @@ def import_suite() -> ModuleType:
 
     dm_control looks for a display when it is imported. Without one that fails, and prints a
     warning; since dm_control's own images are not used here, it need not look.
-
-    Raises:
-        ConfigurationError: if dm_control is missing, or the library of ``MUJOCO_GL`` is not
-            installed.
     """
     import_optional("dm_control", '"mtrl_lightning[dmcontrol]"')
     chosen = os.environ.get("MUJOCO_GL")
@@ -43,13 +39,6 @@ def import_suite() -> ModuleType:
         if chosen is None and not _has_display():
             os.environ["MUJOCO_GL"] = NO_RENDERER
         return importlib.import_module("dm_control.suite")
-    except Exception as error:
-        if chosen is None:
-            raise
-        raise ConfigurationError(
-            f"MUJOCO_GL is {chosen!r}, and dm_control cannot be imported with it"
-            f" ({type(error).__name__}: {error}): unset it, or install that renderer"
-        ) from error
     finally:
         if chosen is None:
             os.environ.pop("MUJOCO_GL", None)

@@ -6,17 +6,16 @@ Block MDPs" (arXiv 2007.07206).
 
 from __future__ import annotations
 
-import math
 import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from mtrl_lightning.checks import one_of
+from mtrl_lightning.checks import above, one_of
 from mtrl_lightning.envs.benchmarks.dm_control import MAX_HORIZON, SuiteTasks
 from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite, load
-from mtrl_lightning.errors import ConfigurationError, name_hint
+from mtrl_lightning.errors import ConfigurationError
 
 INTERPOLATION = "eval_interpolation"
 EXTRAPOLATION = "eval_extrapolation"
@@ -182,10 +181,6 @@ class DMControlFamily(SuiteTasks):
         fast: step with cheaper code, whose observations and rewards are bit-exact those of
             dm_control. dm_control's own code is used, with a warning, if the installed version was
             not compared.
-
-    Raises:
-        ConfigurationError: if dm_control is missing, the family or the task is unknown, or a value
-            is given twice or is invalid for the model.
     """
 
     def __init__(
@@ -201,8 +196,7 @@ class DMControlFamily(SuiteTasks):
         reward_scale: float = 1.0,
         fast: bool = True,
     ) -> None:
-        if family not in FAMILIES:
-            raise ConfigurationError(f"unknown family {family!r}: {name_hint(family, FAMILIES)}")
+        one_of(FAMILIES, family=family)
         self.family = FAMILIES[family]
         trained = self.family.train if train is None else train
         by_split = {
@@ -220,7 +214,10 @@ class DMControlFamily(SuiteTasks):
             values[EXTRAPOLATION] = _unseen(self.family.extrapolation, values["train"], False)
         _check_unseen(values)
         self.splits = tuple(split for split, of in values.items() if of)
-        self._task = _task_of(self.family, task)
+        domain, _, _ = self.family.task.partition("-")
+        known = ["-".join(pair) for pair in import_suite().ALL_TASKS if pair[0] == domain]
+        self._task = self.family.task if task is None else task
+        one_of(known, task=self._task, hint=", the tasks of this family's domain")
         task_of: dict[float, int] = {}
         for value in [value for of in values.values() for value in of]:
             task_of.setdefault(value, len(task_of))
@@ -240,21 +237,8 @@ class DMControlFamily(SuiteTasks):
         return self._tasks[split]
 
     def load(self, name: str) -> Any:
-        """Return dm_control's ``Environment`` with the model of one task.
-
-        Raises:
-            ConfigurationError: if MuJoCo cannot compile the model.
-        """
-        value = self._values[name]
-        try:
-            return load(self._task, self.fast, partial(_edited, self.family, value))
-        except ConfigurationError:
-            raise
-        except ValueError as error:
-            raise ConfigurationError(
-                f"{self.family.quantity} {value!r}: MuJoCo cannot compile this model ({error});"
-                f" the value is {self.family.meaning}"
-            ) from error
+        """Return dm_control's ``Environment`` with the model of one task."""
+        return load(self._task, self.fast, partial(_edited, self.family, self._values[name]))
 
 
 def _unseen(values: Sequence[float], trained: Sequence[float], between: bool) -> tuple[float, ...]:
@@ -269,17 +253,12 @@ def _is_between(value: float, trained: Sequence[float]) -> bool:
 def _checked(family: Family, split: str, values: Sequence[float]) -> tuple[float, ...]:
     """Return the values of a split, which the model can have."""
     for value in values:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (is_number and family.minimum < value < math.inf):
-            raise ConfigurationError(
-                f"{split} has the value {value}, which this model cannot have: it is"
-                f" {family.meaning}; give finite numbers above {family.minimum:g}"
-            )
-    numbers = [float(value) for value in values]
-    duplicates = sorted({value for value in numbers if numbers.count(value) > 1})
-    if duplicates:
-        raise ConfigurationError(f"{split} has {duplicates} twice: give each value once")
-    return tuple(numbers)
+        given: dict[str, Any] = {split: value}
+        above(family.minimum, finite=True, hint=f": {family.meaning}", **given)
+    numbers = tuple(float(value) for value in values)
+    if len(set(numbers)) < len(numbers):
+        raise ConfigurationError(f"{split} is {list(numbers)}: give each value once")
+    return numbers
 
 
 def _check_unseen(values: dict[str, tuple[float, ...]]) -> None:
@@ -307,16 +286,6 @@ def _check_unseen(values: dict[str, tuple[float, ...]]) -> None:
                 f" {max(trained)}",
                 stacklevel=3,
             )
-
-
-def _task_of(family: Family, task: str | None) -> str:
-    """Return the family's task, or the given one of its domain."""
-    if task is None:
-        return family.task
-    domain, _, _ = family.task.partition("-")
-    known = ["-".join(pair) for pair in import_suite().ALL_TASKS if pair[0] == domain]
-    one_of(known, task=task, hint=", the tasks of this family's domain")
-    return task
 
 
 def _edited(family: Family, value: float, xml: bytes) -> bytes:

@@ -17,8 +17,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.benchmarks.metaworld_goals import sampled_goals
 from mtrl_lightning.envs.fast.guard import reason_for_upstream
 from mtrl_lightning.envs.fast.metaworld_fast import CHECKED, fast_class, steps_like_upstream
-from mtrl_lightning.envs.render.opengl import import_simulated
-from mtrl_lightning.errors import ConfigurationError, installed_versions
+from mtrl_lightning.errors import ConfigurationError, import_optional, installed_versions
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
 MAX_GOALS = 50
@@ -51,13 +50,10 @@ class MetaWorld(Benchmark):
             horizon than this is faster, and the success of test episodes stays comparable.
         num_goals: number of goals per task, 1 to 50.
         goal_seed: seed of the goals; the same for training and evaluation.
-        fast: build and step with faster code, whose observations, rewards and goals are equal to
-            bit-exact those of MetaWorld. MetaWorld's own code is used, with a warning, if the
+        fast: build and step with faster code, whose observations, rewards and goals are
+            bit-identical to MetaWorld's. MetaWorld's own code is used, with a warning, if the
             installed version was not compared, or if a task's first steps differ on this machine
             (compared once per process, about 0.6 s). A fast environment cannot be pickled.
-
-    Raises:
-        ConfigurationError: if MetaWorld is missing, or a task is unknown or named twice.
     """
 
     def __init__(
@@ -70,7 +66,7 @@ class MetaWorld(Benchmark):
         fast: bool = True,
         evaluation_horizon: int | None = None,
     ) -> None:
-        suite = import_simulated("metaworld", "metaworld")
+        suite = import_optional("metaworld", "metaworld")
         within(1, MAX_GOALS, num_goals=num_goals)
         at_least(1, horizon=horizon, evaluation_horizon=evaluation_horizon)
         one_of(("v1", "v2"), reward_version=reward_version)
@@ -128,7 +124,7 @@ class MetaWorld(Benchmark):
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make the environment of one task."""
-        suite = import_simulated("metaworld", "metaworld")
+        suite = import_optional("metaworld", "metaworld")
         name = self.task_names[task]
         goals = _goals(name, self.goal_seed, self.fast)[: self.num_goals]
         kind = suite.ALL_V3_ENVIRONMENTS[name]
@@ -230,4 +226,4 @@ def _goals(name: str, seed: int, fast: bool) -> list[Any]:
     """Return MetaWorld's own 50 goals of a task; cached, since sampling them takes 100 resets."""
     if fast:
         return sampled_goals(name, seed)
-    return import_simulated("metaworld", "metaworld").MT1(name, seed=seed).train_tasks
+    return import_optional("metaworld", "metaworld").MT1(name, seed=seed).train_tasks

@@ -28,9 +28,6 @@ class Padded(gym.Wrapper, RecordConstructorArgs):
         action_size: size of the padded action, ``A``, at least the environment's own; None to leave
             actions as they are. Padding entries of an action lie between -1 and 1 and have no
             effect.
-
-    Raises:
-        ConfigurationError: if a space that is to be padded is no vector, or is larger.
     """
 
     def __init__(self, env: gym.Env, observation_size: int | None, action_size: int | None) -> None:
@@ -111,9 +108,6 @@ def padded_spaces(spaces: Mapping[str, tuple[Box, Box]]) -> PaddedSpaces:
 
     Args:
         spaces: the observation and the action space of each task's environment, by its name.
-
-    Raises:
-        ConfigurationError: if spaces differ that are no vectors.
     """
     observation_space, observation_sizes = _common(
         {name: observations for name, (observations, _) in spaces.items()}, "observation", 0.0, 0.0

@@ -13,9 +13,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from types import ModuleType
 
-from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.errors import ConfigurationError
 
 VARIABLE = "MUJOCO_GL"
 THREADS = "LP_NUM_THREADS"
@@ -35,17 +34,16 @@ RENDER_SECONDS = 60.0
 """After which a renderer counts as hung."""
 
 
-def can_render(name: str | None) -> bool:
+def can_render(name: str) -> bool:
     """Return whether MuJoCo can draw; in a process of its own, which a bad driver may end.
 
     Args:
-        name: value of ``MUJOCO_GL``; None leaves it as it is.
+        name: value of ``MUJOCO_GL``; empty to leave it as it is.
     """
-    environment = dict(os.environ) if name is None else {**os.environ, VARIABLE: name}
     try:
         done = subprocess.run(
             [sys.executable, "-c", RENDER],
-            env=environment,
+            env={**os.environ, VARIABLE: name} if name else None,
             capture_output=True,
             check=False,
             timeout=RENDER_SECONDS,
@@ -59,62 +57,21 @@ def find_renderer() -> str:
     """Return the value of ``MUJOCO_GL`` with which MuJoCo draws here; empty if it needs none.
 
     It takes about a second the first time.
-
-    Raises:
-        ConfigurationError: if the library of ``MUJOCO_GL`` does not work, or none does. The message
-            names Debian's packages.
     """
     return _find_renderer(os.environ.get(VARIABLE, ""))
 
 
 @functools.cache
 def _find_renderer(chosen: str) -> str:
-    if chosen:
-        if can_render(chosen):
-            return chosen
-        raise ConfigurationError(
-            f"{VARIABLE} is {chosen}, and MuJoCo cannot draw with it on this machine: unset it, so"
-            f" that a library that works is chosen, or install its packages (Debian, Ubuntu:"
-            f" {PACKAGES})"
-        )
-    if sys.platform != "linux":
-        if can_render(None):
-            return ""
-        raise ConfigurationError(
-            "MuJoCo cannot draw images on this machine: give the program a screen, or make the"
-            " videos on another machine"
-        )
-    for name in RENDERERS:
+    names = RENDERERS if not chosen and sys.platform == "linux" else (chosen,)
+    for name in names:
         if can_render(name):
             return name
+    tried = f" with {VARIABLE}={chosen}: unset it, or" if chosen else ":"
     raise ConfigurationError(
-        "MuJoCo cannot draw images on this machine, because neither EGL nor OSMesa works: install"
-        f" one of them (Debian, Ubuntu: {PACKAGES})"
+        f"MuJoCo cannot draw images on this machine{tried} install a library that needs no screen"
+        f" (Debian, Ubuntu: {PACKAGES})"
     )
-
-
-def import_simulated(module: str, package: str) -> ModuleType:
-    """Import a module of an optional package that imports MuJoCo.
-
-    MuJoCo cannot be imported, and nothing can be simulated, where ``MUJOCO_GL`` names a library
-    that is not installed.
-
-    Raises:
-        ConfigurationError: if the package is not installed, or because of ``MUJOCO_GL``.
-    """
-    try:
-        return import_optional(module, package)
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        chosen = os.environ.get(VARIABLE)
-        if not chosen:
-            raise
-        raise ConfigurationError(
-            f"{module} cannot be imported while {VARIABLE} is {chosen}"
-            f" ({type(error).__name__}: {error}): unset it, so that a library that works is chosen,"
-            f" or install its packages (Debian, Ubuntu: {PACKAGES})"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -47,10 +47,6 @@ class Pixels(BenchmarkWrapper):
             CPU draws them 21 to 36 times as fast as ``physics.render``.
         reflections: whether the floor reflects bodies.
         multisampling: whether edges are smooth.
-
-    Raises:
-        ConfigurationError: if an episode is shorter than the stack, an environment cannot be drawn,
-            or nothing on this machine can draw.
     """
 
     def __init__(
@@ -106,11 +102,7 @@ class Pixels(BenchmarkWrapper):
         )
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make one of the benchmark's environments that observes images.
-
-        Raises:
-            ConfigurationError: if it cannot be drawn.
-        """
+        """Make one of the benchmark's environments that observes images."""
         with self._drawing():
             return self._observing(self.benchmark.make_rendered_env(task, split, seed), task)
 
