@@ -502,6 +502,8 @@ TABLE: dict[type, Row] = {
             "every": [0],
             "num_episodes": [0],
             "first_episode": [-1],
+            "width": [0],
+            "height": [0],
             "fps": [0],
             "num_workers": [-1],
             "timeout": [0.0],

@@ -60,6 +60,7 @@ class VideoCallback(Callback):
         timeout: float = 300.0,
     ) -> None:
         at_least(1, every=every, num_episodes=num_episodes, prefix="VideoCallback's ")
+        at_least(1, width=width, height=height, fps=fps, prefix="VideoCallback's ")
         at_least(0, first_episode=first_episode, num_workers=num_workers, prefix="VideoCallback's ")
         above(0, timeout=timeout, prefix="VideoCallback's ")
         self._every = every

@@ -10,6 +10,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import only_split
 from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
 from mtrl_lightning.envs.state.simulator import arrays_of
 from mtrl_lightning.envs.state.state import EnvState
+from mtrl_lightning.errors import ConfigurationError
 
 TRAINED = (4, 5, 8, 9)
 INTERPOLATED = (6, 7)
@@ -192,12 +193,14 @@ def test_the_trained_values_are_evaluated_unless_others_are_given(without_models
     }
 
 
-def test_values_on_the_wrong_side_are_named(without_models):
-    with pytest.warns(UserWarning, match="eval_interpolation"):
-        DMControlFamily("cartpole_pole", eval_interpolation=[0.3, 0.9], train=[0.2, 0.5])
-    with pytest.warns(UserWarning, match="eval_extrapolation"):
-        DMControlFamily(
-            "cartpole_pole", [0.3, 0.5], eval_interpolation=[], eval_extrapolation=[0.2, 0.4]
-        )
-    with pytest.warns(UserWarning, match="eval_base"):
-        DMControlFamily("cartpole_pole", eval_base=[0.33])
+@pytest.mark.parametrize(
+    ("split", "values"),
+    [
+        ("eval_interpolation", [0.3, 0.9]),
+        ("eval_extrapolation", [0.2, 0.4]),
+        ("eval_extrapolation", [0.5]),
+    ],
+)
+def test_values_of_the_wrong_split_are_refused(without_models, split, values):
+    with pytest.raises(ConfigurationError, match=split):
+        DMControlFamily("cartpole_pole", [0.25, 0.5], **{split: values})

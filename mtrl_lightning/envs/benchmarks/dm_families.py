@@ -6,7 +6,6 @@ Block MDPs" (arXiv 2007.07206).
 
 from __future__ import annotations
 
-import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -212,7 +211,14 @@ class DMControlFamily(SuiteTasks):
             values[INTERPOLATION] = _unseen(self.family.interpolation, values["train"], True)
         if eval_extrapolation is None:
             values[EXTRAPOLATION] = _unseen(self.family.extrapolation, values["train"], False)
-        _check_unseen(values)
+        for split, between in ((INTERPOLATION, True), (EXTRAPOLATION, False)):
+            unseen = _unseen(values[split], values["train"], between)
+            if unseen != values[split]:
+                where = "between" if between else "beyond"
+                raise ConfigurationError(
+                    f"{split} is {list(values[split])}: give values {where} the smallest and the"
+                    f" largest of train, {list(values['train'])}, that are not in it"
+                )
         self.splits = tuple(split for split, of in values.items() if of)
         domain, _, _ = self.family.task.partition("-")
         known = ["-".join(pair) for pair in import_suite().ALL_TASKS if pair[0] == domain]
@@ -243,11 +249,8 @@ class DMControlFamily(SuiteTasks):
 
 def _unseen(values: Sequence[float], trained: Sequence[float], between: bool) -> tuple[float, ...]:
     """Return the untrained values between the trained ones, or beyond them."""
-    return tuple(v for v in values if v not in trained and _is_between(v, trained) == between)
-
-
-def _is_between(value: float, trained: Sequence[float]) -> bool:
-    return min(trained) < value < max(trained)
+    low, high = min(trained), max(trained)
+    return tuple(v for v in values if v not in trained and (low < v < high) == between)
 
 
 def _checked(family: Family, split: str, values: Sequence[float]) -> tuple[float, ...]:
@@ -259,33 +262,6 @@ def _checked(family: Family, split: str, values: Sequence[float]) -> tuple[float
     if len(set(numbers)) < len(numbers):
         raise ConfigurationError(f"{split} is {list(numbers)}: give each value once")
     return numbers
-
-
-def _check_unseen(values: dict[str, tuple[float, ...]]) -> None:
-    """Check that interpolation and extrapolation evaluate values that are not trained on."""
-    trained = values["train"]
-    untrained = [value for value in values["eval_base"] if value not in trained]
-    if untrained:
-        warnings.warn(
-            f"eval_base has {untrained}, which train has not: it is meant for the trained values",
-            stacklevel=3,
-        )
-    for split in (INTERPOLATION, EXTRAPOLATION):
-        seen = [value for value in values[split] if value in trained]
-        if seen:
-            raise ConfigurationError(
-                f"{split} has {seen}, which train has, too: leave them out of one of them"
-                " (eval_base evaluates the trained values)"
-            )
-        is_inside = split == INTERPOLATION
-        wrong = [value for value in values[split] if _is_between(value, trained) != is_inside]
-        if wrong:
-            where = "does not lie" if is_inside else "lies"
-            warnings.warn(
-                f"{split} has {wrong}, which {where} between the trained values {min(trained)} and"
-                f" {max(trained)}",
-                stacklevel=3,
-            )
 
 
 def _edited(family: Family, value: float, xml: bytes) -> bytes:
