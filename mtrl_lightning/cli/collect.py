@@ -6,6 +6,7 @@ PyTorch is imported when the command runs.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from mtrl_lightning.cli.config_names import find_config
 from mtrl_lightning.cli.loaded_run import add_trust_argument, data_of, load_run
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.formats import text_table, whole
-from mtrl_lightning.runs import best_checkpoint, run_folder_of
+from mtrl_lightning.runs import best_checkpoint
 
 if TYPE_CHECKING:
     from mtrl_lightning.demonstrations import Collected
@@ -96,12 +97,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Collect episodes, write them, and print the results of each task."""
-    checkpoint = None
     if options.policy not in (SCRIPTED, RANDOM):  # an unknown one is refused without PyTorch
-        checkpoint = best_checkpoint(options.policy)
-    env = find_config(options.env).stem
-    name = options.policy if checkpoint is None else f"{run_folder_of(checkpoint).parent.name}"
-    folder = options.folder or Path("collections") / f"{env}_{name}"
+        best_checkpoint(options.policy)
+    name = f"{find_config(options.env).stem}_{options.policy}"
+    folder = options.folder or Path("collections") / re.sub(r"[^-\w]", "_", name)
 
     from mtrl_lightning.demonstrations import collect, write_data_sets
     from mtrl_lightning.demonstrations.collecting import ATTEMPTS

@@ -46,9 +46,6 @@ def group(labelled: Sequence[tuple[str | None, RunRecord]]) -> list[Method]:
 
     Args:
         labelled: runs, each with the label of its method; None for the name of its first run.
-
-    Raises:
-        ConfigurationError: if two runs of a method have the same seed.
     """
     groups: dict[tuple[str | None, str], list[RunRecord]] = {}
     for label, run in labelled:
@@ -56,21 +53,23 @@ def group(labelled: Sequence[tuple[str | None, RunRecord]]) -> list[Method]:
         # a run whose options are not recorded is of the method that it is named after
         key = json.dumps(options, sort_keys=True, default=str) if options else run.name
         groups.setdefault((label, "" if label else key), []).append(run)
-    for runs in groups.values():
-        _check_seeds(runs)
     all_options = [effective(runs[0]) for runs in groups.values()]
     names = dict.fromkeys(name for options in all_options for name in options)
     differing = [n for n in names if any(o.get(n) != all_options[0].get(n) for o in all_options)]
-    differing_options = [
-        {n: options[n] for n in differing if n in options} for options in all_options
-    ]
     counts: Counter[str] = Counter()
     methods = []
-    for ((chosen, _), runs), options in zip(groups.items(), differing_options, strict=True):
+    for ((chosen, _), runs), options in zip(groups.items(), all_options, strict=True):
+        seeds = [run.seed for run in runs if run.seed is not None]
+        if len(set(seeds)) < len(seeds):
+            listed = ", ".join(f"{run.folder} (seed {run.seed})" for run in runs)
+            raise ConfigurationError(
+                f"runs of the same options have the same seed, and would count as two: {listed}."
+                " Leave one out, or tell them apart by labels, as in `compare before=RUN after=RUN`"
+            )
         label = chosen or runs[0].name
         counts[label] += 1
         unique = label if counts[label] == 1 else f"{label} ({counts[label]})"
-        methods.append(Method(unique, runs, options))
+        methods.append(Method(unique, runs, {n: options[n] for n in differing if n in options}))
     return methods
 
 
@@ -98,17 +97,3 @@ def option_table(methods: Sequence[Method]) -> list[list[str]]:
     lines = [["option", *(method.label for method in methods)]]
     lines += [[name, *(str(method.options.get(name, "-")) for method in methods)] for name in names]
     return lines
-
-
-def _check_seeds(runs: Sequence[RunRecord]) -> None:
-    seen: dict[int, RunRecord] = {}
-    for run in runs:
-        if run.seed is None:
-            continue
-        if run.seed in seen:
-            raise ConfigurationError(
-                f"{seen[run.seed].folder} and {run.folder} have the same options and the same seed,"
-                f" {run.seed}: they would count as two seeds. Leave one out, or tell them apart by"
-                " labels, as in `compare before=RUN after=RUN`"
-            )
-        seen[run.seed] = run

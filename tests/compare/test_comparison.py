@@ -182,7 +182,7 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path, capsys, monkeypatch)
     make_run(tmp_path / "mlp" / "version_3", {}, options=options_of(3))
     assert "version_3 is left out" in compare_runs(["mlp"]).warnings[0]
     make_run(tmp_path / "again", {"reach": (0, 0, 0), "push": (0, 0, 0)}, options=options_of(1))
-    assert "the same seed, 1" in error_of(capsys, "mlp", "again")
+    assert "the same seed" in error_of(capsys, "mlp", "again")
     assert "eval/score" in error_of(capsys, "mlp", "--metric=eval/score")
     late = make_run(tmp_path / "late", {"reach": (0, 0, 0), "push": (0, 0, 0)}, (500, 600, 700))
     assert "none in common" in error_of(capsys, "mlp", late.name)
