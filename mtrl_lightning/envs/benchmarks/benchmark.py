@@ -266,12 +266,12 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
                 " of the tasks a size from 1 to that of the space"
             )
     logged = [name for key in spec.info_keys for name in (key, f"{key}_last")]
-    for what, names in (
+    for what, named in (
         ("task_names", spec.task_names),
         ("info_keys (with their _last)", logged),
         ("fields of a step, with info_fields,", [field.name for field in array_fields(spec)]),
     ):
-        duplicates = sorted({name for name in names if names.count(name) > 1})
+        duplicates = sorted({name for name in named if named.count(name) > 1})
         if duplicates:
             raise ConfigurationError(f"the spec's {what} have {duplicates} twice: rename them")
     return spec
