@@ -178,7 +178,7 @@ def rollout_runs() -> Iterator[tuple[str, list[str]]]:
     yield "ppo pausing reuse", [*ppo, *SOLVED_SOON, *PAUSING, *REUSE]
     yield "ppo midway", [*ppo, *SOLVED_SOON, *MIDWAY, *ENDING]
     noise = "--data.extras+=mtrl_lightning.rollout.CorrelatedNoise"
-    yield "ppo correlated", [*ppo, noise]
+    yield "ppo correlated", [*ppo, noise, "--model.init_args.max_kl=null"]
     metaworld = [*configs("mtppo", "metaworld_custom"), *ON_POLICY, *NARROW, *METAWORLD]
     yield "metaworld midway", [*metaworld, *TWO_COPIES, *MIDWAY, *ENDING]
     for algorithm, options in (("mtsac", OFF_POLICY), ("mtppo", ON_POLICY)):

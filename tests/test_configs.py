@@ -84,7 +84,7 @@ class _Composed(Exception):  # noqa: N818
     """Raised once a run is composed and checked, before environments are started."""
 
 
-def check_composition(command_line, monkeypatch, *names):
+def check_composition(command_line, monkeypatch, *names, options=()):
     def composed(*args, **kwargs):
         raise _Composed
 
@@ -92,7 +92,7 @@ def check_composition(command_line, monkeypatch, *names):
     monkeypatch.setattr(demonstration_data, "load_demonstrations", composed)
     needed = ["--data.demonstrations=some"] if "algorithm/bc" in names else []
     with pytest.raises(_Composed):
-        command_line("fit", *needed, configs=names, small=False)
+        command_line("fit", *needed, *options, configs=names, small=False)
 
 
 ENVS = [name for name in FILES if name.startswith("env/") and name != "env/toy"]
@@ -128,11 +128,14 @@ def test_ppo_takes_the_place_of_sac_in_a_complete_file(command_line, monkeypatch
     check_composition(command_line, monkeypatch, quick, "algorithm/mtppo")
 
 
-@pytest.mark.parametrize("run", ["quickstart", "quickstart_ppo"])
-def test_correlated_noise_is_added_to_a_complete_file(command_line, monkeypatch, run):
+@pytest.mark.parametrize(
+    ("run", "options"),
+    [("quickstart", ()), ("quickstart_ppo", ("--model.init_args.max_kl=null",))],
+)
+def test_correlated_noise_is_added_to_a_complete_file(command_line, monkeypatch, run, options):
     (noise,) = resolve(run, "correlated_noise")["data"]["init_args"]["extras"]
     assert noise["init_args"] == {"correlation": 0.9}
-    check_composition(command_line, monkeypatch, run, "correlated_noise")
+    check_composition(command_line, monkeypatch, run, "correlated_noise", options=options)
 
 
 @pytest.mark.slow

@@ -102,7 +102,8 @@ class PPO(Algorithm):
         max_kl: the rest of an iteration's epochs is skipped once an epoch's mean estimated KL
             divergence from the policy that collected it exceeds this, or all its steps were skipped
             (``on_nonfinite``). One minibatch alone says little: few rows can have a large ratio.
-            Skipped steps do not count in the mean. Above 0; None for no limit.
+            Skipped steps do not count in the mean. Above 0; None for no limit, which
+            ``CorrelatedNoise`` needs.
         actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no
             clipping.
         critic_max_grad_norm: the same for the critic and the encoder.

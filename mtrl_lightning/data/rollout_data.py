@@ -18,7 +18,7 @@ from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.replay import RolloutBuffer
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.resources import one_thread
-from mtrl_lightning.rollout import PauseSolved
+from mtrl_lightning.rollout import CorrelatedNoise, PauseSolved
 from mtrl_lightning.types import RolloutConfig, TransitionBatch, Transitions
 
 NEVER = 10**9
@@ -64,7 +64,19 @@ class RolloutData(EnvData):
     """Environment steps before this iteration."""
 
     def check_options(self) -> None:
-        """Check that a task's rows can be divided equally among the minibatches."""
+        """Check the number of minibatches, and that the limit of the KL divergence has a meaning.
+
+        Raises:
+            ConfigurationError: if a task's rows cannot be divided equally among the minibatches, or
+                ``max_kl`` is given with ``CorrelatedNoise``.
+        """
+        max_kl = getattr(self.algorithm, "max_kl", None)
+        if max_kl is not None and self._extra(CorrelatedNoise) is not None:
+            raise ConfigurationError(
+                f"max_kl is {max_kl}, and with CorrelatedNoise the estimated KL divergence is too"
+                " large, as actions are no independent samples of the policy: set"
+                " model.init_args.max_kl to null, or leave CorrelatedNoise out of data.extras"
+            )
         rows_per_task(
             self.num_envs // distributed.world_size(), len(self.spec.train_tasks), self._collection
         )

@@ -136,8 +136,8 @@ def kl_and_clip_fraction(
     """Return an estimate of ``KL(pi_old || pi)``, and the fraction of clipped rows, weighted.
 
     The estimate ``mean (ratio - 1) - log ratio`` (Schulman 2020, "Approximating KL Divergence", k3)
-    is from samples of ``pi_old`` and never negative. Clipped is a ratio below ``1 - clip`` or above
-    ``1 + clip``.
+    is from independent samples of ``pi_old`` and never negative. Clipped is a ratio below
+    ``1 - clip`` or above ``1 + clip``.
     """
     excess_Rn = log_ratio_Rn.expm1()
     kl = weighted_mean(excess_Rn - log_ratio_Rn, weight_Rn)

@@ -24,11 +24,15 @@ class CorrelatedNoise(Extra):
     """First-order autoregressive noise: ``n_t = rho n_(t-1) + sqrt(1 - rho^2) e_t``.
 
     White noise moves an arm back and forth, and hardly ever holds a gripper closed. Noise with a
-    correlation ``rho`` near 1 pushes in one direction for about ``1 / (1 - rho)`` steps. The noise
-    of each single step stays standard normal, so that the policy's standard deviation and its log
-    probabilities keep their meaning ("Colored Noise in PPO", Hollenstein et al. 2023, arXiv
-    2312.11091). In continuous time this is an Ornstein-Uhlenbeck process. Every action dimension
-    has its own noise, and an episode starts with a new one.
+    correlation ``rho`` near 1 pushes in one direction for about ``1 / (1 - rho)`` steps. The
+    marginal distribution of each step's noise stays standard normal ("Colored Noise in PPO",
+    Hollenstein et al. 2023, arXiv 2312.11091). In continuous time this is an Ornstein-Uhlenbeck
+    process. Every action dimension has its own noise, and an episode starts with a new one.
+
+    Given the observation, which shows the effect of previous actions, an action is no sample of the
+    policy. ``PPO``'s ratios of probabilities are then biased, and its estimate of the KL divergence
+    is too large: 1.32 times the exact one at a correlation of 0.9 on MetaWorld. Set its ``max_kl``
+    to None.
 
     A ``Collector`` calls ``begin`` once, then ``noise`` before each step that explores, and
     ``start_episodes`` where episodes have ended.

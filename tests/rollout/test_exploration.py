@@ -191,6 +191,12 @@ def test_a_value_out_of_range_ends_the_program_with_it(command_line, capsys):
     assert code == 2 and "correlation is 1" in error and "below 1" in error
 
 
+def test_correlated_noise_refuses_a_limit_of_the_kl_divergence(command_line, capsys):
+    ppo = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
+    code, error = fails(command_line, capsys, "fit", CORRELATED, configs=ppo, small=False)
+    assert code == 2 and "max_kl is 0.05" in error
+
+
 @pytest.mark.slow
 def test_a_continued_run_is_the_same_run_and_logs_the_correlations(command_line):
     run = partial(
