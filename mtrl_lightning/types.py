@@ -126,6 +126,8 @@ class Episode(NamedTuple):
     name, and the last value by ``<key>_last``."""
     midway: bool = False
     """Whether it began in the middle of an earlier one (``StartMidway``)."""
+    step: int = 0
+    """Number of the vector step in which it finished; 0 before it is in a window."""
 
 
 class RolloutConfig(NamedTuple):

@@ -42,7 +42,7 @@ def test_metaworld_continued_in_mid_episode_with_other_workers_is_the_same_run(c
     fit("--name=whole", "--data.total_steps=300")
     fit("--name=parts", "--data.total_steps=150", "--data.num_workers=2")
     saved = checkpoint(command_line, "parts")
-    running = saved["ReplayData"]["collector"]["running"]
+    running = saved["ReplayData"]["collector"]["running"]["per_env"]
     assert running["length"] == [50 % 35] * 3
     more = ["--ckpt_path=last", "--data.total_steps=300"]
     process = fit("--name=parts", *more, run=command_line.process)
@@ -95,7 +95,7 @@ def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, mon
     whole, parts = (checkpoint(command_line, name) for name in ("whole", "parts"))
     for end in (whole, parts):
         del end["callbacks"], end["epoch"], end["loops"]
-        del end["ReplayData"]["replay"]["chunks"], end["ReplayData"]["replay"]["root"]
+        del end["ReplayData"]["replay"]["all_ranks"], end["ReplayData"]["replay"]["root"]
     assert_same(whole, parts)
     assert command_line.rows("whole") == command_line.rows("parts")
 

@@ -29,7 +29,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(c
     saved = load_checkpoint(path)
     counters = saved["mtrl_lightning"]["counters"]
     assert counters["updates"] > 0
-    assert all(saved["ReplayData"]["collector"]["windows"]["windows"])
+    assert all(saved["ReplayData"]["collector"]["windows"]["per_env"]["episodes"])
     steps = counters["env_steps"]
     command_line("fit", f"--ckpt_path={path}", f"--data.total_steps={steps + 30}")
     assert load_checkpoint(path)["mtrl_lightning"]["counters"]["env_steps"] == steps + 30

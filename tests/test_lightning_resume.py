@@ -196,10 +196,7 @@ def test_replay_files_are_those_that_checkpoints_need(tmp_path):
     replay = folder / "replay"
     present = {path: of for path, of in index.items() if (replay / path).exists()}
     needed = {
-        chunk["file"]
-        for manifests in present.values()
-        for manifest in manifests
-        for chunk in manifest["chunks"]
+        chunk["file"] for manifest in present.values() for chunk in manifest["all_ranks"]["chunks"]
     }
     assert {path.name for path in replay.glob("rows*")} == needed
     assert len(present) == 3

@@ -43,7 +43,10 @@ def end_of(run):
     last = load_checkpoint(run.checkpoint)
     replay = last["ReplayData"]["replay"]
     assert replay["layout"]["frames"] > 0
-    files = [(run.folder / "replay" / chunk["file"]).read_bytes() for chunk in replay["chunks"]]
+    files = [
+        (run.folder / "replay" / chunk["file"]).read_bytes()
+        for chunk in replay["all_ranks"]["chunks"]
+    ]
     parts = ("state_dict", "optimizer_states", "ReplayData")
     return {part: last[part] for part in parts}, files, run.evaluation
 

@@ -13,12 +13,18 @@ import torch
 from lightning.pytorch import Trainer
 
 from mtrl_lightning.algorithms import PPO
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.checkpoints.parts import data_key
+from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.networks import PaCo
 from mtrl_lightning.ranks.strategy import RanksStrategy
+from mtrl_lightning.replay import ReplaySnapshots
+from mtrl_lightning.replay.storage import RingStorage
+from mtrl_lightning.schema import transition_fields
 from tests.helpers.command_line import CONFIGS, ROOT, SHORT, SMALL, CommandLine
 from tests.helpers.ranks.cases import CASES, ITERATIONS, float64, moments_of_parts, result_of
+from tests.helpers.replay import newest
 from tests.helpers.runs import assert_same, checkpoint, wait_for, without_folder
 
 TOLERANCE = {"sac nash_mtl": 1e-8}
@@ -193,8 +199,9 @@ def is_of_session(session, process):
     return False
 
 
-def signal_option(number, rank, env_steps):
-    options = f"{{number: {int(number)}, rank: {rank}, env_steps: {env_steps}}}"
+def signal_option(number, rank, env_steps, after_step=False):
+    place = f"env_steps: {env_steps}, after_step: {str(after_step).lower()}"
+    options = f"{{number: {int(number)}, rank: {rank}, {place}}}"
     name = "tests.helpers.ranks.signals.Signal"
     return f"--trainer.callbacks=[{{class_path: {name}, init_args: {options}}}]"
 
@@ -205,8 +212,7 @@ def end_of(command_line):
     callbacks = end["callbacks"]
     del callbacks["checkpoint"], callbacks["MetricsCallback"]["size"]
     del callbacks["best"]["current_score"]  # which Lightning does not restore
-    for data in (end[data_key(end)], *(part["data"] for part in end["ranks"])):
-        data.get("replay", {}).pop("chunks", None)
+    end[data_key(end)].get("replay", {}).pop("all_ranks", None)
     return end
 
 
@@ -245,7 +251,8 @@ def test_killed_and_interrupted_run_ends_as_uninterrupted(
     end = end_of(command_line)
     assert_same(end_of(whole), end)
     assert whole.rows() == command_line.rows()
-    draws = [part["algorithm"]["generators"]["used"]["act"]["state"] for part in end["ranks"]]
+    per_rank = end["mtrl_lightning"]["generators"]["per_rank"]
+    draws = [per_rank[rank]["act"]["state"] for rank in range(2)]
     assert not torch.equal(*draws), "ranks explore differently"
 
 
@@ -268,16 +275,57 @@ def test_one_process_continues_as_two_and_two_as_one(command_line):
     more = ["--ckpt_path=last", "--trainer.devices=2", "--data.total_steps=132"]
     finish(command_line.process("fit", *options, *more))
     two = checkpoint(command_line)
-    lengths = [part["data"]["collector"]["running"]["length"] for part in two["ranks"]]
-    assert lengths == [[132 // 6 % 20] * 3] * 2
+    running = two["ReplayData"]["collector"]["running"]["per_env"]
+    assert running["length"] == [132 // 6 % 20] * 6
     with pytest.warns(UserWarning, match="of 2"):
         command_line("fit", *options, "--ckpt_path=last", "--data.total_steps=240")
     one = checkpoint(command_line)
     assert one["mtrl_lightning"]["counters"]["env_steps"] == 240
     data = one["ReplayData"]
-    assert data["collector"]["running"]["length"] == [240 // 6 % 20] * 6
-    assert data["collector"]["windows"]["counts"] == [4] * 3
-    assert data["replay"]["added"] == [40] * 6
+    assert data["collector"]["running"]["per_env"]["length"] == [240 // 6 % 20] * 6
+    assert data["collector"]["windows"]["per_env"]["counts"] == [2] * 6
+    assert data["replay"]["per_env"]["added"] == [40] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sac", "ppo"])
+def test_state_of_two_processes_passes_through_one_unchanged(command_line, kind):
+    """The run is interrupted in the middle of episodes, and of an iteration of PPO."""
+    code = 128 + signal.SIGTERM
+    finish(start(command_line, kind, signal_option(signal.SIGTERM, 1, 66, True)), code)
+    folder = command_line.folder() / "checkpoints"
+    path = folder / "last.ckpt"
+    saved = [without_replay_files(command_line, path)]
+    for size in (1, 2):
+        resaved = folder / f"{size}.ckpt"
+        name = "tests.helpers.ranks.signals.Resave"
+        callback = f"{{class_path: {name}, init_args: {{path: {resaved}}}}}"
+        options = [f"--resume={path}", f"--trainer.callbacks=[{callback}]"]
+        options.append(f"--trainer.devices={size}")
+        finish(command_line.process("fit", *options, configs=(), small=False), code)
+        path = resaved
+        saved.append(without_replay_files(command_line, path))
+    for one in saved[1:]:
+        assert_same(saved[0], one)
+
+
+def without_replay_files(command_line, path):
+    """Return a checkpoint's state, with transitions instead of files, and totals of metrics."""
+    content = load_checkpoint(path)
+    metrics = content["mtrl_lightning"].pop("metrics")["all_ranks"]["sums"]
+    content["totals"] = {
+        name: (sum(one[2] for one in metrics if one[1] == name), sum(one[3] for one in metrics))
+        for _, name, *_ in metrics
+    }
+    del content["callbacks"], content["loops"], content["mtrl_lightning"]["num_processes"]
+    data = content[data_key(content)]
+    data["buffer"].pop("num_processes", None)
+    if "replay" in data:
+        manifest = data["replay"]
+        storage = RingStorage(transition_fields(ToyReach().spec), 6, manifest["capacity"])
+        ReplaySnapshots(command_line.folder() / "replay").load(manifest, storage)
+        data["replay"] = [newest(storage, env) for env in range(6)]
+    return content
 
 
 @pytest.mark.slow

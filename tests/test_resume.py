@@ -24,7 +24,7 @@ def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_lin
     # no second warm-up: an update for every vector step
     assert new["updates"] - old["updates"] == 100
     assert new["episodes"] == 60
-    windows = after["ReplayData"]["collector"]["windows"]["windows"]
+    windows = after["ReplayData"]["collector"]["windows"]["per_env"]["episodes"]
     assert [len(window) for window in windows] == [20, 20, 20]
 
 
@@ -55,7 +55,7 @@ def test_retention(command_line, save_top_k, expected):
     listed = {
         chunk["file"]
         for path in (folder / "checkpoints").glob("env_steps=*.ckpt")
-        for chunk in load_checkpoint(path)["ReplayData"]["replay"]["chunks"]
+        for chunk in load_checkpoint(path)["ReplayData"]["replay"]["all_ranks"]["chunks"]
     }
     assert {path.name for path in (folder / "replay").glob("*.npy")} == listed
 

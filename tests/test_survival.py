@@ -60,7 +60,7 @@ def test_broken_environments_are_rebuilt_and_the_run_ends_well(command_line, fau
     assert curves["fault/worker_restarts"][1][-1] == 6, "the last evaluation comes after the row"
     assert curves["fault/dropped_transitions"][1][-1] == counts["dropped_transitions"]
     manifest = checkpoint(command_line)["ReplayData"]["replay"]
-    assert sum(manifest["added"]) == 900, "each valid transition is remembered, no other"
+    assert sum(manifest["per_env"]["added"]) == 900, "each valid transition is remembered, no other"
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_past_the_budget_the_run_saves_and_can_be_continued(command_line, capsys
     saved = checkpoint(command_line)
     counts = saved["mtrl_lightning"]["counters"]
     assert 300 < counts["env_steps"] < 660 and counts["worker_restarts"] == 2
-    states = saved["ReplayData"]["collector"]["envs"]
+    states = saved["ReplayData"]["collector"]["per_env"]["envs"]
     assert [state["state"] is None for state in states] == [True, True, False]
     with pytest.warns(UserWarning, match="restart 1"):
         command_line("fit", *options, "--ckpt_path=last")
@@ -157,11 +157,11 @@ def test_the_last_n_transitions_are_saved_and_come_back(command_line):
     options = [*SHORT, "--data.save_last=90", "--data.chunk_mebibytes=0.00033"]
     command_line("fit", *options)
     manifest = checkpoint(command_line)["ReplayData"]["replay"]
-    assert (manifest["added"], manifest["oldest"]) == ([60] * 3, [30] * 3)
+    assert manifest["per_env"] == {"added": [60] * 3, "oldest": [30] * 3}
     with pytest.warns(UserWarning, match="last 90"):
         command_line("fit", *options, "--ckpt_path=last", "--data.total_steps=210")
     assert counters(command_line)["updates"] == 50
-    assert checkpoint(command_line)["ReplayData"]["replay"]["oldest"] == [40] * 3
+    assert checkpoint(command_line)["ReplayData"]["replay"]["per_env"]["oldest"] == [40] * 3
 
 
 @pytest.mark.slow

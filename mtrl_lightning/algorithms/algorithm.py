@@ -239,6 +239,14 @@ class Algorithm(KeepsArguments, LightningModule):
         """Return the distribution over actions."""
         raise NotImplementedError
 
+    def begin_exploring(self, tasks: Sequence[int], envs: Sequence[int]) -> None:
+        """Receive the training environments, whose order ``act`` keeps when it explores.
+
+        Args:
+            tasks: of the environments of all processes.
+            envs: indices of this process' environments among them.
+        """
+
     def explore(
         self, policy: ActionDistribution, noise_BA: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -561,10 +569,9 @@ class Algorithm(KeepsArguments, LightningModule):
             overrides: arguments of the constructor in place of the saved ones.
         """
         checkpoint = load_checkpoint(checkpoint_path)
-        checkpoint.pop(
-            "optimizer_states", None
-        )  # a run that starts with these weights has new ones
         state = checkpoint["mtrl_lightning"]
+        # a run that starts with these weights has new optimizers
+        checkpoint.pop("optimizer_states", None)
         state.pop("global_generators", None)  # the generators of this process stay as they are
         with restoring(checkpoint_path):
             spec = EnvSpec.from_dict(state["spec"])

@@ -1,10 +1,9 @@
-"""The state of an algorithm in a checkpoint: saved, checked, restored, and split among ranks."""
+"""The state of an algorithm in a checkpoint: saved, checked and restored."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,7 +15,8 @@ from mtrl_lightning.checkpoints import FORMAT
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.targets import weight_shapes
 from mtrl_lightning.learning.update import Update
-from mtrl_lightning.ranks.share import Rules, Share
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.state import PER_RANK
 from mtrl_lightning.spec import EnvSpec
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ def save_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
         "spec": algorithm.spec.to_dict(),
         "counters": algorithm.counters.state_dict(),
         "generators": algorithm.generators.state_dict(),
-        "global_generators": global_generators(),
+        "global_generators": {PER_RANK: {distributed.rank(): global_generators()}},
         "metrics": algorithm.mean_metrics.state_dict(),
+        "num_processes": distributed.world_size(),
     }
     if algorithm.data_name:
         checkpoint["mtrl_lightning"]["data"] = algorithm.data_name
@@ -81,7 +82,9 @@ def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> SavedOpti
     algorithm.counters.load_state_dict(state["counters"])
     algorithm.generators.load_state_dict(state["generators"])
     if "global_generators" in state:  # left out by load_from_checkpoint
-        restore_global_generators(state["global_generators"])
+        own = state["global_generators"][PER_RANK].get(distributed.rank())
+        if own is not None:
+            restore_global_generators(own)
     algorithm.mean_metrics.load_state_dict(state["metrics"])
     if checkpoint.get("optimizer_states") is None:  # left out by load_from_checkpoint
         return None
@@ -110,31 +113,6 @@ def restore_global_generators(state: dict[str, Any]) -> None:
         raise ValueError(f"the position in NumPy's generator is {position}")
     np.random.set_state((kind, keys, position, *rest))
     random.setstate(state["python"])
-
-
-def reshard_state(
-    algorithm: Algorithm, states: Sequence[Mapping[str, Any]], share: Share
-) -> dict[str, Any]:
-    """Return the part of the state that differs between ranks, from those of all saved ranks."""
-    rules: Rules = {
-        "generators": partial(algorithm.generators.reshard, share=share),
-        "global_generators": lambda of_ranks: of_ranks[share.rank % len(of_ranks)],
-        "metrics": partial(algorithm.mean_metrics.reshard, share=share),
-    }
-    return share.join("the algorithm", states, rules)
-
-
-def reshard_extra_states(
-    algorithm: Algorithm, states: Sequence[Mapping[str, Any]], share: Share
-) -> dict[str, Any]:
-    """Return a rank's extra states of modules; those without ``reshard`` are equal on all ranks."""
-    modules = dict(algorithm.named_modules(remove_duplicate=False))
-    resharded = {}
-    for name in states[0]:
-        of_ranks = [state[name] for state in states]
-        rule = getattr(modules.get(name.rpartition(".")[0]), "reshard", None)
-        resharded[name] = of_ranks[0] if rule is None else rule(of_ranks, share)
-    return resharded
 
 
 def check_weights(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

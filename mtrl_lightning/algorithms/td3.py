@@ -6,6 +6,7 @@ Shapes: ``R`` trained tasks, ``n`` rows of a task in a batch, ``B`` rows of any 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -70,17 +71,26 @@ class TD3(ActorCritic):
         self._exploration_std = (exploration_std_min, exploration_std_max)
         self._target_std = target_std
         self._target_clip = target_clip
+        self._std_E = torch.zeros(0)
+        """Of the noise in each training environment of this process; empty without any."""
         self.target_actor = frozen_copy(self.actor)
         self.targets.add(self.actor, self.target_actor, self.tau)
+
+    def begin_exploring(self, tasks: Sequence[int], envs: Sequence[int]) -> None:
+        """Spread the standard deviations over each task's environments of all processes."""
+        self._std_E = spread_over_environments(torch.tensor(tasks), *self._exploration_std)[envs]
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian:
         """Return the deterministic actions as a mean, with the noise of exploration around it."""
         output_BA = self.actor(self.encoder.shared_features(observation_BD, task_B), task_B)
         action_BA = self.squashed(output_BA, task_B)
-        log_std_B = spread_over_environments(task_B, *self._exploration_std).log()
-        return ClippedGaussian(
-            action_BA, log_std_B[..., None].expand_as(action_BA), self.action_mask(task_B)
-        )
+        if task_B.numel() == len(self._std_E):  # of the training environments
+            self._std_E = self._std_E.to(task_B.device)
+            std_B = self._std_E.view(task_B.shape)
+        else:
+            std_B = spread_over_environments(task_B, *self._exploration_std)
+        log_std_BA = std_B.log()[..., None].expand_as(action_BA)
+        return ClippedGaussian(action_BA, log_std_BA, self.action_mask(task_B))
 
     def explore(
         self, policy: ActionDistribution, noise_BA: Tensor

@@ -13,7 +13,8 @@ def joined_windows(collector: Collector) -> EpisodeWindows:
     """Return the windows of finished episodes of all processes."""
     if distributed.world_size() == 1:
         return collector.windows
-    return EpisodeWindows.joined(distributed.gather(collector.windows.state_dict()))
+    windows = collector.windows
+    return EpisodeWindows.joined(distributed.gather(windows.of_tasks()), windows.size)
 
 
 def rollout_metrics(spec: EnvSpec, windows: EpisodeWindows) -> dict[str, float]:

@@ -1,8 +1,4 @@
-"""The parts of a checkpoint that each process ("rank") of a run has of its own.
-
-Each rank has its own environments and episodes, part of the replay, random numbers, and metrics
-since the last row. Rank 0's are where a run of one process has them; a list has those of all ranks.
-"""
+"""The parts of a checkpoint whose values may differ between the processes ("ranks") of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 RANKS = "ranks"
-"""Key of the list of all ranks' parts, in a checkpoint of several ranks."""
+"""Key of the list of all ranks' parts, on their way to the file."""
 OF_ALGORITHM = ("generators", "global_generators", "metrics")
 EXTRA_STATE = "_extra_state"
 """End of the names of states that modules save beside tensors, such as returns of episodes."""
@@ -23,8 +19,8 @@ def data_key(checkpoint: Mapping[str, Any]) -> str:
     return key
 
 
-def own_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of the rank that made a checkpoint."""
+def part_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a checkpoint that may differ between ranks."""
     algorithm = checkpoint["mtrl_lightning"]
     return {
         "data": checkpoint.get(data_key(checkpoint), {}),
@@ -37,8 +33,8 @@ def own_part(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def with_part(checkpoint: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint as the rank with this part would have made it."""
+def with_part(checkpoint: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint with another part in its place."""
     state_dict = copy.copy(checkpoint["state_dict"])  # of the same class, with the versions in it
     state_dict.update(part["extra_states"])
     return {
@@ -49,15 +45,9 @@ def with_part(checkpoint: dict[str, Any], part: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def parts_of(checkpoint: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the parts of a checkpoint's ranks; one if it was made by one process."""
-    parts: list[Mapping[str, Any]] = checkpoint.get(RANKS) or [own_part(checkpoint)]
-    return parts
-
-
-def manifests_of(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the manifests of the replay files that a checkpoint needs, one of each rank."""
+def manifest_of(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the manifest of the replay files that a checkpoint needs; None if it needs none."""
     if "data" not in checkpoint.get("mtrl_lightning", {}):
-        return []  # of a policy, or of an algorithm that was trained without a data module
-    datas = [part["data"] for part in parts_of(checkpoint)]
-    return [data["replay"] for data in datas if data.get("replay")]
+        return None  # of a policy, or of an algorithm that was trained without a data module
+    manifest: dict[str, Any] | None = checkpoint.get(data_key(checkpoint), {}).get("replay")
+    return manifest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.types import TransitionBatch
@@ -142,11 +140,3 @@ class DemonstrationData(TaskData):
         """
         check_identity(state["demonstrations"], self._identity)
         self.buffer.load_state_dict(state["buffer"])
-
-    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the state of a rank: its generator."""
-        rules: Rules = {
-            "demonstrations": lambda identities: identities[0],
-            "buffer": lambda buffers: share.own(buffers) or {},
-        }
-        return share.join("the data", states, rules)

@@ -53,8 +53,7 @@ def _equal_tensors(algorithm: Algorithm) -> Iterator[tuple[str, Tensor]]:
                 if isinstance(value, Tensor):
                     yield f"{update.name} optimizer: {name} of parameter {index}", value
     for name, saved in algorithm.generators.state_dict()["used"].items():
-        if name not in algorithm.generators.per_rank:
-            yield f"generator {name}", saved["state"]
+        yield f"generator {name}", saved["state"]
 
 
 def _checksum(tensor: Tensor) -> int:

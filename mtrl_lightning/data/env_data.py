@@ -103,13 +103,13 @@ class EnvData(TaskData):
             return
         all_tasks = np.repeat(self.spec.train_tasks, self._envs_per_task)
         size = distributed.world_size()
-        window = -(-self._window // size)
         with distributed.raise_on_all_ranks(ConfigurationError):
-            indices = self._local_indices()
+            indices = self.envs_of(distributed.rank())
             self.check_options()
             for extra in self._extras:
-                extra.check(self.spec, window, self._envs_per_task // size)
+                extra.check(self.spec, self._window, self._envs_per_task // size)
         envs = self._start_envs(all_tasks[indices].tolist(), indices)
+        self.algorithm.begin_exploring(all_tasks.tolist(), indices)
         rank = distributed.rank()
         for index, transform in enumerate(self.action_transforms):
             # environments use (index,) or (index, restarts): a 0 keeps the streams distinct
@@ -127,7 +127,7 @@ class EnvData(TaskData):
                 envs,
                 self.algorithm,
                 counters=self.local_counters,
-                window=window,
+                window=self._window,
                 listeners=self._listeners,
                 action_transforms=self.action_transforms,
                 exploration=exploration,
@@ -153,8 +153,8 @@ class EnvData(TaskData):
         """Return the seed of the part with this key."""
         return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
 
-    def _local_indices(self) -> list[int]:
-        """Return the indices of this process' environments among all: a part of each task's.
+    def envs_of(self, rank: int) -> list[int]:
+        """Return the indices over all processes of a process' environments: a part of each task's.
 
         Raises:
             ConfigurationError: if a task's environments cannot be divided equally.
@@ -167,9 +167,9 @@ class EnvData(TaskData):
                 " same number of environments of every task: give"
                 f" {nearest_multiples(envs_per_task, size)}"
             )
-        share = np.array_split(range(envs_per_task), size)[distributed.rank()]
+        own = np.array_split(range(envs_per_task), size)[rank]
         num_tasks = len(self.spec.train_tasks)
-        return [task * envs_per_task + int(i) for task in range(num_tasks) for i in share]
+        return [task * envs_per_task + int(i) for task in range(num_tasks) for i in own]
 
     def _start_envs(self, tasks: list[int], indices: list[int]) -> VectorEnv:
         num_workers = self._num_workers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.index import needed_manifests
-from mtrl_lightning.replay.manifest import MOVED, replay_folder, reshard_manifests
+from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.resources import free_memory
@@ -62,8 +60,7 @@ class ReplayData(EnvData):
 
     The replay is saved in ``replay/`` of the run's folder, in files that never change, each as soon
     as it is full: a checkpoint adds the transitions of the last,
-    unfinished file only. Files that no checkpoint needs are deleted. Of several processes each has
-    its own folder, ``replay/rank_0/`` and so on.
+    unfinished file only. Files that no checkpoint needs are deleted.
 
     Args:
         benchmark: the tasks.
@@ -280,7 +277,7 @@ class ReplayData(EnvData):
         Raises:
             ConfigurationError: if memory or disk is short.
         """
-        self._snapshots = self._snapshots_in(replay_folder(self.folder) / _folder_of_rank())
+        self._snapshots = self._snapshots_in(replay_folder(self.folder))
         policy_fields = self.algorithm.policy_fields
         opened_for = (tuple(tasks), device, tuple(policy_fields))
         if self._opened_for == opened_for:
@@ -317,7 +314,8 @@ class ReplayData(EnvData):
         save_last = self._save_last
         if save_last is not None:
             save_last = -(-save_last // distributed.world_size())
-        return ReplaySnapshots(folder, self._chunk_mebibytes, save_last)
+        envs = self.envs_of(distributed.rank())
+        return ReplaySnapshots(folder, self._chunk_mebibytes, save_last, envs)
 
     def _write(self, write: Any) -> None:
         """Write ahead of the next checkpoint, which retries and has its own rule."""
@@ -346,23 +344,12 @@ class ReplayData(EnvData):
             self._prune()
             manifest = self._snapshots.save(self._storage)
             manifest["root"] = str(replay_folder(self.folder).resolve())
-            if _folder_of_rank():
-                manifest["folder"] = _folder_of_rank()
             self._has_write_failed = False
         return manifest
 
     def _prune(self) -> None:
-        """Delete the files that no checkpoint needs, also those of earlier, more processes."""
-        root = replay_folder(self.folder)
-        manifests = needed_manifests(root)
-        self._snapshots.prune(manifests)
-        if distributed.rank() > 0:
-            return
-        size = distributed.world_size()
-        present = {f"rank_{rank}" for rank in range(size)} if size > 1 else {""}
-        for folder in (root, *root.glob("rank_*")):
-            if ("" if folder == root else folder.name) not in present:
-                self._snapshots_in(folder).prune(manifests)
+        """Delete the files that no checkpoint needs."""
+        self._snapshots.prune(needed_manifests(replay_folder(self.folder)))
 
     def _restore(self, manifest: dict[str, Any] | None) -> None:
         """Read the replay of the checkpoint that is resumed, or warn that it is lost."""
@@ -379,11 +366,6 @@ class ReplayData(EnvData):
         assert self.trainer is not None
         storage = self._storage
         with distributed.raise_on_all_ranks(ConfigurationError):
-            if MOVED in manifest:  # of a run with another number of processes
-                for part in manifest[MOVED]:
-                    of_rank = self._snapshots_in(self._source_of(part["manifest"]))
-                    of_rank.load_rings(part["manifest"], storage, part["rings"])
-                return
             snapshots = self._snapshots_in(self._source_of(manifest))
             snapshots.load(manifest, storage)
         if snapshots.folder.resolve() == self._snapshots.folder.resolve():
@@ -399,8 +381,7 @@ class ReplayData(EnvData):
         """Return the folder of a manifest's files: that of its run, which may have been moved."""
         assert self.trainer is not None
         of_checkpoint = replay_folder(Path(str(self.trainer.ckpt_path)).resolve().parent.parent)
-        root = of_checkpoint if of_checkpoint.is_dir() else Path(manifest["root"])
-        return root / manifest.get("folder", "")
+        return of_checkpoint if of_checkpoint.is_dir() else Path(manifest["root"])
 
     def teardown(self, stage: str) -> None:
         """End the workers; delete the files that no checkpoint needs."""
@@ -448,25 +429,3 @@ class ReplayData(EnvData):
         if state["ratio"] and state["ratio"]["ratio"] != self._ratio.ratio:
             self._ratio.restart(self.counters.vector_steps, self.counters.updates)
         self._restore(state["replay"])
-
-    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the state of a rank: its environments and their rings of the replay."""
-        assert self.collector is not None
-
-        def first(values: Sequence[Any]) -> Any:
-            return values[0]
-
-        rules: Rules = {
-            "collector": lambda of_ranks: self.collector.reshard(of_ranks, share),  # type: ignore[union-attr]
-            "replay": partial(reshard_manifests, share=share),
-            "buffer": lambda buffers: share.own(buffers) or {},
-            "warmup": first,
-            "ratio": first,
-            "refill_steps": first,
-        }
-        return share.join("the data", states, rules)
-
-
-def _folder_of_rank() -> str:
-    """Return the name of this process' folder in a run's replay folder; empty for one process."""
-    return "" if distributed.world_size() == 1 else f"rank_{distributed.rank()}"

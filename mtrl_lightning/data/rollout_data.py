@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from mtrl_lightning.data.env_data import EnvData
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.share import Rules, Share
 from mtrl_lightning.replay import RolloutBuffer
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.resources import one_thread
@@ -196,13 +194,3 @@ class RolloutData(EnvData):
                 f" this algorithm needs {', '.join(sorted(needed))}: resume with the algorithm's"
                 " previous options, or from a checkpoint between two iterations"
             )
-
-    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the state of a rank: its environments and their part of the iteration."""
-        assert self.collector is not None
-        rules: Rules = {
-            "collector": lambda of_ranks: self.collector.reshard(of_ranks, share),  # type: ignore[union-attr]
-            "buffer": partial(RolloutBuffer.reshard, share=share),
-            "iteration_start": lambda values: values[0],
-        }
-        return share.join("the data", states, rules)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,11 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
-from mtrl_lightning.algorithms.state import reshard_extra_states, reshard_state
 from mtrl_lightning.checkpoints import check_complete, load_checkpoint, restoring
-from mtrl_lightning.checkpoints.parts import RANKS, data_key, manifests_of, parts_of, with_part
+from mtrl_lightning.checkpoints.parts import RANKS, data_key, manifest_of, part_of, with_part
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.share import Rules, Share, share_of
+from mtrl_lightning.ranks.state import gathered, of_absent_ranks, of_envs
 from mtrl_lightning.replay.index import note_checkpoint
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.spec import EnvSpec
@@ -30,12 +28,14 @@ class RunIO(TorchCheckpointIO):
     """Write checkpoints durably, note the replay files that they need, and read this process' part.
 
     Args:
-        data: of the run, whose parts reshard the states of another number of processes.
+        data: of the run, which says which environments each process steps.
     """
 
     def __init__(self, data: TaskData) -> None:
         super().__init__()
         self._data = data
+        self._absent: dict[str, Any] = {}
+        """Of the resumed checkpoint: the states of ranks that the run no longer has."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -48,31 +48,32 @@ class RunIO(TorchCheckpointIO):
             OSError: if the disk is full or broken; a previous file of that name stays.
         """
         path = Path(path)
-        manifests: list[dict[str, Any]] = []
         if "data" in checkpoint["mtrl_lightning"]:
             if checkpoint.get(data_key(checkpoint), {}).get("is_busy"):
                 rank_zero_warn(f"{path} is not written: the run ended in the middle of an update")
                 return
-            manifests = manifests_of(checkpoint)
+            parts = checkpoint.pop(RANKS, None) or [part_of(checkpoint)]
+            envs = [self._data.envs_of(rank) for rank in range(len(parts))]
+            checkpoint = with_part(checkpoint, gathered(parts, envs, self._absent))
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f"{path.name}.unfinished")
         try:
             _write(checkpoint, unfinished)
             # before the file: a kill between the two leaves no checkpoint without its files
-            note_checkpoint(replay_folder(self._data.folder), path, manifests)
+            note_checkpoint(replay_folder(self._data.folder), path, manifest_of(checkpoint))
             unfinished.replace(path)
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        """Read a checkpoint as this process has made it, or would have with this number of them.
+        """Read a checkpoint; to continue the run, with the states of this process' environments.
 
         Nothing in it is executed.
 
         Raises:
             ConfigurationError: on all processes, if it is damaged, or of another number of
-                processes and cannot be divided among these.
+                environments.
         """
         with distributed.raise_on_all_ranks(ConfigurationError):
             checkpoint = load_checkpoint(path, mmap=False)
@@ -82,7 +83,26 @@ class RunIO(TorchCheckpointIO):
                 check_complete(checkpoint)
             with restoring(path):
                 _check_protocol(checkpoint, self._data.spec, is_fitting)
-                return reshard(checkpoint, self._data)
+                of_data = checkpoint["mtrl_lightning"].get("data") == type(self._data).__qualname__
+                return self._own(checkpoint) if is_fitting and of_data else checkpoint
+
+    def _own(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Return a checkpoint with the states of this process' environments only."""
+        saved_size = checkpoint["mtrl_lightning"]["num_processes"]
+        size = distributed.world_size()
+        if saved_size != size:
+            rank_zero_warn(
+                f"the checkpoint is of {saved_size} processes and this run has {size}: networks,"
+                " optimizers, counters, current episodes and the replay are those of the"
+                " checkpoint, and random numbers differ from here on. It is not the uninterrupted"
+                " run"
+            )
+        part = part_of(checkpoint)
+        self._absent = of_absent_ranks(part, size)
+        num_envs = sum(len(self._data.envs_of(rank)) for rank in range(size))
+        return with_part(
+            checkpoint, of_envs(part, self._data.envs_of(distributed.rank()), num_envs)
+        )
 
 
 def _check_protocol(checkpoint: Mapping[str, Any], spec: EnvSpec, is_fitting: bool) -> None:
@@ -116,44 +136,3 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
             raise
         file.flush()
         os.fsync(file.fileno())
-
-
-def reshard(checkpoint: dict[str, Any], data: TaskData) -> dict[str, Any]:
-    """Return a checkpoint as this rank would have written it.
-
-    Args:
-        checkpoint: a loaded checkpoint, of any number of ranks.
-        data: of the run, whose parts split and join their own states.
-
-    Raises:
-        ConfigurationError: if the environments cannot be divided, an on-policy algorithm was in
-            the middle of its updates, or the parts are damaged.
-    """
-    rank, size = distributed.rank(), distributed.world_size()
-    if RANKS not in checkpoint and size == 1:
-        return checkpoint
-    parts = parts_of(checkpoint)
-    if len(parts) == size:
-        return with_part(checkpoint, parts[rank])
-    assert data.trainer is not None
-    if data.trainer.state.fn != "fit":
-        return with_part(checkpoint, parts[0])
-    share = Share(rank, size, 0, ())  # of an offline algorithm, which has no environments
-    if "collector" in parts[0]["data"]:
-        share = share_of([part["data"]["collector"]["tasks"] for part in parts], rank, size)
-    rank_zero_warn(
-        f"the checkpoint is of {len(parts)} processes and this run has {size}: networks,"
-        " optimizers, counters, current episodes and the replay are those of the checkpoint, and"
-        " random numbers differ from here on. It is not the uninterrupted run"
-    )
-    return with_part(checkpoint, _joined(data, parts, share))
-
-
-def _joined(data: TaskData, parts: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-    """Return a rank's part of a checkpoint from the parts of all saved ranks."""
-    rules: Rules = {
-        "data": partial(data.reshard, share=share),
-        "algorithm": partial(reshard_state, data.algorithm, share=share),
-        "extra_states": partial(reshard_extra_states, data.algorithm, share=share),
-    }
-    return share.join("a process", parts, rules)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -27,9 +27,6 @@ from mtrl_lightning.ranks.strategy import RanksStrategy
 from mtrl_lightning.requeue import requeue
 from mtrl_lightning.rollout import ActionTransform, Collector
 from mtrl_lightning.types import Kind, TransitionBatch
-
-if TYPE_CHECKING:
-    from mtrl_lightning.ranks.share import Share
 
 FALSE_WARNINGS = (
     "Using ModelCheckpoint with manual optimization",  # it has the state after the update
@@ -334,6 +331,10 @@ class TaskData(LightningDataModule):
             self.trainer.should_stop = True
             self._is_stop_agreed = True
 
+    def envs_of(self, rank: int) -> list[int]:
+        """Return the indices over all processes of the environments that a process steps."""
+        return []
+
     def defer_stop(self) -> None:
         """Postpone a stop that was requested on this process until all processes know of it."""
         trainer = self.trainer
@@ -380,10 +381,6 @@ class TaskData(LightningDataModule):
 
     def load_training_state(self, state: dict[str, Any]) -> None:
         """Restore the state of this process."""
-        raise NotImplementedError
-
-    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the state of one process from those of another number of processes."""
         raise NotImplementedError
 
     def teardown(self, stage: str) -> None:

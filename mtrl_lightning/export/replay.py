@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from mtrl_lightning.algorithms.arguments import OWN_CLASS, short_name
 from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
-from mtrl_lightning.checkpoints.parts import RANKS, manifests_of
+from mtrl_lightning.checkpoints.parts import manifest_of
 from mtrl_lightning.demonstrations import RecordedEpisode, write_data_sets
 from mtrl_lightning.demonstrations.minari_files import check_new
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
@@ -54,20 +55,14 @@ def export_to_minari(
     run_folder = run_folder_of(checkpoint)
     folder = run_folder / "export" / "minari" if folder is None else Path(folder)
     check_new(folder)
-    if RANKS in content:
-        raise ConfigurationError(
-            f"{checkpoint} is of a run of {len(content[RANKS])} processes, whose replay cannot be"
-            " exported: continue it with --trainer.devices 1 until its next checkpoint"
-        )
-    manifests = manifests_of(content)
-    if not manifests or "layout" in manifests[0]:
+    manifest = manifest_of(content)
+    if manifest is None or "layout" in manifest:
         raise ConfigurationError(
             f"{checkpoint} has no replay of vectors: export a run of an off-policy algorithm that"
             " does not learn from pixels, with data.save_replay"
         )
-    (manifest,) = manifests
     fields = [Field(name, tuple(shape), dtype) for name, shape, dtype in manifest["fields"]]
-    storage = RingStorage(fields, len(manifest["added"]), manifest["capacity"])
+    storage = RingStorage(fields, len(manifest[PER_ENV]["added"]), manifest["capacity"])
     ReplaySnapshots(replay_folder(run_folder)).load(manifest, storage)
     spec = EnvSpec.from_dict(content["mtrl_lightning"]["spec"])
     has_all = int(storage.added_E.sum()) == env_steps_of(content)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from mtrl_lightning.ranks import distributed
-
-if TYPE_CHECKING:
-    from mtrl_lightning.ranks.share import Share
+from mtrl_lightning.ranks.state import PER_RANK
 
 
 class Generators:
@@ -48,22 +46,15 @@ class Generators:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seed, and every generator's device and state."""
-        used = {
+        used = self._saved | {
             n: {"device": g.device.type, "state": g.get_state()}
             for n, g in self._generators.items()
         }
-        return {"seed": self._seed, "used": {**self._saved, **used}}
+        own = {n: used.pop(n) for n in list(used) if n in self.per_rank}
+        return {"seed": self._seed, "used": used, PER_RANK: {distributed.rank(): own}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the states; one saved on another kind of device starts from the seed."""
         self._seed = state["seed"]
-        self._saved = dict(state["used"])
+        self._saved = state["used"] | state[PER_RANK].get(distributed.rank(), {})
         self._generators = {}
-
-    def reshard(self, states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the state of a rank; a new one begins its own generators from the seed."""
-        own = share.own(states)
-        if own is not None:
-            return own
-        used = states[0]["used"].items()
-        return {**states[0], "used": {n: saved for n, saved in used if n not in self.per_rank}}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -20,9 +20,7 @@ from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import DivergenceError
 from mtrl_lightning.ranks import distributed
-
-if TYPE_CHECKING:
-    from mtrl_lightning.ranks.share import Share
+from mtrl_lightning.ranks.state import ALL_RANKS
 
 NO_SUM = -0.0
 """Sum of no values: a sum from 0.0 would turn -0.0 into 0.0."""
@@ -88,33 +86,22 @@ class MeanMetrics:
 
     def state_dict(self) -> dict[str, Any]:
         """Return sums and counts."""
-        local = self._read()
-        return {
-            "sums": {name: self._sums[name].clone() for name in local},
-            "counts": {name: count for name, (_, count) in local.items()},
-        }
-
-    @staticmethod
-    def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the state of a rank; the first one has the sums and counts of all."""
-        sums: dict[str, Any] = {}
-        counts: dict[str, int] = {}
-        for state in states if share.rank == 0 else ():
-            for name, value in state["sums"].items():
-                sums[name] = sums.get(name, 0) + value
-                counts[name] = counts.get(name, 0) + state["counts"][name]
-        return {"sums": sums, "counts": counts}
+        own = [
+            (distributed.rank(), name, self._sums[name].clone(), count)
+            for name, (_, count) in self._read().items()
+        ]
+        return {ALL_RANKS: {"sums": own}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore sums and counts."""
-        for name in self._sums.keys() - state["sums"].keys():
+        """Restore sums and counts; those of ranks that the run no longer has go to others."""
+        for name in self._sums:
             self._sums[name].fill_(NO_SUM)
             self._counts[name].zero_()
-        for name, sum_ in state["sums"].items():
-            if name not in self._sums:
+        for rank, name, sum_, count in state[ALL_RANKS]["sums"]:
+            if rank % distributed.world_size() == distributed.rank():
                 self._accumulators(name, sum_)
-            self._sums[name].copy_(sum_)
-            self._counts[name].fill_(state["counts"][name])
+                self._sums[name] += sum_
+                self._counts[name] += count
 
     def _add(self, values: dict[str, Tensor]) -> None:
         if not values:

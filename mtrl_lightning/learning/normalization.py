@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +26,9 @@ from mtrl_lightning.networks import TaskAxis
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.standardize import fill_unseen
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
-
-if TYPE_CHECKING:
-    from mtrl_lightning.ranks.share import Share
 
 
 class RunningMoments:
@@ -256,21 +254,13 @@ class NormalizeReward(RewardScale):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the statistics, and the returns of the episodes under way."""
-        returns = {str(env): value for env, value in enumerate(self._return_E.tolist())}
-        return {**self.moments.state_dict(), "returns": returns}
-
-    @staticmethod
-    def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the statistics, which ranks share, and the returns in a rank's environments."""
-        returns = share.of_named_envs([state["returns"] for state in states])
-        return {**states[0], "returns": returns}
+        return {**self.moments.state_dict(), PER_ENV: {"returns": self._return_E.tolist()}}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.moments.load_state_dict(state)
-        by_env = {int(env): value for env, value in state["returns"].items()}
-        self._return_E = np.zeros(max(by_env, default=-1) + 1)
-        self._return_E[list(by_env)] = list(by_env.values())
+        # None where there has been no step
+        self._return_E = np.array([value or 0.0 for value in state[PER_ENV]["returns"]])
         self._use_moments()
 
     def task_axes(self) -> Mapping[str, TaskAxis]:

@@ -9,9 +9,9 @@ Shapes: ``T`` tasks, ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +24,17 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.networks import TaskAxis
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import TransitionBatch, Transitions
-
-if TYPE_CHECKING:
-    from mtrl_lightning.ranks.share import Share
 
 
 class Transform(nn.Module):
     """Change sampled batches, such as their rewards; built by a factory ``(spec) -> Transform``.
 
     The replay keeps transitions as received, so a transform whose numbers change applies to all of
-    it.
+    it. One that has something for each environment returns it from ``get_extra_state`` in lists
+    under the key ``per_env``; see ``mtrl_lightning.ranks.state``.
 
     Args:
         spec: the tasks.
@@ -67,19 +66,6 @@ class Transform(nn.Module):
 
         Called on all ranks after an episode has ended on any of them.
         """
-
-    @staticmethod
-    def reshard(states: Sequence[Any], share: Share) -> Any:
-        """Return one process' extra state when a run continues with another number of them.
-
-        Here it is the same on all processes. A transform whose ``get_extra_state`` has something
-        for each environment overrides this.
-
-        Args:
-            states: of ``get_extra_state`` on all processes of the checkpoint.
-            share: the rank, and the environments that it takes over.
-        """
-        return states[0]
 
     def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
         """Receive each trained task's mean reward in the replay.
@@ -347,23 +333,16 @@ class ReturnRange(RewardScale):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the rewards of the episodes under way."""
-        lengths = enumerate(self._length_E.tolist())
-        return {"rewards": {str(e): self._reward_ES[e, :n].tolist() for e, n in lengths if n}}
-
-    @staticmethod
-    def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the rewards of the episodes under way in a rank's environments."""
-        return {"rewards": share.of_named_envs([state["rewards"] for state in states])}
+        of_envs = zip(self._reward_ES, self._length_E, strict=True)
+        return {PER_ENV: {"rewards": [reward_S[:n].tolist() for reward_S, n in of_envs]}}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restore them."""
-        by_env = {int(env): rewards for env, rewards in state["rewards"].items()}
-        num_envs, num_steps = max(by_env, default=-1) + 1, max(map(len, by_env.values()), default=0)
-        self._length_E = np.zeros(num_envs, np.int64)
-        self._reward_ES = np.zeros((num_envs, num_steps))
-        for env, rewards in by_env.items():
-            self._length_E[env] = len(rewards)
-            self._reward_ES[env, : len(rewards)] = rewards
+        rewards = [of_env or [] for of_env in state[PER_ENV]["rewards"]]
+        self._length_E = np.array([len(of_env) for of_env in rewards], np.int64)
+        self._reward_ES = np.zeros((len(rewards), max(self._length_E, default=0)))
+        for env, of_env in enumerate(rewards):
+            self._reward_ES[env, : len(of_env)] = of_env
 
 
 def check_discount(own: float, critic: float) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
-from mtrl_lightning.checkpoints.parts import RANKS, own_part
+from mtrl_lightning.checkpoints.parts import RANKS, part_of
 from mtrl_lightning.ranks import distributed
 
 TIMEOUT = timedelta(minutes=30)
@@ -101,7 +101,7 @@ class RanksStrategy(DDPStrategy):
             OSError: on all ranks, if rank 0 cannot write it.
         """
         if "data" in checkpoint["mtrl_lightning"]:
-            parts = distributed.gather_to_zero(own_part(checkpoint))
+            parts = distributed.gather_to_zero(part_of(checkpoint))
             checkpoint = {**checkpoint, RANKS: parts}
         with distributed.raise_on_all_ranks(OSError):
             if self.is_global_zero:

@@ -19,6 +19,7 @@ from torch import Tensor
 from mtrl_lightning.devices import CPU
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.state import PER_RANK
 from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.schema import transition_fields
@@ -150,12 +151,13 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the generator; the transitions are saved by ``ReplaySnapshots``."""
-        return {"generator": self._generator.get_state()}
+        return {PER_RANK: {distributed.rank(): self._generator.get_state()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the generator; a process that was not there before has none to restore."""
-        if "generator" in state:
-            self._generator.set_state(state["generator"].cpu())
+        own = state[PER_RANK].get(distributed.rank())
+        if own is not None:
+            self._generator.set_state(own.cpu())
 
 
 def batch_of(rows: Mapping[str, Tensor], task_R: Tensor) -> TransitionBatch:

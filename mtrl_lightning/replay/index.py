@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 INDEX = "index.json"
 
 
-def note_checkpoint(folder: Path, checkpoint: Path, manifests: Sequence[dict[str, Any]]) -> None:
-    """Note the manifests of a new checkpoint, and forget checkpoints that are gone.
+def note_checkpoint(folder: Path, checkpoint: Path, manifest: dict[str, Any] | None) -> None:
+    """Note the manifest of a new checkpoint, and forget checkpoints that are gone.
 
     Args:
         folder: of the run's replay.
         checkpoint: the file.
-        manifests: of the replay of each process.
+        manifest: of the replay; None for a checkpoint without one.
     """
-    if not manifests and not (folder / INDEX).exists():
+    if manifest is None and not (folder / INDEX).exists():
         return
     entries = _entries(folder)
     present = {path: of for path, of in entries.items() if (folder / path).exists()}
-    present[os.path.relpath(checkpoint.resolve(), folder.resolve())] = list(manifests)
+    present[os.path.relpath(checkpoint.resolve(), folder.resolve())] = manifest
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f"{INDEX}.unfinished"
     unfinished.write_text(json.dumps(present))
@@ -38,15 +37,14 @@ def needed_manifests(folder: Path) -> list[dict[str, Any]]:
     """Return the manifests of all checkpoints that still exist."""
     return [
         manifest
-        for path, manifests in _entries(folder).items()
-        if (folder / path).exists()
-        for manifest in manifests
+        for path, manifest in _entries(folder).items()
+        if manifest is not None and (folder / path).exists()
     ]
 
 
-def _entries(folder: Path) -> dict[str, list[dict[str, Any]]]:
+def _entries(folder: Path) -> dict[str, dict[str, Any] | None]:
     try:
-        entries: dict[str, list[dict[str, Any]]] = json.loads((folder / INDEX).read_text())
+        entries: dict[str, dict[str, Any] | None] = json.loads((folder / INDEX).read_text())
         return entries
     except FileNotFoundError:
         return {}

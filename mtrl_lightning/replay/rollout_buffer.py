@@ -17,7 +17,7 @@ from torch import Tensor
 from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.share import Rules, Share
+from mtrl_lightning.ranks.state import PER_ENV, PER_RANK
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.spec import EnvSpec, Field
@@ -196,6 +196,7 @@ class RolloutBuffer:
         self._num_minibatches = 0
         self._collected = None
         self._rows = {}
+        self._order_RM = torch.zeros(len(self._train_tasks), 0, dtype=torch.int64)
         self.computed_columns = ()
 
     def _draw_order(self) -> Tensor:
@@ -225,70 +226,39 @@ class RolloutBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Return the transitions of this iteration, how far it is, and the generator."""
         n = self._num_steps
-        computed = {
-            name: self._rows[name].unflatten(0, (-1, self.num_envs)).cpu()
-            for name in self.computed_columns
+        of_envs = {
+            "arrays": {
+                name: torch.tensor(array_SE[:n]).transpose(0, 1)
+                for name, array_SE in self._arrays.items()
+            },
+            "valid": torch.tensor(self._valid_SE[:n]).transpose(0, 1),
+            "computed": {
+                name: self._rows[name].unflatten(0, (-1, self.num_envs)).transpose(0, 1).cpu()
+                for name in self.computed_columns
+            },
         }
+        own = {"generator": self._generator.get_state(), "order": self._order_RM}
         return {
             "collection": list(self.collection),
-            "arrays": {name: torch.tensor(array[:n]) for name, array in self._arrays.items()},
-            "valid": torch.tensor(self._valid_SE[:n]),
-            "computed": computed,
             "num_minibatches": self._num_minibatches,
-            "order": self._order_RM,
-            "generator": self._generator.get_state(),
+            "num_processes": distributed.world_size(),
+            PER_ENV: of_envs,
+            PER_RANK: {distributed.rank(): own},
         }
-
-    @staticmethod
-    def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the iteration of a rank's environments.
-
-        Raises:
-            ConfigurationError: if the updates of the iteration have begun.
-        """
-
-        def columns(values: Sequence[Tensor]) -> Tensor:
-            per_env = [list(value_SE.unbind(1)) for value_SE in values]
-            return torch.stack(share.of_envs(per_env), 1)
-
-        def arrays(of_ranks: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-            return share.join("the transitions", of_ranks, dict.fromkeys(of_ranks[0], columns))
-
-        def no_computed(computed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-            if any(computed):
-                raise ConfigurationError(
-                    "the checkpoint is in the middle of an iteration's updates, whose minibatches"
-                    f" belong to {len(states)} processes: continue with as many, or from another"
-                    " checkpoint"
-                )
-            return {}
-
-        def first(values: Sequence[Any]) -> Any:
-            return values[0]
-
-        rules: Rules = {
-            "collection": first,
-            "arrays": arrays,
-            "valid": columns,
-            "computed": no_computed,
-            "num_minibatches": first,
-            "order": first,  # of a completed epoch: the next one has a new order
-            "generator": share.own,
-        }
-        joined = share.join("the iteration", states, rules)
-        # a new rank seeds its own generator
-        return {name: value for name, value in joined.items() if value is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them.
 
         Raises:
             ConfigurationError: if the iteration has begun with another number of steps, epochs or
-                minibatches, or with other environments.
+                minibatches, or with other environments, or its updates with another number of
+                processes.
         """
-        valid_SE = state["valid"].numpy()
-        if "generator" in state:  # a process that was not there before has none to restore
-            self._generator.set_state(state["generator"])
+        of_envs = state[PER_ENV]
+        own = state[PER_RANK].get(distributed.rank())
+        valid_SE = of_envs["valid"].transpose(0, 1).numpy()
+        if own is not None:  # a process that was not there before has none to restore
+            self._generator.set_state(own["generator"])
         self.clear()
         if len(valid_SE) == 0:
             return
@@ -302,14 +272,24 @@ class RolloutBuffer:
             )
         self._num_steps = len(valid_SE)
         self._valid_SE[: self._num_steps] = valid_SE
-        if "foreign" in state["arrays"]:
+        if "foreign" in of_envs["arrays"]:
             self._allocate_foreign()
         for name, array in self._arrays.items():
-            array[: self._num_steps] = state["arrays"][name].numpy()
-        if not state["computed"]:
+            array[: self._num_steps] = of_envs["arrays"][name].transpose(0, 1).numpy()
+        if not of_envs["computed"]:
             return
-        self._order_RM = state["order"]
-        computed = {name: column.to(self._device) for name, column in state["computed"].items()}
+        if state["num_processes"] != distributed.world_size():
+            raise ConfigurationError(
+                "the checkpoint is in the middle of an iteration's updates, whose minibatches"
+                f" belong to {state['num_processes']} processes: continue with as many, or from"
+                " another checkpoint"
+            )
+        assert own is not None
+        self._order_RM = own["order"]
+        computed = {
+            name: column.transpose(0, 1).to(self._device)
+            for name, column in of_envs["computed"].items()
+        }
         self.begin(computed)
         self._num_minibatches = state["num_minibatches"]
 

@@ -3,7 +3,9 @@
 A chunk has its name only when it is complete and on the disk; a thread waits for that. A save
 writes only the transitions that are in no chunk yet and returns a manifest: the chunks that
 hold every transition to be restored. A checkpoint carries its manifest. A chunk is the
-columns of the schema one after another, each in NumPy's format.
+columns of the schema one after another, each in NumPy's format. Each process ("rank") of a run
+writes chunks of its own environments, with its number in their names, and reads those that have
+transitions of its environments.
 
 Shapes: ``E`` environments (rings), ``N`` transitions of a chunk.
 """
@@ -23,6 +25,8 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.state import ALL_RANKS, PER_ENV
 from mtrl_lightning.replay.manifest import HINT
 from mtrl_lightning.replay.storage import Storage
 from mtrl_lightning.spec import Field
@@ -37,16 +41,22 @@ class ReplaySnapshots:
         folder: where the chunks are kept; made when first needed.
         chunk_mebibytes: size of a chunk.
         save_last: transitions that are saved, the newest over all rings; None for all.
+        envs: index over all ranks of the environment of each ring; None without ranks.
     """
 
     def __init__(
-        self, folder: Path, chunk_mebibytes: float = 32.0, save_last: int | None = None
+        self,
+        folder: Path,
+        chunk_mebibytes: float = 32.0,
+        save_last: int | None = None,
+        envs: Sequence[int] | None = None,
     ) -> None:
         above(0, chunk_mebibytes=chunk_mebibytes, prefix="data.")
         at_least(1, save_last=save_last, prefix="data.", hint=", or null for all transitions")
         self.folder = folder
         self._chunk_bytes = chunk_mebibytes * MEBIBYTE
         self._save_last = save_last
+        self._envs = envs
         self._chunks: list[dict[str, Any]] = []
         self._writer = ThreadPoolExecutor(max_workers=1)
         self._writing: Future[dict[str, Any]] | None = None
@@ -116,10 +126,12 @@ class ReplaySnapshots:
             "fields": _plain_fields(storage),
             **layout,
             "capacity": storage.capacity,
-            "added": storage.added_E.tolist(),
-            "oldest": oldest_E.tolist(),
-            "chunks": list(self._chunks),
+            PER_ENV: {"added": storage.added_E.tolist(), "oldest": oldest_E.tolist()},
+            ALL_RANKS: {"chunks": list(self._chunks)},
         }
+
+    def _envs_of(self, storage: Storage) -> list[int]:
+        return list(range(storage.num_envs) if self._envs is None else self._envs)
 
     def _chunk_rows(self, storage: Storage) -> int:
         return max(1, int(self._chunk_bytes // storage.row_bytes))
@@ -141,10 +153,11 @@ class ReplaySnapshots:
         rows_per_ring = max(1, self._chunk_rows(storage) // storage.num_envs)
         end_E = np.minimum(storage.added_E, first_E + rows_per_ring)
         columns = storage.to_columns(first_E, end_E)
-        numbers = f"{int(first_E.sum()):012d}_{int(end_E.sum()):012d}"
+        numbers = f"{distributed.rank()}_{int(first_E.sum()):012d}_{int(end_E.sum()):012d}"
         arrays = [columns[name] for name in storage.column_names]
         self._writing = self._writer.submit(self._write_file, numbers, arrays)
-        self._chunks.append({"first": first_E.tolist(), "end": end_E.tolist()})
+        envs = self._envs_of(storage)
+        self._chunks.append({"envs": envs, "first": first_E.tolist(), "end": end_E.tolist()})
 
     def _write_file(self, numbers: str, columns: Sequence[npt.NDArray]) -> dict[str, Any]:
         """Write a chunk's file; return its name and checksum."""
@@ -167,7 +180,11 @@ class ReplaySnapshots:
         return {"file": name, "crc32": summed.crc32}
 
     def load(self, manifest: dict[str, Any], storage: Storage) -> None:
-        """Fill an empty storage with the transitions of a manifest, each under its number there.
+        """Fill an empty storage with the transitions of its environments, under their numbers.
+
+        Args:
+            manifest: of any number of ranks, with the numbers of this one's environments.
+            storage: to fill.
 
         Raises:
             ConfigurationError: naming the file, if one is missing or damaged, or naming the
@@ -175,54 +192,25 @@ class ReplaySnapshots:
         """
         self.finish()
         self._check_same(manifest, storage)
-        for chunk in manifest["chunks"]:
-            self._restore(chunk, storage, np.arange(storage.num_envs))
-        storage.restore_from(np.array(manifest["added"]))
-        oldest_E = np.array(manifest["oldest"])
+        envs = self._envs_of(storage)
+        ring_of_env = {env: ring for ring, env in enumerate(envs)}
+        chunks = manifest[ALL_RANKS]["chunks"]
+        for chunk in chunks:
+            ring_E = np.array([ring_of_env.get(env, -1) for env in chunk["envs"]])
+            if (ring_E >= 0).any():
+                self._restore(chunk, storage, ring_E)
+        storage.restore_from(np.array(manifest[PER_ENV]["added"]))
+        oldest_E = np.array(manifest[PER_ENV]["oldest"])
         # with save_last the files have fewer than a ring holds: it must not give older ones
         is_cut_E = oldest_E > storage.added_E - storage.size_E
         storage.oldest_E[:] = np.where(is_cut_E, oldest_E, 0)
-        self._chunks = list(manifest["chunks"])
+        # the next save writes new files for environments that another rank has stepped
+        self._chunks = [chunk for chunk in chunks if chunk["envs"] == envs]
 
-    def load_rings(
-        self, manifest: dict[str, Any], storage: Storage, rings: Sequence[Sequence[int]]
-    ) -> None:
-        """Fill some rings of a storage with rings of a manifest, under their numbers there.
-
-        The next save writes new files.
-
-        Args:
-            manifest: of a process that had other rings.
-            storage: whose rings are filled, and are empty.
-            rings: pairs of a ring's number in the manifest and its number in the storage.
-
-        Raises:
-            ConfigurationError: naming the file, if one is missing or damaged, or naming the
-                difference, if the replay is of another schema or size.
-        """
-        if not rings:
-            return
-        self.finish()
-        self._check_same(manifest, storage, any_number=True)
-        from_M, to_M = np.array(rings).T
-        new_E = np.full(len(manifest["added"]), -1)
-        new_E[from_M] = to_M
-        for chunk in manifest["chunks"]:
-            self._restore(chunk, storage, new_E)
-        added_E = storage.added_E.copy()
-        added_E[to_M] = np.array(manifest["added"])[from_M]
-        storage.restore_from(added_E)
-        oldest_M = np.array(manifest["oldest"])[from_M]
-        is_cut_M = oldest_M > (storage.added_E - storage.size_E)[to_M]
-        storage.oldest_E[to_M] = np.where(is_cut_M, oldest_M, 0)
-
-    def _check_same(
-        self, manifest: dict[str, Any], storage: Storage, any_number: bool = False
-    ) -> None:
-        num_envs = len(manifest["added"])
-        is_other_number = num_envs != storage.num_envs and not any_number
+    def _check_same(self, manifest: dict[str, Any], storage: Storage) -> None:
+        num_envs = len(manifest[PER_ENV]["added"])
         # a larger replay holds all transitions of a smaller one, under their numbers
-        if manifest["capacity"] > storage.capacity or is_other_number:
+        if manifest["capacity"] > storage.capacity or num_envs != storage.num_envs:
             raise ConfigurationError(
                 f"the checkpoint's replay has {num_envs} environments"
                 f" of {manifest['capacity']:,} transitions,"
@@ -257,7 +245,7 @@ class ReplaySnapshots:
         Raises:
             ConfigurationError: naming the file, if one is missing or damaged.
         """
-        for chunk in manifest["chunks"]:
+        for chunk in manifest[ALL_RANKS]["chunks"]:
             yield self._columns(chunk, fields)
 
     def _columns(self, chunk: dict[str, Any], fields: Sequence[Field]) -> dict[str, npt.NDArray]:
@@ -270,7 +258,7 @@ class ReplaySnapshots:
         Raises:
             ConfigurationError: naming the file, if one is missing or damaged.
         """
-        for chunk in manifest["chunks"]:
+        for chunk in manifest[ALL_RANKS]["chunks"]:
             self._content(chunk)
 
     def _restore(
@@ -301,16 +289,20 @@ class ReplaySnapshots:
         return content
 
     def prune(self, manifests: Iterable[dict[str, Any]]) -> None:
-        """Delete the files that neither a manifest lists nor the next one will.
+        """Delete this rank's files that neither a manifest lists nor the next one will.
+
+        The first rank also deletes those of ranks that the run no longer has.
 
         Raises:
             OSError: if the disk is broken, or was full when a chunk was written.
         """
         self.finish()
         kept = {chunk["file"] for chunk in self._chunks}
-        kept |= {chunk["file"] for manifest in manifests for chunk in manifest["chunks"]}
-        for path in self.folder.glob("rows*"):
-            if path.name not in kept:
+        kept |= {chunk["file"] for manifest in manifests for chunk in manifest[ALL_RANKS]["chunks"]}
+        rank, size = distributed.rank(), distributed.world_size()
+        for path in self.folder.glob("rows_*"):
+            writer = int(path.name.split("_")[1])
+            if path.name not in kept and (writer == rank or (rank == 0 and writer >= size)):
                 path.unlink(missing_ok=True)
 
 

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import above
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.share import Share
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import ActOutput, Mode, Policy
 
@@ -26,7 +25,10 @@ LOW, HIGH = -1.0, 1.0
 class ActionTransform:
     """Change actions before they are sent to environments; override ``transform``.
 
-    A transform with a random generator or a memory has both in ``state_dict``.
+    A transform with a random generator or a memory has both in ``state_dict``. Each process has its
+    own state. In a run that continues with another number of processes, lists with one entry per
+    environment under the key ``per_env`` move with the environments, and a new process has no
+    other state: its generator is as ``seed`` left it.
     """
 
     def seed(self, seed: int) -> None:
@@ -50,18 +52,6 @@ class ActionTransform:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore its state; called only if the checkpoint has one."""
-
-    @staticmethod
-    def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> Mapping[str, Any]:
-        """Return the state of one process when a run continues with another number of them.
-
-        Here a process keeps its own. A new one has none: its generator is as ``seed`` left it.
-
-        Args:
-            states: of this transform on all processes of the checkpoint.
-            share: the rank, and the environments that it takes over.
-        """
-        return share.own(states) or {}
 
 
 class ActionNoise(ActionTransform):

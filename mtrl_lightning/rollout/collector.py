@@ -13,7 +13,6 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.vector.vector import VectorEnv
-from mtrl_lightning.ranks.share import Share
 from mtrl_lightning.rollout import collector_state
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import (
@@ -414,11 +413,3 @@ class Collector:
     # the names of every object with a state, by which a checkpoint saves and restores it
     state_dict = get_state
     load_state_dict = set_state
-
-    def reshard(self, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the whole state of one rank from those of another number of ranks.
-
-        Raises:
-            ConfigurationError: if a state has a part that cannot be shared out.
-        """
-        return collector_state.reshard(self, states, share)

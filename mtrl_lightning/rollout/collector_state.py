@@ -1,21 +1,21 @@
 """The state of a collector: its episodes, and the states of its listeners and transforms.
 
 A checkpoint identifies a listener or an action transform by its class, and by its index among the
-parts of that class.
+parts of that class. Each process saves and loads its own state of them, and what a state has under
+the key ``per_env`` by environment; see ``mtrl_lightning.ranks.state``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mtrl_lightning.envs.state.simulator import from_text, to_text
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.share import Rules, Share
-from mtrl_lightning.rollout.episodes import EpisodeWindows, RunningEpisodes
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.state import PER_ENV, PER_RANK
 from mtrl_lightning.types import WeightedPolicy
 
 if TYPE_CHECKING:
@@ -46,21 +46,20 @@ def get_state(collector: Collector, components: Sequence[str]) -> dict[str, Any]
     if list(components) == [WEIGHTS]:
         return state  # also while a step is under way, and for a collector of other tasks
     assert not collector.is_step_pending, "a step is under way"
-    state["tasks"] = collector.envs.task_E.tolist()
+    state[PER_ENV] = {"tasks": collector.envs.task_E.tolist()}
     if "windows" in components:
         state["windows"] = collector.windows.state_dict()
     if "episodes" in components:
-        observation = None
-        if collector.observation_ED is not None:
-            dtype = collector.observation_ED.dtype.str
-            observation = [dtype, to_text(collector.observation_ED)]
         state["running"] = collector.running.state_dict()
-        state["observation"] = observation
-        state["paused"] = collector.paused_E.tolist()
-        state["envs"] = collector.envs.get_state()
+        observation_ED = collector.observation_ED
+        if observation_ED is not None:
+            state["dtype"] = observation_ED.dtype.str
+            state[PER_ENV]["observations"] = [to_text(row) for row in observation_ED]
+        state[PER_ENV]["paused"] = collector.paused_E.tolist()
+        state[PER_ENV]["envs"] = collector.envs.get_state()
     for name, parts in _parts(collector).items():
         if name in components:
-            state[name] = {key: part.state_dict() for key, part in _named(parts).items()}
+            state[name] = {key: _state_of(part) for key, part in _named(parts).items()}
     return state
 
 
@@ -72,40 +71,21 @@ def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
         # messages may arrive late or twice, and a learner may start from the beginning
         if seq_no == 0 or seq_no > policy.weights_seq_no:
             policy.set_weights(state[WEIGHTS], seq_no)
-    if "tasks" not in state:
+    if PER_ENV not in state:
         return
-    tasks = collector.envs.task_E.tolist()
-    if state["tasks"] != tasks:
+    tasks, saved = collector.envs.task_E.tolist(), state[PER_ENV]["tasks"]
+    if saved != tasks:
         raise ConfigurationError(
-            f"the checkpoint has environments of tasks {state['tasks']}, this run of {tasks}:"
+            f"the checkpoint has environments of tasks {saved}, this run of {tasks}:"
             " continue with the same data.envs_per_task and data.exclude_from_training"
         )
     if "windows" in state:
         collector.windows.load_state_dict(state["windows"])
-    if "envs" in state:
+    if "running" in state:
         _set_episodes(collector, state)
     parts = _parts(collector)
     for name in ("listeners", "action_transforms", "exploration", "reuse"):
         _load_states(parts[name], state.get(name, {}))
-
-
-def reshard(
-    collector: Collector, states: Sequence[Mapping[str, Any]], share: Share
-) -> dict[str, Any]:
-    """Return the whole state of one rank; see ``Collector.reshard``."""
-    rules: Rules = {
-        "tasks": share.of_envs,
-        "windows": partial(EpisodeWindows.reshard, share=share),
-        "running": partial(RunningEpisodes.reshard, share=share),
-        "observation": partial(_reshard_observation, share=share),
-        "envs": share.of_envs,
-        "paused": share.of_envs,
-    }
-    parts = {
-        name: partial(_reshard_states, of_name, share=share)
-        for name, of_name in _parts(collector).items()
-    }
-    return share.join("the collector", states, {**rules, **parts})
 
 
 def _parts(collector: Collector) -> dict[str, Sequence[Any]]:
@@ -129,53 +109,34 @@ def _weighted_policy(collector: Collector) -> WeightedPolicy:
 
 
 def _set_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
-    observation_ED = None
-    envs = collector.envs
+    of_envs = state[PER_ENV]
     collector.running.load_state_dict(state["running"])
-    collector.paused_E = np.array(state["paused"], np.bool_)
-    if state["observation"] is not None:
-        dtype, text = state["observation"]
-        shape = (envs.num_envs, *envs.single_observation_space.shape)  # type: ignore[misc]
-        observation_ED = from_text(text, dtype).reshape(shape)
+    collector.paused_E = np.array(of_envs["paused"], np.bool_)
     collector.times.forget()  # the time that passed between two programs is no episode's
-    envs.set_state(state["envs"])
-    collector.observation_ED = observation_ED
+    collector.envs.set_state(of_envs["envs"])
+    collector.observation_ED = None
+    if "observations" in of_envs:
+        shape = collector.envs.single_observation_space.shape
+        rows = [from_text(text, state["dtype"]).reshape(shape) for text in of_envs["observations"]]
+        collector.observation_ED = np.stack(rows)
 
 
-def _reshard_observation(states: Sequence[list[str] | None], share: Share) -> list[str] | None:
-    """Return the last observations of a rank's environments; None before the first reset."""
-    present = [state for state in states if state is not None]
-    if not present:
-        return None
-    dtype, _ = present[0]
-    rows: list[list[Any]] = [
-        list(from_text(text, dtype).reshape(share.num_envs, -1)) for _, text in present
-    ]
-    return [dtype, to_text(np.stack(share.of_envs(rows)))]
+def _state_of(part: Any) -> dict[str, Any]:
+    """Return the state of a part, of this rank but for what it has for each environment."""
+    own = dict(part.state_dict())
+    return {PER_ENV: own.pop(PER_ENV, {}), PER_RANK: {distributed.rank(): own}}
 
 
 def _load_states(parts: Sequence[Any], states: Mapping[str, Any]) -> None:
     """Restore the parts that have a state; the others start from the beginning."""
     for name, part in _named(parts).items():
-        if states.get(name):
-            part.load_state_dict(states[name])
-
-
-def _reshard_states(
-    parts: Sequence[Any], states: Sequence[Mapping[str, Any]], share: Share
-) -> dict[str, Any]:
-    """Return the states of listeners or transforms on a rank; those it does not have are left out.
-
-    Args:
-        parts: the listeners or transforms.
-        states: by name, of all saved ranks.
-        share: the rank's part of the saved run.
-    """
-    return {
-        name: part.reshard([state[name] for state in states], share)
-        for name, part in _named(parts).items()
-        if name in states[0]
-    }
+        if name not in states:
+            continue
+        state = dict(states[name][PER_RANK].get(distributed.rank(), {}))
+        if states[name][PER_ENV]:
+            state[PER_ENV] = states[name][PER_ENV]
+        if state:
+            part.load_state_dict(state)
 
 
 def _named(parts: Sequence[Any]) -> dict[str, Any]:

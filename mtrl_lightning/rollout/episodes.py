@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.share import Share
+from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Episode, StepResult
 
@@ -111,33 +110,24 @@ class RunningEpisodes:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running sums as lists."""
-        return {
+        sums = {
             "return": self.return_E.tolist(),
             "length": self.length_E.tolist(),
             "success": self._success_E.tolist(),
             "info": {key: mean.state_dict() for key, mean in self._info.items()},
         }
-
-    @staticmethod
-    def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the running sums of a rank's environments."""
-
-        def info(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-            rule = partial(_RunningMean.reshard, share=share)
-            return share.join("info", of_ranks, dict.fromkeys(of_ranks[0], rule))
-
-        rules = dict.fromkeys(("return", "length", "success"), share.of_envs)
-        return share.join("the running episodes", states, {**rules, "info": info})
+        return {PER_ENV: sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the running sums; those of ``info`` that it lacks start from here."""
-        self.return_E[:] = state["return"]
-        self.length_E[:] = state["length"]
-        self._success_E[:] = state["success"]
+        sums = state[PER_ENV]
+        self.return_E[:] = sums["return"]
+        self.length_E[:] = sums["length"]
+        self._success_E[:] = sums["success"]
         for key, mean in self._info.items():
             mean.reset(np.ones(len(self._task_E), np.bool_))
-            if key in state["info"]:
-                mean.load_state_dict(state["info"][key])
+            if key in sums["info"]:
+                mean.load_state_dict(sums["info"][key])
 
 
 class _RunningMean:
@@ -166,11 +156,6 @@ class _RunningMean:
             "last": self.last_E.tolist(),
         }
 
-    @staticmethod
-    def reshard(states: Sequence[Mapping[str, list]], share: Share) -> dict[str, list]:
-        rules = dict.fromkeys(("sum", "count", "last"), share.of_envs)
-        return share.join("info", states, rules)
-
     def load_state_dict(self, state: Mapping[str, list]) -> None:
         self.sum_E[:] = state["sum"]
         self.count_E[:] = state["count"]
@@ -178,7 +163,9 @@ class _RunningMean:
 
 
 class EpisodeWindows:
-    """The last episodes of each task, and how many there were.
+    """The last episodes of each task, in the order in which they finished, and their number.
+
+    They are saved by environment, so that every number of processes has the same last ones.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -186,25 +173,44 @@ class EpisodeWindows:
     """
 
     def __init__(self, num_tasks: int, size: int) -> None:
+        self.size = size
         self._windows: list[deque[Episode]] = [deque(maxlen=size) for _ in range(num_tasks)]
+        self._of_envs: dict[int, deque[Episode]] = {}
+        """The last episodes of each environment."""
+        self._counts: Counter[int] = Counter()
+        """Episodes of each environment since the start."""
+        self._num_steps = 0
+        """Vector steps since the start."""
         self.count_T = np.zeros(num_tasks, np.int64)
         """Episodes of each task since the start."""
 
     @classmethod
-    def joined(cls, states: Sequence[Mapping[str, Any]]) -> EpisodeWindows:
-        """Return windows that hold the episodes of several, given by their states."""
-        num_tasks = len(states[0]["windows"])
-        windows = cls(num_tasks, sum(max(map(len, state["windows"])) for state in states) or 1)
-        for state in states:
-            for rows in state["windows"]:
-                windows.add(Episode(*row) for row in rows)
-        windows.count_T[:] = np.sum([state["counts"] for state in states], axis=0)
+    def joined(
+        cls, parts: Sequence[tuple[list[list[Episode]], npt.NDArray[np.int64]]], size: int
+    ) -> EpisodeWindows:
+        """Return the windows of all processes from what ``of_tasks`` returns on each of them."""
+        windows = cls(len(parts[0][1]), size)
+        windows.count_T[:] = np.sum([count_T for _, count_T in parts], axis=0)
+        for window, of_ranks in zip(
+            windows._windows, zip(*(of_tasks for of_tasks, _ in parts), strict=True), strict=True
+        ):
+            episodes = [episode for of_rank in of_ranks for episode in of_rank]
+            order = sorted(range(len(episodes)), key=lambda i: episodes[i].step)
+            window.extend(episodes[i] for i in sorted(order[-size:]))
         return windows
 
+    def of_tasks(self) -> tuple[list[list[Episode]], npt.NDArray[np.int64]]:
+        """Return each task's last episodes, and its number of episodes since the start."""
+        return [list(window) for window in self._windows], self.count_T
+
     def add(self, episodes: Iterable[Episode]) -> None:
-        """Remember episodes."""
-        for episode in episodes:
+        """Remember the episodes that finished in a vector step; call it after every one."""
+        self._num_steps += 1
+        for finished in episodes:
+            episode = finished._replace(step=self._num_steps)
             self._windows[episode.task].append(episode)
+            self._of_envs.setdefault(episode.env, deque(maxlen=self.size)).append(episode)
+            self._counts[episode.env] += 1
             self.count_T[episode.task] += 1
 
     def recent_score(self, task: int, number: int, spec: EnvSpec) -> float | None:
@@ -290,33 +296,29 @@ class EpisodeWindows:
         return result | info_metrics("rollout", self.info(), task_names)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the windows as lists of plain values."""
-        return {
-            "windows": [[list(episode) for episode in window] for window in self._windows],
-            "counts": self.count_T.tolist(),
-        }
-
-    @staticmethod
-    def reshard(states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-        """Return a rank's part of every task's episodes; rank 0 has the counts of all."""
-
-        def windows(of_ranks: Sequence[list]) -> list[list]:
-            of_tasks = zip(*of_ranks, strict=True)
-            joined = [[row for rows in of_task for row in rows] for of_task in of_tasks]
-            return [rows[share.rank :: share.size] for rows in joined]
-
-        def counts(of_ranks: Sequence[list[int]]) -> list[int]:
-            count_T = np.sum(of_ranks, axis=0)
-            return (count_T if share.rank == 0 else 0 * count_T).tolist()
-
-        return share.join("the windows", states, {"windows": windows, "counts": counts})
+        """Return the episodes as lists of plain values, by environment."""
+        envs = range(max(self._of_envs, default=-1) + 1)
+        episodes = [[list(episode) for episode in self._of_envs.get(env, ())] for env in envs]
+        counts = [self._counts[env] for env in envs]
+        return {"num_steps": self._num_steps, PER_ENV: {"episodes": episodes, "counts": counts}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the windows."""
-        for window, rows in zip(self._windows, state["windows"], strict=True):
+        """Restore them."""
+        self._num_steps = state["num_steps"]
+        self._of_envs = {
+            env: deque((Episode(*row)._replace(env=env) for row in rows), self.size)
+            for env, rows in enumerate(state[PER_ENV]["episodes"])
+            if rows
+        }
+        self._counts = Counter({env: state[PER_ENV]["counts"][env] for env in self._of_envs})
+        self.count_T[:] = 0
+        for env, count in self._counts.items():
+            self.count_T[self._of_envs[env][0].task] += count
+        episodes = [episode for of_env in self._of_envs.values() for episode in of_env]
+        for window in self._windows:
             window.clear()
-            window.extend(Episode(*row) for row in rows)
-        self.count_T[:] = state["counts"]
+        for episode in sorted(episodes, key=lambda one: (one.step, one.env)):
+            self._windows[episode.task].append(episode)
 
 
 class EpisodeTimes:

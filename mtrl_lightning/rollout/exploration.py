@@ -6,7 +6,7 @@ Shapes: ``T`` tasks, ``E`` environments, ``A`` action.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import within
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.share import Rules, Share
+from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.rollout.extras import Extra
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.types import Policy
@@ -79,32 +79,16 @@ class CorrelatedNoise(Extra):
     def state_dict(self) -> dict[str, Any]:
         """Return the noise of the last step and the generator's state."""
         return {
-            "noise": self._noise_EA.tolist(),
-            "is_first": self._is_first_E.tolist(),
+            PER_ENV: {"noise": self._noise_EA.tolist(), "is_first": self._is_first_E.tolist()},
             "generator": self._generator.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore them; a new process of a run has no generator's state."""
-        self._noise_EA = np.array(state["noise"], np.float64)
-        self._is_first_E = np.array(state["is_first"], np.bool_)
-        if state["generator"] is not None:
+        self._noise_EA = np.array(state[PER_ENV]["noise"], np.float64)
+        self._is_first_E = np.array(state[PER_ENV]["is_first"], np.bool_)
+        if "generator" in state:
             self._generator.bit_generator.state = state["generator"]
-
-    @classmethod
-    def reshard(cls, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the state of one process when a run continues with another number of them.
-
-        Args:
-            states: of all processes of the checkpoint.
-            share: the rank, and the environments that it takes over.
-        """
-        rules: Rules = {
-            "noise": share.of_envs,
-            "is_first": share.of_envs,
-            "generator": share.own,
-        }
-        return share.join("CorrelatedNoise", states, rules)
 
 
 def check_takes_noise(policy: Policy) -> None:

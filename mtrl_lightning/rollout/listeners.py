@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.envs.vector.vector import VectorEnv
-from mtrl_lightning.ranks.share import Share
 from mtrl_lightning.rollout.episodes import RunningEpisodes
 from mtrl_lightning.rollout.sample import Sample
 from mtrl_lightning.types import Episode
@@ -19,7 +18,9 @@ class EpisodeListener:
     """Base class of listeners to the events of training episodes; override those you need.
 
     ``env`` is an environment's index in the vector. A listener whose state is to be saved with the
-    checkpoints overrides ``state_dict`` and ``load_state_dict``.
+    checkpoints overrides ``state_dict`` and ``load_state_dict``. Each process has its own state. In
+    a run that continues with another number of processes, lists with one entry per environment
+    under the key ``per_env`` move with the environments, and a new process has no other state.
     """
 
     def on_environment_created(self, env: int, task: int) -> None:
@@ -49,18 +50,6 @@ class EpisodeListener:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore its state; called only if the checkpoint has one."""
-
-    @staticmethod
-    def reshard(states: Sequence[dict[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the state of one process when a run continues with another number of them.
-
-        Here a process keeps its own, and a new one has none.
-
-        Args:
-            states: of this listener on all processes of the checkpoint.
-            share: the rank, and the environments that it takes over.
-        """
-        return share.own(states) or {}
 
 
 class EpisodeEvents:

@@ -6,7 +6,7 @@ Shapes: ``T`` tasks, ``E`` environments.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.share import Rules, Share
+from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.rollout.episodes import EpisodeWindows, check_scores, task_means
 from mtrl_lightning.rollout.extras import Extra
 from mtrl_lightning.spec import EnvSpec
@@ -207,7 +207,7 @@ class PolicyReuse(Extra):
     def state_dict(self) -> dict[str, Any]:
         """Return the tasks whose policies act, their results, and the generator's state."""
         return {
-            "tasks": self.acting_task_E.tolist(),
+            PER_ENV: {"tasks": self.acting_task_E.tolist()},
             "results": [
                 [*pair, [[*result] for result in results]]
                 for pair, results in self._results.items()
@@ -217,26 +217,13 @@ class PolicyReuse(Extra):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore them; a new process of a run has no generator's state."""
-        self.acting_task_E = np.array(state["tasks"], np.int64)
-        # another number of processes has other first environments
-        self.acting_task_E[self._first_E] = self._task_E[self._first_E]
+        self.acting_task_E = np.array(state[PER_ENV]["tasks"], np.int64)
         self._results = {
             (own, acting): deque(map(tuple, results), NUM_RESULTS)
-            for own, acting, results in state["results"] or []  # None in a new process
+            for own, acting, results in state.get("results", [])  # a new process has none
         }
-        if state["generator"] is not None:
+        if "generator" in state:
             self._generator.bit_generator.state = state["generator"]
-
-    @classmethod
-    def reshard(cls, states: Sequence[Mapping[str, Any]], share: Share) -> dict[str, Any]:
-        """Return the state of one process when a run continues with another number of them.
-
-        Args:
-            states: of all processes of the checkpoint.
-            share: the rank, and the environments that it takes over.
-        """
-        rules: Rules = {"tasks": share.of_envs, "results": share.own, "generator": share.own}
-        return share.join("PolicyReuse", states, rules)
 
 
 def _sizes(spec: EnvSpec, task: int) -> tuple[tuple[int, ...], ...]:

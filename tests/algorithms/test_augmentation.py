@@ -96,7 +96,7 @@ def test_its_generator_is_in_the_checkpoint_and_of_each_rank(monkeypatch):
     train(sac, 2)
     used = sac.generators.state_dict()
     # the reward scale is the first transform, and draws nothing
-    assert {"transform_1", "transform_2"} <= set(used["used"])
+    assert {"transform_1", "transform_2"} <= set(used["per_rank"][0])
     other.generators.load_state_dict(used)
     batch = make_batch(SPEC)
     images = [one.transforms(batch).observation_RnD for one in (sac, other)]

@@ -95,7 +95,7 @@ def test_it_depends_on_the_target_encoder_and_draws_from_a_generator_of_its_own(
     states = []
     for auxiliaries in ([], [NextFeatures]):
         sac = train(make_sac(auxiliaries=auxiliaries, **FULL), 2)
-        used = sac.generators.state_dict()["used"]
+        used = sac.generators.state_dict()["per_rank"][0]
         states.append(used)
     assert set(states[1]) - set(states[0]) == {"auxiliary_0"}
     assert torch.equal(states[0]["learn"]["state"], states[1]["learn"]["state"])

@@ -190,7 +190,7 @@ def test_the_return_of_a_rebuilt_environment_restarts_at_zero():
     scale.observe(step(np.zeros((2, 4)), [8.0, 4.0]))
     scale.drop_episodes(np.array([0, 3]))
     scale.observe(step(np.zeros((2, 4)), [1.0, 1.0]))
-    assert list(scale.get_extra_state()["returns"].values()) == [1.0, 3.0]
+    assert scale.get_extra_state()["per_env"]["returns"] == [1.0, 3.0]
 
 
 @pytest.mark.parametrize("make", [NormalizeObservation, NormalizeReward])
@@ -209,6 +209,6 @@ def test_restored_statistics_continue_in_the_middle_of_an_episode(make):
     found, wanted = second.get_extra_state(), whole.get_extra_state()
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
-        assert np.array_equal(found[name], value) if name != "returns" else found[name] == value
+        assert np.array_equal(found[name], value) if name != "per_env" else found[name] == value
     for one, other in zip(second.buffers(), whole.buffers(), strict=True):
         assert torch.equal(one, other)

@@ -214,4 +214,4 @@ def test_a_run_drops_the_rewards_of_rebuilt_environments(command_line):
             "fit", *SHORT, faulty, scale, "--data.total_steps=147", "--evaluation.every=999"
         )
     state = checkpoint(command_line)["state_dict"]["transforms.0._extra_state"]
-    assert [len(rewards) for rewards in state["rewards"].values()] == [3, 3, 3]
+    assert [len(rewards) for rewards in state["per_env"]["rewards"]] == [3, 3, 3]

@@ -91,10 +91,13 @@ def test_a_restored_run_goes_on_bit_for_bit(tmp_path, options):
 def test_a_checkpoint_does_not_move_with_the_run():
     sac = train(make_sac(seed=3), 2)
     added = checkpoint_of(sac)["mtrl_lightning"]
-    wanted, state = sac.drain_metrics(), added["generators"]["used"]["learn"]["state"].clone()
+    wanted, state = (
+        sac.drain_metrics(),
+        added["generators"]["per_rank"][0]["learn"]["state"].clone(),
+    )
     train(sac, 2, first=2)
     assert added["counters"]["updates"] == 2
-    assert torch.equal(added["generators"]["used"]["learn"]["state"], state)
+    assert torch.equal(added["generators"]["per_rank"][0]["learn"]["state"], state)
     other = make_sac()
     other.mean_metrics.load_state_dict(added["metrics"])
     restored = other.drain_metrics()

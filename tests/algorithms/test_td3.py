@@ -301,6 +301,17 @@ def test_each_tasks_environments_have_evenly_spread_deviations():
     assert std_Rn.flatten().tolist() == close([0.1, 0.3, 0.5, 0.1, 0.3, 0.5])
 
 
+@pytest.mark.parametrize("acting", [[0, 0, 1, 1], [0, 1, 1, 1]])
+def test_deviations_belong_to_environments_of_all_ranks_whoever_acts(acting):
+    found = []
+    for envs in ([0, 1, 4, 5], [2, 3, 6, 7]):
+        td3 = make_td3(exploration_std_min=0.0, exploration_std_max=0.3)
+        td3.begin_exploring([0] * 4 + [1] * 4, envs)
+        policy = td3.policy(torch.ones(4, 4), torch.tensor(acting))
+        found.append(policy.log_std_BA[:, 0].exp().tolist())
+    assert found == [close([0.0, 0.1, 0.0, 0.1]), close([0.2, 0.3, 0.2, 0.3])]
+
+
 def test_exploring_adds_the_environments_own_noise_and_exploiting_none():
     td3 = make_td3(exploration_std_min=0.0, exploration_std_max=0.2)
     task_E = np.array([0] * 3)

@@ -62,7 +62,7 @@ def files(folder):
 
 
 def names(manifest):
-    return {chunk["file"] for chunk in manifest["chunks"]}
+    return {chunk["file"] for chunk in manifest["all_ranks"]["chunks"]}
 
 
 # ---- the size of a chunk ----
@@ -85,7 +85,9 @@ def test_chunks_hold_the_rows_asked_for_and_the_last_one_what_is_left(tmp_path, 
     storage = make_storage()
     add_to_all(storage, 0, 7)
     manifest = make_snapshots(tmp_path, chunk_rows).save(storage)
-    assert [rows_of(chunk) for chunk in manifest["chunks"]] == [[size] * 3 for size in sizes]
+    assert [rows_of(chunk) for chunk in manifest["all_ranks"]["chunks"]] == [
+        [size] * 3 for size in sizes
+    ]
     assert held(restored(tmp_path, manifest)) == held(storage)
 
 
@@ -106,7 +108,7 @@ def test_any_size_of_chunk_restores_rows_order_and_write_position(
         storage.add(rings, encode(ids))
         naive.add(rings, ids)
         manifest = snapshots.save(storage)
-        assert all(max(rows_of(chunk)) <= most for chunk in manifest["chunks"])
+        assert all(max(rows_of(chunk)) <= most for chunk in manifest["all_ranks"]["chunks"])
         snapshots.verify(manifest)
         found = restored(tmp_path, manifest, num_rings, capacity)
         assert held(found) == [list(ring) for ring in naive.rings]
@@ -118,14 +120,17 @@ def test_a_chunk_has_the_size_asked_for_and_one_row_at_least(tmp_path):
     storage = make_storage(1, 60_000)
     add(storage, 0, range(60_000))
     manifest = ReplaySnapshots(tmp_path / "large", chunk_mebibytes=0.5).save(storage)
-    sizes = [(tmp_path / "large" / chunk["file"]).stat().st_size for chunk in manifest["chunks"]]
+    sizes = [
+        (tmp_path / "large" / chunk["file"]).stat().st_size
+        for chunk in manifest["all_ranks"]["chunks"]
+    ]
     headers = 2_000  # bytes, of five arrays
     assert len(sizes) == 5
     assert all(2**19 - 37 < size < 2**19 + headers for size in sizes[:-1])
     small = make_storage(1, 4)
     add(small, 0, range(4))
     manifest = ReplaySnapshots(tmp_path / "small", chunk_mebibytes=1e-9).save(small)
-    assert [rows_of(chunk) for chunk in manifest["chunks"]] == [[1]] * 4
+    assert [rows_of(chunk) for chunk in manifest["all_ranks"]["chunks"]] == [[1]] * 4
 
 
 @pytest.mark.parametrize(
@@ -167,8 +172,10 @@ def test_one_chunk_is_written_ahead_when_its_rows_are_there_and_the_save_writes_
     assert len(before) == 3
     manifest = snapshots.save(storage)
     (last,) = names(manifest) - before
-    assert [rows_of(chunk) for chunk in manifest["chunks"]] == [[4] * 3] * 3 + [[1] * 3]
-    assert manifest["chunks"][-1]["file"] == last
+    assert [rows_of(chunk) for chunk in manifest["all_ranks"]["chunks"]] == [[4] * 3] * 3 + [
+        [1] * 3
+    ]
+    assert manifest["all_ranks"]["chunks"][-1]["file"] == last
     assert held(restored(tmp_path / "replay", manifest, capacity=20)) == held(storage)
 
 
@@ -199,8 +206,12 @@ def test_prune_keeps_what_was_written_ahead_for_the_next_save(tmp_path):
     add_to_all(storage, 4, 4)
     assert snapshots.write_full_chunk(storage)
     before = files(tmp_path)
-    (tmp_path / "rows.unfinished").write_bytes(b"left by a run that was killed")
-    (tmp_path / "rows_000000000000_000000000024_0123abcd.npy").write_bytes(b"of a run that is over")
+    (tmp_path / "rows_0_000000000012_000000000024.unfinished").write_bytes(
+        b"left by a run that was killed"
+    )
+    (tmp_path / "rows_0_000000000000_000000000024_0123abcd.npy").write_bytes(
+        b"of a run that is over"
+    )
     snapshots.prune([first])
     assert files(tmp_path) == before
     snapshots.prune([])
@@ -247,7 +258,7 @@ def test_stepping_does_not_wait_for_the_disk_and_a_chunk_is_listed_when_it_is_th
     threading.Timer(0.2, slow_disk.is_done.set).start()
     manifest = snapshots.save(storage)
     assert names(manifest) == files(tmp_path)
-    assert [rows_of(chunk) for chunk in manifest["chunks"]] == [[2] * 3, [2] * 3]
+    assert [rows_of(chunk) for chunk in manifest["all_ranks"]["chunks"]] == [[2] * 3, [2] * 3]
     assert held(restored(tmp_path, manifest, capacity=20)) == held(storage)
 
 
@@ -316,7 +327,7 @@ def test_the_newest_rows_come_back_and_no_others(tmp_path, save_last, share, add
     ]
     assert found.added_E.tolist() == [added] * 3
     assert found.size_E.tolist() == [share] * 3
-    assert sum(sum(rows_of(chunk)) for chunk in manifest["chunks"]) == 3 * share, (
+    assert sum(sum(rows_of(chunk)) for chunk in manifest["all_ranks"]["chunks"]) == 3 * share, (
         "no others are written"
     )
 
@@ -374,7 +385,7 @@ def test_a_manifest_of_the_newest_rows_is_refused_by_none_of_the_checks_and_goes
     storage = make_storage()
     add_to_all(storage, 0, 30)
     manifest = ReplaySnapshots(tmp_path, save_last=6).save(storage)
-    assert (manifest["added"], manifest["oldest"]) == ([30] * 3, [28] * 3)
+    assert manifest["per_env"] == {"added": [30] * 3, "oldest": [28] * 3}
     snapshots, found = ReplaySnapshots(tmp_path), make_storage()
     snapshots.load(manifest, found)
     snapshots.verify(manifest)
@@ -423,7 +434,7 @@ def test_every_single_byte_that_is_changed_is_seen(tmp_path):
     storage, snapshots = make_storage(1, 4), ReplaySnapshots(tmp_path)
     add(storage, 0, [1, 2])
     manifest = snapshots.save(storage)
-    path = tmp_path / manifest["chunks"][0]["file"]
+    path = tmp_path / manifest["all_ranks"]["chunks"][0]["file"]
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(
@@ -447,7 +458,7 @@ def test_verify_names_the_file_that_is_damaged_and_changes_nothing(tmp_path, whi
     manifest = snapshots.save(storage)
     ReplaySnapshots(tmp_path).verify(manifest)
     before = snapshots.save(storage)
-    path = tmp_path / manifest["chunks"][which]["file"]
+    path = tmp_path / manifest["all_ranks"]["chunks"][which]["file"]
     content = path.read_bytes()
     path.unlink()
     if damage == "cut":

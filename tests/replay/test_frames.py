@@ -11,7 +11,8 @@ import torch
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.envs.benchmarks.wrappers import WithWrappers
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.replay import FrameStorage, ReplayBuffer
+from mtrl_lightning.ranks.state import of_envs
+from mtrl_lightning.replay import FrameStorage, ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.frame_columns import compressed, decompressed
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import RingStorage, bytes_needed
@@ -282,7 +283,7 @@ def test_rings_move_to_other_processes_with_their_frames(tmp_path):
     manifest = make_snapshots(tmp_path, 9).save(whole.storage)
     rings = [[2, 0], [0, 1]]
     part = FrameStorage(transition_fields(SPEC), 2, 12, horizon=3)
-    make_snapshots(tmp_path).load_rings(manifest, part, rings)
+    ReplaySnapshots(tmp_path, envs=[2, 0]).load(of_envs(manifest, [2, 0], 4), part)
     for was, now in rings:
         assert part.size_E[now] == whole.storage.size_E[was]
         assert_same_columns(newest(part, now), newest(whole.storage, was))
@@ -302,7 +303,7 @@ def test_files_hold_compressed_frames(tmp_path):
         buffer.add(source.step())
     snapshots = make_snapshots(tmp_path)
     manifest = snapshots.save(buffer.storage)
-    (chunk,) = manifest["chunks"]
+    (chunk,) = manifest["all_ranks"]["chunks"]
     with (tmp_path / chunk["file"]).open("rb") as file:
         columns = {name: np.load(file) for name in buffer.storage.column_names}
     assert columns["frames"].ndim == 1 and columns["frames"].dtype == np.uint8

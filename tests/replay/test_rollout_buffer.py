@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.state import of_envs
 from mtrl_lightning.replay import rollout_buffer
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.spec import Field
@@ -310,6 +312,22 @@ def resumed(buffer, **options):
     return other
 
 
+def test_an_iteration_moves_to_other_processes_until_its_updates_have_begun(monkeypatch):
+    collection = RolloutConfig(NUM_STEPS, NUM_EPOCHS, 2)
+    whole, envs = make(collection), [1, 3, 5]
+    collect(whole, end=4)
+    part = make(collection, tasks=[TASKS[env] for env in envs])
+    part.load_state_dict(of_envs(whole.state_dict(), envs, len(TASKS)))
+    assert part.state_dict()["per_env"]["arrays"]["observation"].tolist() == [
+        [[row_id(step, env) + x for x in (0, 0.25, 0.5)] for step in range(4)] for env in envs
+    ]
+    state = ready().state_dict()
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "rank", lambda: 0)
+    with pytest.raises(ConfigurationError, match="middle of an iteration's updates"):
+        make().load_state_dict(state)
+
+
 def assert_same_rest(first, second):
     """Both hand out the same minibatches from here, in this iteration and the next."""
     while not first.is_used_up:
@@ -346,10 +364,10 @@ def test_a_state_of_a_run_without_reuse_has_no_rows_of_other_policies():
     first = make()
     collect(first, end=4)
     state = first.state_dict()
-    assert state["arrays"].pop("foreign").any()
+    assert state["per_env"]["arrays"].pop("foreign").any()
     second = make()
     second.load_state_dict(state)
-    assert "foreign" not in second.state_dict()["arrays"]
+    assert "foreign" not in second.state_dict()["per_env"]["arrays"]
     collect(second, first=4)
     is_foreign_SE = second.collected().columns["foreign"]
     assert not is_foreign_SE[:4].any() and is_foreign_SE[4:].any()

@@ -42,7 +42,7 @@ def files(folder):
 
 
 def names(manifest):
-    return [chunk["file"] for chunk in manifest["chunks"]]
+    return [chunk["file"] for chunk in manifest["all_ranks"]["chunks"]]
 
 
 def restored(folder, manifest, num_rings=NUM_RINGS, capacity=CAPACITY):
@@ -211,7 +211,7 @@ def test_files_hold_plain_arrays_without_pickle(tmp_path):
 def test_the_checksum_is_that_of_the_file(tmp_path):
     storage, snapshots = make_storage(), ReplaySnapshots(tmp_path)
     add(storage, 0, [5, 6])
-    (chunk,) = snapshots.save(storage)["chunks"]
+    (chunk,) = snapshots.save(storage)["all_ranks"]["chunks"]
     assert chunk["crc32"] == zlib.crc32((tmp_path / chunk["file"]).read_bytes())
 
 
@@ -237,7 +237,7 @@ def test_prune_deletes_exactly_the_files_that_no_manifest_lists(tmp_path):
 
 
 def test_prune_without_a_folder_has_nothing_to_do(tmp_path):
-    ReplaySnapshots(tmp_path / "nothing").prune([{"chunks": []}])
+    ReplaySnapshots(tmp_path / "nothing").prune([{"all_ranks": {"chunks": []}}])
 
 
 def test_saves_go_on_after_a_load(tmp_path):

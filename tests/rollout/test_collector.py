@@ -432,7 +432,7 @@ def test_state_keeps_windows_and_running_sums_and_is_not_touched_by_what_follows
     assert state == saved, "taken, and not shared"
     resumed.load_state_dict(saved)
     assert resumed.state_dict() == saved
-    assert any(resumed.state_dict()["running"]["length"]), "in the middle of an episode"
+    assert any(resumed.state_dict()["running"]["per_env"]["length"]), "in the middle of an episode"
 
 
 def test_a_collector_that_has_not_begun_is_restored_as_one():
@@ -684,9 +684,9 @@ def test_without_a_seed_the_policy_draws_on(algorithm):
     collector = toy(algorithm)
     first = collector.sample(num_episodes=3)
     collector.reset(seed=0)
-    state = algorithm.generators.state_dict()["used"]["act"]["state"].clone()
+    state = algorithm.generators.state_dict()["per_rank"][0]["act"]["state"].clone()
     collector.reset(seed=0)
-    assert torch.equal(algorithm.generators.state_dict()["used"]["act"]["state"], state)
+    assert torch.equal(algorithm.generators.state_dict()["per_rank"][0]["act"]["state"], state)
     assert not same(first.transitions, collector.sample(num_episodes=3).transitions)
 
 
@@ -699,7 +699,7 @@ def test_parts_of_the_state_can_be_taken_and_restored(monkeypatch):
         patched.setattr(VectorEnv, "get_state", None)  # the workers are not asked
         parts = ["windows", "listeners", "action_transforms", "exploration", "reuse"]
         windows = through_a_file(collector.get_state(parts))
-    assert set(windows) == {"tasks", *parts}
+    assert set(windows) == {"per_env", *parts}
     other.set_state(windows)
     assert other.windows.summary() == collector.windows.summary()
     assert other.get_state(["episodes"]) == before

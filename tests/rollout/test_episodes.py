@@ -74,7 +74,7 @@ def test_the_success_from_a_reset_leaves_out_episodes_that_began_midway():
     outcomes = [(0, True, True), (0, True, False), (0, False, False), (0, False, False)]
     outcomes += [(1, True, True), (0, True, False)]
     for task, success, midway in outcomes:
-        windows.add([Episode(task, 0.0, 10, success, success, midway=midway)])
+        windows.add([Episode(task, 0.0, 10, success, success, env=task, midway=midway)])
     # task 0 keeps the last four of its five, of which none began midway; task 1 has no other
     assert windows.success_from_reset() == {0: 0.5}
     restored = EpisodeWindows(3, 4)
@@ -217,7 +217,9 @@ def test_numbers_of_info_go_on_from_their_state_and_a_new_one_starts_there():
 def test_windows_average_numbers_of_info_over_the_episodes_that_have_them():
     windows = EpisodeWindows(num_tasks=3, size=2)
     infos = [(0, {"x": 50.0}), (0, {"x": 1.0}), (0, {"x": 2.0, "y": 7.0}), (2, {"x": 4.5})]
-    windows.add(episode(task, 0.0)._replace(info=info) for task, info in [*infos, (1, {})])
+    windows.add(
+        episode(task, 0.0)._replace(env=task, info=info) for task, info in [*infos, (1, {})]
+    )
     found = windows.metrics(("a", "b", "c"))
     assert {name: value for name, value in found.items() if "/info/" in name} == {
         "rollout/info/x": 3.0,

@@ -14,7 +14,6 @@ from mtrl_lightning.algorithms import PPO, SAC, TD3
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.share import share_of
 from mtrl_lightning.rollout import Collector, CorrelatedNoise, PauseSolved, StartMidway
 from tests.helpers.command_line import SHORT, fails
 from tests.helpers.fakes import Constant
@@ -108,12 +107,12 @@ def test_a_collector_explores_with_it_and_exploits_without():
     first = recorded(collector, num_steps=8, seed=4)
     assert (first == recorded(collector, num_steps=8, seed=4)).all()
     assert (first != recorded(collector, num_steps=8, seed=5)).all()
-    assert not any(kept.state_dict()["is_first"])
+    assert not any(kept.state_dict()["per_env"]["is_first"])
     collector.sample(num_steps=4)  # the third step ends the episodes
-    assert all(kept.state_dict()["is_first"])
+    assert all(kept.state_dict()["per_env"]["is_first"])
     collector.sample(num_steps=4)
     collector.reset()
-    assert all(kept.state_dict()["is_first"])
+    assert all(kept.state_dict()["per_env"]["is_first"])
     assert recorded(collector, num_steps=4, mode="exploit").tolist() == [None]
 
 
@@ -161,7 +160,7 @@ def test_from_python_extras_are_objects(tmp_path):
         root=tmp_path,
     )
     collector = load_checkpoint(run.checkpoint)["RolloutData"]["collector"]
-    assert collector["exploration"] and "paused" in collector
+    assert collector["exploration"] and "paused" in collector["per_env"]
 
 
 def test_a_policy_that_takes_no_noise_is_refused():
@@ -170,20 +169,13 @@ def test_a_policy_that_takes_no_noise_is_refused():
         Collector(envs, Constant(), exploration=CorrelatedNoise())
 
 
-def test_a_process_takes_over_the_noise_of_its_environments():
-    noise = begun(CorrelatedNoise(0.8))
-    noise.noise()
-    noise.start_episodes(where(1))
-    saved = noise.state_dict()
-    of_ranks = [CorrelatedNoise.reshard([saved], share_of([TASK_E.tolist()], r, 2)) for r in (0, 1)]
-    for name in ("noise", "is_first"):
-        value = saved[name]
-        assert [part[name] for part in of_ranks] == [[value[0], value[2]], [value[1], value[3]]]
-    assert [part["generator"] for part in of_ranks] == [saved["generator"], None]
-    second = begun(CorrelatedNoise(0.8), task_E=np.array([0, 1]), seed=5)
-    own_generator = second.state_dict()["generator"]
-    second.load_state_dict(of_ranks[1])
-    assert second.state_dict() == {**of_ranks[1], "generator": own_generator}
+def test_a_new_process_takes_over_noise_and_keeps_its_own_generator():
+    first, second = begun(CorrelatedNoise(0.8)), begun(CorrelatedNoise(0.8), seed=5)
+    first.noise()
+    generator = second.state_dict()["generator"]
+    moved = first.state_dict()["per_env"]
+    second.load_state_dict({"per_env": moved})
+    assert second.state_dict() == {"per_env": moved, "generator": generator}
 
 
 def test_a_value_out_of_range_ends_the_program_with_it(command_line, capsys):

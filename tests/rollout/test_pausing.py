@@ -211,7 +211,7 @@ def test_an_interrupted_run_continues_as_the_uninterrupted_one(
         with pytest.raises(SystemExit):
             run("parts")
     saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
-    assert any(saved[data]["collector"]["paused"])
+    assert any(saved[data]["collector"]["per_env"]["paused"])
     parts = run("parts", "--ckpt_path=last")
     for one in (whole, parts):
         # they list the interruption's files

@@ -12,7 +12,6 @@ from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach, VectorEnv
-from mtrl_lightning.ranks.share import share_of
 from mtrl_lightning.rollout import Collector, PolicyReuse
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.types import Episode
@@ -29,7 +28,7 @@ def windows_with(*success_of_task, num_episodes=20):
     windows = EpisodeWindows(len(success_of_task), 50)
     for task, success in enumerate(success_of_task):
         successes = np.arange(num_episodes) >= num_episodes * (1 - success)
-        windows.add(Episode(task, 0.0, 10, bool(s), bool(s)) for s in successes)
+        windows.add(Episode(task, 0.0, 10, bool(s), bool(s), env=100 + task) for s in successes)
     return windows
 
 
@@ -271,19 +270,13 @@ def test_a_restored_collector_continues_with_the_same_choices():
     assert len({tuple(tasks) for tasks in collector.policy.tasks}) > 1
 
 
-def test_a_process_takes_over_the_choices_of_its_environments():
-    tasks = [0, 0, 0, 0, 1, 1, 1, 1]
+def test_a_new_process_takes_over_choices_and_no_results():
+    tasks = [0, 0, 1, 1]
     reuse = with_results(begun(PolicyReuse(0.9), tasks), (0, 1, 1.0, 9.0))
     reuse.start_episodes(everywhere(reuse), {}, windows_with(0.0, 1.0))
-    saved = reuse.state_dict()
-    assert saved["tasks"] == [0, 1, 1, 1, 1, 1, 1, 1]
-    of_ranks = [PolicyReuse.reshard([saved], share_of([tasks], rank, 2)) for rank in (0, 1)]
-    assert [part["tasks"] for part in of_ranks] == [[0, 1, 1, 1], [1, 1, 1, 1]]
-    for name in ("results", "generator"):
-        assert [part[name] for part in of_ranks] == [saved[name], None]
-    second = begun(PolicyReuse(), [0, 0, 1, 1], seed=5)
-    second.load_state_dict(of_ranks[1])
-    assert second.acting_task_E.tolist() == [0, 1, 1, 1], "its first environment acts for itself"
+    second = begun(PolicyReuse(), tasks, seed=5)
+    second.load_state_dict({"per_env": reuse.state_dict()["per_env"]})
+    assert second.acting_task_E.tolist() == [0, 1, 1, 1]
     assert second.state_dict()["results"] == []
 
 
