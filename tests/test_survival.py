@@ -12,6 +12,7 @@ import pytest
 
 from mtrl_lightning.callbacks import EnvStepCheckpoint, EvaluationCallback, read_metrics
 from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.envs.vector.env_group import EnvGroup
 from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.replay import ReplaySnapshots
 from tests.helpers.command_line import SHORT, fails
@@ -209,23 +210,12 @@ def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
     def broken(self, states):
         raise kind("no simulator on this host")
 
-    monkeypatch.setattr("mtrl_lightning.envs.state.state.EnvState.set", broken)
+    monkeypatch.setattr(EnvGroup, "set_state", broken)
     options = [*SHORT, "--data.max_restarts=2", "--data.total_steps=240"]
     with pytest.raises((SystemExit, RuntimeError)):
         command_line("fit", *options, "--ckpt_path=last")
     assert {path: path.read_bytes() for path in before} == before
     assert "saved" not in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_an_environment_that_cannot_be_saved_trains_and_resumes_with_new_episodes(command_line):
-    benchmark = "--data.benchmark=tests.helpers.altered_reach.Unsavable"
-    command_line("fit", benchmark, "--data.total_steps=360")
-    command_line("fit", benchmark, "--data.total_steps=450", "--ckpt_path=last")
-    curves = read_metrics(command_line.folder())
-    steps, dropped = curves["fault/dropped_transitions"]
-    assert (steps[-1], dropped[-1]) == (450, 3), "the first step after the resume"
-    assert curves["fault/worker_restarts"][1][-1] == 0
 
 
 @pytest.mark.slow

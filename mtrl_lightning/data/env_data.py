@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.algorithms.arguments import summary
 from mtrl_lightning.checks import above, at_least, nearest_multiples
@@ -210,11 +210,6 @@ class EnvData(TaskData):
         assert collector is not None
         if not collector.has_started:
             collector.reset()
-        for task, reason in collector.envs.unsavable().items():
-            rank_zero_warn(
-                f"the state of {task}'s environment cannot be saved ({reason}):"
-                " a resumed run starts new episodes there, and is not the uninterrupted run"
-            )
 
     def send(self, mode: Mode, may_pause: bool = False) -> None:
         """Choose actions and let the environments step.

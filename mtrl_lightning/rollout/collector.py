@@ -145,8 +145,8 @@ class Collector:
         """Start a new episode in every environment; unfinished ones are dropped and not counted.
 
         Args:
-            seed: of all that follows (see ``Benchmark``); None continues with the environments'
-                own generators.
+            seed: of all that follows (see ``Benchmark``); None starts the environments' next
+                episodes.
         """
         assert not self.is_step_pending, "a step is under way"
         everywhere = range(self.envs.num_envs)

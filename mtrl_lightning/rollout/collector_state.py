@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mtrl_lightning.envs.state.simulator import from_text, to_text
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import PER_ENV, PER_RANK
@@ -51,10 +50,6 @@ def get_state(collector: Collector, components: Sequence[str]) -> dict[str, Any]
         state["windows"] = collector.windows.state_dict()
     if "episodes" in components:
         state["running"] = collector.running.state_dict()
-        observation_ED = collector.observation_ED
-        if observation_ED is not None:
-            state["dtype"] = observation_ED.dtype.str
-            state[PER_ENV]["observations"] = [to_text(row) for row in observation_ED]
         state[PER_ENV]["paused"] = collector.paused_E.tolist()
         state[PER_ENV]["envs"] = collector.envs.get_state()
     for name, parts in _parts(collector).items():
@@ -113,12 +108,7 @@ def _set_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
     collector.running.load_state_dict(state["running"])
     collector.paused_E = np.array(of_envs["paused"], np.bool_)
     collector.times.forget()  # the time that passed between two programs is no episode's
-    collector.envs.set_state(of_envs["envs"])
-    collector.observation_ED = None
-    if "observations" in of_envs:
-        shape = collector.envs.single_observation_space.shape
-        rows = [from_text(text, state["dtype"]).reshape(shape) for text in of_envs["observations"]]
-        collector.observation_ED = np.stack(rows)
+    collector.observation_ED = collector.envs.set_state(of_envs["envs"])
 
 
 def _state_of(part: Any) -> dict[str, Any]:

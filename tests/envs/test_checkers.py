@@ -26,7 +26,6 @@ from mtrl_lightning.envs import (
     WithWrappers,
 )
 from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite
-from mtrl_lightning.envs.state.state import EnvState
 from tests.helpers.command_line import skip_without_renderer
 from tests.helpers.fakes import point_in_space, point_on_a_line
 
@@ -186,20 +185,6 @@ def test_a_seed_decides_what_wrappers_draw(benchmark, split):
         env.action_space.seed(0)
         rows.append([env.step(env.action_space.sample())[0] for _ in range(10)])
     assert np.array_equal(*rows)
-
-
-def test_wrappers_random_numbers_are_part_of_the_suites_state():
-    wrapped = WithWrappers(DMControl(["walker-walk"]), [lambda env: StickyAction(env, 0.5)])
-    first, second = (wrapped.make_env(0, "train", seed=seed) for seed in (0, 1))
-    states = [EnvState(env) for env in (first, second)]
-    action_SA = np.random.default_rng(0).uniform(-1, 1, (20, 6)).astype(np.float32)
-    first.reset()
-    for action_A in action_SA:
-        first.step(action_A)
-    second.reset()
-    states[1].set(states[0].get())
-    for action_A in action_SA:
-        assert np.array_equal(first.step(action_A)[0], second.step(action_A)[0])
 
 
 def test_a_padded_registered_environment_can_be_made_from_its_specification():

@@ -1,6 +1,5 @@
 """Tasks of the DeepMind Control Suite beside dm_control's own, equal in every bit."""
 
-import copy
 import importlib.metadata
 import inspect
 import os
@@ -29,7 +28,6 @@ from mtrl_lightning.envs.fast.dm_control_fast import (
     tolerance,
 )
 from mtrl_lightning.envs.fast.guard import unchecked_versions
-from mtrl_lightning.envs.state.state import EnvState
 from tests.helpers.command_line import ROOT
 from tests.helpers.tiers import DM_CONTROL_TASKS, slow_unless
 
@@ -185,20 +183,12 @@ def test_whole_episodes_are_equal_and_end_by_truncation(name):
 
 
 @pytest.mark.parametrize("name", ["cheetah-run", "quadruped-walk"])
-def test_dm_controls_own_code_gives_the_same_and_continues_a_state_of_ours(name):
+def test_dm_controls_own_code_gives_the_same(name):
     fast = env_of(name, seed=3)
     slow = env_of(name, seed=3, fast=False)
     assert type(fast._stepper) is not type(slow._stepper)
-    states = [EnvState(env) for env in (fast, slow)]
     assert same(fast.reset()[0], slow.reset()[0])
-    actions = actions_of(fast, 12)
-    for action in actions[:4]:
-        one, other = fast.step(action), slow.step(action)
-        assert same(one[0], other[0]) and one[1:] == other[1:]
-    assert states[0].get() == states[1].get()
-    slow.reset()
-    states[1].set(states[0].get())
-    for action in actions[4:]:
+    for action in actions_of(fast, 12):
         one, other = fast.step(action), slow.step(action)
         assert same(one[0], other[0]) and one[1:] == other[1:]
 
@@ -270,44 +260,6 @@ def test_a_test_episode_is_dm_controls_with_this_number():
     assert same(env.reset(seed=2)[0], wanted[2]) and same(env.reset()[0], wanted[3])
 
 
-# ---- State ----
-
-
-@pytest.mark.parametrize("name", slow_unless(DM_CONTROL_TASKS, ALL))
-def test_a_state_in_the_middle_of_an_episode_continues_it_in_every_bit(name):
-    benchmark = DMControl([name], horizon=30)
-    env, other = (benchmark.make_env(0, "train", seed) for seed in (0, 1))
-    state, other_state = EnvState(env), EnvState(other)
-    actions = actions_of(env, 20)
-    for started in (env, other):
-        started.reset()
-    for action in actions[:3]:
-        env.step(action)
-    saved = copy.deepcopy(state.get())
-    other.step(actions[5])
-    other_state.set(saved)
-    assert same(flat(env._stepper.observation()), flat(other._stepper.observation()))
-    truncations = 0
-    for action in actions:
-        one, another = env.step(action), other.step(action)
-        assert same(one[0], another[0]) and one[1:] == another[1:]
-        if one[3]:
-            truncations += 1
-            assert same(env.reset()[0], other.reset()[0])
-    assert truncations == 1
-
-
-def test_edited_models_are_restored_with_the_state():
-    env, other = (env_of("reacher-hard", seed=seed) for seed in (0, 1))
-    saved, restored = EnvState(env), EnvState(other)
-    env.reset()
-    other.reset()
-    target = env._environment.physics.model.name2id("target", "geom")
-    assert not np.array_equal(env.model.geom_pos[target], other.model.geom_pos[target])
-    restored.set(saved.get())
-    assert np.array_equal(env.model.geom_pos[target], other.model.geom_pos[target])
-
-
 # ---- Bodies of different sizes, worker processes ----
 
 
@@ -331,7 +283,6 @@ def test_tasks_of_different_sizes_step_together_in_workers_as_in_this_process():
         envs.close()
     (ours, state), (workers, worker_state) = found
     assert all(map(same, ours, workers)) and state == worker_state
-    assert all(part["unsavable"] is None for part in state)
     assert not ours[0][0, 5:].any() and ours[0][2, 70:].any()
 
 

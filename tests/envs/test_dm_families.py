@@ -8,8 +8,7 @@ pytest.importorskip("dm_control")
 from mtrl_lightning.envs import DMControl, DMControlFamily
 from mtrl_lightning.envs.benchmarks.benchmark import only_split
 from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
-from mtrl_lightning.envs.state.simulator import arrays_of
-from mtrl_lightning.envs.state.state import EnvState
+from mtrl_lightning.envs.simulator import arrays_of
 from mtrl_lightning.errors import ConfigurationError
 
 TRAINED = (4, 5, 8, 9)
@@ -153,17 +152,6 @@ def test_models_have_their_value_and_bodies_move_accordingly(family):
     for name, array in arrays_of(theirs.model):
         np.testing.assert_allclose(edited[name], array, rtol=1e-12, atol=1e-14, err_msg=name)
     np.testing.assert_allclose(rollout(envs[place]), rollout(theirs), rtol=1e-5, atol=1e-6)
-
-    other = benchmark.make_env(1, "train", 5)
-    states = [EnvState(env) for env in (envs[1], other)]
-    rollout(envs[1])
-    states[1].set(states[0].get())
-    action = np.full(other.action_space.shape, 0.3, np.float32)
-    for _ in range(3):
-        assert all(
-            np.array_equal(*pair)
-            for pair in zip(envs[1].step(action)[:2], other.step(action)[:2], strict=True)
-        )
 
 
 def test_the_splits_have_tasks_of_their_own():

@@ -34,8 +34,7 @@ from mtrl_lightning.envs.fast.metaworld_fast import (
 )
 from mtrl_lightning.envs.fast.metaworld_models import VISUAL_ARRAYS, _compiled, new_model
 from mtrl_lightning.envs.render.renderer import SimulationRenderer
-from mtrl_lightning.envs.state.simulator import arrays_of
-from mtrl_lightning.envs.state.state import EnvState
+from mtrl_lightning.envs.simulator import arrays_of
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import skip_without_renderer
 from tests.helpers.tiers import METAWORLD_TASKS, slow_unless
@@ -149,7 +148,6 @@ def test_every_task_gives_metaworlds_own_numbers(name, version):
         for _ in range(40):
             action = generator.uniform(-1.5, 1.5, 4)  # double precision, and out of bounds
             assert same(ours.step(action), theirs.step(action))
-    assert EnvState(ours).get() == EnvState(theirs).get()
 
 
 ACTIONS = {
@@ -265,24 +263,6 @@ def test_a_goal_that_is_hidden_is_hidden():
         result = ours.step(np.ones(4, np.float32))
         assert same(result, theirs.step(np.ones(4, np.float32)))
         assert not result[0][-3:].any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["basketball-v3", "door-lock-v3"])
-@pytest.mark.parametrize("fast_first", [True, False])
-def test_a_state_of_one_goes_on_in_the_other(name, fast_first):
-    one, other = pair(name)[:: 1 if fast_first else -1]
-    states = EnvState(one), EnvState(other)
-    one.reset(seed=1)
-    generator = np.random.default_rng(0)
-    for _ in range(30):
-        one.step(generator.uniform(-1, 1, 4).astype(np.float32))
-    states[1].set(states[0].get())
-    for _ in range(30):
-        action = generator.uniform(-1, 1, 4).astype(np.float32)
-        assert same(one.step(action), other.step(action))
-    assert same(one.reset(), other.reset())
-    assert states[0].get() == states[1].get()
 
 
 # ---- Goals and models ----

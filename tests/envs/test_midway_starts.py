@@ -9,9 +9,9 @@ from gymnasium.spaces import Box
 from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
-from mtrl_lightning.envs.state.state import EnvState
-from mtrl_lightning.envs.vector.midway_starts import INTERVAL, NUM_BEGINNINGS, MidwayStarts
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.envs.vector.episodes import Episodes
+from mtrl_lightning.envs.vector.global_random import GlobalRandom
+from mtrl_lightning.envs.vector.midway_starts import NUM_BEGINNINGS, MidwayStarts
 from tests.helpers.environments import through_a_file
 
 HORIZON = 40
@@ -45,44 +45,47 @@ class Hill(gym.Env):
         observation = np.array([self.seed, self.total])
         return observation, action[0], False, self.steps == HORIZON, {"success": success}
 
-    def get_state(self):
-        return {"seed": self.seed, "steps": self.steps, "total": self.total}
-
-    def set_state(self, state):
-        vars(self).update(state)
-
 
 class Clocked(Hill):
     def restart_clock(self):
         self.steps = 0
 
 
-class Counted(Hill):
-    steps_taken = []  # noqa: RUF012
+class Noisy(Clocked):
+    """With noise of its own in the observation, and of the global generator in a third number."""
+
+    observation_space = Box(-np.inf, np.inf, (3,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        self.np_random = np.random.default_rng(seed)
+        observation, info = super().reset(seed=seed, options=options)
+        return np.append(observation, np.random.random()), info
 
     def step(self, action):
-        self.steps_taken.append(action)
-        return super().step(action)
+        observation, *rest = super().step(action)
+        observation[1] += self.np_random.random()
+        return np.append(observation, np.random.random()), *rest
 
 
-class Changing(Hill):
-    refuses = False
-
-    def set_state(self, state):
-        if self.refuses:
-            raise ConfigurationError("it is another one")
-        super().set_state(state)
-
-
-class Stateless(Hill):
-    def get_state(self):
-        raise ConfigurationError("its state is on another machine")
+def noisy():
+    return GlobalRandom(Noisy(), 0)
 
 
 def started(env, fraction=1.0, spec=SPEC):
-    wrapped = MidwayStarts(env, spec, 7, fraction)
+    wrapped = not_started(env, fraction, spec)
     wrapped.reset()
     return wrapped
+
+
+def not_started(env, fraction=1.0, spec=SPEC, seed=7):
+    return Episodes(MidwayStarts(env, spec, fraction), seed, is_numbered=False)
+
+
+def continue_from(other, env):
+    """Repeat the running episode of an environment in another one."""
+    observation = other.repeat(through_a_file(env.get_state()))
+    assert other.get_state() == env.get_state()
+    return observation
 
 
 def episode(env, best_step=None, largest=0.5, num_steps=None):
@@ -127,7 +130,7 @@ def test_an_episode_that_is_no_better_later_on_adds_nothing():
     episode(env, best_step=35)
     env.reset()
     episode(env, best_step=6, largest=0.9)  # before the first moment after the repeated steps
-    assert [len(beginning.action_SA) for beginning in env._beginnings] == [30]
+    assert [len(beginning.action_SA) for beginning in env.env._beginnings] == [30]
 
 
 def test_midway_starts_follow_one_another_up_to_some_horizons():
@@ -135,9 +138,9 @@ def test_midway_starts_follow_one_another_up_to_some_horizons():
     episode(env, best_step=35)
     for number in range(12):
         env.reset()
-        env._start_from(env._beginnings[0], len(env._beginnings[0].action_SA), None)
+        env.env._start_from(env.env._beginnings[0], len(env.env._beginnings[0].action_SA), 0, None)
         episode(env, best_step=25, largest=0.51 + 0.01 * number)
-    found = [len(beginning.action_SA) for beginning in env._beginnings]
+    found = [len(beginning.action_SA) for beginning in env.env._beginnings]
     assert found == [150, 130, 110, 90, 70], "by 20 each; the next one is beyond 160"
 
 
@@ -149,7 +152,7 @@ def test_the_best_beginnings_are_kept_and_all_of_them_are_used():
         seeds[env.unwrapped.seed] = reward
         episode(env, 15, largest=reward)
         env.reset()
-    env._fraction = 1.0
+    env.env._fraction = 1.0
     found = set()
     for _ in range(60):
         env.reset()
@@ -159,11 +162,11 @@ def test_the_best_beginnings_are_kept_and_all_of_them_are_used():
 
 def test_a_reward_after_the_first_success_counts_nothing():
     env = started(Hill(success_from=0.8), fraction=1.0)
-    env._success = 0.0
+    env.env._success = 0.0
     for step in range(1, HORIZON + 1):
         reward = {15: 0.5, 25: 0.85, 35: 0.95}.get(step, 0.1)
         env.step(np.array([reward, 0.0], np.float32))
-    env._success = 0.0  # as if it had been luck
+    env.env._success = 0.0  # as if it had been luck
     env.reset()
     assert env.unwrapped.steps == 10
 
@@ -196,17 +199,16 @@ def test_with_each_success_episodes_may_begin_earlier_on_the_way():
     assert observation[1] == pytest.approx(
         sum(0.01 * (step % 7) for step in range(1, env.unwrapped.steps + 1)), abs=1e-6
     )
-    before = env._beginnings.copy()
+    before = env.env._beginnings.copy()
     episode(env, 8, largest=0.8)
-    assert env._beginnings == before, "a longer beginning is not needed"
+    assert env.env._beginnings == before, "a longer beginning is not needed"
 
 
 def test_a_restored_environment_knows_from_where_its_episode_began():
-    env, other = started(Hill(success_from=0.9)), MidwayStarts(Hill(0.9), SPEC, 8, 1.0)
-    other_state = EnvState(other)
+    env, other = started(Hill(success_from=0.9)), not_started(Hill(0.9), seed=8)
     episode(env, 38)
     env.reset()
-    other_state.set(through_a_file(EnvState(env).get()))
+    continue_from(other, env)
     for one in (env, other):
         episode(one, 5, largest=1.0)
     starts, others = (
@@ -218,12 +220,12 @@ def test_a_restored_environment_knows_from_where_its_episode_began():
 def test_a_task_without_a_success_signal_follows_its_score():
     env = started(Hill(), spec=SPEC._replace(has_success=False, max_return=10.0))
     for _ in range(60):
-        env._num_repeated = 0  # as if it had begun with a reset
+        env.env._num_repeated = 0  # as if it had begun with a reset
         episode(env, 15, largest=0.7)
         env.reset()
     of_one = sum(0.01 * (step % 7) for step in range(1, HORIZON + 1)) - 0.01 + 0.7
-    assert 0 < env._success < 0.3
-    assert env._success <= of_one / 10 + 0.01
+    assert 0 < env.env._success < 0.3
+    assert env.env._success <= of_one / 10 + 0.01
 
 
 def test_a_given_seed_begins_a_whole_episode_and_all_that_follows_is_the_same():
@@ -245,46 +247,12 @@ def test_a_given_seed_begins_a_whole_episode_and_all_that_follows_is_the_same():
     assert any(steps for _, steps in run()) and not all(steps for _, steps in run())
 
 
-@pytest.mark.parametrize(("options", "num_repeated"), [(None, 20), ({"a": 1}, 60)])
-def test_a_beginning_is_repeated_once_and_then_its_state_is_restored(options, num_repeated):
-    """Options may lead elsewhere, so that with them it is repeated each time."""
-    env = started(Counted())
-    episode(env, 25)
-    steps_before = len(Counted.steps_taken)
-    starts = []
-    for _ in range(3):
-        observation, info = env.reset(options=options)
-        starts.append((observation.tolist(), info, env.unwrapped.steps))
-        observation[:] = np.nan
-        info["more"] = 1
-    assert starts[0][2] == 20 and starts == [starts[0]] * 3
-    assert len(Counted.steps_taken) - steps_before == num_repeated
-
-
-def test_an_environment_without_a_state_to_take_repeats_its_steps_each_time():
-    env = started(Stateless())
-    episode(env, 25)
-    starts = [env.reset()[0].tolist() for _ in range(3)]
-    assert env.unwrapped.steps == 20 and starts == [starts[0]] * 3
-
-
-def test_where_a_state_no_longer_fits_the_steps_are_repeated_again():
-    """As one with an attribute that has become an object of another class."""
-    env = started(Changing())
-    episode(env, 25)
-    env.reset()
-    env.unwrapped.refuses = True
-    observation, _ = env.reset()
-    assert env.unwrapped.steps == 20
-    assert observation.tolist() == env.reset()[0].tolist()
-
-
 def test_where_an_episode_is_not_repeated_another_begins_with_a_reset():
     env = started(Hill(repeats=False))
     episode(env, 25)
     with pytest.warns(UserWarning, match="StartMidway"):
         env.reset()
-    assert env.unwrapped.steps == 0 and not env._beginnings
+    assert env.unwrapped.steps == 0 and not env.env._beginnings
     assert episode(env, 25) == HORIZON
 
 
@@ -307,21 +275,33 @@ def test_a_seed_determines_all_that_follows():
     assert run(env) == run(env)
 
 
-@pytest.mark.parametrize("num_steps", [0, 13, HORIZON])
+@pytest.mark.parametrize("num_steps", [0, 13, HORIZON - 1])
 def test_a_restored_environment_continues_as_the_uninterrupted_one(num_steps):
-    env, other = started(Clocked(), fraction=0.5), MidwayStarts(Clocked(), SPEC, 8, 0.5)
-    state, other_state = EnvState(env), EnvState(other)
+    env, other = started(noisy(), fraction=0.5), not_started(noisy(), 0.5, seed=8)
     for _ in range(4):
         episode(env, 25)
         env.reset()
     if num_steps:
         episode(env, 11, num_steps=num_steps)
-    other_state.set(through_a_file(state.get()))
+    continue_from(other, env)
     for _ in range(10):
-        if env.unwrapped.steps < HORIZON:
-            assert episode(env, 21) == episode(other, 21)
+        assert episode(env, 21) == episode(other, 21)
         (observation, _), (other_observation, _) = env.reset(), other.reset()
         assert observation.tolist() == other_observation.tolist()
+
+
+def test_episodes_with_one_beginning_have_noise_of_their_own():
+    env = started(noisy())
+    episode(env, 25)
+    starts, noise = [], []
+    for _ in range(30):
+        observation, _ = env.reset()
+        starts.append(observation[:2].tolist())
+        following = [env.step(np.zeros(2, np.float32))[0] for _ in range(3)]
+        noise.append(np.stack(following)[:, 1:])
+    assert starts == [starts[0]] * 30
+    assert len(np.unique(np.stack(noise)[:, 0, 0])) == 30, "np_random"
+    assert len(np.unique(np.stack(noise)[:, 0, 1])) == 30, "np.random"
 
 
 TASKS = ["push", "pick-place", "door-open", "hammer"]
@@ -351,12 +331,9 @@ def test_tasks_of_metaworld_repeat_their_episodes_and_continue_bit_exact(tasks):
     envs.reset()
     for _ in range(5 * HORIZON + HORIZON // 2):
         step(envs)
-    starts = [env._num_repeated > 0 for env in envs._groups[0]._group._envs]
+    starts = [env.is_midway for env in envs._groups[0]._group._envs]
     assert np.mean(starts) > 0.5
-    assert {len(env._actions) % INTERVAL for env in envs._groups[0]._group._envs} == {0}
-    beginnings = [kept for env in envs._groups[0]._group._envs for kept in env._beginnings]
-    assert any(kept.snapshot for kept in beginnings)
-    other.set_state(envs.get_state())  # in which all beginnings are repeated, not restored
+    other.set_state(through_a_file(envs.get_state()))
     for _ in range(4 * HORIZON):
         here, there = step(envs, other)
         assert np.array_equal(here.observation_ED, there.observation_ED)
@@ -400,7 +377,7 @@ def test_steps_say_whether_their_episode_began_midway():
     generator = np.random.default_rng(0)
     seen = []
     for _ in range(20 * HORIZON):
-        expected = [env._num_repeated > 0 for env in wrappers]
+        expected = [env.is_midway for env in wrappers]
         envs.send(generator.uniform(-1, 1, (3, 2)).astype(np.float32))
         assert envs.receive().midway_E.tolist() == expected
         seen += expected

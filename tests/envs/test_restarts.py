@@ -20,7 +20,7 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
-from tests.helpers.altered_reach import Large, OnceFaulty, Unsavable
+from tests.helpers.altered_reach import Large, OnceFaulty
 from tests.helpers.environments import through_a_file
 from tests.helpers.fakes import Faulty, arrays_of
 from tests.helpers.processes import alive, wait_until_gone
@@ -239,7 +239,7 @@ def test_a_worker_that_was_killed_is_rebuilt_when_something_else_is_asked_and_it
         states = envs.get_state()
         assert [state["new"] for state in states] == [True, True, False, False]
         assert [state["restarts"] for state in states] == [1, 1, 0, 0]
-        assert [state["state"]["steps"] for state in states] == [0, 0, 3, 3]
+        assert [len(state["state"]["actions"]) for state in states] == [0, 0, 3, 3]
     elif question == "get_attr":
         assert envs.get_attr("_steps") == (0, 0, 3, 3)
     else:
@@ -418,9 +418,7 @@ def test_without_a_budget_a_fault_raises_as_it_is():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("workers", "steps"), [((3, 0), 3), ((0, 3), AT), ((3, 0), AT + 1), ((0, 3), AT + 3)]
-)
+@pytest.mark.parametrize(("workers", "steps"), [((3, 0), 3), ((3, 0), AT + 1), ((0, 3), AT + 3)])
 def test_a_saved_state_goes_on_bit_for_bit_over_faults_past_and_to_come(workers, steps):
     """The second fault's draws are those of the uninterrupted run.
 
@@ -433,8 +431,6 @@ def test_a_saved_state_goes_on_bit_for_bit_over_faults_past_and_to_come(workers,
     state = through_a_file(envs.get_state())
     expected = run(envs, all_actions[steps:])
     restored, _ = make(workers=workers[1])
-    begin(restored)
-    run(restored, all_actions[:2])
     restored.set_state(state)
     found = run(restored, all_actions[steps:])
     for each in (envs, restored):
@@ -532,63 +528,14 @@ def test_a_killed_main_process_leaves_neither_workers_nor_memory(tmp_path, fault
     assert list(temporary.rglob("*")) == []
 
 
-@pytest.mark.parametrize("workers", [(0, 2), (2, 0)])
-def test_an_environment_that_cannot_be_saved_starts_a_new_episode_when_it_is_restored(workers):
-    """As Box2D's environments, whose simulation is a C++ object without a state to read."""
-    envs = VectorEnv(Unsavable(task=1), TASKS, seed=3, num_workers=workers[0], max_restarts=3)
-    envs.reset()
-    run(envs, actions()[:3])
-    (name,) = envs.unsavable()
-    assert name == "goal-1" and ".lock is a lock, which cannot be saved" in envs.unsavable()[name]
-    state = through_a_file(envs.get_state())
-    assert [entry["state"] is None for entry in state] == [False, True, False, False]
-    expected = run(envs, actions()[3:])
-    envs.close()
-
-    restored = VectorEnv(Unsavable(task=1), TASKS, seed=3, num_workers=workers[1], max_restarts=3)
-    restored.set_state(state)
-    results = run(restored, actions()[3:])
-    again = through_a_file(restored.get_state())
-    restored.close()
-    assert restored.num_restarts == 0, "it is no fault"
-    valid = [result.valid_E.tolist() for result in results]
-    assert valid == [[True, False, True, True]] + [[True] * 4] * (len(results) - 1)
-    for result, wanted in zip(results, expected, strict=True):
-        assert_rows_equal(result, wanted, [0, 2, 3])
-    observation_ED = results[0].observation_ED
-    for action_EA, result in zip(actions()[4:], results[1:], strict=True):
-        assert_true(observation_ED, action_EA, result)
-        observation_ED = result.observation_ED
-    starts = []
-    for entry in (state, again):
-        other = VectorEnv(Unsavable(task=1), TASKS, seed=3, num_workers=0, max_restarts=3)
-        other.set_state(entry)
-        starts.append(run(other, actions()[:1])[0].observation_ED[1].tolist())
-    assert starts[0] == results[0].observation_ED[1].tolist(), "the same state, the same episode"
-    assert starts[0] != starts[1], "another resume has draws of its own"
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_environment_that_cannot_be_saved_is_no_fault(workers):
-    envs = VectorEnv(Unsavable(), [0, 1], num_workers=workers, max_restarts=3)
-    envs.reset()
-    assert sorted(envs.unsavable()) == ["goal-0", "goal-1"]
-    with pytest.raises((CallError, AttributeError), match="no_such_thing"):
-        envs.call("no_such_thing")
-    assert envs.num_restarts == 0
-    envs.step(np.zeros((2, 2)))
-    envs.close()
-
-
-def test_a_worker_killed_while_it_sends_a_large_state_leaves_the_others_in_step():
+def test_a_worker_killed_while_it_sends_a_large_answer_leaves_the_others_in_step():
     envs, told = VectorEnv(Large(), [0, 1, 2], num_workers=3, max_restarts=5), []
     envs._on_restart = told.append
     observation_ED, _ = envs.reset()
-    envs.get_state()
     pid = envs.worker_pids[1]
     threading.Timer(0.3, lambda: os.kill(pid, signal.SIGKILL)).start()
     while not told:
-        envs.get_state()
+        envs.get_attr("ballast")
     observation_ED = envs._arrays["observation"].copy()
     action_EA = np.full((3, 2), 0.1)
     for step in range(30):
@@ -606,9 +553,8 @@ def test_a_worker_killed_while_it_sends_a_large_state_leaves_the_others_in_step(
 def test_a_worker_that_hangs_in_the_middle_of_a_large_message_is_killed():
     envs = VectorEnv(Large(), [0, 1], num_workers=2, timeout=2.0, max_restarts=5)
     envs.reset()
-    states = envs.get_state()
     os.kill(envs.worker_pids[0], signal.SIGSTOP)
-    envs.set_state(states)
+    envs.call("take", np.arange(600_000.0))
     assert envs.num_restarts == 1
     envs.close()
 

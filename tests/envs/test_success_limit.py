@@ -12,11 +12,8 @@ from gymnasium.spaces import Box
 from mtrl_lightning import read_metrics, train
 from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
-from mtrl_lightning.envs.state.state import EnvState
 from mtrl_lightning.envs.vector.success_limit import SuccessLimit
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout import EndAfterSuccess
-from tests.helpers.environments import through_a_file
 
 HORIZON = 12
 
@@ -75,45 +72,6 @@ def test_a_reset_before_the_end_forgets_the_success():
     for _ in range(4):
         env.step(np.zeros(1))
     assert length(env) == 7
-
-
-@pytest.mark.parametrize("num_steps", [0, 3, 5, 6])
-def test_a_restored_environment_ends_where_the_other_one_does(num_steps):
-    env, other = (SuccessLimit(Scheduled(4), 3) for _ in range(2))
-    for one in (env, other):
-        one.reset()
-    states = EnvState(env), EnvState(other)
-    for _ in range(num_steps):
-        env.step(np.zeros(1))
-    states[1].set(through_a_file(states[0].get()))
-    while not (truncated := env.step(np.zeros(1))[3]):
-        assert not other.step(np.zeros(1))[3]
-    assert other.step(np.zeros(1))[3] is truncated
-    assert env.unwrapped.steps == other.unwrapped.steps == 7
-
-
-@pytest.mark.parametrize(("there", "here", "expected"), [(6, 2, 8), (6, 0, 7), (2, 6, 7)])
-def test_a_run_may_continue_with_another_number_of_steps(there, here, expected):
-    """It is restored in the sixth step, of which the fifth had a success."""
-    env, other = SuccessLimit(Scheduled(5), there), SuccessLimit(Scheduled(5), here)
-    for one in (env, other):
-        one.reset()
-    for _ in range(6):
-        env.step(np.zeros(1))
-    EnvState(other).set(through_a_file(EnvState(env).get()))
-    while not other.step(np.zeros(1))[3]:
-        pass
-    assert other.unwrapped.steps == expected
-
-
-@pytest.mark.parametrize(("there", "here"), [(3, None), (None, 3)])
-def test_a_state_with_and_an_environment_without_are_refused(there, here):
-    envs, other = (
-        VectorEnv(ToyReach(1), [0], num_workers=0, after_success=option) for option in (there, here)
-    )
-    envs.reset()
-    with pytest.raises(ConfigurationError, match="EndAfterSuccess"):
-        other.set_state(envs.get_state())
 
 
 @pytest.mark.usefixtures("few_goals")

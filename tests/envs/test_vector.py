@@ -1,4 +1,5 @@
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -19,6 +20,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import ClipReward, NormalizeReward, RecordEpisodeStatistics
 
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
+from mtrl_lightning.envs.vector.episodes import Episodes, episode_seed
 from mtrl_lightning.envs.vector.vector import default_num_workers
 from mtrl_lightning.errors import EnvironmentFaultError, PolicyFaultError
 from tests.helpers.fakes import (
@@ -66,10 +68,13 @@ def by_hand(benchmark, tasks, split, action_SEA, seeds):
     first, rows = [], [[] for _ in action_SEA]
     for e, task in enumerate(tasks):
         env = benchmark.make_env(task, split, 123)
-        first.append(env.reset(seed=seeds[e])[0])
+        episodes = itertools.count()
+        first.append(env.reset(seed=episode_seed(seeds[e], next(episodes)))[0])
         for s in range(len(action_SEA)):
             following, reward, terminated, truncated, info = env.step(action_SEA[s, e])
-            observation = env.reset()[0] if terminated or truncated else following
+            observation = following
+            if terminated or truncated:
+                observation, _ = env.reset(seed=episode_seed(seeds[e], next(episodes)))
             rows[s].append((observation, following, reward, terminated, truncated, info["success"]))
     return np.stack(first), [
         [np.stack(column) for column in zip(*row, strict=True)] for row in rows
@@ -184,7 +189,7 @@ def test_results_are_not_overwritten_by_the_next_step(toy_envs):
 
 def gymnasiums_own(benchmark, tasks):
     def maker(task):
-        return lambda: benchmark.make_env(task, "train", 0)
+        return lambda: Episodes(benchmark.make_env(task, "train", 0), 0, is_numbered=False)
 
     return SyncVectorEnv([maker(task) for task in tasks], autoreset_mode=AutoresetMode.SAME_STEP)
 
@@ -326,11 +331,7 @@ def test_attributes_and_calls_reach_every_environment_in_order():
         envs = VectorEnv(Scripted(3), [2, 0, 1], num_workers=workers)
         envs.reset(seed=[4, 5, 6])
         assert envs.get_attr("task") == (2, 0, 1)
-        assert envs.call("get_state") == tuple(
-            {"episode": episode, "steps": 0} for episode in (4, 5, 6)
-        )
-        assert envs.call("set_state", {"episode": 9, "steps": 0}) == (None, None, None)
-        assert envs.call("get_state") == ({"episode": 9, "steps": 0},) * 3
+        assert envs.call("place", steps=3) == ((4, 3), (5, 3), (6, 3))
         envs.close()
 
 
@@ -407,19 +408,6 @@ def test_a_fault_in_a_step_names_task_step_and_cause(faulty_envs, workers, fault
     )
     for _ in range(2):
         envs.step(np.zeros((3, 2)))
-    with pytest.raises(EnvironmentFaultError, match="task-1"):
-        envs.step(np.zeros((3, 2)))
-    envs.reset(seed=0, options={})
-
-
-def test_a_fault_after_a_restored_state_still_names_the_episodes_step(faulty_envs):
-    envs, options = faulty_envs[0], {"fault": "raise", "task": "task-1", "step": 3}
-    envs.reset(seed=[1, 1, 2], options=options)
-    for _ in range(2):
-        envs.step(np.zeros((3, 2)))
-    state = envs.get_state()
-    envs.reset(seed=0, options=options)
-    envs.set_state(state)
     with pytest.raises(EnvironmentFaultError, match="task-1"):
         envs.step(np.zeros((3, 2)))
     envs.reset(seed=0, options={})

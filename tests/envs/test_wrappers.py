@@ -16,11 +16,9 @@ from gymnasium.wrappers import (
 )
 
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
-from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
+from mtrl_lightning.envs.benchmarks.benchmark import WithInfo, layers_of
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers, with_layers_of
 from mtrl_lightning.envs.names import values_text
-from mtrl_lightning.envs.state.state import EnvState, layers_of
-from tests.helpers.environments import future, play, through_a_file
 from tests.helpers.fakes import half, point_in_space, point_on_a_line
 
 HORIZON = 7
@@ -144,26 +142,6 @@ def test_spaces_that_no_wrapper_changes_are_the_benchmarks_own():
     assert WithWrappers(Wider(2), [OWN]).spec.observation_space.high.tolist() == [np.inf, np.inf]
 
 
-@pytest.mark.parametrize(
-    "benchmark",
-    [ToyReach(1, HORIZON), GymnasiumTasks({"swing": "Pendulum-v1"}, horizon=HORIZON)],
-    ids=["toy", "gymnasium"],
-)
-def test_a_wrappers_state_is_restored_in_the_middle_of_an_episode(benchmark):
-    wrapped = WithWrappers(benchmark, ALL)
-    env, other = (wrapped.make_env(0, "train", seed) for seed in (1, 2))
-    ours, theirs = EnvState(env), EnvState(other)
-    for each, seed in ((env, 1), (other, 2)):
-        each.reset()
-        play(each, 3, seed)
-    state = through_a_file(ours.get())
-    expected = future(env)
-    assert future(other) != expected
-    theirs.set(state)
-    assert future(other) == expected
-    assert theirs.get() == ours.get() != state
-
-
 def test_actions_may_be_rescaled_back():
     there = partial(RescaleAction, min_action=-2.0, max_action=2.0)
     back = partial(RescaleAction, min_action=-1.0, max_action=1.0)
@@ -190,12 +168,10 @@ def test_a_benchmark_that_replaces_another_has_its_wrappers_and_its_info():
     assert with_layers_of(toy, ToyReach(2, 3)).spec.horizon == 3
 
 
-def test_the_same_seed_gives_the_same_state_spaces_included():
+def test_the_same_seed_gives_the_same_draws_of_spaces():
     same = {**DOUBLED, "init_args": {"min_action": -1, "max_action": 1}}
     benchmark = WithWrappers(ToyReach(1, HORIZON), [same, STACK, FLATTEN])
     envs = [benchmark.make_env(0, "train", seed) for seed in (1, 1, 2)]
-    states = [EnvState(env).get() for env in envs]
-    assert states[0] == states[1] != states[2]
     draws = [env.env.action_space.sample().tolist() for env in envs]
     assert draws[0] == draws[1] != draws[2]
 

@@ -1,7 +1,6 @@
 """The toy benchmark, broken or slow."""
 
 import os
-import threading
 import time
 
 import gymnasium as gym
@@ -121,36 +120,13 @@ class NoSuccess(ToyReach):
         return super().spec._replace(has_success=False)
 
 
-class Unsavable(ToyReach):
-    """Three toy tasks with an attribute that cannot be saved.
-
-    Args:
-        task: the only task that has it; None for all.
-    """
-
-    def __init__(self, task: int | None = None) -> None:
-        super().__init__(3, horizon=5)
-        self._task = task
-
-    def make_env(self, task, split, seed):
-        env = super().make_env(task, split, seed)
-        if self._task in (None, task):
-            return _Locked(env)
-        return env
-
-
-class _Locked(gym.Wrapper):
-    def __init__(self, env):
-        super().__init__(env)
-        self.lock = threading.Lock()
-
-
 class Large(ToyReach):
-    """Three toy tasks with a state too large for one message through a pipe."""
+    """Three toy tasks with an attribute and arguments too large for one message in a pipe."""
 
     def make_env(self, task, split, seed):
         env = super().make_env(task, split, seed)
         env.ballast = np.arange(600_000.0)
+        env.take = len
         return env
 
 

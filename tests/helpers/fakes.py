@@ -3,6 +3,7 @@
 Worker processes import this: no torch.
 """
 
+import functools
 import os
 import time
 
@@ -13,6 +14,7 @@ from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs import Benchmark
 from mtrl_lightning.envs.benchmarks.benchmark import BenchmarkWrapper
+from mtrl_lightning.envs.vector.episodes import episode_seed
 from mtrl_lightning.rollout import ActionTransform
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.types import StepResult
@@ -44,7 +46,8 @@ def scripted_success(task, episode, step):
 class Scripted(Benchmark):
     """Episodes that can be told by hand: the observation is ``[task, episode, step, last action]``.
 
-    In both splits ``reset(seed=s)`` begins episode ``s`` and each further ``reset()`` the next one.
+    In both splits ``reset(seed=s)`` begins episode ``s`` and each further ``reset()`` the next one,
+    also where ``VectorEnv`` seeds it.
     Odd tasks end by termination, even ones by truncation.
     """
 
@@ -66,11 +69,20 @@ class Scripted(Benchmark):
         )
 
     def make_env(self, task, split, seed):
-        return ScriptedEnv(self.spec, task)
+        return ScriptedEnv(self.spec, task, seed)
+
+
+@functools.cache
+def _numbers(seed):
+    """The numbers of the first episodes after a seed, by their own seeds."""
+    numbers = {episode_seed(seed, number): number for number in range(60)}
+    small = {episode_seed(s, number): s + number for s in range(24) for number in range(1, 40)}
+    return {**numbers, **small}
 
 
 class ScriptedEnv(gym.Env):
-    def __init__(self, spec, task):
+    def __init__(self, spec, task, seed=0):
+        self.first = seed
         self.observation_space, self.action_space = spec.observation_space, spec.action_space
         self.task = task
         self.episode = -1
@@ -78,7 +90,7 @@ class ScriptedEnv(gym.Env):
         self.num_resets = 0
 
     def reset(self, *, seed=None, options=None):
-        self.episode = self.episode + 1 if seed is None else seed
+        self.episode = self.episode + 1 if seed is None else _numbers(self.first).get(seed, seed)
         self.steps = 0
         self.num_resets += 1
         return np.array([self.task, self.episode, 0, 0], np.float64), {}
@@ -92,11 +104,8 @@ class ScriptedEnv(gym.Env):
         info = {"success": scripted_success(self.task, self.episode, self.steps)}
         return observation, reward, done and self.task % 2 == 1, done and self.task % 2 == 0, info
 
-    def get_state(self):
-        return {"episode": self.episode, "steps": self.steps}
-
-    def set_state(self, state):
-        self.episode, self.steps = state["episode"], state["steps"]
+    def place(self, steps):
+        return self.episode, steps
 
 
 class Faulty(Scripted):

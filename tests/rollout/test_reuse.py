@@ -207,7 +207,7 @@ def test_an_algorithm_acts_with_the_policies_that_were_chosen():
     envs = VectorEnv(ToyReach(3, horizon=4), TASKS, num_workers=0)
     collector = Collector(envs, algorithm, reuse=PolicyReuse(0.5))
     collector.windows = windows_with(0.0, 1.0, 1.0)
-    collector.reset(0)
+    collector.reset(2)
     num_foreign = 0
     for _ in range(20):
         acting_E = collector.reuse.acting_task_E.copy()

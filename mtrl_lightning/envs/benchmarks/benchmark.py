@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import gymnasium as gym
 import numpy as np
@@ -26,18 +26,12 @@ class Benchmark(ABC):
     A benchmark is sent to worker processes: it holds plain values and functions, and imports its
     suite when it needs it.
 
-    An environment of a task is a ``gymnasium.Env`` whose observation carries no task encoding. Its
-    state is saved by ``EnvState``: all attributes of the environment and its wrappers, MuJoCo's
-    state among them. A class with attributes that cannot or need not be saved has
-    ``get_state() -> dict`` and ``set_state(dict)`` of plain values or arrays, which then cover its
-    whole state; ``envs.simulator.MujocoState`` takes and restores a MuJoCo simulation for them.
-    Where an environment's state cannot be saved, it starts a new episode after a resume. An
-    environment uses a random generator of its own, never a global one.
+    An environment of a task is a ``gymnasium.Env`` whose observation carries no task encoding.
 
-    ``reset(seed=s)`` determines everything that follows. In the split ``train`` it seeds the
-    generator of initial states and goals. In every other split ``s`` is the number of the
-    test episode: the same ``s`` always starts the same episode, and each further ``reset()`` the
-    next one.
+    ``reset(seed=s)`` determines everything that follows, whatever came before. ``VectorEnv`` resets
+    every training episode with a seed of its own, and resumes an episode by repeating it from its
+    seed and actions. In every other split ``s`` is the number of the test episode: the same ``s``
+    always starts the same episode, and each further ``reset()`` the next one.
     """
 
     splits: tuple[str, ...] = ("train", "eval")
@@ -309,3 +303,11 @@ def check_same(previous: EnvSpec, changed: EnvSpec) -> None:
             f" {getattr(previous, name)}: they must be equal, because the algorithm and its replay"
             " are made for them"
         )
+
+
+def layers_of(env: gym.Env) -> Iterator[gym.Env]:
+    """Yield the environment's wrappers and itself, the outermost layer first."""
+    yield env
+    while isinstance(env, gym.Wrapper):
+        env = env.env
+        yield env

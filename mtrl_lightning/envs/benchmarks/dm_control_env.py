@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box
 
-from mtrl_lightning.envs.state.simulator import MujocoState, release
+from mtrl_lightning.envs.simulator import release
 from mtrl_lightning.errors import ConfigurationError
 
 UNLIMITED = 1e10
@@ -124,7 +124,6 @@ class SuiteEnv(gym.Env):
         """Whether it may be rendered."""
         if not is_drawable:
             release(self.model.tex_data)
-        self._simulation = MujocoState(self.model, self.data)
         self._action_repeat = action_repeat
         self._horizon = horizon
         self._reward_scale = reward_scale
@@ -187,28 +186,6 @@ class SuiteEnv(gym.Env):
         observation = self._observed(self._stepper.observation())
         truncated = is_over and not terminated
         return observation, float(total) * self._reward_scale, terminated, truncated, {}
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "simulation": self._simulation.get(),
-            "task": dict(vars(self._task)),
-            "num_steps": self._num_steps,
-            "next_episode": self._next_episode,
-            "first_seed": self._first_seed,
-            "np_random": self.np_random.bit_generator.state,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._simulation.set(state["simulation"])
-        attributes = vars(self._task)
-        attributes.clear()
-        attributes.update(state["task"])
-        self._num_steps = state["num_steps"]
-        self._next_episode = state["next_episode"]
-        self._first_seed = state["first_seed"]
-        self.np_random.bit_generator.state = state["np_random"]
-        self._environment._step_count = self._num_steps
-        self._environment._reset_next_step = False
 
     def _observed(self, observation: dict[str, Any]) -> npt.NDArray[np.float32]:
         """Return dm_control's observation as one vector, and its angles as they are asked for."""

@@ -188,16 +188,6 @@ class _GoalSelection(gym.Wrapper):
         """Begin to count the steps of an episode here."""
         self.unwrapped.curr_path_length = 0  # type: ignore[attr-defined]
 
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "next_episode": self._next_episode,
-            "generator": self._generator.bit_generator.state,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._next_episode = state["next_episode"]
-        self._generator.bit_generator.state = state["generator"]
-
 
 def _task_sets(suite: Any, tasks: str | list[str]) -> tuple[list[str], list[str]]:
     """Return the names of the tasks that are trained on, and of those that are not."""

@@ -59,13 +59,6 @@ class Padded(gym.Wrapper, RecordConstructorArgs):
         observation, *rest = self.env.step(action[: self._own_action_size])
         return self._padded(observation), *rest  # type: ignore[return-value]
 
-    def get_state(self) -> dict[str, Any]:
-        """Return the wrapper's own state: it has none."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore the wrapper's own state: it has none."""
-
     def _padded(self, observation: npt.NDArray) -> npt.NDArray:
         return observation if self._padding is None else np.append(observation, self._padding)
 

@@ -171,17 +171,3 @@ class _ToyEnv(gym.Env):
         ):
             image[np.hypot(x - center[0], y - center[1]) < radius] = color
         return image
-
-    def get_state(self) -> dict[str, Any]:
-        return {
-            "position": self._position.tolist(),
-            "steps": self._steps,
-            "next_episode": self._next_episode,
-            "generator": self.np_random.bit_generator.state,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._position = np.array(state["position"])
-        self._steps = state["steps"]
-        self._next_episode = state["next_episode"]
-        self.np_random.bit_generator.state = state["generator"]

@@ -151,7 +151,6 @@ class _SimulationViews:
 class _FastSawyer(Upstream):
     """Code of all tasks, before MetaWorld's class of a task."""
 
-    static_names = (VIEWS,)
     data: Any
     """MuJoCo's data; during a step its views."""
     is_drawable = False

@@ -12,7 +12,7 @@ import platform
 from functools import lru_cache
 from typing import Any
 
-from mtrl_lightning.envs.state.simulator import arrays_of, release
+from mtrl_lightning.envs.simulator import arrays_of, release
 
 VISUAL_ARRAYS = ("geom_type", "geom_dataid", "mat_texid")
 """Arrays that say which mesh or texture a geom or a material has."""

@@ -189,16 +189,6 @@ class PixelEnv(gym.Wrapper):
         self._stack[-1] = self._frame()
         return self._stack.copy(), reward, terminated, truncated, info
 
-    def get_state(self) -> dict[str, Any]:
-        """Return the wrapper's own state: the frames."""
-        return {"stack": self._stack.copy()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore the frames."""
-        self._stack[:] = state["stack"]
-        if isinstance(self.draw, SimulationRenderer):
-            self.draw.start_episode()
-
     def close(self) -> None:
         """Close the environment and its renderer."""
         if isinstance(self.draw, SimulationRenderer):

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.state.simulator import is_mujoco
+from mtrl_lightning.envs.simulator import simulations_of
 from mtrl_lightning.errors import ConfigurationError
 
 UPSIDE_DOWN = -0.1
@@ -159,7 +159,7 @@ def check_drawable(env: gym.Env) -> None:
 
 def simulation_of(env: gym.Env) -> Any:
     """Return the ``MjData`` that an environment holds; None without one."""
-    simulations = [v for v in vars(env.unwrapped).values() if is_mujoco(v, "MjData")]
+    simulations = simulations_of(env)
     return simulations[0] if simulations else None
 
 

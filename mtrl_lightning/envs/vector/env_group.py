@@ -11,14 +11,15 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
-from mtrl_lightning.envs.state.simulator import StabilityCheck
-from mtrl_lightning.envs.state.state import EnvState, layers_of
+from mtrl_lightning.envs.simulator import StabilityCheck, simulations_of
 from mtrl_lightning.envs.step_values import (
     read_flag,
     read_reward,
     read_success,
     write_array,
 )
+from mtrl_lightning.envs.vector.episodes import Episodes
+from mtrl_lightning.envs.vector.global_random import GlobalRandom, may_draw, seed_global_generators
 from mtrl_lightning.envs.vector.midway_starts import MidwayStarts
 from mtrl_lightning.envs.vector.shared_arrays import StepArrays
 from mtrl_lightning.envs.vector.spaces import wrong_actions
@@ -26,8 +27,9 @@ from mtrl_lightning.envs.vector.success_limit import SuccessLimit
 from mtrl_lightning.errors import CallError, ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.schema import info_column
 
-OPTIONS = {MidwayStarts.__name__: "StartMidway", SuccessLimit.__name__: "EndAfterSuccess"}
-"""Wrappers of training environments, and the elements of ``data.extras`` that add them."""
+ROUNDING = 1e-6
+"""Largest difference between the observations of an episode and of its repetition elsewhere,
+absolute and relative: processors round differently."""
 
 
 class GroupPlan(NamedTuple):
@@ -39,7 +41,7 @@ class GroupPlan(NamedTuple):
     split: str
     """One of ``benchmark.splits``."""
     seeds: Sequence[int]
-    """Seed of each environment's random generator."""
+    """Seed of each environment, which decides the seeds of its episodes."""
     num_envs: int
     """Number of environments of all groups, which share the arrays."""
     first: int
@@ -66,25 +68,30 @@ class EnvGroup:
     def __init__(self, plan: GroupPlan, arrays: StepArrays) -> None:
         spec = plan.benchmark.spec
         self._names = [spec.task_names[task] for task in plan.tasks]
-        self._envs: list[gym.Env] = []
+        is_numbered = plan.split != plan.benchmark.splits[0]
+        self.draws_globally = False
+        """Whether an environment may draw from the global random generators."""
+        self._envs: list[Episodes] = []
         for row, (task, seed) in enumerate(zip(plan.tasks, plan.seeds, strict=True), plan.first):
+            seed_global_generators(seed)
             env = plan.benchmark.make_env(task, plan.split, seed)
+            if may_draw(env):
+                self.draws_globally = True
+                env = GlobalRandom(env, seed)
             if plan.after_success is not None:
                 env = SuccessLimit(env, plan.after_success)
             if plan.midway_starts:
-                env = MidwayStarts(env, spec, seed, plan.midway_starts)
-            self._envs.append(env)
+                env = MidwayStarts(env, spec, plan.midway_starts)
+            self._envs.append(Episodes(env, seed, is_numbered))
             arrays["built"][row] = True
         for name, env in zip(self._names, self._envs, strict=True):
             _check_actions(name, env, spec.action_space)
-        self._states = [EnvState(env) for env in self._envs]
-        self._stability = [StabilityCheck(state.simulations) for state in self._states]
+        self._stability = [StabilityCheck(simulations_of(env)) for env in self._envs]
         self._arrays = arrays
         self._first = plan.first
         self._info_fields = spec.info_fields
         self._info_keys = [(key, info_column(key)) for key in spec.info_keys]
         self._has_success = spec.has_success
-        self._steps = [0] * len(self._envs)
         self._has_stepped = [plan.is_rebuilt] * len(self._envs)
         """Whether an environment has made a step, so that it is not wrong from the start."""
 
@@ -120,8 +127,7 @@ class EnvGroup:
             row = self._first + i
             if arrays["paused"][row]:
                 continue
-            self._steps[i] += 1
-            arrays["episode_step"][row] = self._steps[i]
+            arrays["episode_step"][row] = env.num_steps + 1
             arrays["active"][row] = True
             try:
                 is_over = self._step(i, env)
@@ -134,7 +140,7 @@ class EnvGroup:
                 arrays["observation"][row] = arrays["next_observation"][row]
             arrays["active"][row] = False
 
-    def _step(self, i: int, env: gym.Env) -> bool:
+    def _step(self, i: int, env: Episodes) -> bool:
         """Step an environment, and write what it returns; return whether its episode is over."""
         arrays = self._arrays
         row = self._first + i
@@ -150,48 +156,54 @@ class EnvGroup:
         arrays["terminated"][row] = is_terminated = read_flag("terminated", terminated)
         arrays["truncated"][row] = is_truncated = read_flag("truncated", truncated)
         arrays["success"][row] = self._has_success and read_success(info)
-        arrays["midway"][row] = isinstance(env, MidwayStarts) and env.is_midway
+        arrays["midway"][row] = env.is_midway
         self._write_info(row, info)
         self._write_logged_info(row, info)
         return is_terminated or is_truncated
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Return every environment's state; ``{"unsavable": reason}`` if it cannot be saved."""
-        states: list[dict[str, Any]] = []
-        for steps, state in zip(self._steps, self._states, strict=True):
-            try:
-                states.append({"steps": steps, "env": state.get()})
-            except ConfigurationError as error:
-                states.append({"unsavable": str(error)})
-        return states
+        """Return what every environment's running episode is repeated from, as plain values.
 
-    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore every environment's state; ``{"seed": s}`` starts an episode with that seed."""
+        It is at most the actions of an episode; with midway starts also those of some beginnings.
+        """
+        rows = self._arrays["observation"][self._first :]
+        return [
+            {**env.get_state(), "observation": observation.tolist()}
+            for env, observation in zip(self._envs, rows, strict=False)
+        ]
+
+    def set_state(self, states: Sequence[dict[str, Any]]) -> list[bool]:
+        """Repeat every environment's episode; return where it led to the saved observation.
+
+        Elsewhere a new episode starts. ``{"seed": s}`` starts one with that seed.
+        """
+        continues = []
         for i, state in enumerate(states):
-            if "seed" in state:
-                self._reset(i, state["seed"])
-            else:
-                self._check_options(i, state["env"])
-                self._steps[i] = state["steps"]
-                self._states[i].set(state["env"])
-                self._stability[i].clear()
+            is_continued = "actions" in state and self._repeat(i, state)
+            if not is_continued:
+                self._reset(i, None if "actions" in state else state["seed"])
+            continues.append(is_continued)
+        return continues
 
-    def _check_options(self, i: int, state: Sequence[Any]) -> None:
-        """Check that a state is of an environment with the same wrappers of this package."""
-        layers_there = {layer[0] for layer in state[1:]}
-        layers_here = {type(layer).__name__ for layer in layers_of(self._envs[i])}
-        for wrapper, option in OPTIONS.items():
-            is_there = wrapper in layers_there
-            if is_there != (wrapper in layers_here):
-                there, here = ("with", "without") if is_there else ("without", "with")
-                raise ConfigurationError(
-                    f"the checkpoint is of a run {there} {option} in data.extras, this run is"
-                    f" {here} it: give the previous extras, or start a new run"
-                )
+    def _repeat(self, i: int, state: dict[str, Any]) -> bool:
+        row = self._arrays["observation"][self._first + i]
+        saved = np.array(state["observation"], row.dtype)
+        try:
+            observation = self._envs[i].repeat(state)
+            if state["number"] < 0:  # saved before its first episode
+                return True
+            if observation is None:
+                return False
+            write_array("the observation", row, observation)
+        except Exception:  # the saved episode had none: this environment is another one
+            return False
+        self._stability[i].clear()
+        self._has_stepped[i] = True
+        return np.allclose(row, saved, ROUNDING, ROUNDING)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Return an attribute of every environment, called with the arguments if it is callable."""
-        attributes = [env.get_wrapper_attr(name) for env in self._envs]
+        attributes = [episodes.env.get_wrapper_attr(name) for episodes in self._envs]
         return [
             attribute(*args, **kwargs) if callable(attribute) else attribute
             for attribute in attributes
@@ -214,18 +226,15 @@ class EnvGroup:
 
     def _reset(self, i: int, seed: int | None = None, options: dict | None = None) -> None:
         row = self._first + i
-        self._steps[i] = 0
         self._arrays["episode_step"][row] = 0
         self._arrays["active"][row] = True
-        env: gym.Env = self._envs[i]
-        repeated_steps = env.repeated_steps if isinstance(env, MidwayStarts) else 0
+        repeated_steps = self._envs[i].repeated_steps
         try:
-            observation, _ = env.reset(seed=seed, options=options)
+            observation, _ = self._envs[i].reset(seed=seed, options=options)
             write_array("the observation", self._arrays["observation"][row], observation)
         except Exception as error:
             raise self._located(i, error) from error
-        if isinstance(env, MidwayStarts):
-            self._arrays["repeated"][row] += env.repeated_steps - repeated_steps
+        self._arrays["repeated"][row] += self._envs[i].repeated_steps - repeated_steps
         self._stability[i].clear()
         self._arrays["active"][row] = False
 
@@ -253,7 +262,7 @@ class EnvGroup:
 
     def _located(self, i: int, error: Exception) -> Exception:
         """Return the error of a step or a reset with its task and step."""
-        where = f"task {self._names[i]!r}, step {self._steps[i]} of its episode"
+        where = f"task {self._names[i]!r}, step {self._envs[i].num_steps} of its episode"
         if isinstance(error, (ConfigurationError, EnvironmentFaultError)):
             return type(error)(f"{where}: {error}")
         text = f"{where}: {type(error).__name__}: {error}"

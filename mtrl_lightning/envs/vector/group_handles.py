@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 
 from mtrl_lightning.envs.vector.env_group import EnvGroup, GroupPlan
+from mtrl_lightning.envs.vector.global_random import global_generators_restored
 from mtrl_lightning.envs.vector.shared_arrays import SharedMemory, StepArrays
 from mtrl_lightning.envs.vector.worker import DONE, STEP, start_worker
 from mtrl_lightning.errors import EnvironmentFaultError
@@ -53,9 +54,12 @@ class LocalGroup:
             EnvironmentFaultError: if an environment raises or returns a NaN.
         """
         method, args, kwargs = self._asked
-        if self._group is None:
-            self._group = EnvGroup(self._plan, self._arrays)
-        return getattr(self._group, method)(*args, **kwargs)
+        if self._group is not None and not self._group.draws_globally:
+            return getattr(self._group, method)(*args, **kwargs)
+        with global_generators_restored():
+            if self._group is None:
+                self._group = EnvGroup(self._plan, self._arrays)
+            return getattr(self._group, method)(*args, **kwargs)
 
     def close(self) -> None:
         """Close the environments."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.wrappers import TimeLimit
 
-from mtrl_lightning.envs.state.state import EnvState, layers_of
+from mtrl_lightning.envs.benchmarks.benchmark import layers_of
 from mtrl_lightning.envs.step_values import read_reward, read_success
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.envs.vector.global_random import GlobalRandom
 from mtrl_lightning.spec import EnvSpec
 
 INTERVAL = 10
@@ -26,8 +25,6 @@ NUM_BEGINNINGS = 5
 """Beginnings that an environment keeps: those that led to the largest rewards."""
 STEP_SIZE = 0.2
 """Weight of the newest episode in the average success."""
-SEEDS = 2**31
-"""Seeds are sampled below this number."""
 MOST_REPEATED = 4
 """Horizons that are repeated at most. An episode that began midway may itself give a beginning, so
 that they grow longer than an episode."""
@@ -42,30 +39,20 @@ class Moment(NamedTuple):
     """Of the observation."""
 
 
-class Snapshot(NamedTuple):
-    """The environment after a beginning's steps."""
-
-    state: list[Any]
-    observation: npt.NDArray
-    info: dict[str, Any]
-
-
 @dataclass(eq=False)
 class Beginning:
     """The first steps of an episode, which can be repeated."""
 
     reward: float
     """The largest one that the episode reached afterwards, before it succeeded."""
-    seed: int
-    """With which the episode was reset."""
+    seeds: dict[int, int]
+    """By number of steps: at 0 the seed of the reset, later ones of the environment's own noise."""
     action_SA: npt.NDArray
     """The actions of its first ``S`` steps."""
     checksum: int
     """Of the observation that they lead to."""
     num_successes: int = 0
     """Of the episodes that started from it."""
-    snapshot: Snapshot | None = None
-    """None until the steps have been repeated once."""
 
 
 class MidwayStarts(gym.Wrapper):
@@ -76,11 +63,12 @@ class MidwayStarts(gym.Wrapper):
     how seldom it was visited; here by the reward that it led to). Beginnings end at most
     ``INTERVAL`` steps before an episode's largest reward. They are repeated from the seed of the
     reset and the actions, so that every environment can have them whose episodes depend on nothing
-    else; where one does not repeat, an episode begins with a reset instead. The repeated steps are
-    no part of the new episode, and count only in ``repeated_steps``. It is shorter by them, unless
-    the environment has a method ``restart_clock()``, which is called after each of them. Where the
-    environment's state can be taken (``EnvState``), all of a beginning is repeated once, and from
-    then on the state is restored that it led to.
+    else; where one does not repeat, an episode begins with a reset instead. After the repeated
+    steps the environment's ``np_random``, and the global generators if it draws from them, are
+    seeded anew, so that noise differs between episodes with one beginning; a generator of another
+    name continues, and repeats its noise. The repeated steps are no part of the new episode, and
+    count only in ``repeated_steps``. It is shorter by them, unless the environment has a method
+    ``restart_clock()``, which is called after each of them.
 
     With each success of an episode that started from a beginning, others may start ``INTERVAL``
     steps earlier on the same way, so that the way is learned backwards, and not its end alone
@@ -92,7 +80,6 @@ class MidwayStarts(gym.Wrapper):
     Args:
         env: the environment, not yet reset.
         spec: the tasks.
-        seed: of all random numbers.
         fraction: of the episodes of a task that never succeeds, from 0 to 1.
     """
 
@@ -102,51 +89,54 @@ class MidwayStarts(gym.Wrapper):
     """The last such moment before the episode's largest reward."""
     _best_reward: float
 
-    def __init__(self, env: gym.Env, spec: EnvSpec, seed: int, fraction: float) -> None:
+    def __init__(self, env: gym.Env, spec: EnvSpec, fraction: float) -> None:
         super().__init__(env)
         self._spec = spec
         self._fraction = fraction
-        self._env_state = EnvState(env)
-        self._generator = np.random.default_rng([seed, 1])
-        self._success = 0.0
-        """Average over the episodes that began with a reset."""
-        self._beginnings: list[Beginning] = []
-        """The best one first."""
         self.repeated_steps = 0
         """Steps that were repeated so far."""
-        self._begin(0, [], 0)
+        self.forget()
+        self._begin({}, [], 0)
 
     @property
     def is_midway(self) -> bool:
         """Whether the running episode began midway."""
         return self._num_repeated > 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict | None = None
-    ) -> tuple[npt.NDArray, dict[str, Any]]:
-        """Begin an episode; without a seed, chance decides whether in the middle of an earlier one.
+    def forget(self) -> None:
+        """Forget all episodes so far."""
+        self._success = 0.0
+        """Average over the episodes that began with a reset."""
+        self._beginnings: list[Beginning] = []
+        """The best one first."""
+        self._restored: tuple[Beginning | None, int] | None = None
+        """After ``set_state``: with what the next reset begins."""
 
-        A seed determines all that follows, so earlier episodes are forgotten.
-        """
-        if seed is not None:
-            self._generator = np.random.default_rng([seed, 1])
-            self._success = 0.0
-            self._beginnings = []
-        is_repeated = self._generator.random() < self._fraction * (1 - self._success)
-        sampled = int(self._generator.integers(SEEDS))
-        if is_repeated and self._beginnings:
-            beginning = self._beginnings[sampled % len(self._beginnings)]
-            num_steps = len(beginning.action_SA)
-            if beginning.num_successes:  # from somewhere on the way
-                most_back = min(beginning.num_successes, num_steps // INTERVAL - 1)
-                num_steps -= INTERVAL * int(self._generator.integers(most_back + 1))
-            start = self._start_from(beginning, num_steps, options)
+    def reset(  # type: ignore[override]
+        self, *, seed: int, options: dict | None = None
+    ) -> tuple[npt.NDArray, dict[str, Any]]:
+        """Begin an episode; the seed decides whether in the middle of an earlier one."""
+        beginning, num_steps = self._restored or self._sampled(np.random.default_rng([seed, 1]))
+        self._restored = None
+        if beginning is not None:
+            start = self._start_from(beginning, num_steps, seed, options)
             if start is not None:
                 return start
-        episode_seed = sampled if seed is None else seed
-        observation, info = self.env.reset(seed=episode_seed, options=options)
-        self._begin(episode_seed, [], _checksum(observation))
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._begin({0: seed}, [], _checksum(observation))
         return observation, info
+
+    def _sampled(self, generator: np.random.Generator) -> tuple[Beginning | None, int]:
+        """Return a beginning, and how many of its steps to repeat; None to begin with a reset."""
+        is_repeated = generator.random() < self._fraction * (1 - self._success)
+        if not (is_repeated and self._beginnings):
+            return None, 0
+        beginning = self._beginnings[generator.integers(len(self._beginnings))]
+        num_steps = len(beginning.action_SA)
+        if beginning.num_successes:  # from somewhere on the way
+            most_back = min(beginning.num_successes, num_steps // INTERVAL - 1)
+            num_steps -= INTERVAL * int(generator.integers(most_back + 1))
+        return beginning, num_steps
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step; at an episode's end, keep its beginning if it was good."""
@@ -165,10 +155,10 @@ class MidwayStarts(gym.Wrapper):
             self._end()
         return observation, reward, terminated, truncated, info
 
-    def _begin(self, seed: int, actions: list[npt.NDArray], checksum: int) -> None:
+    def _begin(self, seeds: dict[int, int], actions: list[npt.NDArray], checksum: int) -> None:
         self._source: Beginning | None = None
         """Of an episode that began midway."""
-        self._seed = seed
+        self._seeds = seeds
         self._actions = actions
         """Since the reset, repeated ones included."""
         self._num_repeated = len(actions)
@@ -179,57 +169,49 @@ class MidwayStarts(gym.Wrapper):
         self._best_reward = -math.inf
 
     def _start_from(
-        self, beginning: Beginning, num_steps: int, options: dict | None
+        self, beginning: Beginning, num_steps: int, seed: int, options: dict | None
     ) -> tuple[npt.NDArray, dict[str, Any]] | None:
         """Begin where a beginning leads; return None, and forget it, if it leads elsewhere."""
+        seeds = {step: known for step, known in beginning.seeds.items() if step < num_steps}
+        observation, info = self._repeat(seeds, beginning.action_SA[:num_steps], options)
         is_whole = num_steps == len(beginning.action_SA)
-        snapshot = beginning.snapshot if is_whole and options is None else None
-        if snapshot is not None and self._has_restored(snapshot):
-            observation, info = snapshot.observation.copy(), snapshot.info.copy()
-        else:
-            observation, info = self._repeat(
-                beginning.seed, beginning.action_SA[:num_steps], options
+        if is_whole and _checksum(observation) != beginning.checksum:
+            warnings.warn(
+                f"the same seed and actions led {type(self.unwrapped).__name__} to another"
+                " observation: an episode begins with a reset in place of midway. If it is"
+                " often so, let reset(seed=...) decide all that is random, or set"
+                " StartMidway out of data.extras",
+                stacklevel=2,
             )
-            if is_whole and _checksum(observation) != beginning.checksum:
-                warnings.warn(
-                    f"the same seed and actions led {type(self.unwrapped).__name__} to another"
-                    " observation: an episode begins with a reset in place of midway. If it is"
-                    " often so, let reset(seed=...) decide all that is random, or set"
-                    " StartMidway out of data.extras",
-                    stacklevel=2,
-                )
-                self._beginnings = [kept for kept in self._beginnings if kept is not beginning]
-                return None
-            if is_whole and options is None:
-                # an environment whose state cannot be taken repeats the steps each time
-                with contextlib.suppress(ConfigurationError):
-                    state = self._env_state.get()
-                    beginning.snapshot = Snapshot(state, observation.copy(), info.copy())
+            self._beginnings = [kept for kept in self._beginnings if kept is not beginning]
+            return None
+        self._reseed(seed)
         actions = list(beginning.action_SA[:num_steps])
-        self._begin(beginning.seed, actions, _checksum(observation))
+        self._begin({**seeds, num_steps: seed}, actions, _checksum(observation))
         self._source = beginning
         return observation, info
 
-    def _has_restored(self, snapshot: Snapshot) -> bool:
-        """Restore the environment; False if it has changed so that it cannot take the state."""
-        try:
-            self._env_state.set(snapshot.state)
-        except ConfigurationError:
-            return False
-        return True
-
     def _repeat(
-        self, seed: int, action_SA: npt.NDArray, options: dict | None
+        self, seeds: Mapping[int, int], action_SA: npt.NDArray, options: dict | None
     ) -> tuple[npt.NDArray, dict[str, Any]]:
         """Repeat the first steps of an episode."""
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = self.env.reset(seed=seeds[0], options=options)
         self.repeated_steps += len(action_SA)
         restart_clock = self._clock()
-        for action in action_SA:
+        for step, action in enumerate(action_SA):
+            if step and step in seeds:
+                self._reseed(seeds[step])
             observation, _, _, _, info = self.env.step(action.copy())
             if restart_clock is not None:
                 restart_clock()
         return observation, info
+
+    def _reseed(self, seed: int) -> None:
+        """Begin another sequence of the environment's own noise."""
+        self.unwrapped.np_random = np.random.default_rng(seed)
+        for layer in layers_of(self.env):
+            if isinstance(layer, GlobalRandom):
+                layer.reseed(seed)
 
     def _clock(self) -> Callable[[], None] | None:
         """Return a function that restarts the step counts of all layers; None if there is none."""
@@ -262,46 +244,30 @@ class MidwayStarts(gym.Wrapper):
         # longer than the repeated beginning, which is stored already
         if self._num_repeated < num_steps <= most:
             action_SA = np.stack(self._actions[:num_steps])
-            self._beginnings.append(Beginning(self._best_reward, self._seed, action_SA, checksum))
+            seeds = {step: seed for step, seed in self._seeds.items() if step < num_steps}
+            self._beginnings.append(Beginning(self._best_reward, seeds, action_SA, checksum))
             self._beginnings.sort(key=lambda beginning: -beginning.reward)
             del self._beginnings[NUM_BEGINNINGS:]
 
     def get_state(self) -> dict[str, Any]:
-        """Return the beginnings, the running episode and the generator's state."""
+        """Return the beginnings, and that of the running episode, as plain values."""
+        kept = self._beginnings
         return {
-            "generator": self._generator.bit_generator.state,
             "success": self._success,
-            "beginnings": [
-                [kept.reward, kept.seed, kept.action_SA, kept.checksum, kept.num_successes]
-                for kept in self._beginnings
-            ],
-            "source": next(
-                (i for i, kept in enumerate(self._beginnings) if kept is self._source), None
-            ),
-            "seed": self._seed,
-            "actions": list(self._actions),
+            "beginnings": [{**vars(one), "action_SA": one.action_SA.tolist()} for one in kept],
+            "source": None if self._source is None else kept.index(self._source),
             "num_repeated": self._num_repeated,
-            "return": self._return,
-            "has_succeeded": self._has_succeeded,
-            "latest": list(self._latest),
-            "best": list(self._best),
-            "best_reward": self._best_reward,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore them."""
-        self._generator.bit_generator.state = state["generator"]
+        """Restore them; the next reset begins as the running episode did."""
         self._success = state["success"]
-        self._beginnings = [Beginning(*beginning) for beginning in state["beginnings"]]
-        self._begin(state["seed"], list(state["actions"]), 0)
-        if state["source"] is not None:
-            self._source = self._beginnings[state["source"]]
-        self._num_repeated = state["num_repeated"]
-        self._return = state["return"]
-        self._has_succeeded = state["has_succeeded"]
-        self._latest = Moment(*state["latest"])
-        self._best = Moment(*state["best"])
-        self._best_reward = state["best_reward"]
+        self._beginnings = [
+            Beginning(**{**one, "action_SA": np.array(one["action_SA"], np.float32)})
+            for one in state["beginnings"]
+        ]
+        source = None if state["source"] is None else self._beginnings[state["source"]]
+        self._restored = source, state["num_repeated"]
 
 
 def _checksum(observation: npt.NDArray) -> int:

@@ -46,14 +46,3 @@ class SuccessLimit(gym.Wrapper):
             self._num_left = self._num_steps
         is_over = self._num_left is not None and self._num_left <= 0
         return observation, reward, terminated, truncated or is_over, info
-
-    def get_state(self) -> dict[str, Any]:
-        """Return how many steps are left."""
-        return {"num_left": self._num_left}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore it; a run may continue with fewer steps than the checkpoint's."""
-        num_left = state["num_left"]
-        if num_left is not None:
-            num_left = min(num_left, self._num_steps)
-        self._num_left = num_left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -346,46 +347,54 @@ class VectorEnv(gym.vector.VectorEnv):
         return result.observation_ED, result.reward_E, result.terminated_E, result.truncated_E, info
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Return the state of every environment, as plain values: all that its future depends on.
+        """Return the state of every environment as plain values.
 
-        The ``state`` of an environment that cannot be saved is None, and ``unsavable`` the reason.
+        It is the seed of the running episode, its actions so far and its last observation. The
+        ``state`` of a broken environment is None. The ``options`` of a reset are not part of it.
         """
         parts = self._each("get_state", [()] * len(self._slices))
-        states: list[dict[str, Any]] = []
-        for e, state in enumerate(state for part in parts for state in part):
-            reason = None if state is None else state.get("unsavable")
-            states.append(
-                {
-                    "state": state if reason is None else None,
-                    "unsavable": reason,
-                    "restarts": int(self._restarts_E[e]),
-                    "new": bool(self._new_E[e]),
-                }
-            )
-        return states
+        return [
+            {"state": state, "restarts": int(self._restarts_E[e]), "new": bool(self._new_E[e])}
+            for e, state in enumerate(state for part in parts for state in part)
+        ]
 
-    def set_state(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore the state of every environment.
+    def set_state(self, states: Sequence[dict[str, Any]]) -> npt.NDArray | None:
+        """Restore the state of every environment: repeat its episode from the seed and actions.
 
-        One that was broken when it was saved, or could not be saved, starts a new episode with
-        random numbers of its own. Its next step is not valid: the caller does not know the
-        observation.
+        An environment that was broken when it was saved starts a new episode with random numbers of
+        its own, and so does one whose repeated episode leads to another observation, with a
+        warning. Its next step is not valid: the caller does not know the observation.
+
+        Returns:
+            The last observations; None if there is no episode yet.
         """
         if len(states) != self.num_envs:
             raise ConfigurationError(
                 f"{len(states)} states are given for {self.num_envs} environments"
             )
-        missing_E = np.array([state["state"] is None for state in states])
+        broken_E = np.array([state["state"] is None for state in states])
         self._restarts_E[:] = [state["restarts"] for state in states]
-        self._restarts_E += missing_E
+        self._restarts_E += broken_E
         self._new_E[:] = [state["new"] for state in states]
-        self._new_E |= missing_E
         parts = [
-            {"seed": self._seed_of(e)} if missing_E[e] else state["state"]
+            {"seed": self._seed_of(e)} if broken_E[e] else state["state"]
             for e, state in enumerate(states)
         ]
-        self._each("set_state", [(parts[rows],) for rows in self._slices])
-        self._has_episode_E[:] = True
+        answers = self._each("set_state", [(parts[rows],) for rows in self._slices])
+        continues_E = np.array([bool(one) for part in answers for one in part])
+        self._new_E |= ~continues_E
+        differs_E = ~(continues_E | broken_E)
+        if differs_E.any():
+            names = dict.fromkeys(self.spec_.task_names[task] for task in self.task_E[differs_E])
+            warnings.warn(
+                f"repeated from its seed and actions, the saved episode of {', '.join(names)} leads"
+                " to another observation: a new episode starts there, and the run is not the"
+                " uninterrupted run. reset(seed=...) has to decide all that is random, and nothing"
+                " may outlive an episode",
+                stacklevel=2,
+            )
+        self._has_episode_E[:] = [part.get("number", 0) >= 0 for part in parts]
+        return self._arrays["observation"].copy() if self._has_episode_E.all() else None
 
     def remake(self, benchmark: Benchmark | None = None) -> None:
         """Close every environment, and build new ones, with new random numbers.
@@ -420,17 +429,6 @@ class VectorEnv(gym.vector.VectorEnv):
         self._each("reset", [([None] * len(self.task_E[rows]), None) for rows in self._slices])
         self._has_episode_E[:] = True
         self._new_E[:] = True
-
-    def unsavable(self) -> dict[str, str]:
-        """Return the tasks whose environments cannot be saved, with the reason for each.
-
-        They start new episodes after a resume. Call it after ``reset``.
-        """
-        return {
-            self.spec_.task_names[task]: state["unsavable"]
-            for task, state in zip(self.task_E.tolist(), self.get_state(), strict=True)
-            if state["unsavable"] is not None
-        }
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return an attribute of every environment, called with the arguments if it is callable."""

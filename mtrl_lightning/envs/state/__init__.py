@@ -1,1 +1,0 @@
-"""The whole state of an environment, saved and restored."""
