@@ -36,8 +36,8 @@ class Counters:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the counts; one that is not saved is 0."""
-        vars(self).update(vars(Counters(**state)))
+        """Restore the counts."""
+        vars(self).update({name: state[name] for name in vars(self)})
 
 
 class Stopwatch:
