@@ -302,7 +302,12 @@ def test_a_padded_task_has_the_losses_and_gradients_of_ppo_that_it_has_alone(sta
         if old_log_prob_Rn is None:
             shift_Rn = 0.3 * torch.randn(T, ROWS, generator=generator)
             old_log_prob_Rn = log_prob_Rn + shift_Rn
-        extra = {**columns, "unclipped_action": sample_RnA, "log_prob": old_log_prob_Rn}
+        extra = {
+            **columns,
+            "weight": torch.ones(T, ROWS),
+            "unclipped_action": sample_RnA,
+            "log_prob": old_log_prob_Rn,
+        }
         batch = batch._replace(extra=extra)
         loss_R, (log_ratio_Rn, _) = ppo.actor_loss(batch)
         assert_close(log_ratio_Rn, log_prob_Rn - old_log_prob_Rn)

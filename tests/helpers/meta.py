@@ -70,7 +70,7 @@ def meta_batch(algorithm: Algorithm, rows: int = 5) -> TransitionBatch:
     batch = make_batch(algorithm.spec, rows)
     extra = {}
     if algorithm.collection is not None:
-        names = ("log_prob", "advantage", "value", "target")
+        names = ("log_prob", "advantage", "value", "target", "weight")
         extra = {name: torch.empty_like(batch.reward_Rn, device=META) for name in names}
         extra["unclipped_action"] = torch.empty_like(batch.action_RnA, device=META)
     return type(batch)(*(field.to(META) for field in batch[:-1]), extra)
