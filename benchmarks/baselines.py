@@ -33,8 +33,8 @@ from torch import Tensor, nn
 
 from benchmarks.environments import Strategy, names_of, one_hot_makers
 from benchmarks.measuring import NEVER, SB3, Pacer, synchronize
-from mtrl_lightning.counters import Stopwatch
 from mtrl_lightning.errors import import_optional
+from mtrl_lightning.utils.counters import Stopwatch
 
 PRELOADED = ["stable_baselines3", "metaworld", "benchmarks.baselines"]
 """Imported once for all processes of ``SubprocVecEnv``: a hundred imports fill the memory."""

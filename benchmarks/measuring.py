@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.errors import ConfigurationError, installed_versions
-from mtrl_lightning.formats import UNKNOWN, number, text_table, with_interval
+from mtrl_lightning.utils.cores import usable_cores
+from mtrl_lightning.utils.text import UNKNOWN, number, text_table, with_interval
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = ("torch", "lightning", "gymnasium", "numpy", "metaworld", "mujoco", "stable_baselines3")

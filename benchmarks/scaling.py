@@ -36,7 +36,7 @@ from benchmarks.measuring import (
 from benchmarks.updates import Work, direct_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.resources import keep_freed_memory
+from mtrl_lightning.utils.devices import keep_freed_memory
 
 # ---- the processes: a group of ranks ----
 

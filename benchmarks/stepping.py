@@ -36,7 +36,6 @@ from benchmarks.measuring import (
     say,
     take_turns,
 )
-from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.envs import DMControl, DMControlFamily, MetaWorld
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.benchmarks.dm_control import DMC19, DMC21, SuiteTasks
@@ -44,6 +43,7 @@ from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite
 from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.utils.cores import usable_cores
 
 KINDS = ("ours", "original", "sync", "async")
 SYNC = "gymnasium sync"

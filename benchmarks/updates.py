@@ -58,14 +58,14 @@ from mtrl_lightning.gradients import (
     NashMTL,
     PCGrad,
 )
-from mtrl_lightning.learning.compiling import Compile
 from mtrl_lightning.networks import (
     MultiHead,
 )
 from mtrl_lightning.replay.buffer import batch_of
-from mtrl_lightning.resources import keep_freed_memory
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
+from mtrl_lightning.updates.compiling import Compile
+from mtrl_lightning.utils.devices import keep_freed_memory
 
 OBSERVATION = 39
 """Size of MetaWorld's observation."""

@@ -15,9 +15,9 @@ from torch.optim import Adam
 
 from mtrl_lightning import Algorithm, EnvSpec, ToyReach, train
 from mtrl_lightning.gradients import GradientMethod, Mean
-from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.networks import MLP, Network, zero_padding
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
+from mtrl_lightning.updates.targets import PolyakAverage, frozen_copy
 
 
 class NoisyAction(NamedTuple):

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mtrl_lightning import SAC, Temperature, ToyReach, evaluate
 from mtrl_lightning.envs import VectorEnv
-from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.networks import MLP
+from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.rollout import Collector, Sample
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
 
 TASKS = (0, 1, 2)  # of the collector's environments, each of which has a ring in the replay
 SAMPLE_STEPS = 60  # environment steps of a sample

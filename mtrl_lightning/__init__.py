@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         VectorEnv,
     )
     from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-    from mtrl_lightning.loading import LoadedPolicy, load_policy
+    from mtrl_lightning.policy import LoadedPolicy, load_policy
     from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
     from mtrl_lightning.spec import EnvSpec
     from mtrl_lightning.training import Run, evaluate, train
@@ -45,7 +45,7 @@ _NAMES = {
     "data": "DemonstrationData ReplayData RolloutData",
     "envs": "Benchmark DMControl GymnasiumTasks MetaWorld ToyConflict ToyReach VectorEnv",
     "errors": "ConfigurationError EnvironmentFaultError",
-    "loading": "LoadedPolicy load_policy",
+    "policy": "LoadedPolicy load_policy",
     "rollout": "Collector EpisodeListener Evaluator",
     "spec": "EnvSpec",
     "training": "Run evaluate train",

@@ -32,9 +32,7 @@ from mtrl_lightning.data import DATA, TaskData
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, OnlyTasks, only_split
 from mtrl_lightning.envs.benchmarks.gymnasium_tasks import GymnasiumTasks
 from mtrl_lightning.errors import ConfigurationError, name_hint
-from mtrl_lightning.loading import LoadedPolicy, load_policy
-from mtrl_lightning.quiet import quiet
-from mtrl_lightning.requeue import slurm_job
+from mtrl_lightning.policy import LoadedPolicy, load_policy
 from mtrl_lightning.rollout import ActionTransform, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.runs import (
@@ -44,7 +42,9 @@ from mtrl_lightning.runs import (
     newest_checkpoint,
     open_run,
 )
-from mtrl_lightning.types import Policy
+from mtrl_lightning.transitions import Policy
+from mtrl_lightning.utils.quiet import quiet
+from mtrl_lightning.utils.requeue import slurm_job
 
 CALLBACKS: dict[str, type[Callback]] = {
     "resets": ResetCallback,

@@ -56,7 +56,6 @@ from mtrl_lightning.callbacks import (
     ResetCallback,
     VideoCallback,
 )
-from mtrl_lightning.counters import Counters
 from mtrl_lightning.data import DemonstrationData, ReplayData, RolloutData
 from mtrl_lightning.envs import (
     DMControl,
@@ -70,7 +69,6 @@ from mtrl_lightning.envs import (
 )
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import FAMO, CAGrad, FairGrad, GradNorm, NashMTL
-from mtrl_lightning.learning.metrics import DivergenceGuard
 from mtrl_lightning.networks import (
     CARE,
     MLP,
@@ -110,7 +108,9 @@ from mtrl_lightning.rollout import (
     StartMidway,
 )
 from mtrl_lightning.schedules import Every, UpdateRatio
-from mtrl_lightning.types import RolloutConfig
+from mtrl_lightning.transitions import RolloutConfig
+from mtrl_lightning.updates.metrics import DivergenceGuard
+from mtrl_lightning.utils.counters import Counters
 from tests.helpers.algorithms import (
     make_bc,
     make_distral,

@@ -14,7 +14,7 @@ from mtrl_lightning.cli.config_files import ExtendingConfigFile
 from mtrl_lightning.cli.lightning_cli import RunParser
 from mtrl_lightning.data import TaskData, demonstration_data, env_data
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
-from mtrl_lightning.types import RolloutConfig
+from mtrl_lightning.transitions import RolloutConfig
 from tests.algorithms.test_options import options_of
 from tests.helpers.command_line import CONFIGS, ROOT, SHORT, resolve, skip_without_renderer
 from tests.helpers.tiers import slow_unless

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mtrl_lightning.counters import Counters, Stopwatch
+from mtrl_lightning.utils.counters import Counters, Stopwatch
 
 NAMES = [
     "env_steps",

@@ -13,11 +13,11 @@ from lightning.fabric.utilities import move_data_to_device
 
 from mtrl_lightning import SAC, load_policy, train
 from mtrl_lightning.algorithms import Categorical
-from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.gradients import cagrad, pcgrad
-from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.networks import MLP
+from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.utils.devices import CPU
 from tests import test_on_policy as on_policy
 from tests.helpers.algorithms import attach
 from tests.helpers.command_line import config_args

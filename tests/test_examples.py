@@ -14,7 +14,7 @@ from mtrl_lightning import PPO, SAC, ToyConflict, ToyReach, read_metrics, train
 from mtrl_lightning.gradients import FAMO, PCGrad, TaskParameters
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.networks.task_axes import shared_parameters
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
 from tests.helpers.command_line import ROOT, resolve, short_train
 from tests.helpers.specs import spec_of
 

@@ -23,7 +23,6 @@ from mtrl_lightning.data import ReplayData, TaskData
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import PCGrad
-from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.networks import (
     CARE,
     MLP,
@@ -36,6 +35,7 @@ from mtrl_lightning.networks import (
     Standardize,
     TaskEncoder,
 )
+from mtrl_lightning.policy import LoadedPolicy, load_policy
 from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.spec import EnvSpec, Field
 from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, train

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mtrl_lightning.progress import polled_progress_bar, progress_bar
+from mtrl_lightning.utils.progress import polled_progress_bar, progress_bar
 from tests.helpers.command_line import ROOT
 
 

@@ -13,15 +13,14 @@ import torch
 from lightning.pytorch import Trainer
 
 from mtrl_lightning.algorithms import PPO
-from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.checkpoints.parts import data_key
+from mtrl_lightning.checkpoints import data_key, load_checkpoint
 from mtrl_lightning.envs import ToyReach
-from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.networks import PaCo
 from mtrl_lightning.ranks.strategy import RanksStrategy
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
-from mtrl_lightning.schema import transition_fields
+from mtrl_lightning.transitions import transition_fields
+from mtrl_lightning.updates.normalization import RunningMoments
 from tests.helpers.command_line import CONFIGS, ROOT, SHORT, SMALL, CommandLine
 from tests.helpers.ranks.cases import CASES, ITERATIONS, float64, moments_of_parts, result_of
 from tests.helpers.replay import newest

@@ -6,8 +6,6 @@ import torch
 
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import gathered, of_absent_ranks, of_envs
 from mtrl_lightning.replay import ReplaySnapshots
@@ -18,7 +16,9 @@ from mtrl_lightning.rollout import (
     EpisodeListener,
     EpisodeWindows,
 )
-from mtrl_lightning.types import Episode
+from mtrl_lightning.transitions import Episode
+from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.updates.metrics import MeanMetrics
 from tests.helpers.algorithms import make_sac
 from tests.helpers.fakes import Constant
 from tests.helpers.replay import encode, held, make_rings

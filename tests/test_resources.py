@@ -13,11 +13,12 @@ import psutil
 import pytest
 import torch
 
-from mtrl_lightning import devices, resources
+from mtrl_lightning.utils import devices
+from mtrl_lightning.utils import devices as resources
 
 FAULTS = """
 import resource, sys, torch
-from mtrl_lightning.resources import keep_freed_memory
+from mtrl_lightning.utils.devices import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

@@ -4,17 +4,17 @@ from mtrl_lightning.algorithms.actor_critic import ActorCritic
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.bc import BehaviourCloning
 from mtrl_lightning.algorithms.distral import Distral
+from mtrl_lightning.algorithms.losses import Categorical, Scalar, Value
 from mtrl_lightning.algorithms.ppo import PPO
 from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.algorithms.td3 import TD3
-from mtrl_lightning.learning.augmentation import RandomShift
-from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate, LinearRate
-from mtrl_lightning.learning.losses import Categorical, Scalar, Value
-from mtrl_lightning.learning.normalization import NormalizeObservation, NormalizeReward
-from mtrl_lightning.learning.popart import PopArt, ReturnScale
-from mtrl_lightning.learning.transforms import MeanReward, ReturnRange, RewardScale, Transform
-from mtrl_lightning.learning.update import Update
-from mtrl_lightning.learning.weighting import (
+from mtrl_lightning.updates.augmentation import RandomShift
+from mtrl_lightning.updates.learning_rate import ConstantRate, LearningRate, LinearRate
+from mtrl_lightning.updates.normalization import NormalizeObservation, NormalizeReward
+from mtrl_lightning.updates.popart import PopArt, ReturnScale
+from mtrl_lightning.updates.transforms import MeanReward, ReturnRange, RewardScale, Transform
+from mtrl_lightning.updates.update import Update
+from mtrl_lightning.updates.weighting import (
     EqualWeights,
     FixedTemperature,
     ManualWeights,

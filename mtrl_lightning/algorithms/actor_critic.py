@@ -19,15 +19,11 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.losses import Scalar, Value
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
-from mtrl_lightning.learning.compiling import compiled
-from mtrl_lightning.learning.losses import Scalar, Value
-from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
-from mtrl_lightning.learning.transforms import RewardScale, Transform
-from mtrl_lightning.learning.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.networks import (
     MLP,
     Encoder,
@@ -38,7 +34,11 @@ from mtrl_lightning.networks import (
     with_conditioning,
 )
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
+from mtrl_lightning.updates.compiling import compiled
+from mtrl_lightning.updates.targets import PolyakAverage, frozen_copy
+from mtrl_lightning.updates.transforms import RewardScale, Transform
+from mtrl_lightning.updates.weighting import EqualWeights, TaskWeighting
 
 
 class CriticTarget(NamedTuple):

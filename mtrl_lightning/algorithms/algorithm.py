@@ -22,22 +22,14 @@ from torch.optim import Optimizer
 from mtrl_lightning.algorithms.arguments import KeepsArguments, rebuild
 from mtrl_lightning.checkpoints import load_checkpoint, restoring
 from mtrl_lightning.checks import one_of
-from mtrl_lightning.counters import Counters, Stopwatch
-from mtrl_lightning.devices import CPU, to_device, to_host
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
-from mtrl_lightning.learning.compiling import Compile, begin_compiled_update
-from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics, OnNonfinite
-from mtrl_lightning.learning.targets import assign_parameters, copied_weights, load_weights
-from mtrl_lightning.learning.transforms import Transforms
-from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.task_axes import fill_untrained, parameters_without_mean
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
-from mtrl_lightning.types import (
+from mtrl_lightning.transitions import (
     ActOutput,
     Kind,
     Mode,
@@ -45,6 +37,14 @@ from mtrl_lightning.types import (
     RolloutConfig,
     TransitionBatch,
 )
+from mtrl_lightning.updates.compiling import Compile, begin_compiled_update
+from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics, OnNonfinite
+from mtrl_lightning.updates.targets import assign_parameters, copied_weights, load_weights
+from mtrl_lightning.updates.transforms import Transforms
+from mtrl_lightning.updates.update import Update
+from mtrl_lightning.utils.counters import Counters, Stopwatch
+from mtrl_lightning.utils.devices import CPU, to_device, to_host
 
 if TYPE_CHECKING:
     from typing import Self

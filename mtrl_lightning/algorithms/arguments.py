@@ -17,8 +17,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.signatures import called_by
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.utils.signatures import called_by
 
 T = TypeVar("T")
 OWN_CLASS = "_class_path"
@@ -28,7 +28,7 @@ TRUSTED = (
     "mtrl_lightning.algorithms",
     "mtrl_lightning.auxiliaries",
     "mtrl_lightning.gradients",
-    "mtrl_lightning.learning",
+    "mtrl_lightning.updates",
     "mtrl_lightning.networks",
     "torch.nn",
     "torch.optim",

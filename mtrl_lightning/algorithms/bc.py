@@ -17,9 +17,6 @@ from torch.optim import Adam
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.checks import increasing, one_of
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
-from mtrl_lightning.learning.compiling import compiled
-from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
-from mtrl_lightning.learning.weighting import EqualWeights, TaskWeighting
 from mtrl_lightning.networks import (
     MLP,
     ClippedGaussian,
@@ -32,9 +29,11 @@ from mtrl_lightning.networks import (
     with_conditioning,
     zero_padding,
 )
-from mtrl_lightning.schema import POLICY_ACTION
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import POLICY_ACTION, TransitionBatch
+from mtrl_lightning.updates.compiling import compiled
+from mtrl_lightning.updates.learning_rate import ConstantRate, LearningRate
+from mtrl_lightning.updates.weighting import EqualWeights, TaskWeighting
 
 Loss = Literal["log_prob", "mse"]
 Policy: TypeAlias = SquashedGaussian | ClippedGaussian

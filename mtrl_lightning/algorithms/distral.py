@@ -20,9 +20,6 @@ from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import Mean, per_task_forward
-from mtrl_lightning.learning.compiling import compiled
-from mtrl_lightning.learning.update import task_parameters
-from mtrl_lightning.learning.weighting import FixedTemperature
 from mtrl_lightning.networks import (
     MLP,
     Assignment,
@@ -37,7 +34,10 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
+from mtrl_lightning.updates.compiling import compiled
+from mtrl_lightning.updates.update import task_parameters
+from mtrl_lightning.updates.weighting import FixedTemperature
 
 
 class Distral(SAC):

@@ -20,12 +20,6 @@ from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
-from mtrl_lightning.learning import advantages
-from mtrl_lightning.learning.compiling import compiled
-from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.learning_rate import ConstantRate, LearningRate
-from mtrl_lightning.learning.popart import PopArt, ReturnScale
-from mtrl_lightning.learning.transforms import Transform, Transforms
 from mtrl_lightning.networks import (
     MLP,
     ActionDistribution,
@@ -40,7 +34,13 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec, Field
-from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch
+from mtrl_lightning.transitions import Rollout, RolloutConfig, TransitionBatch
+from mtrl_lightning.updates import advantages
+from mtrl_lightning.updates.compiling import compiled
+from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.updates.learning_rate import ConstantRate, LearningRate
+from mtrl_lightning.updates.popart import PopArt, ReturnScale
+from mtrl_lightning.updates.transforms import Transform, Transforms
 
 MOST_LOG_RATIO = 80.0
 """Of actions that another task's policy chose: far from the task's own policy, the ratio of

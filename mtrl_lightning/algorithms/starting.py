@@ -22,11 +22,7 @@ from mtrl_lightning.algorithms.arguments import (
 from mtrl_lightning.algorithms.task_match import TaskMatch
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.gradients import GradientMethod
-from mtrl_lightning.learning.normalization import NormalizeObservation
-from mtrl_lightning.learning.popart import ReturnScale
-from mtrl_lightning.learning.transforms import RewardScale
 from mtrl_lightning.networks import (
     HasTaskAxes,
     OneForAll,
@@ -37,8 +33,12 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.networks.one_per_task import member_name
 from mtrl_lightning.networks.task_axes import task_axes
-from mtrl_lightning.signatures import parameters_of
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.updates.normalization import NormalizeObservation
+from mtrl_lightning.updates.popart import ReturnScale
+from mtrl_lightning.updates.transforms import RewardScale
+from mtrl_lightning.utils.signatures import parameters_of
+from mtrl_lightning.utils.text import text_table, whole
 
 NewTasks = Literal["fresh", "mean"]
 """``fresh``: weights as in any new run; ``mean``: the mean of the trained tasks' weights."""

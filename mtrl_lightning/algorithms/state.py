@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from mtrl_lightning.checkpoints import FORMAT
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.learning.targets import weight_shapes
-from mtrl_lightning.learning.update import Update
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import PER_RANK
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.updates.targets import weight_shapes
+from mtrl_lightning.updates.update import Update
 
 if TYPE_CHECKING:
     from mtrl_lightning.algorithms.algorithm import Algorithm

@@ -18,7 +18,7 @@ from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
 
 AfterUpdate = Literal["critic", "targets"]
 """An auxiliary's step follows the critics' update, or that of the targets, which is the last."""

@@ -30,7 +30,7 @@ from mtrl_lightning.auxiliaries.transitions import (
 from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
 
 RewardFrom = Literal["features", "next_features"]
 """Input of the reward model: features and action, or the predicted next features alone."""

@@ -25,7 +25,7 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks import is_image
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
 
 NUM_LEVELS = 32
 """Values of a color after the 5-bit preprocessing."""

@@ -22,14 +22,14 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
-from mtrl_lightning.formats import text_table, with_interval
-from mtrl_lightning.progress import shows_progress
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.rollout.evaluator import metric_prefix
 from mtrl_lightning.schedules import Every, round_up
-from mtrl_lightning.types import Policy
+from mtrl_lightning.transitions import Policy
+from mtrl_lightning.utils.progress import shows_progress
+from mtrl_lightning.utils.text import text_table, with_interval
 
 NEVER = 2**62
 """A ``val_check_batch`` that no run reaches; ``inf`` would mean the end of each epoch."""

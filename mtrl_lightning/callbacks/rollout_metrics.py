@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mtrl_lightning.counters import Counters
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.rollout.episodes import EpisodeWindows, named, with_mean
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.utils.counters import Counters
 
 
 def joined_windows(collector: Collector) -> EpisodeWindows:

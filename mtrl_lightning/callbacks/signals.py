@@ -11,7 +11,7 @@ from typing import ClassVar
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from mtrl_lightning.callbacks.rollout import data_of
-from mtrl_lightning.requeue import requeue_signal
+from mtrl_lightning.utils.requeue import requeue_signal
 
 UNSAVED = b"\nInterrupted twice: the run ends at once, unsaved since its last checkpoint\n"
 

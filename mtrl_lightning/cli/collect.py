@@ -16,13 +16,13 @@ from mtrl_lightning.cli import TRUST
 from mtrl_lightning.cli.config_names import find_config
 from mtrl_lightning.cli.loaded_run import add_trust_argument, data_of, load_run
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.runs import best_checkpoint
+from mtrl_lightning.utils.text import text_table, whole
 
 if TYPE_CHECKING:
     from mtrl_lightning.demonstrations import Collected
     from mtrl_lightning.spec import EnvSpec
-    from mtrl_lightning.types import Policy
+    from mtrl_lightning.transitions import Policy
 
 HELP = "Collect full-length episodes of a policy, such as MetaWorld's scripted ones, to learn from."
 DESCRIPTION = (
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
     from mtrl_lightning.demonstrations import collect, write_data_sets
     from mtrl_lightning.demonstrations.collecting import ATTEMPTS
     from mtrl_lightning.demonstrations.minari_files import check_new
-    from mtrl_lightning.quiet import quiet
+    from mtrl_lightning.utils.quiet import quiet
 
     check_new(folder)
     with quiet():

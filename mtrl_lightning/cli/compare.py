@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from mtrl_lightning.formats import markdown
 from mtrl_lightning.runs import ensure_writable
+from mtrl_lightning.utils.text import markdown
 
 HELP = "Look at one run or compare several: tables, and a page of curves with intervals."
 DESCRIPTION = (

@@ -21,7 +21,7 @@ from lightning_utilities.core.enums import StrEnum
 
 from mtrl_lightning.cli.config_names import configs_folder, find_config
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.signatures import parameters_of
+from mtrl_lightning.utils.signatures import parameters_of
 
 # defaults of Lightning's callbacks, such as Timer's interval, are written as texts
 yaml.SafeDumper.add_multi_representer(

@@ -15,8 +15,8 @@ from typing import Any
 
 from mtrl_lightning.cli.config_names import config_names, configs_folder
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.runs import policies
+from mtrl_lightning.utils.text import text_table, whole
 
 HELP = "Print the configurations that -c takes by name, and the package's policies."
 DESCRIPTION = (

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from mtrl_lightning import __version__
-from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.errors import ConfigurationError, installed_versions, requirement
+from mtrl_lightning.utils.cores import usable_cores
 
 HELP = "Print versions, devices, renderer and packages, as a bug report needs them."
 DESCRIPTION = HELP

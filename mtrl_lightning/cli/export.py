@@ -12,7 +12,6 @@ from pathlib import Path
 from mtrl_lightning.cli import TRUST
 from mtrl_lightning.cli.loaded_run import add_run_arguments, load_run
 from mtrl_lightning.export import FORMATS, MINARI, POLICY
-from mtrl_lightning.formats import text_table, whole
 from mtrl_lightning.runs import (
     best_checkpoint,
     checkpoint_at,
@@ -20,6 +19,7 @@ from mtrl_lightning.runs import (
     output_folder,
     run_folder_of,
 )
+from mtrl_lightning.utils.text import text_table, whole
 
 CONFIG = "config.yaml"
 """The run's configuration, next to the exported policy."""

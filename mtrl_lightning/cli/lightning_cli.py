@@ -36,8 +36,6 @@ from mtrl_lightning.cli.config_files import ExtendingConfigFile
 from mtrl_lightning.data import TaskData
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, only_split
 from mtrl_lightning.errors import ConfigurationError, causes
-from mtrl_lightning.quiet import quiet
-from mtrl_lightning.resources import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.runs import (
     VALIDATIONS,
     best_checkpoint,
@@ -49,7 +47,6 @@ from mtrl_lightning.runs import (
     replacing,
     run_folder_of,
 )
-from mtrl_lightning.signatures import parameters_of
 from mtrl_lightning.training import (
     CALLBACKS,
     TRAINER,
@@ -59,6 +56,9 @@ from mtrl_lightning.training import (
     restart_version,
     with_progress_bar,
 )
+from mtrl_lightning.utils.devices import is_out_of_memory, keep_freed_memory
+from mtrl_lightning.utils.quiet import quiet
+from mtrl_lightning.utils.signatures import parameters_of
 
 DESCRIPTIONS = {
     "fit": "Train: fit -c NAME_OR_FILE [-c ...] [--OPTION VALUE ...]. Continue a run with its own"

@@ -12,7 +12,7 @@ from mtrl_lightning.runs import best_checkpoint, config_file_of, read_config, ru
 
 if TYPE_CHECKING:
     from mtrl_lightning.data import TaskData
-    from mtrl_lightning.loading import LoadedPolicy
+    from mtrl_lightning.policy import LoadedPolicy
 
 LIBRARIES = ("mtrl_lightning", "torch", "lightning")
 """Packages whose classes a checkpoint may use without being named by the run's configuration."""
@@ -63,8 +63,8 @@ def load_run(run: str, trust: Sequence[str]) -> LoadedRun:
     folder = run_folder_of(checkpoint)
     config = read_config(config_file_of(folder))
 
-    from mtrl_lightning.loading import load_policy
-    from mtrl_lightning.quiet import quiet
+    from mtrl_lightning.policy import load_policy
+    from mtrl_lightning.utils.quiet import quiet
 
     with quiet():
         data = data_of(config)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from mtrl_lightning.cli import TRUST
 from mtrl_lightning.cli.loaded_run import add_run_arguments, load_run
-from mtrl_lightning.formats import text_table
 from mtrl_lightning.runs import ensure_writable, output_folder
+from mtrl_lightning.utils.text import text_table
 
 if TYPE_CHECKING:
     from mtrl_lightning.video import Recording
@@ -73,8 +73,8 @@ def run(options: argparse.Namespace) -> None:
     """Write the videos, and print the results of the episodes and where the videos are."""
     checkpoint, run_folder, policy, data = load_run(options.run, options.trust)
 
-    from mtrl_lightning.progress import progress_bar
     from mtrl_lightning.rollout.action_transforms import with_action_transforms
+    from mtrl_lightning.utils.progress import progress_bar
     from mtrl_lightning.video import VideoFormat, record_videos
 
     benchmark, spec = data.benchmark, data.spec

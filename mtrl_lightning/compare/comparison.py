@@ -22,7 +22,7 @@ from mtrl_lightning.compare.statistics import (
     probability_of_improvement,
 )
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.formats import number, whole, with_interval
+from mtrl_lightning.utils.text import number, whole, with_interval
 
 FEW_SEEDS = {1: "one seed, no interval", 2: "two seeds, an interval that is much too narrow"}
 """What a number of seeds means for the interval."""

@@ -12,13 +12,13 @@ from mtrl_lightning.algorithms.arguments import summary
 from mtrl_lightning.data.demonstrations import GIVE, check_identity, load_demonstrations
 from mtrl_lightning.data.replay_data import Ticks
 from mtrl_lightning.data.task_data import ROWS_PER_TASK, TaskData, check_batch_size
-from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.replay.storage import bytes_needed
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
+from mtrl_lightning.utils.devices import CPU
 
 
 class DemonstrationData(TaskData):

@@ -14,15 +14,18 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from mtrl_lightning.demonstrations import RecordedEpisode, TaskDataSet, open_data_sets
-from mtrl_lightning.devices import CPU
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.storage import bytes_needed
-from mtrl_lightning.resources import free_memory
-from mtrl_lightning.schema import POLICY_ACTION, policy_action_field, transition_fields
 from mtrl_lightning.spec import EnvSpec, pad_to
-from mtrl_lightning.types import Transitions
+from mtrl_lightning.transitions import (
+    POLICY_ACTION,
+    Transitions,
+    policy_action_field,
+    transition_fields,
+)
+from mtrl_lightning.utils.devices import CPU, free_memory
 
 GIVE = "give the folder that mtrl-lightning collect has written"
 MAY_DIFFER = {

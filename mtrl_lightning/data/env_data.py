@@ -16,8 +16,6 @@ from mtrl_lightning.data.task_data import TaskData
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
-from mtrl_lightning.learning.transforms import RewardScale
-from mtrl_lightning.progress import shows_progress
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import (
     Collector,
@@ -29,7 +27,9 @@ from mtrl_lightning.rollout import (
     PolicyReuse,
     StartMidway,
 )
-from mtrl_lightning.types import Mode, Transitions
+from mtrl_lightning.transitions import Mode, Transitions
+from mtrl_lightning.updates.transforms import RewardScale
+from mtrl_lightning.utils.progress import shows_progress
 
 E = TypeVar("E", bound=Extra)
 

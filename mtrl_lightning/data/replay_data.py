@@ -16,7 +16,6 @@ from torch.utils.data import IterableDataset
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.data.env_data import EnvData
 from mtrl_lightning.data.task_data import ROWS_PER_TASK, check_batch_size
-from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
@@ -25,10 +24,9 @@ from mtrl_lightning.replay.index import needed_manifests
 from mtrl_lightning.replay.manifest import replay_folder
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import bytes_needed
-from mtrl_lightning.resources import free_memory
 from mtrl_lightning.schedules import Until, UpdateRatio
-from mtrl_lightning.schema import transition_fields
-from mtrl_lightning.types import TransitionBatch, Transitions
+from mtrl_lightning.transitions import TransitionBatch, Transitions, transition_fields
+from mtrl_lightning.utils.devices import CPU, free_memory
 
 TRANSITIONS_PER_TASK = 100_000
 """Transitions per task in the replay of MetaWorld+'s protocol."""

@@ -15,9 +15,9 @@ from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import RolloutBuffer
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
-from mtrl_lightning.resources import one_thread
 from mtrl_lightning.rollout import CorrelatedNoise, PauseSolved
-from mtrl_lightning.types import RolloutConfig, TransitionBatch, Transitions
+from mtrl_lightning.transitions import RolloutConfig, TransitionBatch, Transitions
+from mtrl_lightning.utils.devices import one_thread
 
 NEVER = 10**9
 """Length of an epoch as reported to Lightning; its end is that of its iterator."""

@@ -11,8 +11,16 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 
-from mtrl_lightning.checkpoints import check_complete, load_checkpoint, restoring
-from mtrl_lightning.checkpoints.parts import RANKS, data_key, manifest_of, part_of, with_part
+from mtrl_lightning.checkpoints import (
+    RANKS,
+    check_complete,
+    data_key,
+    load_checkpoint,
+    manifest_of,
+    part_of,
+    restoring,
+    with_part,
+)
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import gathered, of_absent_ranks, of_envs

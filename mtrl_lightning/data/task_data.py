@@ -16,7 +16,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.checkpoints import restoring
 from mtrl_lightning.checks import at_least, nearest_multiples
-from mtrl_lightning.counters import Counters, Stopwatch
 from mtrl_lightning.data.drift import check_equal
 from mtrl_lightning.data.run_io import RunIO
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
@@ -24,9 +23,10 @@ from mtrl_lightning.envs.benchmarks.wrappers import with_layers
 from mtrl_lightning.errors import ConfigurationError, Interrupted
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.strategy import RanksStrategy
-from mtrl_lightning.requeue import requeue
 from mtrl_lightning.rollout import ActionTransform, Collector
-from mtrl_lightning.types import Kind, TransitionBatch
+from mtrl_lightning.transitions import Kind, TransitionBatch
+from mtrl_lightning.utils.counters import Counters, Stopwatch
+from mtrl_lightning.utils.requeue import requeue
 
 FALSE_WARNINGS = (
     "Using ModelCheckpoint with manual optimization",  # it has the state after the update

@@ -17,14 +17,20 @@ from mtrl_lightning.demonstrations.minari_files import RecordedEpisode
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec, tasks_of
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.progress import progress_bar
-from mtrl_lightning.resources import one_thread
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.rollout.sample import concatenated
-from mtrl_lightning.schema import POLICY_ACTION
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import ActOutput, Mode, Policy, SeededPolicy, StepResult
+from mtrl_lightning.transitions import (
+    POLICY_ACTION,
+    ActOutput,
+    Mode,
+    Policy,
+    SeededPolicy,
+    StepResult,
+)
+from mtrl_lightning.utils.devices import one_thread
+from mtrl_lightning.utils.progress import progress_bar
 
 MOST_ENVS = 32
 """Environments that are stepped at once where there are fewer tasks, whatever the number of cores:

@@ -21,8 +21,8 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.errors import ConfigurationError, import_optional, installed_versions
 from mtrl_lightning.runs import ensure_writable
-from mtrl_lightning.schema import POLICY_ACTION
 from mtrl_lightning.spec import EnvSpec, pad_to
+from mtrl_lightning.transitions import POLICY_ACTION
 
 KEY = "mtrl_lightning"
 """Of our own entry in the metadata of a data set."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import Mode
+from mtrl_lightning.transitions import Mode
 
 OBSERVATION_SHAPE = (39,)
 """Of MetaWorld's own observations."""

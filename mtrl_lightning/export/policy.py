@@ -27,7 +27,7 @@ from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.export import ONNX, POLICY_FILES, TORCH_EXPORT
-from mtrl_lightning.loading import LoadedPolicy
+from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.rollout import ActionTransform
 from mtrl_lightning.rollout.action_transforms import HIGH, LOW, sent_actions
 from mtrl_lightning.runs import ensure_writable, replacing

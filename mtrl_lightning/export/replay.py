@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.algorithms.arguments import OWN_CLASS, short_name
-from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint
-from mtrl_lightning.checkpoints.parts import manifest_of
+from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint, manifest_of
 from mtrl_lightning.demonstrations import RecordedEpisode, write_data_sets
 from mtrl_lightning.demonstrations.minari_files import check_new
 from mtrl_lightning.errors import ConfigurationError

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mtrl_lightning.devices import CPU
 from mtrl_lightning.gradients.method import GradientMethod, TaskParameters
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
+from mtrl_lightning.utils.devices import CPU
 
 
 class PCGrad(GradientMethod):

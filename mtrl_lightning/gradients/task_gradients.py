@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from mtrl_lightning.devices import CPU
 from mtrl_lightning.gradients.method import TaskParameters
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.utils.devices import CPU
 
 
 class TaskGradients(NamedTuple):

@@ -18,8 +18,8 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import Network, task_values
 from mtrl_lightning.networks.task_axes import TaskAxis
-from mtrl_lightning.signatures import called_by, parameters_of
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.utils.signatures import called_by, parameters_of
 
 
 class TaskConditioning(nn.Module):

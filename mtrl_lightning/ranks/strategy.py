@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
-from mtrl_lightning.checkpoints.parts import RANKS, part_of
+from mtrl_lightning.checkpoints import RANKS, part_of
 from mtrl_lightning.ranks import distributed
 
 TIMEOUT = timedelta(minutes=30)

@@ -16,15 +16,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning.devices import CPU
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import PER_RANK
 from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.storage import RingStorage, Storage
-from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.spec import EnvSpec, Field
-from mtrl_lightning.types import TransitionBatch, Transitions
+from mtrl_lightning.transitions import TransitionBatch, Transitions, transition_fields
+from mtrl_lightning.utils.devices import CPU
 
 CORE = tuple(name.rsplit("_", 1)[0] for name in TransitionBatch._fields)
 """Names in the schema of the fields that ``TransitionBatch`` itself has."""

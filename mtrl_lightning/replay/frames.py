@@ -19,7 +19,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.frame_columns import (
     FRAME_COLUMNS,
@@ -40,6 +39,7 @@ from mtrl_lightning.replay.storage import (
     enumerated,
 )
 from mtrl_lightning.spec import Field
+from mtrl_lightning.utils.devices import CPU, to_device
 
 
 class FrameStorage(Storage):

@@ -14,14 +14,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import PER_ENV, PER_RANK
 from mtrl_lightning.replay.buffer import batch_of
-from mtrl_lightning.schema import transition_fields
 from mtrl_lightning.spec import EnvSpec, Field
-from mtrl_lightning.types import Rollout, RolloutConfig, TransitionBatch, Transitions
+from mtrl_lightning.transitions import (
+    Rollout,
+    RolloutConfig,
+    TransitionBatch,
+    Transitions,
+    transition_fields,
+)
+from mtrl_lightning.utils.devices import CPU, to_device
 
 
 class RolloutBuffer:

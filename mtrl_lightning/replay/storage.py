@@ -19,10 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mtrl_lightning.devices import CPU, to_device
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.resources import free_memory
 from mtrl_lightning.spec import Field
+from mtrl_lightning.utils.devices import CPU, free_memory, to_device
 
 Columns: TypeAlias = Mapping[str, Any]
 """The fields of some transitions by name: arrays or tensors ``[N, ...]``."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mtrl_lightning.checks import above
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import ActOutput, Mode, Policy
+from mtrl_lightning.transitions import ActOutput, Mode, Policy
 
 LOW, HIGH = -1.0, 1.0
 """Bounds of the actions that environments take."""

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.rollout import collector_state
@@ -27,7 +26,7 @@ from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.rollout.pausing import PauseSolved
 from mtrl_lightning.rollout.reuse import PolicyReuse
 from mtrl_lightning.rollout.sample import Sample, collect
-from mtrl_lightning.types import (
+from mtrl_lightning.transitions import (
     Episode,
     Mode,
     NoisyPolicy,
@@ -35,6 +34,7 @@ from mtrl_lightning.types import (
     Transitions,
     WeightedPolicy,
 )
+from mtrl_lightning.utils.counters import Counters
 
 EQUAL_ENDS = 10
 """Episodes that terminate at one length before a time limit is suspected."""

@@ -15,7 +15,7 @@ import numpy as np
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import PER_ENV, PER_RANK
-from mtrl_lightning.types import WeightedPolicy
+from mtrl_lightning.transitions import WeightedPolicy
 
 if TYPE_CHECKING:
     from mtrl_lightning.rollout.collector import Collector

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import Episode, StepResult
+from mtrl_lightning.transitions import Episode, StepResult
 
 STATISTICS = ("return", "length", "success")
 SPREADS = ("min", "max", "std")

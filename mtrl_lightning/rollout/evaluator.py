@@ -20,14 +20,14 @@ from mtrl_lightning.errors import (
     EnvironmentFaultError,
     RestartsExhaustedError,
 )
-from mtrl_lightning.progress import progress_bar
-from mtrl_lightning.resources import one_thread
 from mtrl_lightning.rollout.collector import Collector
 from mtrl_lightning.rollout.episodes import info_metrics, mean_info
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.rollout.sample import quotas
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import Episode, Policy
+from mtrl_lightning.transitions import Episode, Policy
+from mtrl_lightning.utils.devices import one_thread
+from mtrl_lightning.utils.progress import progress_bar
 
 SUCCESS = ("success", "success_last")
 """Measured for every task where the benchmark has success."""

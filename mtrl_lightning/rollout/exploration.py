@@ -17,7 +17,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.rollout.extras import Extra
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import Policy
+from mtrl_lightning.transitions import Policy
 
 
 class CorrelatedNoise(Extra):

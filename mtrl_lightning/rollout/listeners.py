@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.rollout.episodes import RunningEpisodes
 from mtrl_lightning.rollout.sample import Sample
-from mtrl_lightning.types import Episode
+from mtrl_lightning.transitions import Episode
 
 
 class EpisodeListener:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec, pad_to
-from mtrl_lightning.types import ActOutput, Mode, Policy
+from mtrl_lightning.transitions import ActOutput, Mode, Policy
 
 
 class _MatchedPolicy:

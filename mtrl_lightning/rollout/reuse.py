@@ -18,7 +18,7 @@ from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.rollout.episodes import EpisodeWindows, check_scores, task_means
 from mtrl_lightning.rollout.extras import Extra
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import Episode
+from mtrl_lightning.transitions import Episode
 
 FRACTION_OF_TRIALS = 0.1
 """Of the episodes of a task that never succeeds: those in which any other policy is tried."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.types import Episode, Mode, SeededPolicy, Transitions
+from mtrl_lightning.transitions import Episode, Mode, SeededPolicy, Transitions
 
 if TYPE_CHECKING:
     from mtrl_lightning.rollout.collector import Collector

@@ -21,11 +21,11 @@ from mtrl_lightning.envs.render.frame_recorder import (
 )
 from mtrl_lightning.envs.render.opengl import restored_variables
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
-from mtrl_lightning.resources import one_thread
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.spec import known_tasks
-from mtrl_lightning.types import Policy
+from mtrl_lightning.transitions import Policy
+from mtrl_lightning.utils.devices import one_thread
 from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import import_encoder, write_mp4
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import RandomShift
-from mtrl_lightning.learning.augmentation import cropped_together, padded, shifted
 from mtrl_lightning.networks import PixelEncoder
+from mtrl_lightning.updates.augmentation import cropped_together, padded, shifted
 from tests.helpers.algorithms import make_batch, make_sac, pixel_spec, train
 
 SPEC = pixel_spec()

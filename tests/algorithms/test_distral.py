@@ -19,8 +19,6 @@ from mtrl_lightning.algorithms import (
     MeanReward,
 )
 from mtrl_lightning.gradients import Mean, PCGrad
-from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
     MixtureOfEncoders,
     MLPEncoder,
@@ -30,7 +28,9 @@ from mtrl_lightning.networks import (
     Standardize,
     UniformGate,
 )
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.policy import load_policy
+from mtrl_lightning.transitions import TransitionBatch
+from mtrl_lightning.updates.generators import Generators
 from tests.helpers.algorithms import (
     attach,
     changed,

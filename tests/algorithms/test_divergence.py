@@ -15,8 +15,8 @@ from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import DivergenceError
 from mtrl_lightning.gradients import FAMO, GradNorm, NashMTL
-from mtrl_lightning.learning import metrics, update
 from mtrl_lightning.networks import PaCo
+from mtrl_lightning.updates import metrics, update
 from tests.helpers.algorithms import attach, changed, copy_of, make_batch, make_sac, train
 from tests.helpers.command_line import SHORT
 from tests.helpers.gradients import METHODS

@@ -31,9 +31,9 @@ from mtrl_lightning.gradients import (
     NashMTL,
     PCGrad,
 )
-from mtrl_lightning.learning.metrics import MeanMetrics
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
-from mtrl_lightning.types import Transitions
+from mtrl_lightning.transitions import Transitions
+from mtrl_lightning.updates.metrics import MeanMetrics
 from tests.helpers.algorithms import (
     make_bc,
     make_distral,

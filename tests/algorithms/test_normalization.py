@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import NormalizeObservation, NormalizeReward
-from mtrl_lightning.learning.normalization import RunningMoments
-from mtrl_lightning.types import Transitions
+from mtrl_lightning.transitions import Transitions
+from mtrl_lightning.updates.normalization import RunningMoments
 from tests.helpers.algorithms import make_batch, make_sac, make_spec
 
 NUM_STEPS = 60

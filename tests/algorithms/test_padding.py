@@ -16,7 +16,6 @@ from mtrl_lightning import gradients, networks
 from mtrl_lightning.algorithms import PPO, SAC, TD3, BehaviourCloning, Distral
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, LossInputs, Reconstruction
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
     CARE,
     AppendTask,
@@ -36,6 +35,7 @@ from mtrl_lightning.networks import (
     TopKGate,
     UniformGate,
 )
+from mtrl_lightning.policy import load_policy
 from tests.helpers.algorithms import attach, copy_of, make_batch, make_spec
 from tests.helpers.checkpoints import save
 from tests.helpers.padding import NAMES, NETWORKS

@@ -22,8 +22,6 @@ from mtrl_lightning.algorithms import PPO, LinearRate, PopArt, ReturnScale
 from mtrl_lightning.errors import DivergenceError
 from mtrl_lightning.gradients import GradientMethod, Mean, PCGrad
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
-from mtrl_lightning.learning.learning_rate import ConstantRate
-from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import (
     MLP,
     AppendTask,
@@ -35,7 +33,9 @@ from mtrl_lightning.networks import (
     StateIndependentStd,
 )
 from mtrl_lightning.networks.task_axes import TaskAxis
-from mtrl_lightning.types import Rollout, TransitionBatch
+from mtrl_lightning.policy import load_policy
+from mtrl_lightning.transitions import Rollout, TransitionBatch
+from mtrl_lightning.updates.learning_rate import ConstantRate
 from tests.helpers.algorithms import attach, changed, copy_of, make_ppo, make_spec
 from tests.helpers.checkpoints import save
 

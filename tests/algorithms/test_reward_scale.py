@@ -8,7 +8,7 @@ import torch
 
 from mtrl_lightning.algorithms import MeanReward, ReturnRange, RewardScale
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.types import TransitionBatch, Transitions
+from mtrl_lightning.transitions import TransitionBatch, Transitions
 from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec, train
 from tests.helpers.command_line import SHORT
 from tests.helpers.runs import checkpoint

@@ -17,9 +17,9 @@ from torch.optim import SGD
 from mtrl_lightning.algorithms import Temperature
 from mtrl_lightning.auxiliaries import LossInputs
 from mtrl_lightning.gradients import GradientMethod
-from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.networks import MLP, Encoder, MultiHead, Network, Standardize
 from mtrl_lightning.networks.task_axes import TaskAxis, shared_parameters
+from mtrl_lightning.updates.generators import Generators
 from tests.helpers.algorithms import (
     attach,
     changed,

@@ -26,7 +26,6 @@ from mtrl_lightning.algorithms.starting import start_from
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradNorm
-from mtrl_lightning.loading import LoadedPolicy, load_policy
 from mtrl_lightning.networks import (
     CARE,
     MLP,
@@ -53,8 +52,9 @@ from mtrl_lightning.networks import (
     TaskEncoder,
     TopKGate,
 )
+from mtrl_lightning.policy import LoadedPolicy, load_policy
 from mtrl_lightning.runs import best_checkpoint
-from mtrl_lightning.types import Transitions
+from mtrl_lightning.transitions import Transitions
 from tests.helpers.algorithms import (
     changed,
     copy_of,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms.state import global_generators, restore_global_generators
-from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.metrics import MeanMetrics
+from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.updates.metrics import MeanMetrics
 
 CPU = torch.device("cpu")
 

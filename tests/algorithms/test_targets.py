@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.learning.targets import PolyakAverage, frozen_copy
+from mtrl_lightning.updates.targets import PolyakAverage, frozen_copy
 
 
 class Toy(nn.Module):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import FixedTemperature, Temperature
-from mtrl_lightning.learning import losses
+from mtrl_lightning.updates import losses
 from tests.helpers.algorithms import make_sac, train
 from tests.helpers.specs import spec_of
 

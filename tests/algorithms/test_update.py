@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from mtrl_lightning.counters import Counters
 from mtrl_lightning.gradients import FAMO
-from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics
-from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import MLPEncoder
 from mtrl_lightning.ranks import distributed
+from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics
+from mtrl_lightning.updates.update import Update
+from mtrl_lightning.utils.counters import Counters
 from tests.helpers.algorithms import changed, copy_of, make_distral, make_sac, make_td3, train
 from tests.helpers.gradients import METHODS
 from tests.helpers.runs import assert_same

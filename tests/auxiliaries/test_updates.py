@@ -16,8 +16,8 @@ from mtrl_lightning.auxiliaries import (
     Reconstruction,
     TransitionEnsemble,
 )
-from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
+from mtrl_lightning.updates.update import Update
 from tests.helpers.algorithms import (
     attach,
     changed,

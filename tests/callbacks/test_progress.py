@@ -5,7 +5,7 @@ from lightning.pytorch import Callback
 
 from mtrl_lightning.callbacks import EnvStepProgressBar
 from mtrl_lightning.callbacks.rollout import data_of
-from mtrl_lightning.types import Episode
+from mtrl_lightning.transitions import Episode
 from tests.helpers.fitting import fit
 
 

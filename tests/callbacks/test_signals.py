@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from mtrl_lightning.callbacks.rollout import data_of
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import Interrupted
-from mtrl_lightning.requeue import requeue, requeue_signal, slurm_job
+from mtrl_lightning.utils.requeue import requeue, requeue_signal, slurm_job
 from tests.helpers.fitting import fit
 
 JOB = {

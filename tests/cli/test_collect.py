@@ -8,7 +8,7 @@ import pytest
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.demonstrations import open_data_sets
-from mtrl_lightning.loading import load_policy
+from mtrl_lightning.policy import load_policy
 from tests.helpers.demonstrations import need_minari, read_episodes
 
 TOY = ["--policy=random", "--env=env/toy", "--episodes=2", "--num_workers=0"]

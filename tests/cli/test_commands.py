@@ -17,8 +17,8 @@ from mtrl_lightning.cli.commands import COMMANDS
 from mtrl_lightning.cli.config_names import config_names, find_config
 from mtrl_lightning.envs.render import opengl
 from mtrl_lightning.errors import requirement
-from mtrl_lightning.quiet import LOGGER, quiet
 from mtrl_lightning.runs import policies
+from mtrl_lightning.utils.quiet import LOGGER, quiet
 from tests.helpers.command_line import CONFIGS, ROOT, SMALL, config_args
 
 OWN_TASKS = """

@@ -5,7 +5,7 @@ import pytest
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.export.policy import load_exported
-from mtrl_lightning.loading import load_policy
+from mtrl_lightning.policy import load_policy
 
 
 def error_of(capsys, *args):

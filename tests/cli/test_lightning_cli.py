@@ -8,8 +8,8 @@ import yaml
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.loading import load_policy
 from mtrl_lightning.networks import MLP, Identity
+from mtrl_lightning.policy import load_policy
 from mtrl_lightning.rollout.episodes import SPREADS
 from tests.helpers.command_line import CONFIGS, SHORT, rows_of
 

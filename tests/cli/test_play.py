@@ -7,7 +7,7 @@ import yaml
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import loaded_run, play
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.loading import load_policy
+from mtrl_lightning.policy import load_policy
 from mtrl_lightning.video.recording import RecordedEpisode, Recording
 from tests.helpers.video import frames_of
 

@@ -16,7 +16,7 @@ from mtrl_lightning.compare.comparison import (
 from mtrl_lightning.compare.methods import effective
 from mtrl_lightning.compare.record import RunRecord, read_metrics
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.formats import markdown
+from mtrl_lightning.utils.text import markdown
 from tests.helpers.recorded_runs import STEPS, make_run, options_of
 
 

@@ -10,7 +10,7 @@ from mtrl_lightning.compare.statistics import (
     mean,
     probability_of_improvement,
 )
-from mtrl_lightning.formats import with_interval
+from mtrl_lightning.utils.text import with_interval
 
 A_ST = np.array([[0.6, 0.3, 0.0], [0.0, 0.8, 0.9], [0.6, 0.7, 0.5], [0.9, 0.8, 0.0]])
 B_ST = np.array(

@@ -11,11 +11,11 @@ import torch
 from mtrl_lightning.data import DemonstrationData
 from mtrl_lightning.data.demonstrations import load_demonstrations
 from mtrl_lightning.demonstrations import RecordedEpisode, write_data_sets
-from mtrl_lightning.devices import CPU
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import trained_spec
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import Field
+from mtrl_lightning.utils.devices import CPU
 from tests.helpers.algorithms import make_spec, pixel_spec
 from tests.helpers.demonstrations import need_minari, read_episodes, write_demonstrations
 

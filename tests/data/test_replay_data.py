@@ -12,7 +12,7 @@ from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.rollout import PauseSolved
-from mtrl_lightning.schema import transition_fields
+from mtrl_lightning.transitions import transition_fields
 from tests.helpers.fitting import SMALL
 
 BENCHMARK = ToyReach()

@@ -7,8 +7,8 @@ from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo, check_spec
 from mtrl_lightning.rollout import Collector, Evaluator
 from mtrl_lightning.rollout.evaluator import metric_names
-from mtrl_lightning.schema import STORED, transition_fields
 from mtrl_lightning.spec import Field
+from mtrl_lightning.transitions import STORED, transition_fields
 from tests.helpers.altered_reach import Reporting
 from tests.helpers.fakes import Uniform
 

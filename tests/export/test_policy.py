@@ -18,10 +18,10 @@ from mtrl_lightning.export.policy import (
     load_exported,
     max_difference,
 )
-from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.networks import Encoder, MultiHead
+from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.rollout import ActionNoise
-from mtrl_lightning.types import Transitions
+from mtrl_lightning.transitions import Transitions
 from tests.helpers.fakes import Scale
 
 SPEC = ToyReach(3).spec

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, BehaviourCloning, Distral
 from mtrl_lightning.networks import MLP, Network
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
 from tests.helpers.specs import spec_of
 
 Trained = TypeVar("Trained", bound=Algorithm)

@@ -17,7 +17,7 @@ from mtrl_lightning.demonstrations import (
 )
 from mtrl_lightning.envs import Benchmark, ToyReach
 from mtrl_lightning.envs.benchmarks.toy import STEP
-from mtrl_lightning.types import Policy
+from mtrl_lightning.transitions import Policy
 
 GOAL_RADIUS = 0.7
 

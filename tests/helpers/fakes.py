@@ -17,7 +17,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import BenchmarkWrapper
 from mtrl_lightning.envs.vector.episodes import episode_seed
 from mtrl_lightning.rollout import ActionTransform
 from mtrl_lightning.spec import EnvSpec, Field
-from mtrl_lightning.types import StepResult
+from mtrl_lightning.transitions import StepResult
 
 LENGTHS = (3, 1, 4, 2, 6, 5)
 

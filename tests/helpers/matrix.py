@@ -19,11 +19,11 @@ from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
 from mtrl_lightning.export import ONNX
 from mtrl_lightning.export import policy as exporting
-from mtrl_lightning.loading import LoadedPolicy
+from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
 from tests.helpers.command_line import ROOT, config_args
 
 PRECISIONS = ("32-true", "bf16-mixed")

@@ -16,8 +16,8 @@ from torch.optim import Adam
 from torch.utils import _foreach_utils
 
 from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
+from mtrl_lightning.updates.generators import Generators
 from tests.helpers.algorithms import attach, make_batch, make_spec
 
 META = torch.device("meta")

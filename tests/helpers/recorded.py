@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 
 from mtrl_lightning.checkpoints import FORMAT
-from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.rollout import Collector
+from mtrl_lightning.utils.counters import Counters
 from tests.helpers.fakes import Uniform
 
 

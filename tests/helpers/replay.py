@@ -14,12 +14,11 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
-from mtrl_lightning.devices import CPU
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage, Storage
-from mtrl_lightning.schema import STORED, transition_fields
 from mtrl_lightning.spec import EnvSpec, Field
-from mtrl_lightning.types import TransitionBatch, Transitions
+from mtrl_lightning.transitions import STORED, TransitionBatch, Transitions, transition_fields
+from mtrl_lightning.utils.devices import CPU
 
 OBSERVATION_DIM, ACTION_DIM = 3, 2
 ROW_BYTES = 37

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.networks import Encoder, MultiHead, Network, TaskConditioning
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
 from tests.helpers.algorithms import (
     make_batch,
 )

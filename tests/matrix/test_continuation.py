@@ -13,7 +13,7 @@ import pytest
 from mtrl_lightning.algorithms import PPO, SAC, TD3, BehaviourCloning, Distral
 from mtrl_lightning.demonstrations import UniformPolicy
 from mtrl_lightning.envs import GymnasiumTasks
-from mtrl_lightning.loading import load_policy
+from mtrl_lightning.policy import load_policy
 from tests.helpers.demonstrations import write_demonstrations
 from tests.helpers.fakes import point_in_space, point_on_a_line
 from tests.helpers.matrix import NETWORKS, STACKS

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from torch import randn_like
 
-from mtrl_lightning.learning.update import without_gradients
+from mtrl_lightning.updates.update import without_gradients
 from tests.helpers.command_line import config_args
 from tests.helpers.matrix import (
     PAIRS,

@@ -12,7 +12,7 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export import ONNX, TORCH_EXPORT
-from mtrl_lightning.learning.update import without_gradients
+from mtrl_lightning.updates.update import without_gradients
 from tests.helpers.command_line import ROOT
 from tests.helpers.matrix import (
     CROSSED,

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from mtrl_lightning.counters import Counters
-from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics
-from mtrl_lightning.learning.update import Update
 from mtrl_lightning.networks import PolicyStd, StateDependentStd, StateIndependentStd
+from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics
+from mtrl_lightning.updates.update import Update
+from mtrl_lightning.utils.counters import Counters
 from tests.helpers.networks import uniform
 from tests.helpers.specs import spec_of
 

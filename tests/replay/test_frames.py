@@ -16,8 +16,7 @@ from mtrl_lightning.replay import FrameStorage, ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.frame_columns import compressed, decompressed
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import RingStorage, bytes_needed
-from mtrl_lightning.schema import transition_fields
-from mtrl_lightning.types import Transitions
+from mtrl_lightning.transitions import Transitions, transition_fields
 from tests.helpers.replay import (
     assert_same_batch,
     assert_same_columns,

@@ -12,7 +12,7 @@ from mtrl_lightning.ranks.state import of_envs
 from mtrl_lightning.replay import rollout_buffer
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.spec import Field
-from mtrl_lightning.types import RolloutConfig
+from mtrl_lightning.transitions import RolloutConfig
 from tests.helpers.replay import assert_same_batch, ids_of, make_spec, make_transitions
 
 NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES = 6, 3, 4

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning import schema
+from mtrl_lightning import transitions as schema
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.rollout import Collector
-from mtrl_lightning.schema import STORED, transition_fields
 from mtrl_lightning.spec import Field
-from mtrl_lightning.types import StepResult, Transitions
+from mtrl_lightning.transitions import STORED, StepResult, Transitions, transition_fields
 from tests.helpers.fakes import (
     CONTACTS,
     COST,

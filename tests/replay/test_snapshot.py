@@ -13,8 +13,8 @@ import torch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import bytes_needed
-from mtrl_lightning.schema import STORED
 from mtrl_lightning.spec import Field
+from mtrl_lightning.transitions import STORED
 from tests.helpers.replay import (
     RandomAdditions,
     assert_same_columns,

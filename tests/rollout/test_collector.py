@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import SAC, NormalizeObservation
-from mtrl_lightning.counters import Counters
 from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.loading import LoadedPolicy
 from mtrl_lightning.networks import MLP
+from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
 from mtrl_lightning.rollout.collector_state import COMPONENTS
-from mtrl_lightning.types import Episode, Transitions
+from mtrl_lightning.transitions import Episode, Transitions
+from mtrl_lightning.utils.counters import Counters
 from tests.helpers import diary as kept
 from tests.helpers.altered_reach import FaultyReach
 from tests.helpers.environments import through_a_file

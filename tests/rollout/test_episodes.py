@@ -6,7 +6,7 @@ import pytest
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.rollout import EpisodeWindows, RunningEpisodes
 from mtrl_lightning.rollout.episodes import EpisodeTimes
-from mtrl_lightning.types import Episode
+from mtrl_lightning.transitions import Episode
 from tests.helpers.fakes import step_result
 
 SPEC = ToyReach(2).spec

@@ -14,7 +14,7 @@ from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.rollout import Collector, PolicyReuse
 from mtrl_lightning.rollout.episodes import EpisodeWindows
-from mtrl_lightning.types import Episode
+from mtrl_lightning.transitions import Episode
 from tests.helpers.fakes import Scripted
 from tests.helpers.runs import assert_same, signal_in_call
 

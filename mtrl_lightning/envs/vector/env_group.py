@@ -25,7 +25,7 @@ from mtrl_lightning.envs.vector.shared_arrays import StepArrays
 from mtrl_lightning.envs.vector.spaces import wrong_actions
 from mtrl_lightning.envs.vector.success_limit import SuccessLimit
 from mtrl_lightning.errors import CallError, ConfigurationError, EnvironmentFaultError
-from mtrl_lightning.schema import info_column
+from mtrl_lightning.transitions import info_column
 
 ROUNDING = 1e-6
 """Largest difference between the observations of an episode and of its repetition elsewhere,

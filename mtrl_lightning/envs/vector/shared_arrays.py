@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.schema import step_fields
 from mtrl_lightning.spec import EnvSpec, Field
+from mtrl_lightning.transitions import step_fields
 
 StepArrays = dict[str, npt.NDArray]
 """Each field's array by the field's name, one row per environment."""

@@ -20,7 +20,6 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.cores import usable_cores
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_same, check_spec
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of
 from mtrl_lightning.envs.vector.env_group import GroupPlan
@@ -33,9 +32,9 @@ from mtrl_lightning.errors import (
     PolicyFaultError,
     RestartsExhaustedError,
 )
-from mtrl_lightning.progress import polled_progress_bar
-from mtrl_lightning.schema import info_column, step_fields
-from mtrl_lightning.types import StepResult
+from mtrl_lightning.transitions import StepResult, info_column, step_fields
+from mtrl_lightning.utils.cores import usable_cores
+from mtrl_lightning.utils.progress import polled_progress_bar
 
 
 def default_num_workers(num_envs: int, spare: int = 1, num_processes: int = 1) -> int:

@@ -27,11 +27,11 @@ from mtrl_lightning.algorithms import (
 )
 from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP
 from mtrl_lightning.data.drift import check_equal
-from mtrl_lightning.learning.normalization import RunningMoments
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import Rollout, TransitionBatch, Transitions
+from mtrl_lightning.transitions import Rollout, TransitionBatch, Transitions
+from mtrl_lightning.updates.normalization import RunningMoments
 from tests.helpers.algorithms import (
     attach,
     make_batch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.learning.update import Update
+from mtrl_lightning.updates.update import Update
 
 
 class LearningRate:

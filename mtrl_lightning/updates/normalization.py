@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.checks import above, at_least, within
-from mtrl_lightning.learning.transforms import RewardScale, Transform, check_discount
 from mtrl_lightning.networks import TaskAxis
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.standardize import fill_unseen
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch, Transitions
+from mtrl_lightning.transitions import TransitionBatch, Transitions
+from mtrl_lightning.updates.transforms import RewardScale, Transform, check_discount
 
 
 class RunningMoments:

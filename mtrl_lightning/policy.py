@@ -20,7 +20,7 @@ from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import best_checkpoint
 from mtrl_lightning.spec import EnvSpec, known_tasks, pad_to
-from mtrl_lightning.types import Mode
+from mtrl_lightning.transitions import Mode
 
 Task = str | int
 

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.checks import above, at_least, within
-from mtrl_lightning.devices import to_device
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.learning.generators import Generators
 from mtrl_lightning.networks import TaskAxis
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch, Transitions
+from mtrl_lightning.transitions import TransitionBatch, Transitions
+from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.utils.devices import to_device
 
 
 class Transform(nn.Module):

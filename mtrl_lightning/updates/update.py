@@ -22,12 +22,12 @@ from torch.optim import Optimizer
 from mtrl_lightning.checks import above
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
-from mtrl_lightning.learning.generators import Generators
-from mtrl_lightning.learning.metrics import DivergenceGuard, MeanMetrics
 from mtrl_lightning.networks import TaskModule
 from mtrl_lightning.networks.task_axes import last_shared_weight, shared_parameters
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics
 
 Extra = TypeVar("Extra")
 """Result of a loss function beside the losses, for the caller."""

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.checks import at_least, one_of
-from mtrl_lightning.counters import Counters
 from mtrl_lightning.errors import DivergenceError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import ALL_RANKS
+from mtrl_lightning.utils.counters import Counters
 
 NO_SUM = -0.0
 """Sum of no values: a sum from 0.0 would turn -0.0 into 0.0."""

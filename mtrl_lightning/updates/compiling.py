@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from mtrl_lightning.learning.update import Update
+from mtrl_lightning.updates.update import Update
 
 Compile = Literal["default", "reduce-overhead", "max-autotune"]
 """Mode of ``torch.compile``."""

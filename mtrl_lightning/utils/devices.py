@@ -1,24 +1,52 @@
-"""The machine's resources for PyTorch: memory and threads."""
+"""The device that computes: copies to and from it, free memory, threads."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import psutil
 import torch
+from torch import Tensor
 
-from mtrl_lightning.devices import CPU
-
+CPU = torch.device("cpu")
 _M_TRIM_THRESHOLD = -1  # constants of glibc's malloc.h
 _M_MMAP_THRESHOLD = -3
 _FREED_BYTES_KEPT = 1 << 30  # enough for the activations of large networks
 _OLDER_GLIBC_MAX_MMAP_THRESHOLD = 1 << 25
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux says how much memory a container has."""
+
+
+def to_device(array: Any, device: torch.device) -> Tensor:
+    """Return an array or a tensor on the device; a copy to a GPU may still be running."""
+    # without pinning, which takes longer than it saves; CUDA has read pageable memory on return
+    return torch.as_tensor(array).to(device, non_blocking=device.type == "cuda")
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray]:
+    """Return tensors ``[N, ...]`` as arrays, by one copy from a GPU for all of them.
+
+    Args:
+        tensors: of the same number of rows; those of another type than the first take a copy each.
+    """
+    first = tensors[0]
+    if first.device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
+    joined = [tensor for tensor in tensors if tensor.dtype == first.dtype]
+    flat = [tensor.reshape(len(tensor), -1) for tensor in joined]
+    parts = iter(torch.cat(flat, 1).cpu().split([rows.shape[1] for rows in flat], 1))
+    arrays = []
+    for tensor in tensors:
+        is_joined = tensor.dtype == first.dtype
+        array = next(parts).reshape(tensor.shape) if is_joined else tensor.cpu()
+        arrays.append(array.numpy())
+    return arrays
 
 
 def free_memory(device: torch.device = CPU) -> int:

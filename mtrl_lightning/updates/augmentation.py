@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.learning.transforms import Transform
 from mtrl_lightning.networks import is_image
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.types import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch
+from mtrl_lightning.updates.transforms import Transform
 
 
 class RandomShift(Transform):

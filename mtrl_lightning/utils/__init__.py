@@ -1,0 +1,1 @@
+"""What several rooms use and none owns: counts, devices, text, progress bars."""
