@@ -44,9 +44,6 @@ def restoring(path: str | Path | None) -> Iterator[None]:
 
     Args:
         path: the checkpoint; None where there is none to restore.
-
-    Raises:
-        ConfigurationError: if the checkpoint is damaged or from another version.
     """
     try:
         yield
@@ -69,10 +66,6 @@ def load_checkpoint(path: str | Path, verify: bool = True, mmap: bool = True) ->
         path: the file.
         verify: whether the checksums in the file are compared, for which all of it is read.
         mmap: whether tensors stay on disk until they are used.
-
-    Raises:
-        ConfigurationError: if the file is missing, damaged, not a checkpoint of this package, or
-            from another version.
     """
     if not Path(path).is_file():
         raise ConfigurationError(
@@ -114,11 +107,7 @@ def env_steps_of(checkpoint: dict[str, Any]) -> int:
 
 
 def check_complete(checkpoint: dict[str, Any]) -> None:
-    """Check that a run can continue from a checkpoint, and not only its policy be loaded.
-
-    Raises:
-        ConfigurationError: if a section is missing.
-    """
+    """Check that a run can continue from a checkpoint, and not only its policy be loaded."""
     missing = [name for name in SECTIONS if name not in checkpoint]
     if missing:
         raise ConfigurationError(

@@ -104,9 +104,6 @@ def import_optional(module: str, package: str, otherwise: str = "") -> ModuleTyp
         module: the imported module.
         package: pip's name of it; its version follows from our own requirements.
         otherwise: another way for the user; empty for none.
-
-    Raises:
-        ConfigurationError: if it is not installed; the message names the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -65,9 +65,6 @@ def open_run(root: str, name: str, version: str | None, checkpoint: Path | None)
         name: of the run.
         version: name of the run's folder in that of its name; None for a new ``version_N``.
         checkpoint: that the run continues from, in its folder; None for a new run.
-
-    Raises:
-        ConfigurationError: if another process trains in it, or it cannot be written.
     """
     parent = Path(root, name).resolve()
     folder = parent if checkpoint is None else run_folder_of(checkpoint)
@@ -115,9 +112,6 @@ def find_run(run: str | Path) -> Path:
     Args:
         run: the folder; one of its checkpoints; or a run's name, or its folder ``ROOT/NAME``, for
             the version that was trained last and has a checkpoint.
-
-    Raises:
-        ConfigurationError: if there is none.
     """
     path = Path(run)
     if path.is_file():
@@ -144,11 +138,7 @@ def _has_checkpoint(folder: Path) -> bool:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Return the newest checkpoint of a run whose checksums are right.
-
-    Raises:
-        ConfigurationError: if there is none.
-    """
+    """Return the newest checkpoint of a run whose checksums are right."""
     last = folder / "checkpoints" / "last.ckpt"
     others = sorted(
         folder.glob("checkpoints/env_steps=*.ckpt"),
@@ -187,9 +177,6 @@ def best_checkpoint(which: str | Path) -> Path:
     Args:
         which: a checkpoint; or a run, as for ``find_run``, or the name of a policy of this
             package, for its best checkpoint, or the newest one where there is no best.
-
-    Raises:
-        ConfigurationError: if there is none.
     """
     if Path(which).is_file():
         return Path(which)
@@ -237,11 +224,7 @@ def policies() -> dict[str, Path]:
 
 
 def config_file_of(folder: Path) -> Path:
-    """Return the configuration with which a run was started or last continued.
-
-    Raises:
-        ConfigurationError: if there is none.
-    """
+    """Return the configuration with which a run was started or last continued."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigurationError(
@@ -253,11 +236,7 @@ def config_file_of(folder: Path) -> Path:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a YAML file that a run has written, such as ``config.yaml``, as plain values.
-
-    Raises:
-        ConfigurationError: if the file cannot be read, or is no mapping.
-    """
+    """Read a YAML file that a run has written, such as ``config.yaml``, as plain values."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast in C
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
@@ -270,11 +249,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def run_folder_of(checkpoint: Path) -> Path:
-    """Return the folder of the run that wrote a checkpoint.
-
-    Raises:
-        ConfigurationError: if the checkpoint is not in the ``checkpoints`` folder of a run.
-    """
+    """Return the folder of the run that wrote a checkpoint."""
     folder = checkpoint.resolve().parent  # it may be a link to another one of the run
     if folder.name != "checkpoints":
         raise ConfigurationError(
@@ -285,11 +260,7 @@ def run_folder_of(checkpoint: Path) -> Path:
 
 
 def ensure_writable(folder: Path) -> None:
-    """Create a folder if it does not exist, and check that files can be written to it.
-
-    Raises:
-        ConfigurationError: if no file can be written.
-    """
+    """Create a folder if it does not exist, and check that files can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -307,9 +278,6 @@ def run_lock(folder: Path) -> Iterator[None]:
 
     The kernel releases the lock of a process that was killed; the file stays. There is no lock
     where the operating system or the file system does not support it.
-
-    Raises:
-        ConfigurationError: if another process holds the lock.
     """
     path = folder / LOCK
     try:
@@ -336,11 +304,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def check_idle(folder: Path) -> None:
-    """Check that no process trains in the folder of a run.
-
-    Raises:
-        ConfigurationError: if one does.
-    """
+    """Check that no process trains in the folder of a run."""
     if (folder / LOCK).exists():
         with run_lock(folder):
             pass

@@ -118,10 +118,6 @@ def evaluate(
         ``eval/success``, ``eval/success_last``, ``eval/return`` and ``eval/score``, as far as the
         benchmark has them, on average and for each task; ``eval_base/return`` and so on for other
         splits than ``eval``.
-
-    Raises:
-        ConfigurationError: if the split is not an evaluated one, a task is unknown, or the policy
-            does not know a task.
     """
     if isinstance(benchmark, str):
         benchmark = GymnasiumTasks(benchmark)
@@ -201,7 +197,6 @@ def train(
         The run, with its folder, its last evaluation and its policy.
 
     Raises:
-        ConfigurationError: if an option cannot work.
         EnvironmentFaultError: if environments broke more often than they may be rebuilt.
     """
     seed_everything(seed, verbose=False)
@@ -255,9 +250,6 @@ def restart_version(command: Sequence[str]) -> str | None:
 
     Returns:
         The name; None without a scheduler: the run of a W&B sweep, a job of SLURM, ``torchrun``.
-
-    Raises:
-        ConfigurationError: if ``torchrun`` was given no id on several machines.
     """
     if "WANDB_SWEEP_ID" in os.environ and "WANDB_RUN_ID" in os.environ:
         return f"version_wandb-{os.environ['WANDB_RUN_ID']}"
@@ -283,9 +275,6 @@ def checkpoint_to_continue(
         name: of the run.
         version: name of its folder if a scheduler starts it; see ``restart_version``.
         ckpt_path: as for ``train``.
-
-    Raises:
-        ConfigurationError: if there is none.
     """
     if version is not None and any(Path(root, name, version, "checkpoints").glob("*.ckpt")):
         path = newest_checkpoint(Path(root, name, version))

@@ -250,9 +250,6 @@ def transition_fields(spec: EnvSpec, policy_fields: Sequence[Field] = ()) -> tup
     Args:
         spec: the tasks.
         policy_fields: outputs of the policy's ``act`` beside its actions.
-
-    Raises:
-        ConfigurationError: if one of the ``info_fields`` has the name of one of these outputs.
     """
     policy_names = {field.name for field in policy_fields}
     in_both = [field.name for field in spec.info_fields if field.name in policy_names]

@@ -80,9 +80,6 @@ def start_from(
 
     Returns:
         A table of the copied weights, one line per part.
-
-    Raises:
-        ConfigurationError: if the policy does not fit, or nothing of it is this run's.
     """
     one_of(get_args(NewTasks), init_new_tasks=new_tasks)
     spec = EnvSpec.from_dict(checkpoint["mtrl_lightning"]["spec"])
@@ -146,9 +143,6 @@ class _Start:
 
         Args:
             use_mean: whether new tasks get the mean of the trained tasks' weights.
-
-        Raises:
-            ConfigurationError: if the policy does not fit, or nothing of it is this run's.
         """
         for name in self._parts:
             try:
@@ -247,11 +241,7 @@ class _Start:
         return self._tasks.adopt(own, value, blocks, use_mean and blocks.has_mean)
 
     def _leave_out(self, name: str) -> None:
-        """Report a part that this run does not have.
-
-        Raises:
-            ConfigurationError: if the policy needs it.
-        """
+        """Report a part that this run does not have."""
         # the first transform is the reward scale
         if name in ("encoder", "noise") or (
             name.startswith("transforms.") and name != "transforms.0"

@@ -54,10 +54,6 @@ class HiPBMDP(LatentDynamics):
         num_others: other tasks that each transition is compared with, sampled at each update, at
             least 1; None for all of them.
         options: those of ``LatentDynamics``.
-
-    Raises:
-        ConfigurationError: if fewer than two tasks are trained, or the encoder has no context that
-            is learned.
     """
 
     _task_R: Tensor

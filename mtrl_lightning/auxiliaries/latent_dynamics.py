@@ -56,9 +56,6 @@ class LatentDynamics(Auxiliary):
         weight_decay: of the models, at least 0; 1e-7 in deep_bisim4control.
         after: which update its step follows: ``critic`` in deep_bisim4control, ``targets`` in mtrl.
         options: those of ``Auxiliary``.
-
-    Raises:
-        ConfigurationError: if the encoder has nothing to train.
     """
 
     def __init__(

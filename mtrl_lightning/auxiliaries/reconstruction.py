@@ -48,9 +48,6 @@ class Reconstruction(Auxiliary):
         latent_weight: weight of the latent features' size, ``lambda``, at least 0; 1e-6 in SAC-AE.
         weight_decay: of the decoder, at least 0; 1e-7 in SAC-AE.
         options: those of ``Auxiliary``.
-
-    Raises:
-        ConfigurationError: if the encoder has nothing to train or no decoder.
     """
 
     mask_TD: Tensor | None

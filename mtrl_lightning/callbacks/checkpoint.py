@@ -87,11 +87,7 @@ class EnvStepCheckpoint(ModelCheckpoint):
         """Leave evaluations to ``BestCheckpoint``."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the end of the run.
-
-        Raises:
-            ConfigurationError: if it cannot be written.
-        """
+        """Save the end of the run."""
         try:
             self.save(trainer, pl_module)
         except OSError as error:
@@ -169,11 +165,7 @@ class BestCheckpoint(ModelCheckpoint):
         return "best"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Choose the metric.
-
-        Raises:
-            ConfigurationError: if no evaluation has it.
-        """
+        """Choose the metric."""
         data = data_of(trainer)
         known = metric_names(data.benchmark)
         if self.monitor is None and known:

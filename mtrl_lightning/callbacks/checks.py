@@ -28,11 +28,7 @@ def is_better_when_larger(metric: str) -> bool:
 
 
 def check_callbacks(trainer: Trainer) -> None:
-    """Check that no callback needs automatic optimization, or keeps the worst policy.
-
-    Raises:
-        ConfigurationError: naming the callback.
-    """
+    """Check that no callback needs automatic optimization, or keeps the worst policy."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         name = type(callback).__name__
         if isinstance(callback, AUTOMATIC):

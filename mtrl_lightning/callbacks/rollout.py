@@ -33,11 +33,7 @@ class RolloutCallback(Callback):
     order: ClassVar[int] = 1
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Put this package's callbacks first, in their order.
-
-        Raises:
-            ConfigurationError: if a callback cannot work.
-        """
+        """Put this package's callbacks first, in their order."""
         data_of(trainer)
         check_callbacks(trainer)
         # a new list: Lightning iterates over the present one
@@ -76,11 +72,7 @@ LAST = 10
 
 
 def data_of(trainer: Trainer) -> TaskData:
-    """Return the trainer's data module.
-
-    Raises:
-        ConfigurationError: if it is none of this package.
-    """
+    """Return the trainer's data module."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(data, TaskData):
         raise ConfigurationError(

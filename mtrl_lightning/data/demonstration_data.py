@@ -37,9 +37,6 @@ class DemonstrationData(TaskData):
         on_device: keep the demonstrations in the memory of the GPU that trains, if they take at
             most half of the free memory there.
         options: those of ``TaskData``.
-
-    Raises:
-        ConfigurationError: if the batch cannot be divided equally.
     """
 
     kind = "offline"
@@ -65,12 +62,7 @@ class DemonstrationData(TaskData):
         """Identity of the demonstrations that the buffer holds."""
 
     def setup(self, stage: str) -> None:
-        """Read the demonstrations into memory, and print their number.
-
-        Raises:
-            ConfigurationError: if there are none, they are not of the trained tasks, or memory is
-                short.
-        """
+        """Read the demonstrations into memory, and print their number."""
         super().setup(stage)
         if stage != "fit":
             return
@@ -133,10 +125,6 @@ class DemonstrationData(TaskData):
         return {"demonstrations": self._identity, "buffer": self.buffer.state_dict()}
 
     def load_training_state(self, state: dict[str, Any]) -> None:
-        """Restore the generator.
-
-        Raises:
-            ConfigurationError: if the checkpoint is of other demonstrations.
-        """
+        """Restore the generator."""
         check_identity(state["demonstrations"], self._identity)
         self.buffer.load_state_dict(state["buffer"])

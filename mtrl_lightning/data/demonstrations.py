@@ -56,9 +56,6 @@ def load_demonstrations(
 
     Returns:
         The replay; and the identity of its content, plain values that a checkpoint keeps.
-
-    Raises:
-        ConfigurationError: if there are none, they are not of these tasks, or memory is short.
     """
     data_sets = open_data_sets(folder)
     names = [spec.task_names[task] for task in spec.train_tasks]
@@ -117,10 +114,6 @@ def check_demonstrations(data_set: TaskDataSet, spec: EnvSpec) -> None:
     Args:
         data_set: the demonstrations.
         spec: of the benchmark that is trained on, which has the task.
-
-    Raises:
-        ConfigurationError: naming both sides of a difference: another benchmark, or another version
-            or reward of it; another size; a field of ``info`` that is only stored here.
     """
     name = data_set.task
     source = data_set.spec

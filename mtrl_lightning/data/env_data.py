@@ -154,11 +154,7 @@ class EnvData(TaskData):
         return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
 
     def envs_of(self, rank: int) -> list[int]:
-        """Return the indices over all processes of a process' environments: a part of each task's.
-
-        Raises:
-            ConfigurationError: if a task's environments cannot be divided equally.
-        """
+        """Return the global indices of a process' environments, a part of each task's."""
         envs_per_task = self._envs_per_task
         size = distributed.world_size()
         if envs_per_task % size:

@@ -85,9 +85,6 @@ class ReplayData(EnvData):
         delete_replay_at_end: whether the files are deleted when the run has ended by itself: it can
             then be resumed only with ``restore_replay`` false. An interrupted run keeps them.
         options: those of ``EnvData``.
-
-    Raises:
-        ConfigurationError: if the batch cannot be divided equally, or an option is out of range.
     """
 
     kind = "off-policy"
@@ -270,11 +267,7 @@ class ReplayData(EnvData):
         return self.buffer.storage
 
     def open_buffer(self, tasks: Sequence[int], device: torch.device) -> None:
-        """Print the memory that the replay needs, and allocate it.
-
-        Raises:
-            ConfigurationError: if memory or disk is short.
-        """
+        """Print the memory that the replay needs, and allocate it."""
         self._snapshots = self._snapshots_in(replay_folder(self.folder))
         policy_fields = self.algorithm.policy_fields
         opened_for = (tuple(tasks), device, tuple(policy_fields))

@@ -62,12 +62,7 @@ class RolloutData(EnvData):
     """Environment steps before this iteration."""
 
     def check_options(self) -> None:
-        """Check the number of minibatches, and that the limit of the KL divergence has a meaning.
-
-        Raises:
-            ConfigurationError: if a task's rows cannot be divided equally among the minibatches, or
-                ``max_kl`` is given with ``CorrelatedNoise``.
-        """
+        """Check the number of minibatches, and that the KL limit has a meaning."""
         max_kl = getattr(self.algorithm, "max_kl", None)
         if max_kl is not None and self._extra(CorrelatedNoise) is not None:
             raise ConfigurationError(
@@ -173,11 +168,7 @@ class RolloutData(EnvData):
         }
 
     def load_training_state(self, state: dict[str, Any]) -> None:
-        """Restore them.
-
-        Raises:
-            ConfigurationError: if a restored iteration lacks columns that the algorithm needs.
-        """
+        """Restore them."""
         assert self.collector is not None
         self.collector.load_state_dict(state["collector"])
         self.buffer.load_state_dict(state["buffer"])

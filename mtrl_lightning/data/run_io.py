@@ -78,10 +78,6 @@ class RunIO(TorchCheckpointIO):
         """Read a checkpoint; to continue the run, with the states of this process' environments.
 
         Nothing in it is executed.
-
-        Raises:
-            ConfigurationError: on all processes, if it is damaged, or of another number of
-                environments.
         """
         with distributed.raise_on_all_ranks(ConfigurationError):
             checkpoint = load_checkpoint(path, mmap=False)
@@ -114,11 +110,7 @@ class RunIO(TorchCheckpointIO):
 
 
 def _check_protocol(checkpoint: Mapping[str, Any], spec: EnvSpec, is_fitting: bool) -> None:
-    """Check that a checkpoint is of the protocol of this run; to evaluate, warn if it is not.
-
-    Raises:
-        ConfigurationError: naming both sides of a difference.
-    """
+    """Check that a checkpoint is of the protocol of this run; to evaluate, warn if it is not."""
     saved = checkpoint["mtrl_lightning"]["spec"]["protocol"]
     differences = [
         f"{key} {saved.get(key)} there and {spec.protocol.get(key)} here"

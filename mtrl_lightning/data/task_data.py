@@ -68,9 +68,6 @@ class TaskData(LightningDataModule):
         store_info: whether they are also stored with the transitions, for an algorithm that reads
             ``batch.extra[key]``; then every step has to report them.
         seed: of environments, action transforms, extras and the sampling of batches.
-
-    Raises:
-        ConfigurationError: if a task is unknown, or all are excluded.
     """
 
     kind: ClassVar[Kind]
@@ -174,11 +171,7 @@ class TaskData(LightningDataModule):
     # the loop: called by RolloutCallback and by Lightning
 
     def setup(self, stage: str) -> None:
-        """Check that algorithm and data belong together, and choose the number of threads.
-
-        Raises:
-            ConfigurationError: if they do not.
-        """
+        """Check that algorithm and data belong together, and choose the number of threads."""
         trainer = self.trainer
         assert trainer is not None
         algorithm = trainer.lightning_module
@@ -348,11 +341,7 @@ class TaskData(LightningDataModule):
     # state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the training data, where it is complete.
-
-        Raises:
-            ConfigurationError: in the middle of an update.
-        """
+        """Return the state of the training data, where it is complete."""
         error = sys.exc_info()[1]
         is_alone = error is not None and not getattr(error, "is_on_all_ranks", False)
         if is_alone and distributed.world_size() > 1:
@@ -405,11 +394,7 @@ class TaskData(LightningDataModule):
 
 
 def check_batch_size(batch_size: int, num_tasks: int, num_processes: int = 1) -> None:
-    """Check that each process can have the same number of rows of every task in a batch.
-
-    Raises:
-        ConfigurationError: naming the nearest batch sizes.
-    """
+    """Check that each process can have the same number of rows of every task in a batch."""
     of_each = num_tasks * num_processes
     if batch_size >= of_each and batch_size % of_each == 0:
         return

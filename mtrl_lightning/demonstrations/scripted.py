@@ -26,10 +26,6 @@ class ScriptedPolicy:
 
     Args:
         spec: of a benchmark of MetaWorld's tasks.
-
-    Raises:
-        ConfigurationError: naming the tasks that have no scripted policy, or if wrappers or pixels
-            changed the observations.
     """
 
     def __init__(self, spec: EnvSpec) -> None:

@@ -21,9 +21,6 @@ def read_flag(name: str, value: Any) -> bool:
     Args:
         name: of the value.
         value: True, False, 1, 0, or an array of one of them.
-
-    Raises:
-        ConfigurationError: for every other value.
     """
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
@@ -34,11 +31,7 @@ def read_flag(name: str, value: Any) -> bool:
 
 
 def read_success(info: Mapping[str, Any]) -> bool:
-    """Return the success that a step reports; False if it reports none.
-
-    Raises:
-        ConfigurationError: as ``read_flag`` does.
-    """
+    """Return the success that a step reports; False if it reports none."""
     return read_flag("info['success']", info.get("success", False))
 
 
@@ -46,7 +39,6 @@ def read_reward(value: Any) -> float:
     """Return a reward, also one in an array, as a float.
 
     Raises:
-        ConfigurationError: if it is not one number.
         EnvironmentFaultError: if it is not finite in single precision.
     """
     if not isinstance(value, float):
@@ -68,7 +60,6 @@ def write_array(name: str, row: npt.NDArray, value: Any) -> None:
         value: the numbers.
 
     Raises:
-        ConfigurationError: if their shape differs, or they have fractions and the row has integers.
         EnvironmentFaultError: if they are not finite.
     """
     array = np.asarray(value)

@@ -118,9 +118,6 @@ def export_policy(
 
     Returns:
         The file, and the largest difference of a number of an action.
-
-    Raises:
-        ConfigurationError: if the actions differ; no file is written then.
     """
     one_of(POLICY_FILES, format=format)
     if format == ONNX:

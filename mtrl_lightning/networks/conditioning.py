@@ -198,9 +198,6 @@ def with_conditioning(
         make_network: ``(in_dim, out_dim, spec) -> Network``.
         conditioning: how the task is given; None leaves it to the network.
         spec: the tasks.
-
-    Raises:
-        ConfigurationError: if the network takes no conditioning and this one has numbers.
     """
     made, options = called_by(make_network)
     if conditioning is None or options.get("conditioning") is not None:

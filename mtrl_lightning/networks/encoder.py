@@ -91,11 +91,7 @@ class Encoder(nn.Module):
         return make_network(in_dim, out_dim, spec)
 
     def make_decoder(self) -> nn.Module:
-        """Return a new module that maps latent features ``[B, Z]`` to observations ``[B, ...]``.
-
-        Raises:
-            ConfigurationError: if the encoder has no decoder.
-        """
+        """Return a new module that maps latent features ``[B, Z]`` to observations ``[B, ...]``."""
         raise ConfigurationError(
             f"the encoder {type(self).__name__} has no decoder, which a reconstruction needs:"
             " choose another encoder (-c encoder/mlp for states, -c encoder/pixels for images)"
@@ -119,9 +115,6 @@ class Identity(Encoder):
 
     Args:
         spec: the tasks; observations are vectors.
-
-    Raises:
-        ConfigurationError: if observations are not vectors, such as images.
     """
 
     def __init__(self, spec: EnvSpec) -> None:

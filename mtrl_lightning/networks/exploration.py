@@ -30,9 +30,6 @@ class PolicyStd(TaskModule):
         initial: initial log standard deviation.
         minimum: smallest log standard deviation.
         maximum: largest log standard deviation.
-
-    Raises:
-        ConfigurationError: if the initial value is not between the two others.
     """
 
     outputs_per_action: ClassVar[int]

@@ -67,9 +67,6 @@ class Language(TaskConditioning):
         path: JSON file ``{task name: [numbers]}``, as mtrl's; None for the file of this package,
             with 384 numbers for each task of MetaWorld and of dm_control's suite, and for the first
             ten tasks of the toy benchmarks.
-
-    Raises:
-        ConfigurationError: if the file cannot be used or has no embedding of a trained task.
     """
 
     def __init__(self, spec: EnvSpec, *, path: str | None = None) -> None:
@@ -97,9 +94,6 @@ def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
     """Return the embeddings ``[T, C]`` of the named tasks in a JSON file ``{name: [numbers]}``.
 
     A task ``reach-v3`` is also found as ``reach-v2``, ``reach-v1`` or ``reach``.
-
-    Raises:
-        ConfigurationError: if the file cannot be used or has no embedding for a task.
     """
     embeddings = read_json(path)
     rows = []
@@ -131,11 +125,7 @@ def find_name(name: str, known: Collection[str]) -> str | None:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Read a JSON file ``{task name: value}``.
-
-    Raises:
-        ConfigurationError: if it cannot be read, is not JSON, or is not such a mapping.
-    """
+    """Read a JSON file ``{task name: value}``."""
     if Path(path).exists() and not Path(path).is_file():
         raise ConfigurationError(f"{path} is no regular file: give the path of a JSON file")
     try:

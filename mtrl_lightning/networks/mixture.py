@@ -69,9 +69,6 @@ class OneHotGate(Assignment):
     Args:
         num_experts: number of experts, equal to the number of tasks.
         spec: the tasks.
-
-    Raises:
-        ConfigurationError: if ``num_experts`` is not the number of tasks.
     """
 
     weight_TK: Tensor
@@ -121,10 +118,6 @@ class Clusters(Assignment):
         spec: the tasks.
         words: one group of words per expert, matched as whole words; None for ten groups of verbs.
         descriptions: JSON file ``{task name: sentence}``; None for the file of this package.
-
-    Raises:
-        ConfigurationError: if the number of groups differs from ``num_experts``, the file cannot be
-            used, or no expert has a word in a task's name or description.
     """
 
     def __init__(
@@ -285,9 +278,6 @@ class MixtureOfEncoders(Encoder):
             includes the output layer.
         out_dim: number of output features, ``Z``; 50 in mtrl.
         assignment: weights ``a`` of the MLPs, given the task.
-
-    Raises:
-        ConfigurationError: if observations are images.
     """
 
     def __init__(
@@ -323,11 +313,7 @@ class MixtureOfEncoders(Encoder):
 def make_encoders(
     observation_space: Box, num_experts: int, width: int, depth: int, out_dim: int
 ) -> Experts:
-    """Return MLPs that encode state vectors.
-
-    Raises:
-        ConfigurationError: if observations are images, or a size is below 1.
-    """
+    """Return MLPs that encode state vectors."""
     if len(observation_space.shape) != 1:
         raise ConfigurationError(
             f"observations have the shape {observation_space.shape}:"
@@ -354,9 +340,6 @@ class CARE(Encoder):
         conditioning: task conditioning, the input of the context; in the paper a frozen embedding
             of the task's description.
         context_dim: size of the context, ``C``, equal to ``out_dim``.
-
-    Raises:
-        ConfigurationError: if observations are images, or ``context_dim`` differs from ``out_dim``.
     """
 
     context: TaskEncoder

@@ -30,9 +30,6 @@ class MLPEncoder(ProjectedEncoder):
         out_dim: number of latent features, ``Z``; 50 in SAC-AE.
         context: context of each task, which is appended to the features and trained by auxiliary
             losses alone, ``(spec) -> TaskConditioning``; None for none.
-
-    Raises:
-        ConfigurationError: if observations are images.
     """
 
     def __init__(

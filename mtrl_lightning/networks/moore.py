@@ -44,10 +44,6 @@ class MOORE(Network):
         output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
         conditioning: task conditioning, from which ``w`` is computed; None for the
             algorithm's ``conditioning``, or else the one-hot.
-
-    Raises:
-        ConfigurationError: if ``num_experts`` is above ``width``, or the conditioning has no
-            features.
     """
 
     def __init__(

@@ -46,9 +46,6 @@ class PixelEncoder(ProjectedEncoder):
             losses alone, ``(spec) -> TaskConditioning``; None for none.
         channels_last: whether a pixel's channels lie together in memory, which saves about a tenth
             of the time of an update in bf16-mixed on a CPU (``docs/pixels.md``).
-
-    Raises:
-        ConfigurationError: if observations are no images of bytes, or too small for the strides.
     """
 
     def __init__(
@@ -171,12 +168,7 @@ def require_images(observation_space: Box, encoder: str) -> None:
 
 
 def sizes_of(height: int, width: int, strides: Sequence[int]) -> list[tuple[int, int]]:
-    """Return an image's height and width before each convolution and after the last.
-
-    Raises:
-        ConfigurationError: if it is too small for the convolutions; the message gives the least
-            size.
-    """
+    """Return an image's height and width before each convolution and after the last."""
     sizes = [(height, width)]
     for stride in strides:
         height, width = ((side - KERNEL) // stride + 1 for side in sizes[-1])

@@ -57,9 +57,6 @@ class SoftModularization(Network):
         output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
         conditioning: task conditioning, from which ``h`` is computed; None for the
             algorithm's ``conditioning``, or else the one-hot.
-
-    Raises:
-        ConfigurationError: if the conditioning has no features.
     """
 
     def __init__(

@@ -51,10 +51,6 @@ class Standardize(Identity):
             smaller.
         per_task: whether each task has statistics of its own; None for a task's own where
             observations are of different sizes, and one set for all tasks otherwise.
-
-    Raises:
-        ConfigurationError: if a number is outside its range, or ``per_task`` is False and
-            observations are of different sizes.
     """
 
     mean_D: Tensor

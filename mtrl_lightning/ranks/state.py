@@ -68,9 +68,6 @@ def of_envs(state: Any, envs: Sequence[int], num_envs: int) -> Any:
         state: returned by ``gathered``.
         envs: the environments' indices over all ranks.
         num_envs: number of environments over all ranks.
-
-    Raises:
-        ConfigurationError: if the state has another number of environments.
     """
 
     def select(value: Any) -> Any:

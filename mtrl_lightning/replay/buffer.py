@@ -45,9 +45,6 @@ class ReplayBuffer:
         policy_fields: further fields of a transition, which the policy's ``act`` returns.
         storage: factory of the storage, ``(fields, num_envs, capacity, folder, device)``; None
             for each stacked frame once, and all other fields as they are.
-
-    Raises:
-        ConfigurationError: if the capacity gives an environment no row, or memory (disk) is short.
     """
 
     def __init__(
@@ -98,11 +95,7 @@ class ReplayBuffer:
         self.storage.add(transitions.env_E, transitions.columns())
 
     def sample(self, batch_size: int) -> TransitionBatch:
-        """Sample ``batch_size // R`` rows of each trained task.
-
-        Raises:
-            ConfigurationError: if a task has no transition yet.
-        """
+        """Sample ``batch_size // R`` rows of each trained task."""
         num_rows = batch_size // len(self._task_R)
         env_B, number_B = self._sample_rows(num_rows)
         rows = self.storage.take(env_B, number_B)

@@ -60,9 +60,6 @@ class FrameStorage(Storage):
             process; None for memory.
         device: whose memory, without a folder.
         horizon: steps of an episode, which decides how many frames a ring has.
-
-    Raises:
-        ConfigurationError: if there is not enough free memory, or disk; nothing is taken then.
     """
 
     def __init__(
@@ -147,11 +144,7 @@ class FrameStorage(Storage):
         return self._other_fields.reward_sums_of(self.size_E)
 
     def add(self, env_N: npt.NDArray[np.int64], columns: Columns) -> None:
-        """Append transitions, over the oldest ones once a ring is full.
-
-        Raises:
-            ConfigurationError: if an observation and its successor are not stacks of frames.
-        """
+        """Append transitions, over the oldest ones once a ring is full."""
         counts_E = np.bincount(env_N, minlength=self.num_envs)
         assert counts_E.max(initial=0) <= self.capacity, "more rows at once than a ring holds"
         stack_NW = np.asarray(columns["observation"])

@@ -47,10 +47,6 @@ class RolloutBuffer:
         policy_fields: further fields of a transition, which the policy's ``act`` returns.
         seed: of the orders, which differ between processes.
         device: of the minibatches.
-
-    Raises:
-        ConfigurationError: if the rows of a task cannot be shared out equally among the
-            minibatches.
     """
 
     def __init__(
@@ -252,13 +248,7 @@ class RolloutBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them.
-
-        Raises:
-            ConfigurationError: if the iteration has begun with another number of steps, epochs or
-                minibatches, or with other environments, or its updates with another number of
-                processes.
-        """
+        """Restore them."""
         of_envs = state[PER_ENV]
         own = state[PER_RANK].get(distributed.rank())
         valid_SE = of_envs["valid"].transpose(0, 1).numpy()
@@ -311,9 +301,6 @@ def rows_per_task(num_envs: int, num_tasks: int, collection: RolloutConfig) -> i
         num_envs: number of environments over all trained tasks; each task has the same number.
         num_tasks: number of trained tasks, ``R``.
         collection: steps, epochs and minibatches.
-
-    Raises:
-        ConfigurationError: if they cannot be shared out equally among the minibatches.
     """
     envs_per_task = num_envs // num_tasks
     rows = collection.num_steps * envs_per_task

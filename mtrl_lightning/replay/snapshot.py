@@ -185,10 +185,6 @@ class ReplaySnapshots:
         Args:
             manifest: of any number of ranks, with the numbers of this one's environments.
             storage: to fill.
-
-        Raises:
-            ConfigurationError: naming the file, if one is missing or damaged, or naming the
-                difference, if the replay is of another schema or size.
         """
         self.finish()
         self._check_same(manifest, storage)
@@ -241,9 +237,6 @@ class ReplaySnapshots:
         Args:
             manifest: whose files have every transition once.
             fields: the columns, in the order of the files.
-
-        Raises:
-            ConfigurationError: naming the file, if one is missing or damaged.
         """
         for chunk in manifest[ALL_RANKS]["chunks"]:
             yield self._columns(chunk, fields)
@@ -253,11 +246,7 @@ class ReplaySnapshots:
         return {field.name: np.load(content, allow_pickle=False) for field in fields}
 
     def verify(self, manifest: dict[str, Any]) -> None:
-        """Read every chunk of a manifest without keeping it.
-
-        Raises:
-            ConfigurationError: naming the file, if one is missing or damaged.
-        """
+        """Read every chunk of a manifest without keeping it."""
         for chunk in manifest[ALL_RANKS]["chunks"]:
             self._content(chunk)
 

@@ -187,9 +187,6 @@ class RingStorage(Storage):
         folder: keep the transitions in files here, mapped into memory, which vanish with this
             process; None for memory.
         device: whose memory, without a folder.
-
-    Raises:
-        ConfigurationError: if there is not enough free memory, or disk; nothing is taken then.
     """
 
     def __init__(

@@ -93,12 +93,7 @@ def sent_actions(
     task_E: npt.NDArray[np.int64],
     is_training: bool,
 ) -> npt.NDArray[np.float32]:
-    """Return the actions after all transforms, clipped to [-1, 1]; without any, the actions.
-
-    Raises:
-        ConfigurationError: if a transform returns another shape, or makes numbers that are not
-            finite of finite ones.
-    """
+    """Return the actions after all transforms, clipped to [-1, 1]; without any, the actions."""
     if not transforms:
         return action_EA
     sent_EA: npt.NDArray = action_EA

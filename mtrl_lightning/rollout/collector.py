@@ -57,9 +57,6 @@ class Collector:
         pausing: which environments ``choose_paused`` pauses.
         reuse: in which episodes that explore the policy of another task acts; ``foreign_E`` says
             where.
-
-    Raises:
-        ConfigurationError: if the policy does not know a task, or takes no noise.
     """
 
     def __init__(
@@ -111,12 +108,7 @@ class Collector:
 
     @property
     def policy(self) -> Policy:
-        """The policy that chooses the actions.
-
-        Raises:
-            ConfigurationError: when another one is set that does not know a task, or takes no noise
-                where there is an exploration.
-        """
+        """The policy that chooses the actions."""
         return self._policy
 
     @policy.setter
@@ -190,9 +182,6 @@ class Collector:
         Args:
             benchmark: makes them, with the same tasks and spaces; None for the previous one,
                 whose attributes may have changed.
-
-        Raises:
-            ConfigurationError: if its tasks, spaces or fields differ.
         """
         assert not self.is_step_pending, "a step is under way: use session.after_vector_step"
         self.envs.remake(benchmark)  # the next step is not valid, which ends the running episodes
@@ -202,7 +191,6 @@ class Collector:
 
         Raises:
             PolicyFaultError: if an action is not finite.
-            ConfigurationError: if an action transform returns actions that cannot be sent.
         """
         assert not self.is_step_pending, "a step is under way"
         if self.observation_ED is None:
@@ -324,9 +312,6 @@ class Collector:
             seed: of the environments and of the policy's noise, from here on: the same seed gives
                 the same episodes. The policy's are seeded if it has ``seed_actions``, as every
                 algorithm and loaded policy has.
-
-        Raises:
-            ConfigurationError: unless exactly one of the two numbers is given, and is positive.
         """
         return collect(
             self,
@@ -390,9 +375,6 @@ class Collector:
                 ``action_transforms``, ``exploration``, ``reuse``, and ``weights`` (the policy's,
                 with their ``weights_seq_no``); by default all but the weights. The weights alone
                 fit a collector of other environments.
-
-        Raises:
-            ConfigurationError: if a component is unknown, or the policy has no weights.
         """
         return collector_state.get_state(self, components)
 
@@ -402,9 +384,6 @@ class Collector:
         Weights are taken if they have had more updates than the policy's own, and also if their
         ``weights_seq_no`` is 0, as those of a learner that starts from the beginning; others are
         older, and are left out.
-
-        Raises:
-            ConfigurationError: if the state is of other environments, or the policy has no weights.
         """
         collector_state.set_state(self, state)
         if "windows" in state:  # their episodes have reported numbers before

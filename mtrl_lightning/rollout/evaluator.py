@@ -193,9 +193,6 @@ class Evaluator:
         on_restart: called with the reason each time.
         share: index of this process and number of processes that share the environments.
         progress: whether bars show built environments and steps, on a terminal.
-
-    Raises:
-        ConfigurationError: if the split is unknown.
     """
 
     def __init__(
@@ -246,7 +243,6 @@ class Evaluator:
             on_step: called between two steps; may raise to end the evaluation.
 
         Raises:
-            ConfigurationError: if the policy does not know a task.
             PolicyFaultError: if the policy's actions are not finite.
             RestartsExhaustedError: if environments broke too often.
         """
@@ -365,11 +361,7 @@ class Evaluator:
             )
 
     def remake_envs(self, benchmark: Benchmark) -> None:
-        """Evaluate in environments of another benchmark from here on.
-
-        Raises:
-            ConfigurationError: if its tasks, those of the split, spaces or fields differ.
-        """
+        """Evaluate in environments of another benchmark from here on."""
         benchmark = with_layers_of(self._benchmark, benchmark)
         check_same(self._benchmark.spec, check_spec(benchmark.spec))
         tasks = tasks_of(benchmark, self._split)

@@ -20,9 +20,6 @@ class Extra:
             spec: the tasks.
             window: finished episodes that this process keeps of a task.
             envs_per_task: this process' environments of a task.
-
-        Raises:
-            ConfigurationError: if it cannot.
         """
 
 

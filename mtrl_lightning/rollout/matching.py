@@ -61,10 +61,6 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
 
     Returns:
         The policy itself if indices and sizes are the same on both sides.
-
-    Raises:
-        ConfigurationError: naming the tasks that the policy does not know, or one whose observation
-            or action has another shape.
     """
     policy_spec = getattr(policy, "spec", None)
     if not isinstance(policy_spec, EnvSpec):

@@ -28,9 +28,6 @@ class RandomShift(Transform):
     Args:
         spec: the tasks; observations are images ``[..., H, W]``.
         padding: largest shift in pixels, at least 1; 4 in DrQ.
-
-    Raises:
-        ConfigurationError: if observations are no images.
     """
 
     def __init__(self, spec: EnvSpec, padding: int = 4) -> None:

@@ -106,11 +106,7 @@ def copied_weights(networks: Mapping[str, nn.Module]) -> dict[str, Any]:
 
 
 def load_weights(networks: Mapping[str, nn.Module], weights: Mapping[str, Any]) -> None:
-    """Give networks the weights that ``copied_weights`` returned of equal networks.
-
-    Raises:
-        ConfigurationError: naming the networks of other shapes; nothing is changed then.
-    """
+    """Give networks the weights that ``copied_weights`` returned of equal networks."""
     expected = {name: weight_shapes(network.state_dict()) for name, network in networks.items()}
     received = {name: weight_shapes(state) for name, state in weights.items()}
     differing = [

@@ -115,9 +115,6 @@ class Transforms(nn.ModuleList):
         Args:
             transform: to append.
             generators: those of the algorithm.
-
-        Raises:
-            ConfigurationError: if it requires a quantity that the algorithm does not have.
         """
         missing = [name for name in transform.requires if name not in self.quantities]
         if missing:

@@ -59,9 +59,6 @@ class Update:
             gradient; all trained parameters must be among them. None for one group.
         weights: returns how much each task's loss counts, ``[R]``; None for equal weights.
         frozen: parameters that the losses depend on and do not train.
-
-    Raises:
-        ConfigurationError: if the gradient method has no shared parameter to work on.
     """
 
     def __init__(
@@ -114,11 +111,7 @@ class Update:
         self._frozen = [parameter for parameter in frozen if parameter.requires_grad]
 
     def configure_optimizer(self) -> Optimizer:
-        """Build the optimizer, which the following steps use, and return it.
-
-        Raises:
-            ConfigurationError: if its options are out of range.
-        """
+        """Build the optimizer, which the following steps use, and return it."""
         try:
             self.optimizer = self.make_optimizer(self.parameters)
         except (TypeError, ValueError) as error:

@@ -146,9 +146,6 @@ class ManualWeights(TaskWeighting):
     Args:
         spec: the tasks.
         weights: task name to weight, 0 or above.
-
-    Raises:
-        ConfigurationError: if a task is unknown or not trained on, or no weight is above 0.
     """
 
     weight_R: Tensor

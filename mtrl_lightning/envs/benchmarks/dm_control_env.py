@@ -95,9 +95,6 @@ class SuiteEnv(gym.Env):
         is_for_evaluation: whether a seed is the number of a test episode, and each further reset
             starts the next one; test episode ``k`` is dm_control's first with ``random=k``.
         seed: of the task's random generator, until ``reset`` gets another one.
-
-    Raises:
-        ConfigurationError: if actions are not bounded.
     """
 
     def __init__(

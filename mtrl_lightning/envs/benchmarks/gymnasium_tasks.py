@@ -52,10 +52,6 @@ class GymnasiumTasks(Benchmark):
         horizon: steps after which an episode is truncated; null takes the environments' own limit,
             which a ``TimeLimit`` or the registration sets.
         has_success: whether ``info["success"]`` or ``info["is_success"]`` reports success.
-
-    Raises:
-        ConfigurationError: if an environment cannot be made, if its spaces cannot be used or
-            padded, or if an episode has no limit.
     """
 
     def __init__(

@@ -60,9 +60,6 @@ class EnvGroup:
     Args:
         plan: the group's arguments.
         arrays: where actions are read and results written.
-
-    Raises:
-        ConfigurationError: if an environment's spaces are not those of the benchmark's spec.
     """
 
     def __init__(self, plan: GroupPlan, arrays: StepArrays) -> None:
@@ -120,7 +117,6 @@ class EnvGroup:
             EnvironmentFaultError: if an environment raises, returns a number that is not finite in
                 single precision, or its simulation becomes unstable.
             CallError: if an environment raises in its first step or reset.
-            ConfigurationError: if a returned value has another type or shape than the spec has.
         """
         arrays = self._arrays
         for i, env in enumerate(self._envs):

@@ -121,7 +121,6 @@ class WorkerGroup:
         Raises:
             EnvironmentFaultError: if an environment raised or returned a NaN, or the worker died or
                 hung.
-            ConfigurationError: if an environment cannot be used.
         """
         timeout = self._timeout_now
         self._timeout_now = self._timeout

@@ -87,10 +87,6 @@ class VectorEnv(gym.vector.VectorEnv):
         after_success: steps after its first success at which an episode is truncated; None for
             none: see ``SuccessLimit``.
         progress: whether a bar shows how many environments are built, on a terminal.
-
-    Raises:
-        ConfigurationError: if the split or a task is unknown, or the benchmark's spec or the
-            benchmark itself cannot be used.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
@@ -225,7 +221,6 @@ class VectorEnv(gym.vector.VectorEnv):
         Raises:
             EnvironmentFaultError: at a fault, if ``max_restarts`` is None. Once the restarts are
                 used up, ``fault`` is set and the next ``send`` raises it.
-            ConfigurationError: if an environment does not report a field of the spec.
             NoAsyncCallError: if no step was sent.
         """
         if not self._is_stepping:
@@ -404,9 +399,6 @@ class VectorEnv(gym.vector.VectorEnv):
         Args:
             benchmark: makes them, with the same tasks, spaces and fields; None for the previous
                 one, whose attributes may have changed.
-
-        Raises:
-            ConfigurationError: if its tasks, spaces or fields differ.
         """
         self._check_is_idle()
         benchmark = self._benchmark if benchmark is None else benchmark

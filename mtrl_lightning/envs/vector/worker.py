@@ -60,9 +60,6 @@ def start_worker(
 
     Returns:
         The process, and the connection that it answers on.
-
-    Raises:
-        ConfigurationError: if the benchmark cannot be sent to another process.
     """
     try:
         content = cloudpickle.dumps((plan, memory.handle))
