@@ -15,6 +15,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
 
+from mtrl_lightning.algorithms import advantages
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
@@ -35,7 +36,6 @@ from mtrl_lightning.networks import (
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.transitions import Rollout, RolloutConfig, TransitionBatch
-from mtrl_lightning.updates import advantages
 from mtrl_lightning.updates.compiling import compiled
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.learning_rate import ConstantRate, LearningRate

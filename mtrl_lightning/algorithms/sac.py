@@ -15,13 +15,13 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.optim import Adam
 
+from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.actor_critic import ActorCritic, CriticTarget
 from mtrl_lightning.checks import increasing
 from mtrl_lightning.networks import SquashedGaussian
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
-from mtrl_lightning.updates import losses
 from mtrl_lightning.updates.update import Update
 from mtrl_lightning.updates.weighting import Temperature
 

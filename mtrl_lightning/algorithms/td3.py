@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.actor_critic import ActorCritic, CriticTarget
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks import ActionDistribution, ClippedGaussian, zero_padding
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
-from mtrl_lightning.updates import losses
 from mtrl_lightning.updates.targets import frozen_copy
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from mtrl_lightning.updates import advantages
+from mtrl_lightning.algorithms import advantages
 
 NUM_STEPS = 40
 NUM_ENVS = 7

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from mtrl_lightning.algorithms import losses
 from mtrl_lightning.transitions import TransitionBatch
-from mtrl_lightning.updates import losses
 
 NUM_TASKS = 3
 ROWS = 4

@@ -16,14 +16,13 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam
 
-from mtrl_lightning.algorithms import Categorical, ReturnRange, Scalar
+from mtrl_lightning.algorithms import Categorical, ReturnRange, Scalar, losses
 from mtrl_lightning.algorithms.td3 import spread_over_environments
 from mtrl_lightning.auxiliaries import Reconstruction
 from mtrl_lightning.networks import Encoder, MLPEncoder, Network
 from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
-from mtrl_lightning.updates import losses
 from tests.helpers.algorithms import (
     attach,
     changed,

@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import FixedTemperature, Temperature
-from mtrl_lightning.updates import losses
+from mtrl_lightning.algorithms import FixedTemperature, Temperature, losses
 from tests.helpers.algorithms import make_sac, train
 from tests.helpers.specs import spec_of
 

@@ -434,7 +434,7 @@ def test_an_override_of_another_size_is_refused(tmp_path, sac):
     [
         (Tanh, ["tests"]),
         (partial(Tanh, width=5), ["tests"]),
-        (make_tanh, ["tests.test_loading"]),
+        (make_tanh, ["tests.test_policy"]),
         (partial(make_tanh, width=5), ["tests"]),
     ],
 )
@@ -577,10 +577,10 @@ def test_the_intruder_is_loaded_where_it_is_trusted(tmp_path, sac, intruder):
 @pytest.mark.parametrize(
     "class_path",
     [
-        "tests.test_loading.os.system",
-        "tests.test_loading.os.makedirs",
-        "tests.test_loading.MultiTaskCLI",
-        "tests.test_loading.Imported",
+        "tests.test_policy.os.system",
+        "tests.test_policy.os.makedirs",
+        "tests.test_policy.MultiTaskCLI",
+        "tests.test_policy.Imported",
     ],
 )
 def test_trust_ends_at_what_a_trusted_module_imports(tmp_path, sac, class_path):
