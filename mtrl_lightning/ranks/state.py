@@ -74,7 +74,7 @@ def of_envs(state: Any, envs: Sequence[int], num_envs: int) -> Any:
         if len(value) != num_envs:
             raise ConfigurationError(
                 f"the checkpoint has {len(value)} environments, this run {num_envs}: continue with"
-                " the same data.envs_per_task and data.exclude_from_training"
+                " the same tasks, data.envs_per_task and data.exclude_from_training"
             )
         return value[list(envs)] if isinstance(value, Tensor) else [value[env] for env in envs]
 

@@ -72,7 +72,7 @@ def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
     if saved != tasks:
         raise ConfigurationError(
             f"the checkpoint has environments of tasks {saved}, this run of {tasks}:"
-            " continue with the same data.envs_per_task and data.exclude_from_training"
+            " continue with the same tasks, data.envs_per_task and data.exclude_from_training"
         )
     if "windows" in state:
         collector.windows.load_state_dict(state["windows"])
