@@ -247,7 +247,6 @@ TABLE: dict[type, Row] = {
             "value_clip": [0.0],
             "max_kl": [0.0],
             "entropy_coef": [-0.1],
-            "transforms": [[NormalizeObservation]],
         },
     ),
     BehaviourCloning: (make_bc, {"loss": ["l1"], **BOUNDED_STD}),

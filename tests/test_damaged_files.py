@@ -63,7 +63,7 @@ KEYS = [
     ("mtrl_lightning", "counters"),
     ("mtrl_lightning", "spec"),
     ("ReplayData", "collector", "running"),
-    ("ReplayData", "buffer", "generator"),
+    ("ReplayData", "buffer", "per_rank"),
     ("optimizer_states",),
 ]
 

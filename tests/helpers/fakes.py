@@ -411,7 +411,7 @@ class Costly(Scripted):
         return super().spec._replace(info_fields=INFO_FIELDS)
 
     def make_env(self, task, split, seed):
-        return CostlyEnv(self.spec, task)
+        return CostlyEnv(self.spec, task, seed)
 
 
 def number_of(observation_ND):

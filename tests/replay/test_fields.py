@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning import transitions as schema
+from mtrl_lightning import transitions
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
@@ -170,8 +170,8 @@ def test_a_field_goes_from_workers_and_policy_through_storage_and_files_to_the_b
     assert_same_batch(restored.sample(150), buffer.sample(150))
 
 
-def test_a_further_field_of_a_step_is_one_name_in_the_schema(monkeypatch, tmp_path):
-    monkeypatch.setattr(schema, "STORED", (*schema.STORED, "truncated"))
+def test_a_further_field_of_a_step_is_one_name_in_stored(monkeypatch, tmp_path):
+    monkeypatch.setattr(transitions, "STORED", (*transitions.STORED, "truncated"))
     spec = make_spec(2)
     buffer = ReplayBuffer(spec, 40)
     for step in range(30):
