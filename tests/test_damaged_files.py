@@ -63,7 +63,7 @@ KEYS = [
     ("mtrl_lightning", "counters"),
     ("mtrl_lightning", "spec"),
     ("ReplayData", "collector", "running"),
-    ("ReplayData", "buffer", "per_rank"),
+    ("ReplayData", "buffer"),
     ("optimizer_states",),
 ]
 
