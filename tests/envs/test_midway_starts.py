@@ -62,9 +62,9 @@ class Noisy(Clocked):
         return np.append(observation, np.random.random()), info
 
     def step(self, action):
-        observation, *rest = super().step(action)
+        observation, reward, *rest = super().step(action)
         observation[1] += self.np_random.random()
-        return np.append(observation, np.random.random()), *rest
+        return np.append(observation, np.random.random()), np.float64(reward), *rest
 
 
 def noisy():

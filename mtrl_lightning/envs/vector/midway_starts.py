@@ -142,7 +142,7 @@ class MidwayStarts(gym.Wrapper):
         """Step; at an episode's end, keep its beginning if it was good."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._actions.append(np.array(action))
-        reward = read_reward(reward)
+        reward = float(read_reward(reward))
         self._return += reward
         self._has_succeeded |= self._spec.has_success and read_success(info)
         if not self._has_succeeded and reward > self._best_reward:
