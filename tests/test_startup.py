@@ -83,7 +83,7 @@ def test_what_trains_imports_no_simulator_and_no_logger_before_it_answers():
     )
     assert "--resume RUN" in help_of_fit[0] and "--tasks TASK" in help_of_validate[0]
     for printed, _ in misspelled:
-        assert "did you mean evaluation.every" in printed
+        assert "--evaluation.evry=5" in printed
     needed = {"gymnasium", "jsonargparse", "lightning", "numpy", "torch", *OF_LIGHTNING}
     for printed, packages in (help_of_fit, help_of_validate, *misspelled):
         assert packages == needed, printed
