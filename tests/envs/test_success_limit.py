@@ -107,6 +107,7 @@ def test_training_episodes_end_after_a_success_and_test_episodes_do_not(tmp_path
             ToyReach(2, horizon=40),
             partial(PPO, num_steps=80, num_minibatches=4),
             total_steps=16_000,
+            seed=0,
             data={
                 "envs_per_task": 5,
                 "extras": [] if after_success is None else [EndAfterSuccess(after_success)],
