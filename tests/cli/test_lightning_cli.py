@@ -117,7 +117,7 @@ def test_protocol_is_printed_and_stored(command_line, capsys, caplog):
         command_line("fit", *SHORT, "--data.benchmark.init_args.horizon=15")
     printed = caplog.text + capsys.readouterr().err
     assert "benchmark toy, horizon 15" in printed
-    assert "SAC: actor MLP, critic MLP, encoder Identity, actor_gradient Mean" in printed
+    assert "actor MLP, critic MLP, encoder Identity, actor_gradient Mean" in printed
     assert (
         yaml.safe_load((command_line.folder() / "hparams.yaml").read_text())["protocol/horizon"]
         == 15

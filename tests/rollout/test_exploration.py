@@ -146,7 +146,7 @@ def test_a_policy_of_other_sizes_gets_the_noise_of_its_own_actions():
 def test_from_python_extras_are_objects(tmp_path):
     run = train(
         ToyReach(2, horizon=10),
-        partial(PPO, num_steps=20, num_minibatches=4),
+        partial(PPO, num_steps=20, num_minibatches=4, max_kl=None),
         total_steps=400,
         data={
             "envs_per_task": 4,
