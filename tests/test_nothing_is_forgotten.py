@@ -30,6 +30,7 @@ DEAD = {
     r"algorithm\._acting_tasks": "the last step's, kept while they are the same",
     r"'target_encoder'\._(seen|task_rows)": "it observes nothing, and gets copies of statistics",
     r"data\.is_training": "set when training starts",
+    r"collector\._first_ends": "of a warning about a run's first episodes",
     r"Checkpoint\.(_last_|current_score|_env_steps)": "of the last save, Lightning's own",
     r"(Curves|Report)Callback\._": "times, and whether it has warned",
     r"_SaveConfig|EnvStepProgressBar": "Lightning's own",

@@ -142,10 +142,11 @@ def test_a_run_interrupted_anywhere_ends_as_the_uninterrupted_one(
             fit(command_line, "--name=parts", configs=configs)
     assert exit_info.value.code == 143
     state = checkpoint(command_line, "parts")["RolloutData"]["buffer"]
+    of_envs = state["per_env"]
     if kind == "collecting":
-        assert 0 < len(state["valid"]) < 48 and not state["computed"]
+        assert 0 < of_envs["valid"].shape[1] < 48 and not of_envs["computed"]
     else:
-        assert len(state["valid"]) == 48 and 0 < state["num_minibatches"] < 12
+        assert of_envs["valid"].shape[1] == 48 and 0 < state["num_minibatches"] < 12
     fit(command_line, "--name=parts", "--ckpt_path=last", configs=configs)
     assert_same_run(command_line, "whole", "parts")
 
@@ -175,7 +176,8 @@ def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(c
         "--data.total_steps=288",
         "--model.init_args.learning_rate=ConstantRate",
     )
-    assert len(checkpoint(command_line, "parts")["RolloutData"]["buffer"]["valid"]) == 0
+    of_envs = checkpoint(command_line, "parts")["RolloutData"]["buffer"]["per_env"]
+    assert of_envs["valid"].shape[1] == 0
     more = ["--ckpt_path=last", "--model.init_args.learning_rate=ConstantRate"]
     fit(command_line, *options, "--name=parts", *more)
     ends = [checkpoint(command_line, run) for run in ("whole", "parts")]

@@ -141,5 +141,6 @@ def test_the_wheel_supports_the_documented_pythons_and_pins_no_version(wheel):
 def test_the_version_is_the_same_everywhere(capsys):
     version = mtrl_lightning.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-    main(["--version"])
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
     assert capsys.readouterr().out == f"mtrl-lightning {version}\n"
