@@ -85,7 +85,7 @@ class RemoteSamples(IterableDataset[TransitionBatch]):
     def send_weights(self) -> None:
         """Send the agent's weights and their number."""
         self.collector.send(
-            {"weights": self.agent.get_weights(), "weights_seq_no": self.agent.weights_seq_no}
+            {"weights": self.agent.get_weights(), "weights_seq_no": self.agent.counters.updates}
         )
 
 

@@ -20,7 +20,8 @@ from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import best_checkpoint
 from mtrl_lightning.spec import EnvSpec, known_tasks, pad_to
-from mtrl_lightning.transitions import Mode
+from mtrl_lightning.transitions import Mode, step_unit
+from mtrl_lightning.utils.counters import Counters
 
 Task = str | int
 
@@ -53,22 +54,22 @@ class LoadedPolicy:
     @property
     def env_steps(self) -> int:
         """Environment steps of training before the checkpoint was written."""
-        return self._algorithm.counters.env_steps
+        return self.counters.env_steps
+
+    @property
+    def counters(self) -> Counters:
+        """Counts of its training, such as ``updates``."""
+        return self._algorithm.counters
 
     @property
     def step_unit(self) -> str:
         """Unit of ``env_steps``: ``updates`` for offline algorithms."""
-        return self._algorithm.step_unit
-
-    @property
-    def weights_seq_no(self) -> int:
-        """Number of updates of its weights."""
-        return self._algorithm.weights_seq_no
+        return step_unit(self._algorithm.kind)
 
     @property
     def untrained_summary(self) -> str:
         """Description of the policy's input for untrained tasks; empty if there are none."""
-        return self._algorithm.untrained_summary
+        return self._algorithm.untrained.summary
 
     def act(
         self,

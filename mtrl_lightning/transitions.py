@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec, Field
+from mtrl_lightning.utils.counters import Counters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["off-policy", "on-policy", "offline"]
 """Source of an algorithm's training data: a replay of its own steps, the steps of one iteration, or
 demonstrations."""
+
+
+def step_unit(kind: Kind) -> str:
+    """Return the unit of the schedules and of ``counters.env_steps``."""
+    return "updates" if kind == "offline" else "env steps"
 
 
 class StepResult(NamedTuple):
@@ -196,10 +202,8 @@ class SeededPolicy(Policy, Protocol):
 class WeightedPolicy(Policy, Protocol):
     """A policy with weights, which can be sent to the same policy in another process."""
 
-    @property
-    def weights_seq_no(self) -> int:
-        """Number of updates of the weights so far."""
-        ...
+    counters: Counters
+    """With the number of updates of the weights so far."""
 
     def get_weights(self) -> dict[str, Any]:
         """Return copies of the weights that ``act`` needs, on the CPU, for ``torch.save``."""

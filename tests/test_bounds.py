@@ -31,7 +31,6 @@ from mtrl_lightning.algorithms import (
     LinearRate,
     ManualWeights,
     MeanReward,
-    NormalizeObservation,
     NormalizeReward,
     PopArt,
     RandomShift,
@@ -96,6 +95,7 @@ from mtrl_lightning.networks import (
     TopKGate,
 )
 from mtrl_lightning.networks.hidden import HiddenLayers
+from mtrl_lightning.networks.task_axes import UntrainedTasks
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots, RolloutBuffer
 from mtrl_lightning.rollout import (
     ActionNoise,
@@ -268,10 +268,6 @@ TABLE: dict[type, Row] = {
     FixedTemperature: (partial(FixedTemperature, SPEC), {"value": [0.0, NAN]}),
     LinearRate: (LinearRate, {"final": [-0.1]}),
     MeanReward: (partial(MeanReward, SPEC), {"max_factor": [0.5]}),
-    NormalizeObservation: (
-        partial(NormalizeObservation, SPEC),
-        {"clip": [0.0], "epsilon": [0.0], "freeze_after": [0]},
-    ),
     NormalizeReward: (
         partial(NormalizeReward, SPEC),
         {"discount": [-0.1, 1.1], "clip": [0.0], "epsilon": [0.0]},
@@ -366,6 +362,7 @@ TABLE: dict[type, Row] = {
             "spec": [IMAGES, DIFFERENT_SIZES],
         },
     ),
+    UntrainedTasks: (partial(UntrainedTasks, SPEC), {"parameters": ["other"]}),
     TaskEncoder: (partial(TaskEncoder, SPEC), {**SIZES, "out_dim": [0]}),
     # auxiliary losses
     Deterministic: (partial(Deterministic, 4, 2), {"width": [0]}),

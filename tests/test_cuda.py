@@ -75,7 +75,7 @@ def test_updates_equal_those_of_a_cpu(command_line, monkeypatch, network, gradie
     for device in ("cpu", "cuda"):
         model = in_precision(built, "32-true").model.to(device)
         model.load_state_dict(start)
-        model.noise_like = same_noise
+        model.generators.normal_like = lambda _, action_RnA: same_noise(action_RnA)
         attach(model)
         for i, batch in enumerate(given):
             model.training_step(move_data_to_device(batch, torch.device(device)), i)

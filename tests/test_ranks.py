@@ -20,7 +20,7 @@ from mtrl_lightning.ranks.strategy import RanksStrategy
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.transitions import transition_fields
-from mtrl_lightning.updates.normalization import RunningMoments
+from mtrl_lightning.updates.normalization import Moments
 from tests.helpers.command_line import CONFIGS, ROOT, SHORT, SMALL, CommandLine
 from tests.helpers.ranks.cases import CASES, ITERATIONS, float64, moments_of_parts, result_of
 from tests.helpers.replay import newest
@@ -137,10 +137,10 @@ def test_gradient_that_one_rank_lacks_counts_as_zero(probe):
 
 @pytest.mark.slow
 def test_moments_of_unequal_parts_are_those_of_their_union(probe, double):
-    joined = RunningMoments(2, (3,))
+    joined = Moments(2)
     parts = [moments_of_parts(rank) for rank in range(2)]
     assert [int(part["count"].sum()) for part in parts] == [7, 3]
-    rows = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    rows = torch.randn(10, generator=torch.Generator().manual_seed(0)).numpy()
     joined.add(rows, torch.tensor([0] * 5 + [1] * 2 + [0] * 3).numpy())
     for found in probe("moments"):
         for name, value in joined.state_dict().items():
@@ -166,7 +166,7 @@ TWO = ["--trainer.devices=2", "--data.envs_per_task=2"]
 OF_SAC = [
     *(*SMALL, *SHORT, *TWO),
     "--data.capacity=120",  # the rings wrap around
-    "--model.init_args.transforms+=mtrl_lightning.algorithms.NormalizeObservation",
+    "--model.init_args.reward_scale=mtrl_lightning.algorithms.NormalizeReward",
     "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
 ]
 OF_REPLAY = ("--data.batch_size", "--data.capacity", "--data.warmup_steps")

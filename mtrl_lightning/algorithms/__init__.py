@@ -5,12 +5,13 @@ from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.bc import BehaviourCloning
 from mtrl_lightning.algorithms.distral import Distral
 from mtrl_lightning.algorithms.losses import Categorical, Scalar, Value
+from mtrl_lightning.algorithms.on_policy import OnPolicyAlgorithm
 from mtrl_lightning.algorithms.ppo import PPO
 from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.algorithms.td3 import TD3
 from mtrl_lightning.updates.augmentation import RandomShift
 from mtrl_lightning.updates.learning_rate import ConstantRate, LearningRate, LinearRate
-from mtrl_lightning.updates.normalization import NormalizeObservation, NormalizeReward
+from mtrl_lightning.updates.normalization import NormalizeReward
 from mtrl_lightning.updates.popart import PopArt, ReturnScale
 from mtrl_lightning.updates.transforms import MeanReward, ReturnRange, RewardScale, Transform
 from mtrl_lightning.updates.update import Update
@@ -39,8 +40,8 @@ __all__ = [
     "LinearRate",
     "ManualWeights",
     "MeanReward",
-    "NormalizeObservation",
     "NormalizeReward",
+    "OnPolicyAlgorithm",
     "PopArt",
     "RandomShift",
     "ReturnRange",

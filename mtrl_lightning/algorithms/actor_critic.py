@@ -90,6 +90,7 @@ class ActorCritic(Algorithm):
     acting_networks: tuple[str, ...] = ("encoder", "actor")
     outputs_per_action: int
     """Outputs of the actor for each dimension of an action."""
+    targets: PolyakAverage
     encoder: Encoder
     actor: Network
     critic: Ensemble
@@ -233,7 +234,7 @@ class ActorCritic(Algorithm):
             self.targets.copy_buffers()  # the target encoder needs the new statistics below
 
         # critics and encoder: minimize the error to the bootstrapped target
-        target = self._critic_target(batch, self.noise_like(batch.action_RnA))
+        target = self._critic_target(batch, self.generators.normal_like("learn", batch.action_RnA))
         q = self.critic_update(lambda: self._critic_loss(batch, target))
         self.mean_metrics.add({"q": q})
         self._update_auxiliaries("critic", batch)
@@ -316,19 +317,6 @@ class ActorCritic(Algorithm):
     def log_temperatures(self) -> Tensor:
         """Return the trained tasks' log temperatures ``[R]``; zeros where there are none."""
         return torch.zeros(self.num_trained, device=self.device)
-
-    def reset_networks(self) -> None:
-        """Reinitialize actor, critics and encoder, their optimizers and gradient methods.
-
-        Buffers (an encoder's statistics) and the auxiliaries stay, and so do SAC's temperatures.
-        """
-        super().reset_networks()
-        self.set_targets()
-
-    def set_targets(self) -> None:
-        """Set the targets to their online networks."""
-        self.targets.copy_parameters()
-        self.targets.copy_buffers()
 
     def images(self) -> dict[str, npt.NDArray[np.uint8]]:
         """Return the auxiliaries' images ``[H, W, 3]`` by name."""

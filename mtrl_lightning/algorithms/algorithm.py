@@ -6,9 +6,9 @@ Shapes: ``E`` environments, ``R`` trained tasks, ``n`` rows of a task, ``B`` row
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,27 +20,29 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from mtrl_lightning.algorithms.arguments import KeepsArguments, rebuild
+from mtrl_lightning.algorithms.state import SavedOptimizers, restore_state, save_state
 from mtrl_lightning.checkpoints import load_checkpoint, restoring
-from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
-from mtrl_lightning.networks.task_axes import fill_untrained, parameters_without_mean
-from mtrl_lightning.ranks import distributed
+from mtrl_lightning.networks.task_axes import UntrainedParameters, UntrainedTasks
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
 from mtrl_lightning.transitions import (
     ActOutput,
     Kind,
     Mode,
-    Rollout,
-    RolloutConfig,
     TransitionBatch,
 )
 from mtrl_lightning.updates.compiling import Compile, begin_compiled_update
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics, OnNonfinite
-from mtrl_lightning.updates.targets import assign_parameters, copied_weights, load_weights
+from mtrl_lightning.updates.targets import (
+    PolyakAverage,
+    assign_parameters,
+    copied_weights,
+    load_weights,
+)
 from mtrl_lightning.updates.transforms import Transforms
 from mtrl_lightning.updates.update import Update
 from mtrl_lightning.utils.counters import Counters, Stopwatch
@@ -49,10 +51,7 @@ from mtrl_lightning.utils.devices import CPU, to_device, to_host
 if TYPE_CHECKING:
     from typing import Self
 
-    from mtrl_lightning.algorithms.state import SavedOptimizers
-
-UntrainedTasks = Literal["mean", "own"]
-"""``mean``: the mean over the trained tasks; ``own``: a task's own parameters, never trained."""
+T = TypeVar("T")
 
 
 class Algorithm(KeepsArguments, LightningModule):
@@ -75,19 +74,18 @@ class Algorithm(KeepsArguments, LightningModule):
             the mean of the trained tasks' parameters; ``own``, the task's own as initialized.
     """
 
+    kind: ClassVar[Kind] = "off-policy"
+    """Source of its training data."""
     policy_fields: tuple[Field, ...] = ()
     """Further fields of a transition, returned by ``act`` beside the actions when it explores."""
-    collection: RolloutConfig | None = None
-    """Rollout configuration of an on-policy algorithm; None for others."""
-    is_offline: ClassVar[bool] = False
-    """Whether it learns from ``data.demonstrations``, and no environment is stepped in training."""
-    computed_columns: tuple[str, ...] = ()
-    """Names of the columns returned by ``begin_iteration`` in every iteration, beside new values of
-    ``policy_fields``; empty if unknown: the columns of a checkpoint are not checked then."""
     acting_networks: tuple[str, ...] = ()
     """Names of the networks that ``policy`` uses; empty for all of them."""
     data_name: str = ""
     """Class of the data module that trains it, by which Lightning saves the data's state."""
+    targets: PolyakAverage | None = None
+    """The target networks; they are copies of their online networks when a run starts."""
+    progress = 0.0
+    """Of an offline run: the fraction of its updates that are made, from 0 to 1."""
     action_mask_TA: Tensor | None
     """False for the padding entries of each task's actions, ``[T, A]``; None without padding."""
     _task_R: Tensor
@@ -100,7 +98,7 @@ class Algorithm(KeepsArguments, LightningModule):
         compile: Compile | None = None,
         on_nonfinite: OnNonfinite = "stop",
         max_skipped_updates: int = 100,
-        untrained_tasks: UntrainedTasks = "mean",
+        untrained_tasks: UntrainedParameters = "mean",
     ) -> None:
         super().__init__()
         check_train_tasks(spec)
@@ -118,7 +116,7 @@ class Algorithm(KeepsArguments, LightningModule):
             max_skipped_updates,
             [spec.task_names[task] for task in spec.train_tasks],
             self.counters,
-            steps_envs=not self.is_offline,
+            steps_envs=self.kind != "offline",
         )
         self.transforms = Transforms(algorithm=type(self).__name__)
         """Changes of sampled batches before an update, in order."""
@@ -128,41 +126,12 @@ class Algorithm(KeepsArguments, LightningModule):
         """Optimizer states of the resumed checkpoint, until the optimizers are built."""
         self._compile = compile
         self._seed = seed
-        self._acting_tasks = (np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64))
-        """Tasks of the last step, and the same on the device."""
+        self._acting_tasks = TaskTensors(spec.train_tasks)
         self._network_names: list[str] = []
-        one_of(get_args(UntrainedTasks), untrained_tasks=untrained_tasks)
-        self.is_untrained_T = ~np.isin(np.arange(spec.num_tasks), spec.train_tasks)
-        """True for the tasks that are not trained."""
-        self._has_mean = untrained_tasks == "mean" and bool(self.is_untrained_T.any())
+        self.untrained = UntrainedTasks(spec, untrained_tasks)
         self.register_buffer("_task_R", torch.tensor(spec.train_tasks), persistent=False)
         mask_TA = torch.from_numpy(spec.action_mask_TA)
         self.register_buffer("action_mask_TA", None if mask_TA.all() else mask_TA, persistent=False)
-
-    @property
-    def kind(self) -> Kind:
-        """Source of its training data."""
-        if self.is_offline:
-            return "offline"
-        return "off-policy" if self.collection is None else "on-policy"
-
-    @property
-    def step_unit(self) -> str:
-        """Unit of the schedules and of ``counters.env_steps``."""
-        return "updates" if self.is_offline else "env steps"
-
-    @property
-    def untrained_summary(self) -> str:
-        """Description of the policy's parameters for untrained tasks; empty if there are none."""
-        parameters = "the mean of the trained tasks'" if self._has_mean else "as initialized"
-        return self.describe_untrained(f"Parameters of a task are {parameters}")
-
-    def describe_untrained(self, explanation: str) -> str:
-        """Return the names of the untrained tasks and an explanation; empty if there are none."""
-        if not self.is_untrained_T.any():
-            return ""
-        names = [self.spec.task_names[task] for task in np.flatnonzero(self.is_untrained_T)]
-        return f"Evaluated without training: {', '.join(names)}. {explanation}"
 
     # networks
 
@@ -175,40 +144,20 @@ class Algorithm(KeepsArguments, LightningModule):
 
     def add_networks(self) -> None:
         """Build the networks of ``make_networks`` and make them attributes."""
-        for name, module in self._build_networks(self._seed).items():
+        for name, module in seeded(self._seed, self.make_networks).items():
             self.add_module(name, module)
             self._network_names.append(name)
-        for name, module in self.acting_modules().items() if self._has_mean else ():
-            if lacking := parameters_without_mean(module):
-                raise ConfigurationError(
-                    f"some tasks are evaluated without being trained, and {name} has layers for"
-                    f" each task ({lacking[0]}), whose mean means nothing: choose another network,"
-                    " or set model.init_args.untrained_tasks to own (these layers stay as"
-                    " initialized)"
-                )
-
-    def _build_networks(self, seed: int) -> dict[str, nn.Module]:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            return self.make_networks()
+        self.untrained.check(self.acting_modules())
 
     def acting_modules(self) -> dict[str, nn.Module]:
         """Return the networks that ``policy`` uses, by name."""
         names = self.acting_networks or self._network_names
         return {name: self.get_submodule(name) for name in names}
 
-    def fill_untrained(self) -> None:
-        """Give untrained tasks the mean of the trained tasks' parameters in the policy's networks.
-
-        ``act`` does so before it acts on such tasks. Training uses none of these parameters.
-        """
-        for module in self.acting_modules().values() if self._has_mean else ():
-            fill_untrained(module, self.spec.num_tasks, self.spec.train_tasks)
-
     def reset_networks(self) -> None:
-        """Reinitialize the parts of ``make_networks``, and clear their optimizer states.
+        """Reinitialize the parts of ``make_networks``, their optimizer states and their targets.
 
-        Buffers, such as an encoder's statistics, stay.
+        Buffers, such as an encoder's statistics, stay, as do auxiliaries and SAC's temperatures.
         """
         if not self._network_names:
             raise ConfigurationError(
@@ -216,7 +165,7 @@ class Algorithm(KeepsArguments, LightningModule):
             )
         seed = int(torch.randint(2**31, (), generator=self.generators.get("reset", CPU)))
         was_reset: set[Parameter] = set()
-        for name, fresh in self._build_networks(seed).items():
+        for name, fresh in seeded(seed, self.make_networks).items():
             module = self.get_submodule(name)
             if isinstance(fresh, GradientMethod):
                 module.load_state_dict(fresh.state_dict())
@@ -225,13 +174,8 @@ class Algorithm(KeepsArguments, LightningModule):
             was_reset.update(module.parameters())
         for update in self.updates:
             update.clear_state(was_reset)
-
-    def set_targets(self) -> None:
-        """Set the target networks to their online networks; here there are none.
-
-        Called when a run starts from a trained policy, instead of copying the modules named
-        ``target_...`` from the policy's checkpoint.
-        """
+        if self.targets is not None:
+            self.targets.copy()
 
     # acting
 
@@ -280,12 +224,11 @@ class Algorithm(KeepsArguments, LightningModule):
             return zero_padding(2 * uniform_EA - 1, self.action_mask(task)).cpu().numpy()
         if np.issubdtype(observation_ED.dtype, np.floating):
             observation_ED = observation_ED.astype(np.float32)
-        task_B = self._tasks_on_device(task_E)
+        task_B = self._acting_tasks(task_E, self.device)
         rows = task_B.shape
         observation_BD = to_device(observation_ED, self.device).unflatten(0, rows)
-        observation_BD = self.transforms.observation(observation_BD, task_B)
-        if self.is_untrained_T[task_E].any():
-            self.fill_untrained()
+        if self.untrained.is_untrained_T[task_E].any():
+            self.untrained.fill(self.acting_modules())
         policy = self.policy(observation_BD, task_B)
         fields: dict[str, Tensor] = {}
         if mode == "exploit":
@@ -302,28 +245,6 @@ class Algorithm(KeepsArguments, LightningModule):
         )
         return (action_EA, dict(zip(fields, columns, strict=True))) if fields else action_EA
 
-    def _tasks_on_device(self, task_E: npt.NDArray[np.int64]) -> Tensor:
-        """Return the tasks, ``[R, n]`` for the trained tasks in order or one task, else ``[E]``.
-
-        They are kept, because they seldom change from one step to the next.
-        """
-        before_E, task_B = self._acting_tasks
-        if task_B.device == self.device and np.array_equal(before_E, task_E):
-            return task_B
-        num_envs = len(task_E)
-        num_rows = num_envs // self.num_trained
-        # in groups, networks with parameters per task compute one matrix product
-        shape: tuple[int, ...] = (num_envs,)
-        if num_rows and np.array_equal(task_E, np.repeat(self.spec.train_tasks, num_rows)):
-            shape = (self.num_trained, num_rows)
-        elif num_envs and (task_E == task_E[0]).all():
-            shape = (1, num_envs)
-        # a copy: the caller may write into its array, whose memory a tensor on a CPU shares
-        copied_E = task_E.copy()
-        task_B = to_device(copied_E.reshape(shape), self.device)
-        self._acting_tasks = (copied_E, task_B)
-        return task_B
-
     def action_mask(self, task_B: Tensor) -> Tensor | None:
         """Return a mask, false for padding entries of the actions; None without padding.
 
@@ -337,32 +258,13 @@ class Algorithm(KeepsArguments, LightningModule):
             return None
         return task_values(self.action_mask_TA, task_B if task_B.ndim == 1 else task_B[:, :1])
 
-    def best_action(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return the actions ``[B, A]`` that ``act`` chooses in the mode ``exploit``.
-
-        No operation depends on the values of a tensor, so that the actions can be exported. Call
-        ``fill_untrained`` first.
-
-        Args:
-            observation_BD: observations, floating-point ones in single precision.
-            task_B: their tasks.
-        """
-        observation_BD = self.transforms.observation(observation_BD, task_B)
-        policy = self.policy(observation_BD, task_B)
-        return zero_padding(policy.mode(), self.action_mask(task_B))
-
     def seed_actions(self, seed: int) -> None:
         """Seed the random numbers of ``act`` in the modes ``explore`` and ``random``."""
         self.generators.get("act", self.device).manual_seed(seed)
 
-    @property
-    def weights_seq_no(self) -> int:
-        """Number of updates of the weights."""
-        return self.counters.updates
-
     def get_weights(self) -> dict[str, Any]:
         """Return copies of the weights for ``act``, on the CPU: networks' states by name."""
-        return copied_weights(self._acting_parts())
+        return copied_weights(self.acting_modules())
 
     def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int) -> None:
         """Load weights returned by ``get_weights`` of an equal algorithm; critics and others stay.
@@ -371,11 +273,8 @@ class Algorithm(KeepsArguments, LightningModule):
             weights: states of the acting networks by name.
             weights_seq_no: number of updates of these weights.
         """
-        load_weights(self._acting_parts(), weights)
+        load_weights(self.acting_modules(), weights)
         self.counters.updates = weights_seq_no
-
-    def _acting_parts(self) -> dict[str, nn.Module]:
-        return {**self.acting_modules(), "transforms": self.transforms}
 
     # updates
 
@@ -417,7 +316,7 @@ class Algorithm(KeepsArguments, LightningModule):
         """Return the optimizers of all updates, in the order of ``make_update``."""
         optimizers = [update.configure_optimizer() for update in self.updates]
         if self._saved_optimizers is not None:
-            with restoring(self._ckpt_path):
+            with restoring(self.trainer.ckpt_path if self.data_name else None):
                 self._saved_optimizers.check(self.updates)
             self._saved_optimizers = None
         return optimizers
@@ -428,9 +327,8 @@ class Algorithm(KeepsArguments, LightningModule):
         Without one of this package's data modules, as in ``trainer.fit(algorithm, batches)``, it
         needs none.
         """
-        from mtrl_lightning.callbacks import missing_callbacks
-
-        return missing_callbacks(self.trainer)
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data.missing_callbacks() if hasattr(data, "missing_callbacks") else []
 
     def on_fit_start(self) -> None:
         """Let ``trainer.global_step`` count updates, and callbacks see gradients.
@@ -449,16 +347,6 @@ class Algorithm(KeepsArguments, LightningModule):
             update.call_hook = call_hook
         self.updates[0].step = first.step
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Let all processes stop after the same update; called after all callbacks."""
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if hasattr(data, "defer_stop"):
-            data.defer_stop()
-
-    def on_validation_end(self) -> None:
-        """Let all processes stop after the same evaluation; called after all callbacks."""
-        self.trainer.should_stop = distributed.is_any(self.trainer.should_stop)
-
     def training_step(self, batch: TransitionBatch, batch_idx: int) -> None:
         """Make one update and count it."""
         with self.stopwatch.measure("update"):
@@ -471,40 +359,6 @@ class Algorithm(KeepsArguments, LightningModule):
     def update(self, batch: TransitionBatch) -> None:
         """Learn from a sampled batch; begin with ``self.transforms(batch)``."""
         raise NotImplementedError
-
-    def noise_like(self, action_RnA: Tensor) -> Tensor:
-        """Sample standard normal noise of the actions' shape for a loss."""
-        generator = self.generators.get("learn", self.device)
-        return torch.randn(action_RnA.shape, generator=generator, device=self.device)
-
-    # events of a run, called by its data module
-
-    def begin_update(self, progress: float) -> None:
-        """Receive the progress of an offline run before each update.
-
-        Args:
-            progress: fraction of the run's updates made so far, from 0 to 1.
-        """
-
-    def begin_iteration(self, collected: Rollout, progress: float) -> dict[str, Tensor]:
-        """Receive the rollout that an on-policy algorithm learns from next.
-
-        Args:
-            collected: the transitions of the iteration. With ``PolicyReuse`` its column
-                ``foreign`` says in which of them the policy of another task acted.
-            progress: fraction of the run's environment steps made before them, from 0 to 1.
-
-        Returns:
-            Further columns of its minibatches by name, ``[S, E]``, such as advantages.
-        """
-        raise NotImplementedError
-
-    def is_iteration_over(self) -> bool:
-        """Return whether the rest of an iteration's minibatches is left out."""
-        return False
-
-    def end_iteration(self, collected: Rollout) -> None:
-        """Receive the transitions of an iteration after its last update."""
 
     # metrics and checkpoints; Lightning calls the on_... hooks
 
@@ -528,21 +382,12 @@ class Algorithm(KeepsArguments, LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the algorithm's arguments and state."""
-        from mtrl_lightning.algorithms.state import save_state
-
         save_state(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the state that ``on_save_checkpoint`` added."""
-        from mtrl_lightning.algorithms.state import restore_state
-
-        with restoring(self._ckpt_path):
+        with restoring(self.trainer.ckpt_path if self.data_name else None):
             self._saved_optimizers = restore_state(self, checkpoint)
-
-    @property
-    def _ckpt_path(self) -> Any:
-        """The checkpoint that a trainer resumes; None without."""
-        return self.trainer.ckpt_path if self.data_name else None
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -579,3 +424,42 @@ class Algorithm(KeepsArguments, LightningModule):
             built.on_load_checkpoint(checkpoint)
             built.load_state_dict(checkpoint["state_dict"], strict=strict)
         return built.to(map_location or "cpu")
+
+
+class TaskTensors:
+    """The tasks of a step's environments as a tensor.
+
+    It is kept, because the tasks seldom change from one step to the next.
+
+    Args:
+        train_tasks: the trained tasks.
+    """
+
+    def __init__(self, train_tasks: Sequence[int]) -> None:
+        self._train_tasks = train_tasks
+        self._last_E = np.zeros(0, np.int64)
+        self._last_B = torch.zeros(0, dtype=torch.int64)
+
+    def __call__(self, task_E: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+        """Return the tasks, ``[R, n]`` for the trained tasks in order or one task, else ``[E]``."""
+        if self._last_B.device == device and np.array_equal(self._last_E, task_E):
+            return self._last_B
+        num_envs = len(task_E)
+        num_rows = num_envs // len(self._train_tasks)
+        # in groups, networks with parameters per task compute one matrix product
+        shape: tuple[int, ...] = (num_envs,)
+        if num_rows and np.array_equal(task_E, np.repeat(self._train_tasks, num_rows)):
+            shape = (len(self._train_tasks), num_rows)
+        elif num_envs and (task_E == task_E[0]).all():
+            shape = (1, num_envs)
+        # a copy: the caller may write into its array, whose memory a tensor on a CPU shares
+        self._last_E = task_E.copy()
+        self._last_B = to_device(self._last_E.reshape(shape), device)
+        return self._last_B
+
+
+def seeded(seed: int, make: Callable[[], T]) -> T:
+    """Return what a function makes with this seed of PyTorch's global generator."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return make()

@@ -91,7 +91,7 @@ class BehaviourCloning(Algorithm):
         options: those of every algorithm: ``seed``, ``compile`` and others of ``Algorithm``.
     """
 
-    is_offline = True
+    kind = "offline"
     encoder: Encoder
     actor: Network
     noise: PolicyStd
@@ -157,12 +157,9 @@ class BehaviourCloning(Algorithm):
         """Return the distribution over actions."""
         return self._distribution(self._outputs(observation_BD, task_B), task_B)
 
-    def begin_update(self, progress: float) -> None:
-        """Set the learning rate."""
-        self.learning_rate.set(self.updates, progress)
-
     def update(self, batch: TransitionBatch) -> None:
         """Make one step towards the actions of a batch."""
+        self.learning_rate.set(self.updates, self.progress)
         batch = self.transforms(batch)
         self.encoder.observe(batch.observation_RnD, batch.task_Rn)
         error = self.actor_update(lambda: self._actor_loss(batch))

@@ -114,9 +114,10 @@ class Distral(SAC):
             **options,
         )
         _check_encoder(self.encoder)
+        self.untrained.explanation = "The distilled policy acts on them"
         self.kappa = kappa
         self.omega = omega
-        untrained_T = torch.from_numpy(self.is_untrained_T)
+        untrained_T = torch.from_numpy(self.untrained.is_untrained_T)
         self.register_buffer("untrained_T", untrained_T, persistent=False)
         self._distilled_loss = compiled(self.distilled_loss, self._compile)
         self.distilled_update = self.make_update(
@@ -218,11 +219,6 @@ class Distral(SAC):
         """Return the distilled policy's distribution; the task says which actions are padding."""
         output_B2A = self.distilled(self.encoder.shared_features(observation_BD, task_B))
         return self.distribution(output_B2A, task_B)
-
-    @property
-    def untrained_summary(self) -> str:
-        """Description of the tasks that are not trained; empty if there are none."""
-        return self.describe_untrained("The distilled policy acts on them")
 
     def _critics_by_task(self) -> list[tuple[nn.Module, ...]]:
         """Return the critics of each trained task."""

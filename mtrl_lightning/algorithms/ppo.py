@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from mtrl_lightning.algorithms import advantages
-from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.on_policy import OnPolicyAlgorithm
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
@@ -60,7 +60,7 @@ class NoTransforms(Transforms):
         )
 
 
-class PPO(Algorithm):
+class PPO(OnPolicyAlgorithm):
     """Multi-task proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347).
 
     An iteration collects ``num_steps`` of every environment, then makes ``num_epochs`` passes over
@@ -113,7 +113,6 @@ class PPO(Algorithm):
     """
 
     acting_networks = ("encoder", "actor", "noise")
-    collection: RolloutConfig
     encoder: Encoder
     actor: Network
     noise: PolicyStd

@@ -79,7 +79,7 @@ class SAC(ActorCritic):
 
     def update_policy(self, batch: TransitionBatch) -> None:
         """Update the actor and then the temperature, from a transformed batch."""
-        noise_RnA = self.noise_like(batch.action_RnA)
+        noise_RnA = self.generators.normal_like("learn", batch.action_RnA)
         # the temperature learns from the log densities before the actor's step
         log_prob_Rn = self.actor_update(lambda: self._actor_loss(batch, noise_RnA))
         if self.temperature_update is not None:

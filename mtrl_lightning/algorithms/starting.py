@@ -34,7 +34,6 @@ from mtrl_lightning.networks import (
 from mtrl_lightning.networks.one_per_task import member_name
 from mtrl_lightning.networks.task_axes import task_axes
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.updates.normalization import NormalizeObservation
 from mtrl_lightning.updates.popart import ReturnScale
 from mtrl_lightning.updates.transforms import RewardScale
 from mtrl_lightning.utils.signatures import parameters_of
@@ -89,9 +88,10 @@ def start_from(
     start.copy_parts(new_tasks == "mean")
     algorithm.load_state_dict(start.state)
     for module in start.copied_modules():
-        if isinstance(module, Standardize | NormalizeObservation):
+        if isinstance(module, Standardize):
             module.keep_tasks(list(tasks.common))
-    algorithm.set_targets()
+    if algorithm.targets is not None:
+        algorithm.targets.copy()
     return start.table()
 
 
@@ -120,16 +120,9 @@ class _Start:
         self._parts = dict(_parts(algorithm))
         acting = algorithm.acting_modules().items()
         self._networks = [name for name, one in acting if not isinstance(one, GradientMethod)]
-        # transforms that are no reward scale change the policy's observations
-        changes = [
-            f"transforms.{index}"
-            for index, transform in enumerate(algorithm.transforms)
-            if not isinstance(transform, RewardScale)
-        ]
-        self._acting = [*self._networks, *changes]
         # the noise tells a clipped Gaussian from other policies with as many outputs
         optional = set(self._networks) - {"encoder", "actor", "noise"}
-        self._needed = [name for name in self._acting if name not in optional]
+        self._needed = [name for name in self._networks if name not in optional]
         self._copied: list[str] = []
         self._rows: list[_Row] = []
 
@@ -148,7 +141,7 @@ class _Start:
             try:
                 self._copy_part(name, use_mean)
             except _Misfit as misfit:
-                if name in self._acting:
+                if name in self._networks:
                     raise self._refusal(str(misfit)) from misfit
                 self._add_row(name, self.state, f"fresh: {misfit}")
         for name in dict.fromkeys(map(_part_of, self._saved)):
@@ -173,7 +166,7 @@ class _Start:
         saved = [key for key in self._saved if _part_of(key) == name]
         if isinstance(part, GradientMethod):
             raise _Misfit("a gradient method's state is a run's own")
-        if name not in self._acting and self._is_of_another_algorithm():
+        if name not in self._networks and self._is_of_another_algorithm():
             raise _Misfit(f"the checkpoint is of {short_name(self._arguments[OWN_CLASS])}")
         learns_returns = name == "critic" or isinstance(part, ReturnScale | RewardScale)
         if learns_returns and self._has_other_returns():
@@ -242,10 +235,7 @@ class _Start:
 
     def _leave_out(self, name: str) -> None:
         """Report a part that this run does not have."""
-        # the first transform is the reward scale
-        if name in ("encoder", "noise") or (
-            name.startswith("transforms.") and name != "transforms.0"
-        ):
+        if name in ("encoder", "noise"):
             raise self._refusal(f"it has {name}, and this run has none")
         if not name.startswith("target_"):
             self._add_row(name, self._saved, "left out: this run has none")
@@ -296,12 +286,11 @@ class _Start:
 
 
 def _parts(algorithm: Algorithm) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the parts of an algorithm by name; targets follow others if ``set_targets`` is its."""
-    has_targets = type(algorithm).set_targets is not Algorithm.set_targets
+    """Yield the parts of an algorithm by name, without targets, which follow others."""
     for name, part in algorithm.named_children():
         if name in LISTS:
             yield from ((f"{name}.{index}", member) for index, member in part.named_children())
-        elif not (has_targets and name.startswith("target_")):
+        elif algorithm.targets is None or not name.startswith("target_"):
             yield name, part
 
 

@@ -5,7 +5,7 @@ Shapes: ``T`` tasks of the run, ``S`` tasks of the checkpoint, ``N`` new tasks o
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -47,18 +47,26 @@ class TaskMatch(NamedTuple):
 
     def check_sizes(self) -> None:
         """Check that observations and actions have the sizes that the policy was trained with."""
-        for what in ("observation", "action"):
-            sizes = {"all tasks": tuple(_size(spec, what) for spec in (self.there, self.here))}
+        shapes = {
+            ("observation", "all tasks"): [
+                spec.observation_space.shape for spec in (self.there, self.here)
+            ],
+            ("action", "all tasks"): [spec.action_space.shape for spec in (self.there, self.here)],
+        }
+        kinds: tuple[Literal["observation", "action"], ...] = ("observation", "action")
+        for kind in kinds:
             for here, there in self.common.items():
-                name = self.here.task_names[here]
-                sizes[name] = (_size(self.there, what, there), _size(self.here, what, here))
-            for name, (there_size, here_size) in sizes.items():
-                if there_size != here_size:
-                    raise ConfigurationError(
-                        f"a run cannot start from a policy of other {what}s: those of {name} have"
-                        f" the shape {there_size} in the checkpoint and {here_size} in this run."
-                        " Choose tasks and wrappers that have the same, or leave out init_from"
-                    )
+                shapes[kind, self.here.task_names[here]] = [
+                    self.there.shape_of(kind, there),
+                    self.here.shape_of(kind, here),
+                ]
+        for (kind, name), (saved, own) in shapes.items():
+            if saved != own:
+                raise ConfigurationError(
+                    f"a run cannot start from a policy of other {kind}s: those of {name} have the"
+                    f" shape {saved} in the checkpoint and {own} in this run. Choose tasks and"
+                    " wrappers that have the same, or leave out init_from"
+                )
 
     def shape_there(self, own: Tensor, axis: TaskAxis) -> tuple[int, ...]:
         """Return the shape that a tensor of this run has with the checkpoint's number of tasks."""
@@ -91,10 +99,3 @@ class TaskMatch(NamedTuple):
         if use_mean and self.new:
             blocks_T[self.new] = saved_S[list(self.there.train_tasks)].mean(0)
         return adopted, own.numel() - len(self.new) * blocks_T[0].numel()
-
-
-def _size(spec: EnvSpec, what: str, task: int | None = None) -> tuple[int, ...]:
-    """Return the shape of all tasks' observations or actions, or of one task's own."""
-    sizes: tuple[int, ...] = getattr(spec, f"{what}_sizes")
-    shape: tuple[int, ...] = getattr(spec, f"{what}_space").shape
-    return shape if task is None or not sizes else (sizes[task],)

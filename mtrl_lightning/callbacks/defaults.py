@@ -11,8 +11,7 @@ from mtrl_lightning.callbacks.images import ImagesCallback
 from mtrl_lightning.callbacks.metrics import MetricsCallback
 from mtrl_lightning.callbacks.progress import EnvStepProgressBar
 from mtrl_lightning.callbacks.rollout import RolloutCallback
-from mtrl_lightning.callbacks.signals import SignalCallback
-from mtrl_lightning.data import TaskData
+from mtrl_lightning.callbacks.signals import SignalCallback, StopCallback
 
 NEEDED: tuple[type[Callback], ...] = (
     RolloutCallback,
@@ -21,6 +20,7 @@ NEEDED: tuple[type[Callback], ...] = (
     CurvesCallback,
     ImagesCallback,
     SignalCallback,
+    StopCallback,
 )
 
 
@@ -32,8 +32,6 @@ def missing_callbacks(trainer: Trainer) -> list[Callback]:
     Args:
         trainer: of the run.
     """
-    if not isinstance(trainer.datamodule, TaskData):  # type: ignore[attr-defined]
-        return []
     present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     missing = [kind() for kind in NEEDED if not any(isinstance(one, kind) for one in present)]
     bar = trainer.progress_bar_callback

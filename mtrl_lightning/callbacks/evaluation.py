@@ -27,7 +27,7 @@ from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.rollout.evaluator import metric_prefix
 from mtrl_lightning.schedules import Every, round_up
-from mtrl_lightning.transitions import Policy
+from mtrl_lightning.transitions import Policy, step_unit
 from mtrl_lightning.utils.progress import shows_progress
 from mtrl_lightning.utils.text import text_table, with_interval
 
@@ -193,8 +193,8 @@ class EvaluationCallback(Callback):
         if trainer.sanity_checking:
             num_episodes = min(int(trainer.num_sanity_val_steps), self._num_episodes)
             evaluators = self._make_evaluators(trainer, num_episodes)
-        elif not is_fitting(trainer) and algorithm.untrained_summary:
-            rank_zero_info(algorithm.untrained_summary)
+        elif not is_fitting(trainer) and algorithm.untrained.summary:
+            rank_zero_info(algorithm.untrained.summary)
         env_steps = algorithm.counters.env_steps
         policy = with_action_transforms(algorithm, data.action_transforms)
         results: dict[str, float] = {}
@@ -207,7 +207,8 @@ class EvaluationCallback(Callback):
             if trainer.state.fn != TrainerFn.FITTING:
                 intervals |= evaluation.success_intervals(names)
             if distributed.rank() == 0:
-                tqdm.write(table(evaluation, names, env_steps, algorithm.step_unit, intervals))
+                unit = step_unit(algorithm.kind)
+                tqdm.write(table(evaluation, names, env_steps, unit, intervals))
         if trainer.sanity_checking:
             for evaluator in evaluators:
                 evaluator.close()

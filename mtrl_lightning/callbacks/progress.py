@@ -13,6 +13,7 @@ from tqdm import tqdm
 from mtrl_lightning.callbacks.rollout import data_of
 from mtrl_lightning.callbacks.rollout_metrics import rollout_metrics
 from mtrl_lightning.rollout.evaluator import main_metric, metric_prefix
+from mtrl_lightning.transitions import step_unit
 
 SECONDS_IN_A_FILE = 30.0
 """Between two lines of the bar in a file, where each refresh adds a line."""
@@ -38,7 +39,7 @@ class EnvStepProgressBar(TQDMProgressBar):
         bar = tqdm(
             total=data.last_step,
             initial=data.counters.env_steps,
-            unit=f" {data.algorithm.step_unit}",
+            unit=f" {step_unit(data.kind)}",
             unit_scale=True,
             mininterval=self._interval,
             disable=self.is_disabled,

@@ -9,9 +9,10 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.callbacks.rollout import data_of
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.data import DemonstrationData, ReplayData, RolloutData, TaskData
+from mtrl_lightning.data import TaskData
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.schedules import Every
+from mtrl_lightning.transitions import step_unit
 
 
 class ResetCallback(Callback):
@@ -45,13 +46,13 @@ class ResetCallback(Callback):
     ) -> None:
         """Reset before the next vector step, if it is due."""
         data = data_of(trainer)
-        if data.is_step_finished and not isinstance(data, RolloutData):
+        if data.is_step_finished and data.kind != "on-policy":
             self._reset_if_due(data)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reset before the next iteration is collected, if it is due."""
         data = data_of(trainer)
-        if isinstance(data, RolloutData) and data.buffer.is_empty:
+        if data.kind == "on-policy" and data.is_step_finished:
             self._reset_if_due(data)
 
     def _reset_if_due(self, data: TaskData) -> None:
@@ -64,11 +65,10 @@ class ResetCallback(Callback):
         if is_due and (self._times is None or counters.network_resets < self._times):
             counters.network_resets += 1
             rank_zero_info(
-                f"The networks are reset at {counters.env_steps:,} {algorithm.step_unit}"
+                f"The networks are reset at {counters.env_steps:,} {step_unit(data.kind)}"
             )
             algorithm.reset_networks()
-            if isinstance(data, ReplayData | DemonstrationData):
-                algorithm.transforms.begin_learning(data.buffer.mean_rewards())
+            data.begin_learning()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule."""

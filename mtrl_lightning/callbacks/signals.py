@@ -1,4 +1,4 @@
-"""Interrupt a run by Ctrl-C, SIGTERM or SLURM's requeue signal where it can be saved."""
+"""End a run where it can be saved, on all processes together."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import signal
 import threading
 from types import FrameType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from mtrl_lightning.callbacks.rollout import data_of
+from mtrl_lightning.callbacks.rollout import LAST, data_of
+from mtrl_lightning.ranks import distributed
 from mtrl_lightning.utils.requeue import requeue_signal
 
 UNSAVED = b"\nInterrupted twice: the run ends at once, unsaved since its last checkpoint\n"
@@ -53,3 +54,19 @@ class SignalCallback(Callback):
 
         for signum in {signal.SIGINT, signal.SIGTERM, of_slurm or signal.SIGTERM}:
             signal.signal(signum, receive)
+
+
+class StopCallback(Callback):
+    """Let all processes stop after the same update or evaluation, whichever of them asks for it."""
+
+    order: ClassVar[int] = LAST + 1
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Postpone a stop until all processes know of it."""
+        data_of(trainer).defer_stop()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop all processes if any wants to stop."""
+        trainer.should_stop = distributed.is_any(trainer.should_stop)

@@ -16,6 +16,7 @@ from mtrl_lightning.data import TaskData
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, Interrupted
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
+from mtrl_lightning.transitions import step_unit
 from mtrl_lightning.video import VideoFormat, check_recording, gif, record_videos
 
 
@@ -117,7 +118,7 @@ class VideoCallback(Callback):
     def _record(self, trainer: Trainer, data: TaskData) -> None:
         if not trainer.is_global_zero:
             return
-        env_steps, unit = data.counters.env_steps, data.algorithm.step_unit
+        env_steps, unit = data.counters.env_steps, step_unit(data.kind)
         files: dict[str, Path] = {}
         failure = f"no video was made after {env_steps:,} {unit}"
         warn_once = self._warn_once(failure, "a video is tried at the next evaluation", "recording")

@@ -56,6 +56,7 @@ from mtrl_lightning.training import (
     restart_version,
     with_progress_bar,
 )
+from mtrl_lightning.transitions import step_unit
 from mtrl_lightning.utils.devices import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.utils.quiet import quiet
 from mtrl_lightning.utils.signatures import parameters_of
@@ -263,7 +264,7 @@ class MultiTaskCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Say what can be done with the run."""
-        steps = f"{self.model.counters.env_steps:,} {self.model.step_unit}"
+        steps = f"{self.model.counters.env_steps:,} {step_unit(self.model.kind)}"
         folder = os.path.relpath(self._folder)
         rank_zero_info(
             f"The run ended after {steps}. Its folder is {folder}\n"

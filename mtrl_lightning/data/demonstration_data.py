@@ -10,8 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.algorithms.arguments import summary
 from mtrl_lightning.data.demonstrations import GIVE, check_identity, load_demonstrations
-from mtrl_lightning.data.replay_data import Ticks
-from mtrl_lightning.data.task_data import ROWS_PER_TASK, TaskData, check_batch_size
+from mtrl_lightning.data.task_data import ROWS_PER_TASK, TaskData, Ticks, check_batch_size
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
@@ -73,7 +72,7 @@ class DemonstrationData(TaskData):
             check_batch_size(self.batch_size, num_tasks, distributed.world_size())
             if not self._identity:
                 self._read(device if self._on_device else CPU)
-        for line in (summary(self.algorithm.hyper_parameters), self.algorithm.untrained_summary):
+        for line in (summary(self.algorithm.hyper_parameters), self.algorithm.untrained.summary):
             if line:
                 rank_zero_info(line)
 
@@ -101,7 +100,11 @@ class DemonstrationData(TaskData):
         """Let the algorithm know the tasks' rewards before its first update."""
         self.is_training = True
         if self.counters.updates == 0:
-            self.algorithm.transforms.begin_learning(self.buffer.mean_rewards())
+            self.begin_learning()
+
+    def begin_learning(self) -> None:
+        """Let reward scales know the tasks' mean rewards, with new networks."""
+        self.algorithm.transforms.begin_learning(self.buffer.mean_rewards())
 
     def next_batch(self) -> TransitionBatch:
         """Sample a batch; each process samples its share, and gradients are averaged."""
@@ -109,7 +112,7 @@ class DemonstrationData(TaskData):
 
     def begin_update(self) -> None:
         """Let the algorithm know the progress of the run."""
-        self.algorithm.begin_update(min(self.counters.updates / self.total_steps, 1.0))
+        self.algorithm.progress = min(self.counters.updates / self.total_steps, 1.0)
 
     def end_update(self) -> None:
         """Count the update as a step of all schedules."""

@@ -291,7 +291,7 @@ class EnvData(TaskData):
             ", ".join(f"{key} {value}" for key, value in protocol.items()),
             self._pipeline(),
             summary(algorithm.hyper_parameters),
-            algorithm.untrained_summary,
+            algorithm.untrained.summary,
             *(f"Extra: {extra}" for extra in self._extras),
             f"{each}Stepping {envs.num_envs} environments of {len(self.spec.train_tasks)} tasks"
             f" in {envs.num_workers} workers",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch.utils.data import IterableDataset
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.data.env_data import EnvData
-from mtrl_lightning.data.task_data import ROWS_PER_TASK, check_batch_size
+from mtrl_lightning.data.task_data import ROWS_PER_TASK, Ticks, check_batch_size
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
@@ -32,19 +31,6 @@ TRANSITIONS_PER_TASK = 100_000
 """Transitions per task in the replay of MetaWorld+'s protocol."""
 WARMUP_VECTOR_STEPS = 4_000
 """Steps of all environments with random actions in MetaWorld+'s protocol."""
-
-
-class Ticks(IterableDataset[int]):
-    """Stream one tick for each update, without end.
-
-    ``TaskData.transfer_batch_to_device`` replaces a tick by a batch, which it samples right before
-    the update: Lightning fetches a stream without length one element ahead.
-    """
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield ticks."""
-        while True:
-            yield 0
 
 
 class ReplayData(EnvData):
@@ -184,9 +170,13 @@ class ReplayData(EnvData):
         while self._warmup(counters.env_steps):
             self.step("random")
         if counters.updates == 0:
-            self.algorithm.transforms.begin_learning(self.buffer.mean_rewards())
+            self.begin_learning()
         # updates are owed for vector steps from here on, not for the warm-up
         self._ratio.start(counters.vector_steps, counters.updates)
+
+    def begin_learning(self) -> None:
+        """Let reward scales know the tasks' mean rewards, with new networks."""
+        self.algorithm.transforms.begin_learning(self.buffer.mean_rewards())
 
     def _refill(self) -> None:
         """Collect with the policy until the replay has the transitions of a warm-up."""

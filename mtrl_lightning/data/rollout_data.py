@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
+from mtrl_lightning.algorithms.on_policy import OnPolicyAlgorithm
 from mtrl_lightning.data.env_data import EnvData
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
@@ -56,6 +57,7 @@ class RolloutData(EnvData):
 
     kind = "on-policy"
     spare_cores = 0
+    algorithm: OnPolicyAlgorithm
     buffer: RolloutBuffer
     """The transitions of the iteration, from ``setup`` on."""
     _iteration_start = 0
@@ -76,9 +78,7 @@ class RolloutData(EnvData):
 
     @property
     def _collection(self) -> RolloutConfig:
-        collection = self.algorithm.collection
-        assert collection is not None
-        return collection
+        return self.algorithm.collection
 
     def _batch_rows(self) -> int:
         return self._collection.num_steps * self.num_envs // self._collection.num_minibatches

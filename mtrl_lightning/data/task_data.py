@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.data import IterableDataset
 
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.checkpoints import restoring
@@ -40,6 +41,19 @@ DATA: dict[Kind, type[TaskData]] = {}
 """The data module of each kind of algorithm, which enters itself here."""
 LARGE_UPDATE = 600_000_000
 """Trained parameters times rows of a batch from which on PyTorch's threads pay."""
+
+
+class Ticks(IterableDataset[int]):
+    """Stream one tick for each update, without end.
+
+    ``TaskData.transfer_batch_to_device`` replaces a tick by a batch, which it samples right before
+    the update: Lightning fetches a stream without length one element ahead.
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield ticks."""
+        while True:
+            yield 0
 
 
 class TaskData(LightningDataModule):
@@ -168,6 +182,13 @@ class TaskData(LightningDataModule):
         if signal:
             raise Interrupted(128 + signal)
 
+    def missing_callbacks(self) -> list[Callback]:
+        """Return what the run needs of this package's callbacks and the trainer does not have."""
+        from mtrl_lightning.callbacks import missing_callbacks
+
+        assert self.trainer is not None
+        return missing_callbacks(self.trainer)
+
     # the loop: called by RolloutCallback and by Lightning
 
     def setup(self, stage: str) -> None:
@@ -235,6 +256,9 @@ class TaskData(LightningDataModule):
 
     def begin(self) -> None:
         """Start to train, or to continue."""
+
+    def begin_learning(self) -> None:
+        """Let reward scales know the stored rewards, with new networks."""
 
     def begin_epoch(self) -> None:
         """Prepare the updates of one of Lightning's epochs."""

@@ -27,6 +27,7 @@ from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.checks import one_of
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.export import ONNX, POLICY_FILES, TORCH_EXPORT
+from mtrl_lightning.networks import zero_padding
 from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.rollout import ActionTransform
 from mtrl_lightning.rollout.action_transforms import HIGH, LOW, sent_actions
@@ -88,7 +89,8 @@ class _DeterministicPolicy(nn.Module):
     def forward(self, observation: Tensor, task: Tensor) -> Tensor:
         """Map observations ``[E, D]`` and tasks ``[E]`` to actions ``[E, A]``."""
         algorithm: Algorithm = self.__dict__["_algorithm"]
-        action_EA = algorithm.best_action(observation, task)
+        mode_EA = algorithm.policy(observation, task).mode()
+        action_EA = zero_padding(mode_EA, algorithm.action_mask(task))
         for transform in self.action_transforms:
             # of arrays: tensors have the same operations
             changed_EA: Any = transform.transform(action_EA, task, False)  # type: ignore[arg-type]
@@ -125,7 +127,7 @@ def export_policy(
             import_optional(package, '"mtrl_lightning[export]"')
     folder = Path(folder)
     algorithm = policy.algorithm.eval().requires_grad_(False)
-    algorithm.fill_untrained()
+    algorithm.untrained.fill(algorithm.acting_modules())
     module = _DeterministicPolicy(algorithm, action_transforms).eval()
     # other sizes than 1, which would be taken for fixed
     observation_ED, task_E = observations_of(policy.spec, max(2, policy.spec.num_tasks))

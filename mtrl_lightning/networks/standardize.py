@@ -19,6 +19,7 @@ from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.utils.moments import union
 
 ROUNDS = 8
 """How often a batch is clipped, each time by the statistics with it as clipped before. Where 0.1 %
@@ -172,11 +173,16 @@ class Standardize(Identity):
         The rows are clipped by the union's statistics. With clipped rows its deviation is smaller,
         so they are clipped again, ``ROUNDS`` times.
         """
-        union_mean_D, union_variance_D = _union(mean_D, variance_D, rows_ND, weight)
+
+        def with_rows(added_ND: Tensor) -> tuple[Tensor, Tensor]:
+            moments = added_ND.mean(0), added_ND.var(0, correction=0)
+            return union(mean_D, variance_D, *moments, weight)
+
+        union_mean_D, union_variance_D = with_rows(rows_ND)
         for _ in range(ROUNDS):
             reach_D = self._clip * self._std(union_variance_D)
             clipped_ND = rows_ND.clamp(union_mean_D - reach_D, union_mean_D + reach_D)
-            union_mean_D, union_variance_D = _union(mean_D, variance_D, clipped_ND, weight)
+            union_mean_D, union_variance_D = with_rows(clipped_ND)
         mean_D.copy_(union_mean_D)
         variance_D.copy_(union_variance_D)
 
@@ -192,36 +198,20 @@ class Standardize(Identity):
         return [of_trained.get(task, none_0D) for task in range(len(self._sizes))]
 
     def _fill_unseen(self) -> None:
-        is_seen_T = [rows != 0 for rows in self._task_rows]
-        fill_unseen(self.mean_TD, self.variance_TD, is_seen_T, self._sizes)
+        """Give tasks without statistics the pooled ones of tasks with observations alike."""
+        for task, size in enumerate(self._sizes):
+            seen = [i for i, rows in enumerate(self._task_rows) if rows and self._sizes[i] == size]
+            if seen and task not in seen:
+                mean_ND = self.mean_TD[seen]
+                self.mean_TD[task] = mean_ND.mean(0)
+                between_D = mean_ND.var(0, correction=0)
+                self.variance_TD[task] = self.variance_TD[seen].mean(0) + between_D
 
     def _read_numbers(self, _: Any = None) -> None:
         """Read the numbers of updates and rows that were loaded or changed."""
         self._seen = int(self.count)
         if self._per_task:
             self._task_rows = self.rows_T.tolist()
-
-
-def fill_unseen(
-    mean_TD: Tensor, variance_TD: Tensor, is_seen_T: Sequence[bool], sizes: Sequence[int]
-) -> None:
-    """Fill in, in place, the statistics of tasks that have none.
-
-    They get the pooled ones of all tasks that have some and observations of the same size.
-
-    Args:
-        mean_TD: means.
-        variance_TD: variances.
-        is_seen_T: which tasks have statistics of their own.
-        sizes: size of each task's own observation.
-    """
-    for task, size in enumerate(sizes):
-        alike = [i for i, n in enumerate(sizes) if is_seen_T[i] and n == size]
-        if alike and not is_seen_T[task]:
-            mean_ND = mean_TD[alike]
-            mean_TD[task] = mean_ND.mean(0)
-            between_D = mean_ND.var(0, correction=0)
-            variance_TD[task] = variance_TD[alike].mean(0) + between_D
 
 
 def _of_all_ranks(observation_BD: Tensor, task_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,17 +223,3 @@ def _of_all_ranks(observation_BD: Tensor, task_B: Tensor) -> tuple[Tensor, Tenso
         return rows[:, :-1], rows[:, -1].long()
     observation_RnD = torch.cat([*distributed.gather_tensor(observation_BD)], 1)
     return observation_RnD, task_B.repeat(1, distributed.world_size())
-
-
-def _union(
-    mean_D: Tensor, variance_D: Tensor, rows_ND: Tensor, weight: float
-) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of a union with rows of this weight in it.
-
-    Chan et al. 1979: the variance of a union is the weighted mean of the variances plus the
-    variance of the means.
-    """
-    shift_D = rows_ND.mean(0) - mean_D
-    within_D = weight * (rows_ND.var(0, correction=0) - variance_D)
-    between_D = weight * (1 - weight) * shift_D.square()
-    return mean_D + weight * shift_D, variance_D + (within_D + between_D)

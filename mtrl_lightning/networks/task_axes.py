@@ -5,12 +5,20 @@ Shapes: ``T`` tasks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+
+from mtrl_lightning.checks import one_of
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.spec import EnvSpec
+
+UntrainedParameters = Literal["mean", "own"]
+"""``mean``: the mean over the trained tasks; ``own``: a task's own parameters, never trained."""
 
 
 class TaskAxis(NamedTuple):
@@ -91,30 +99,62 @@ def last_shared_weight(network: nn.Module) -> Parameter | None:
     return next(iter([*weights, *backwards]), None)
 
 
-@torch.no_grad()
-def fill_untrained(module: nn.Module, num_tasks: int, train_tasks: Sequence[int]) -> None:
-    """Replace the blocks of untrained tasks, in place, by the mean of the trained tasks' blocks.
+class UntrainedTasks:
+    """The tasks that are evaluated without being trained, and the parameters with which they act.
 
     Untrained tasks are unseen, as in HiP-BMDP (Zhang et al. 2021, arXiv 2007.07206): their input is
     the mean of the trained tasks' inputs, and everything computed from it follows. The mean of
     linear heads has the mean of their outputs.
 
     Args:
-        module: contains the parts that depend on the task.
-        num_tasks: number of tasks, ``T``.
-        train_tasks: the trained tasks.
+        spec: the tasks.
+        parameters: of the untrained tasks.
     """
-    untrained = [task for task in range(num_tasks) if task not in train_tasks]
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for name, axis in task_axes(module).items():
-        if axis.has_mean and name in tensors:
-            blocks_T = axis.blocks(tensors[name], num_tasks)
-            blocks_T[untrained] = blocks_T[list(train_tasks)].mean(0)
 
+    def __init__(self, spec: EnvSpec, parameters: UntrainedParameters) -> None:
+        one_of(get_args(UntrainedParameters), untrained_tasks=parameters)
+        self._spec = spec
+        self.is_untrained_T = ~np.isin(np.arange(spec.num_tasks), spec.train_tasks)
+        """True for the tasks that are not trained."""
+        self._has_mean = parameters == "mean" and bool(self.is_untrained_T.any())
+        described = "the mean of the trained tasks'" if self._has_mean else "as initialized"
+        self.explanation = f"Parameters of a task are {described}"
 
-def parameters_without_mean(module: nn.Module) -> list[str]:
-    """Return the names of the parameters that ``fill_untrained`` cannot replace."""
-    axes = task_axes(module)
-    return [
-        name for name, _ in module.named_parameters() if name in axes and not axes[name].has_mean
-    ]
+    @property
+    def summary(self) -> str:
+        """Names of the untrained tasks and an explanation; empty if there are none."""
+        names = [self._spec.task_names[task] for task in np.flatnonzero(self.is_untrained_T)]
+        return f"Evaluated without training: {', '.join(names)}. {self.explanation}" * bool(names)
+
+    def check(self, modules: Mapping[str, nn.Module]) -> None:
+        """Check that the networks that act have no parameters of a task whose mean means nothing.
+
+        Args:
+            modules: the networks by name.
+        """
+        for name, module in modules.items() if self._has_mean else ():
+            axes = task_axes(module)
+            for parameter, _ in module.named_parameters():
+                if parameter in axes and not axes[parameter].has_mean:
+                    raise ConfigurationError(
+                        f"some tasks are evaluated without being trained, and {name} has layers for"
+                        f" each task ({parameter}), whose mean means nothing: choose another"
+                        " network, or set model.init_args.untrained_tasks to own (these layers stay"
+                        " as initialized)"
+                    )
+
+    @torch.no_grad()
+    def fill(self, modules: Mapping[str, nn.Module]) -> None:
+        """Replace the untrained tasks' blocks, in place, by the mean of the trained tasks' blocks.
+
+        Training uses none of them.
+
+        Args:
+            modules: the networks that act, by name.
+        """
+        for module in modules.values() if self._has_mean else ():
+            tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            for name, axis in task_axes(module).items():
+                if axis.has_mean and name in tensors:
+                    blocks_T = axis.blocks(tensors[name], self._spec.num_tasks)
+                    blocks_T[self.is_untrained_T] = blocks_T[list(self._spec.train_tasks)].mean(0)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
-from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.rollout import collector_state
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import (
@@ -23,8 +21,6 @@ from mtrl_lightning.rollout.episodes import (
 from mtrl_lightning.rollout.exploration import CorrelatedNoise, check_takes_noise
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
 from mtrl_lightning.rollout.matching import matched_policy
-from mtrl_lightning.rollout.pausing import PauseSolved
-from mtrl_lightning.rollout.reuse import PolicyReuse
 from mtrl_lightning.rollout.sample import Sample, collect
 from mtrl_lightning.transitions import (
     Episode,
@@ -35,6 +31,12 @@ from mtrl_lightning.transitions import (
     WeightedPolicy,
 )
 from mtrl_lightning.utils.counters import Counters
+
+if TYPE_CHECKING:
+    from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+    from mtrl_lightning.envs.vector.vector import VectorEnv
+    from mtrl_lightning.rollout.pausing import PauseSolved
+    from mtrl_lightning.rollout.reuse import PolicyReuse
 
 EQUAL_ENDS = 10
 """Episodes that terminate at one length before a time limit is suspected."""
@@ -121,7 +123,7 @@ class Collector:
     @property
     def weights_seq_no(self) -> int:
         """Number of updates that the policy's weights have had; 0 if it has no weights."""
-        return self.policy.weights_seq_no if isinstance(self.policy, WeightedPolicy) else 0
+        return self.policy.counters.updates if isinstance(self.policy, WeightedPolicy) else 0
 
     @property
     def has_started(self) -> bool:

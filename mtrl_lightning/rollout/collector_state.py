@@ -64,7 +64,7 @@ def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
         seq_no = state["weights_seq_no"]
         policy = _weighted_policy(collector)
         # messages may arrive late or twice, and a learner may start from the beginning
-        if seq_no == 0 or seq_no > policy.weights_seq_no:
+        if seq_no == 0 or seq_no > policy.counters.updates:
             policy.set_weights(state[WEIGHTS], seq_no)
     if PER_ENV not in state:
         return

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mtrl_lightning.envs.vector.vector import VectorEnv
-from mtrl_lightning.rollout.episodes import RunningEpisodes
-from mtrl_lightning.rollout.sample import Sample
-from mtrl_lightning.transitions import Episode
+if TYPE_CHECKING:
+    from mtrl_lightning.envs.vector.vector import VectorEnv
+    from mtrl_lightning.rollout.episodes import RunningEpisodes
+    from mtrl_lightning.rollout.sample import Sample
+    from mtrl_lightning.transitions import Episode
 
 
 class EpisodeListener:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import PER_RANK
@@ -43,6 +44,11 @@ class Generators:
                 generator.manual_seed(stream + (self._seed << 32) % 2**62)
             self._generators[name] = generator
         return self._generators[name]
+
+    def normal_like(self, name: str, tensor: Tensor) -> Tensor:
+        """Sample standard normal numbers of a tensor's shape from the generator of this name."""
+        generator = self.get(name, tensor.device)
+        return torch.randn(tensor.shape, generator=generator, device=tensor.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seed, and every generator's device and state."""

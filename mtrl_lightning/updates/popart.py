@@ -15,6 +15,7 @@ from mtrl_lightning.checks import above, within
 from mtrl_lightning.networks import Network, TaskAxis, TaskModule
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.utils.moments import union
 
 
 class ReturnScale(TaskModule):
@@ -121,13 +122,12 @@ class PopArt(ReturnScale):
         is_seen_T = count_T > 0
         is_first_T = is_seen_T & ~self.is_known_T
         step_T = torch.where(is_first_T, 1.0, self.step_size) * is_seen_T
-        shift_T = mean_T - self.mean_T
         old_mean_T = self.mean_T.clone()
         old_std_T = self.std_T
-        # the variance of the mixture of the previous returns and these
-        between_T = step_T * (1 - step_T) * shift_T.square()
-        self.variance_T += step_T * (variance_T - self.variance_T) + between_T
-        self.mean_T += step_T * shift_T
+        # the moments of a mixture of the previous returns and these
+        moments = union(self.mean_T, self.variance_T, mean_T, variance_T, step_T)
+        self.mean_T.copy_(moments[0])
+        self.variance_T.copy_(moments[1])
         self.is_known_T |= is_seen_T
         is_kept_T = ~is_first_T
         ratio_T = torch.where(is_kept_T, old_std_T / self.std_T, 1.0)

@@ -83,8 +83,9 @@ class PolyakAverage:
             target.get_buffer(name).copy_(source.get_buffer(name))
 
     @torch.no_grad()
-    def copy_parameters(self) -> None:
-        """Set the targets' parameters to their sources'."""
+    def copy(self) -> None:
+        """Set the targets' parameters and buffers to their sources'."""
+        self.copy_buffers()
         for source, target in zip(self._sources, self._targets, strict=True):
             target.copy_(source)
 

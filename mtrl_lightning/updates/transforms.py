@@ -73,24 +73,9 @@ class Transform(nn.Module):
         Called before the first update and whenever the networks are reset.
         """
 
-    def observation(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return the observations that the policy acts on.
-
-        Args:
-            observation_BD: observations ``[B, D]``, or groups of rows ``[R, n, D]``.
-            task_B: the task of each row, integers ``[B]``, or ``[R, n]`` with one task per group.
-
-        Returns:
-            Observations of the same shape.
-        """
-        return observation_BD
-
     def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
-        """Return the batch to learn from; here its observations are changed as in acting."""
-        return batch._replace(
-            observation_RnD=self.observation(batch.observation_RnD, batch.task_Rn),
-            next_observation_RnD=self.observation(batch.next_observation_RnD, batch.task_Rn),
-        )
+        """Return the batch to learn from; here as it is."""
+        return batch
 
 
 class Transforms(nn.ModuleList):
@@ -163,12 +148,6 @@ class Transforms(nn.ModuleList):
         """
         for transform in self:
             transform.begin_learning(mean_reward_R)
-
-    def observation(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return the observations that the policy acts on; see ``Transform.observation``."""
-        for transform in self:
-            observation_BD = transform.observation(observation_BD, task_B)
-        return observation_BD
 
     def forward(self, batch: TransitionBatch) -> TransitionBatch:
         """Return the batch after all transforms, each with the quantities that it requires."""

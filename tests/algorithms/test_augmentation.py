@@ -82,11 +82,6 @@ def test_every_shift_is_drawn_and_observations_are_shifted_independently():
         assert torch.equal(getattr(after, name), getattr(batch, name))
 
 
-def test_the_policy_acts_on_images_as_they_are():
-    image_RnD = make_batch(SPEC).observation_RnD
-    assert with_generator().observation(image_RnD, None) is image_RnD
-
-
 def test_its_generator_is_in_the_checkpoint_and_of_each_rank(monkeypatch):
     options = {
         "encoder": partial(PixelEncoder, channels=2, out_dim=4),

@@ -264,11 +264,11 @@ def test_with_kappa_0_the_tasks_networks_are_those_of_separate_sacs(options):
         generator = torch.Generator().manual_seed(i)
         noises = [torch.randn(batch.action_RnA.shape, generator=generator) for _ in range(2)]
         given = iter(noises)
-        distral.noise_like = lambda _, given=given: next(given)
+        distral.generators.normal_like = lambda *_, given=given: next(given)
         distral.training_step(batch, i)
         for place, (sac, _) in enumerate(alone):
             own = iter([noise[place : place + 1] for noise in noises])
-            sac.noise_like = lambda _, own=own: next(own)
+            sac.generators.normal_like = lambda *_, own=own: next(own)
             sac.training_step(rows_of(batch, place), i)
     for _, pairs in alone:
         for network, other in pairs:
@@ -328,10 +328,10 @@ def test_the_distilled_policy_acts_on_tasks_that_are_not_trained(tmp_path, encod
     for row, task in enumerate(task_E):
         wanted = own_EA[task // 2].numpy() if task in (0, 2) else distilled_EA
         np.testing.assert_allclose(action_EA[row], wanted[row], rtol=1e-5, atol=1e-6)
-    assert distral.untrained_summary == (
+    assert distral.untrained.summary == (
         "Evaluated without training: task-1, task-3. The distilled policy acts on them"
     )
-    assert make_distral().untrained_summary == ""
+    assert make_distral().untrained.summary == ""
     policy = load_policy(save(distral, tmp_path), trust=["tests"])
     assert np.array_equal(policy.act(OBSERVATION_ED, task_E), action_EA)
     assert np.array_equal(distral.act(OBSERVATION_ED[:1], np.array([3]), "exploit")[0].shape, (2,))

@@ -619,7 +619,7 @@ def test_environments_in_the_order_of_the_tasks_are_computed_in_groups(task_E, r
 
     grouped = acted()
     assert seen == [rows]
-    algorithm._tasks_on_device = torch.from_numpy
+    algorithm._acting_tasks = lambda task_E, device: torch.from_numpy(task_E)
     in_any_order = acted()
     assert seen == [rows, (4,)]
     for found, wanted in zip(grouped, in_any_order, strict=True):

@@ -13,7 +13,6 @@ from mtrl_lightning.algorithms import (
     Algorithm,
     BehaviourCloning,
     Categorical,
-    NormalizeObservation,
     NormalizeReward,
     PopArt,
     ReturnRange,
@@ -54,7 +53,6 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.policy import LoadedPolicy, load_policy
 from mtrl_lightning.runs import best_checkpoint
-from mtrl_lightning.transitions import Transitions
 from tests.helpers.algorithms import (
     changed,
     copy_of,
@@ -114,8 +112,6 @@ def started(make, source, spec=HERE, new_tasks="fresh", **options):
 def actions(algorithm, task, num_rows=16):
     observation = torch.randn(num_rows, 2, generator=torch.Generator().manual_seed(3))
     task_B = torch.full((num_rows,), task)
-    for transform in algorithm.transforms:
-        observation = transform.observation(observation, task_B)
     policy = algorithm.policy(observation, task_B)
     noise = torch.randn(num_rows, 2, generator=torch.Generator().manual_seed(4))
     return torch.cat([policy.mode(), policy.sample(noise)[0]])
@@ -354,15 +350,11 @@ def test_standardized_observations_keep_their_statistics_and_new_ones_are_observ
 
 
 def test_statistics_of_transforms_are_copied_and_episodes_under_way_are_not():
-    options = {
-        "transforms": [NormalizeObservation],
-        "reward_scale": partial(NormalizeReward, discount=0.99),
-    }
+    options = {"reward_scale": partial(NormalizeReward, discount=0.99)}
     source = make_sac(THERE, **options)
     rng = np.random.default_rng(0)
     for transform in source.transforms:
-        row_ND = rng.normal(3.0, 2.0, (40, *transform.moments.mean_TD.shape[1:]))
-        transform.moments.add(row_ND, np.repeat(np.arange(4), 10))
+        transform.moments.add(rng.normal(3.0, 2.0, 40), np.repeat(np.arange(4), 10))
         transform._use_moments()
     source.transforms[0]._return_E = np.array([5.0])
     _, algorithm, _ = started(make_sac, source, **options)
@@ -370,47 +362,12 @@ def test_statistics_of_transforms_are_copied_and_episodes_under_way_are_not():
     assert not algorithm.transforms[0]._return_E.any()
     for here, there in zip(algorithm.transforms, source.transforms, strict=True):
         assert here.moments.count_T.tolist() == [10, 0, 10]
-        assert torch.equal(here.moments.mean_TD[[0, 2]], there.moments.mean_TD[[3, 1]])
-        assert torch.equal(here.moments.variance_TD[[0, 2]], there.moments.variance_TD[[3, 1]])
+        assert torch.equal(here.moments.mean_T[[0, 2]], there.moments.mean_T[[3, 1]])
+        assert torch.equal(here.moments.variance_T[[0, 2]], there.moments.variance_T[[3, 1]])
     largest = trained(make_sac, reward_scale=ReturnRange)
     largest.transforms[0].largest_T = torch.arange(4.0)
     _, algorithm, _ = started(make_sac, largest, reward_scale=ReturnRange)
     assert algorithm.transforms[0].largest_T.tolist() == [3, 0, 1]
-
-
-def test_frozen_statistics_of_transforms_are_kept_and_new_tasks_are_observed():
-    options = {"transforms": [partial(NormalizeObservation, freeze_after=9)]}
-    rng = np.random.default_rng(0)
-
-    def steps(tasks):
-        return Transitions(
-            env_E=np.arange(len(tasks)),
-            task_E=np.array(tasks),
-            observation_ED=rng.normal(3.0, 2.0, (len(tasks), 2)).astype(np.float32),
-            action_EA=np.zeros((len(tasks), 2), np.float32),
-            reward_E=np.zeros(len(tasks), np.float32),
-            next_observation_ED=np.zeros((len(tasks), 2), np.float32),
-            terminated_E=np.zeros(len(tasks), bool),
-            truncated_E=np.zeros(len(tasks), bool),
-        )
-
-    source = make_sac(THERE, **options)
-    for _ in range(5):
-        source.transforms[1].observe(steps([0, 1, 2, 3]))
-    before = source.transforms[1].moments.state_dict()
-    assert before["count"].tolist() == [3, 3, 3, 3]
-    _, algorithm, _ = started(make_sac, source, **options)
-    continued = make_sac(HERE, **options)
-    for number in range(12):
-        if number == 4:  # they stay frozen when the run is continued
-            continued.load_state_dict(algorithm.state_dict())
-            algorithm = continued
-        algorithm.transforms[1].observe(steps([0, 1, 2]))
-    after = algorithm.transforms[1].moments.state_dict()
-    assert after["count"].tolist() == [3, 9, 3], "the new task until it has been seen 9 times"
-    for name, value in after.items():
-        assert torch.equal(value[[0, 2]], before[name][[3, 1]])
-    assert_acts_as(algorithm, source)
 
 
 def test_counters_optimizers_generators_and_gradient_methods_are_a_new_run_s():
@@ -564,7 +521,6 @@ ERRORS = {
     "encoder": ({"encoder": Standardize}, {}),
     "observations": ({}, {"observation_space": BOX}),
     "actions": ({}, {"action_space": BOX}),
-    "transform": ({"transforms": [NormalizeObservation]}, {}),
 }
 
 
@@ -576,9 +532,8 @@ def test_a_policy_that_does_not_fit_is_refused(options, spec):
 
 
 def test_a_policy_with_more_than_the_run_has_is_refused():
-    for option in ({"encoder": Standardize}, {"transforms": [NormalizeObservation]}):
-        with pytest.raises(ConfigurationError):
-            started(make_sac, trained(make_sac, **option))
+    with pytest.raises(ConfigurationError):
+        started(make_sac, trained(make_sac, encoder=Standardize))
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def hand_td3(**options):
         for member, weight in zip(td3.target_critic.members, TARGET_CRITICS, strict=True):
             member.w.copy_(torch.tensor(weight))
     attach(td3)
-    td3.noise_like = lambda action_RnA: torch.tensor(NOISE)[..., None]
+    td3.generators.normal_like = lambda *_: torch.tensor(NOISE)[..., None]
     return td3
 
 
@@ -259,7 +259,7 @@ def test_the_updates_are_those_of_stable_baselines3(monkeypatch):
         critic_optimizer=partial(Adam, lr=1e-2),
     )
     attach(td3)
-    monkeypatch.setattr(td3, "noise_like", lambda action_RnA: torch.randn(action_RnA.shape))
+    td3.generators.normal_like = lambda _, action_RnA: torch.randn(action_RnA.shape)
     for i in range(5):
         batch = make_batch(td3.spec, rows=32, seed=i)
         columns = {

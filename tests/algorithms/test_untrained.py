@@ -29,7 +29,7 @@ def test_it_acts_with_the_mean_of_the_trained_tasks_embeddings(make):
         torch.testing.assert_close(weight_TC[1], (weight_TC[0] + weight_TC[2]) / 2)
         policy = algorithm.policy(torch.tensor(observation_ED).float(), torch.tensor([1, 1, 1]))
     np.testing.assert_allclose(found_EA[[0, 2]], policy.mode()[[0, 2]].numpy(), rtol=1e-5)
-    assert algorithm.untrained_summary == (
+    assert algorithm.untrained.summary == (
         "Evaluated without training: task-1."
         " Parameters of a task are the mean of the trained tasks'"
     )
@@ -43,13 +43,13 @@ def test_it_acts_with_what_the_task_was_initialized_with_if_that_is_wanted():
         policy = sac.policy(torch.ones(1, 4), torch.tensor([1]))
     action_EA = sac.act(observation_ED, np.array([1]), "exploit")
     assert np.array_equal(action_EA, policy.mode().numpy())
-    assert "as initialized" in sac.untrained_summary
+    assert "as initialized" in sac.untrained.summary
     rebuilt = rebuild(sac.hyper_parameters, spec, type(sac))
     assert np.array_equal(rebuilt.act(observation_ED, np.array([1]), "exploit"), action_EA)
 
 
 def test_there_is_nothing_to_say_where_all_tasks_are_trained():
-    assert make_sac(make_spec(2)).untrained_summary == ""
+    assert make_sac(make_spec(2)).untrained.summary == ""
 
 
 def test_networks_of_single_tasks_are_refused():

@@ -51,7 +51,7 @@ def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss
     first = type(batch)(*(field[:1] for field in batch[:-1]))
     for sac, given in ((weighted, batch), (plain, first)):
         attach(sac)
-        sac.noise_like = torch.ones_like
+        sac.generators.normal_like = lambda _, action_RnA: torch.ones_like(action_RnA)
         sac.training_step(given, 0)
     for a, b in zip(weighted.actor.parameters(), plain.actor.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

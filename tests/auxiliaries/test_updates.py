@@ -321,7 +321,7 @@ def test_an_untrained_task_has_the_context_of_the_mean_embedding():
     train(sac, 2)
     task_T = torch.arange(4)
     context_TC = sac.encoder.context(task_T)
-    sac.fill_untrained()
+    sac.untrained.fill(sac.acting_modules())
     found_TC = sac.encoder.context(task_T)
     embedding_TC = sac.encoder.context.embedding.weight_TC
     assert torch.equal(embedding_TC[1], embedding_TC[[0, 2, 3]].mean(0))

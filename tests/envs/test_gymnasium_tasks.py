@@ -219,7 +219,7 @@ def test_the_example_trains_and_resumes_through_the_command_line(command_line, c
     assert pipelines == [
         'Observations and rewards: environment > gymnasium.wrappers.FrameStackObservation {"stack_'
         'size": 3} > gymnasium.wrappers.FlattenObservation > stored > NormalizeReward >'
-        " NormalizeObservation > learner. Actions: policy > stored > ActionNoise > environment"
+        " learner. Actions: policy > stored > ActionNoise > environment"
     ]
     more = (*SHORT, "--data.total_steps=240", "--name=connectors", "--ckpt_path=last")
     command_line("fit", *more, configs=configs)

@@ -5,9 +5,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box
 
-from mtrl_lightning.algorithms import PPO, SAC, TD3, Distral, NormalizeObservation
+from mtrl_lightning.algorithms import PPO, SAC, TD3, Distral
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export import POLICY_FILES
@@ -18,10 +19,9 @@ from mtrl_lightning.export.policy import (
     load_exported,
     max_difference,
 )
-from mtrl_lightning.networks import Encoder, MultiHead
+from mtrl_lightning.networks import Encoder, MultiHead, Standardize
 from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.rollout import ActionNoise
-from mtrl_lightning.transitions import Transitions
 from tests.helpers.fakes import Scale
 
 SPEC = ToyReach(3).spec
@@ -55,22 +55,10 @@ def test_all_that_acts_is_in_the_file(tmp_path, format, kind):
     if format == "onnx":
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
-    model = agent(SIZED, kind, transforms=[NormalizeObservation])
+    model = agent(SIZED, kind, encoder=Standardize)
     generator = np.random.default_rng(0)
     observation_ED = generator.normal(2.0, 3.0, (6, 4)) * SIZED.observation_mask_TD[[0, 1] * 3]
-    zeros = np.zeros(6)
-    model.transforms.observe(
-        Transitions(
-            observation_ED,
-            np.zeros((6, 3), np.float32),
-            zeros,
-            observation_ED,
-            zeros.astype(bool),
-            zeros.astype(bool),
-            np.array([0, 1] * 3),
-            np.arange(6),
-        )
-    )
+    model.encoder.observe(torch.tensor(observation_ED).float(), torch.tensor([0, 1] * 3))
     policy = LoadedPolicy(model)
     transforms = [ActionNoise(0.3), Scale(1.5), Scale(0.4)]
     file, difference = export_policy(policy, format, tmp_path, transforms, NUM)

@@ -69,7 +69,7 @@ def on_meta(make, num_tasks: int = 4, optimizer=SkippingAdam, **options: Any) ->
 def meta_batch(algorithm: Algorithm, rows: int = 5) -> TransitionBatch:
     batch = make_batch(algorithm.spec, rows)
     extra = {}
-    if algorithm.collection is not None:
+    if algorithm.kind == "on-policy":
         names = ("log_prob", "advantage", "value", "target", "weight")
         extra = {name: torch.empty_like(batch.reward_Rn, device=META) for name in names}
         extra["unclipped_action"] = torch.empty_like(batch.action_RnA, device=META)

@@ -48,7 +48,8 @@ CONNECTORS = [
     " init_args: {stack_size: 3}}",
     "--data.wrappers+=gymnasium.wrappers.FlattenObservation",
     "--data.wrappers+={class_path: tests.helpers.fakes.Drift, init_args: {step: 0.001}}",
-    "--model.init_args.transforms+=mtrl_lightning.algorithms.NormalizeObservation",
+    "--model.init_args.encoder={class_path: mtrl_lightning.networks.Standardize,"
+    " init_args: {per_task: true}}",
     "--model.init_args.reward_scale=mtrl_lightning.algorithms.NormalizeReward",
     "--data.action_transforms+={class_path: mtrl_lightning.rollout.ActionNoise,"
     " init_args: {std: 0.1}}",

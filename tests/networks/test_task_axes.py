@@ -11,6 +11,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import nn
 
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import (
     CARE,
     MLP,
@@ -36,9 +37,8 @@ from mtrl_lightning.networks import (
     TopKGate,
 )
 from mtrl_lightning.networks.task_axes import (
-    fill_untrained,
+    UntrainedTasks,
     last_shared_weight,
-    parameters_without_mean,
     shared_parameters,
     task_axes,
 )
@@ -49,6 +49,7 @@ TRAINED = (0, 2, 3)
 NUM_TASKS = 5
 """The tasks 1 and 4 are not trained."""
 SPEC = spec_of(NUM_TASKS)
+UNTRAINED = UntrainedTasks(spec_of(NUM_TASKS, train_tasks=TRAINED), "mean")
 SPACE = Box(-1.0, 1.0, (6,), np.float32)
 EMBEDDING = partial(Embedding, dim=3)
 SMALL = {"width": 8, "depth": 2}
@@ -120,7 +121,7 @@ def test_a_multi_head_network_is_filled_by_hand():
         y_BTO = torch.nn.functional.linear(h_BH, network.heads.weight, network.heads.bias)
         wanted_BO = y_BTO.unflatten(-1, (NUM_TASKS, 2))[:, trained].mean(1)
         before_BO = network(x_BD, torch.tensor([0, 2, 3]))
-    fill_untrained(network, NUM_TASKS, TRAINED)
+    UNTRAINED.fill({"network": network})
     found_BO = network(x_BD, torch.tensor([1, 4, 1]))
     torch.testing.assert_close(found_BO, wanted_BO, rtol=1e-5, atol=1e-6)
     assert torch.equal(network(x_BD, torch.tensor([0, 2, 3])), before_BO)
@@ -130,7 +131,7 @@ def test_inputs_and_deviations_are_filled():
     modules = [Embedding(SPEC, dim=3), StateIndependentStd(spec_of(NUM_TASKS, action_dim=3))]
     for module in map(randomize, modules):
         wanted = module(torch.tensor(TRAINED)).mean(0)
-        fill_untrained(module, NUM_TASKS, TRAINED)
+        UNTRAINED.fill({"network": module})
         assert torch.equal(module(torch.tensor([1, 4])), wanted.expand(2, -1))
 
 
@@ -156,17 +157,18 @@ def test_untrained_tasks_are_alike_once_filled(module):
     task_B = torch.tensor([1, 4])
     own_BO = module(x_BD, task_B)
     assert not torch.allclose(own_BO[0], own_BO[1], atol=1e-4)
-    fill_untrained(module, NUM_TASKS, TRAINED)
+    UNTRAINED.fill({"network": module})
     found_BO = module(x_BD, task_B)
     torch.testing.assert_close(found_BO[0], found_BO[1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["hidden heads", "separate", "one per task"])
 def test_layers_of_single_tasks_have_no_mean(name):
-    assert parameters_without_mean(OF_TASKS[name][0](6, 2, SPEC))
     mixture = partial(MixtureOfEncoders, num_experts=NUM_TASKS, assignment=OneHotGate)
-    assert parameters_without_mean(mixture(spec_of(NUM_TASKS, SPACE)))
-    assert not parameters_without_mean(OF_TASKS["heads"][0](6, 2, SPEC))
+    for module in (OF_TASKS[name][0](6, 2, SPEC), mixture(spec_of(NUM_TASKS, SPACE))):
+        with pytest.raises(ConfigurationError, match="actor"):
+            UNTRAINED.check({"actor": module})
+    UNTRAINED.check({"actor": OF_TASKS["heads"][0](6, 2, SPEC)})
 
 
 def test_a_description_is_a_tasks_own_where_the_file_has_one(tmp_path):
@@ -174,6 +176,6 @@ def test_a_description_is_a_tasks_own_where_the_file_has_one(tmp_path):
     path.write_text(json.dumps({"a": [1, 0], "b": [0, 3], "c": [0, 1], "d": [5, 5]}))
     spec = spec_of(["a", "b", "c", "unseen"], train_tasks=(0, 2))
     module = TaskEncoder(spec, embedding=partial(Language, path=str(path)), width=4, out_dim=2)
-    fill_untrained(module, 4, (0, 2))
+    UntrainedTasks(spec, "mean").fill({"encoder": module})
     found = module.embedding(torch.arange(4)).tolist()
     assert found == [[1, 0], [0, 3], [0, 1], [0.5, 0.5]]

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import SAC, NormalizeObservation
+from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks import MLP
+from mtrl_lightning.networks import MLP, Standardize
 from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
 from mtrl_lightning.rollout.collector_state import COMPONENTS
@@ -481,7 +481,7 @@ def seeker(seed, **options):
         ToyReach(3).spec,
         actor=small,
         critic=small,
-        transforms=[NormalizeObservation],
+        encoder=Standardize,
         seed=seed,
         **options,
     )
@@ -497,7 +497,8 @@ def best(policy):
 )
 def test_weights_are_taken_if_they_are_newer_and_0_forces(own, given, is_taken):
     learner, other = seeker(1), seeker(2)
-    learner.transforms.observe(toy().sample(num_steps=3).transitions)  # the statistics are sent too
+    observation_ED = torch.tensor(toy().sample(num_steps=3).transitions.observation_ED)
+    learner.encoder.observe(observation_ED, torch.zeros(len(observation_ED)))  # sent, too
     learner.counters.updates, other.counters.updates = given, own
     before, sent = best(other), best(learner)
     assert before != sent
@@ -533,7 +534,7 @@ def test_weights_go_with_the_other_parts_of_the_state_only_where_they_are_asked_
 def test_weights_of_another_network_and_policies_without_weights_are_refused():
     other = SAC(ToyReach(3).spec, actor=partial(MLP, width=5), critic=partial(MLP, width=4))
     state = toy(policy=seeker(1)).get_state(["weights"])
-    with pytest.raises(ConfigurationError, match="transforms"):
+    with pytest.raises(ConfigurationError, match="actor"):
         toy(policy=other).set_state(state)
     assert toy().sample(num_steps=3).weights_seq_no == 0
     for call in (lambda: toy().get_state(["weights"]), lambda: toy().set_state(state)):

@@ -41,9 +41,8 @@ GYMNASIUM = "gymnasium.wrappers"
 REFUSED: dict[type[gym.Wrapper], str] = {
     gymnasium_wrappers.NormalizeObservation: (
         "its statistics belong to one environment, so each copy in each worker would have others."
-        " Remove it, and add {class_path: mtrl_lightning.algorithms.NormalizeObservation} to"
-        " model.init_args.transforms, which has one set of statistics per task; with PPO, set"
-        " model.init_args.encoder to mtrl_lightning.networks.Standardize"
+        " Remove it, and set model.init_args.encoder to mtrl_lightning.networks.Standardize, which"
+        " has the same statistics everywhere"
     ),
     gymnasium_wrappers.NormalizeReward: (
         "its statistics belong to one environment, so each copy in each worker would have others."

@@ -31,7 +31,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import Rollout, TransitionBatch, Transitions
-from mtrl_lightning.updates.normalization import RunningMoments
+from mtrl_lightning.updates.normalization import Moments
 from tests.helpers.algorithms import (
     attach,
     make_batch,
@@ -205,7 +205,7 @@ def vector_step(step: int, rank: int, size: int) -> Transitions:
 
 def run_sac(algorithm: Algorithm, rank: int, size: int) -> None:
     noises: list[Tensor] = []
-    algorithm.noise_like = lambda action_RnA: noises.pop(0)  # type: ignore[method-assign]
+    algorithm.generators.normal_like = lambda *_: noises.pop(0)  # type: ignore[method-assign]
     algorithm.transforms.begin_learning(np.array([1.0, 0.2, 3.0]))
     for update in range(NUM_UPDATES):
         if update == RESET_AT:
@@ -351,8 +351,8 @@ def missing_gradients(rank: int) -> list[float | None]:
 
 def moments_of_parts(rank: int) -> dict[str, Tensor]:
     """Add rows 0 to 9 to the moments, of which rank 0 has the first 7 and rank 1 the others."""
-    moments = RunningMoments(2, (3,))
-    rows = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    moments = Moments(2)
+    rows = torch.randn(10, generator=torch.Generator().manual_seed(0)).numpy()
     task = np.array([0] * 5 + [1] * 2 + [0] * 3)
     own = slice(0, 7) if rank == 0 else slice(7, 10)
     if rank < 2:
