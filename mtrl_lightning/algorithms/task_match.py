@@ -60,10 +60,10 @@ class TaskMatch(NamedTuple):
                     self.there.shape_of(kind, there),
                     self.here.shape_of(kind, here),
                 ]
-        for (kind, name), (saved, own) in shapes.items():
+        for (what, name), (saved, own) in shapes.items():
             if saved != own:
                 raise ConfigurationError(
-                    f"a run cannot start from a policy of other {kind}s: those of {name} have the"
+                    f"a run cannot start from a policy of other {what}s: those of {name} have the"
                     f" shape {saved} in the checkpoint and {own} in this run. Choose tasks and"
                     " wrappers that have the same, or leave out init_from"
                 )

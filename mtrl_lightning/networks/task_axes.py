@@ -111,7 +111,7 @@ class UntrainedTasks:
         parameters: of the untrained tasks.
     """
 
-    def __init__(self, spec: EnvSpec, parameters: UntrainedParameters) -> None:
+    def __init__(self, spec: EnvSpec, parameters: UntrainedParameters = "mean") -> None:
         one_of(get_args(UntrainedParameters), untrained_tasks=parameters)
         self._spec = spec
         self.is_untrained_T = ~np.isin(np.arange(spec.num_tasks), spec.train_tasks)
