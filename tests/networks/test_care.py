@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 
 import numpy as np
@@ -10,14 +9,10 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from mtrl_lightning.networks.conditioning import Embedding
 from mtrl_lightning.networks.language import EMBEDDINGS, load_embeddings
 from mtrl_lightning.networks.mixture import CARE
 from tests.helpers.networks import (
     DTYPES,
-    GROUPED_TASKS,
-    assert_gradients_of_many_losses_at_once,
-    assert_groups_equal_rows,
     assert_same_output_and_gradients,
     layers,
     one_expert,
@@ -58,45 +53,8 @@ def test_features_and_gradients_equal_a_loop_over_rows_and_experts(dtype, tolera
     assert_same_output_and_gradients(
         encoder, encoder(x_BD, TASK_B), slow(encoder, x_BD, TASK_B), tolerance
     )
-
-
-def test_attention_is_sharp_and_differs_between_rows():
-    # so that the comparison above is of attention and not of a mean
-    encoder, x_BD = make(), uniform(7, 5, seed=9)
-    z_KBZ = encoder.experts(x_BD)
-    mean_BZ = z_KBZ.mean(0)
-    assert (encoder(x_BD, TASK_B)[:, :Z] - mean_BZ).abs().max() > 0.1
-
-
-def test_another_conditioning_takes_the_place_of_language():
-    encoder = make(conditioning=lambda spec: Embedding(spec, dim=3))
-    encoder(uniform(7, 5), TASK_B).square().sum().backward()
-    assert encoder.context.embedding.weight_TC.grad.any()
-
-
-@pytest.mark.parametrize("tasks", GROUPED_TASKS)
-def test_groups_of_tasks_have_the_features_and_gradients_of_the_same_rows_in_any_order(tasks):
-    assert_groups_equal_rows(make().double(), tasks, lambda *rows: uniform(*rows, 5).double())
-
-
-def test_an_empty_batch_half_precision_and_many_losses_at_once():
-    encoder, x_BD = make(), uniform(7, 5)
-    assert encoder(x_BD[:0], TASK_B[:0]).shape == (0, 2 * Z) and encoder.out_dim == 2 * Z
-    assert_gradients_of_many_losses_at_once(encoder, encoder(x_BD, TASK_B))
-    with torch.autocast("cpu", torch.bfloat16):
-        out = encoder(x_BD, TASK_B)
-    out.float().square().sum().backward()
-    torch.testing.assert_close(out.float(), encoder(x_BD, TASK_B), rtol=0.1, atol=0.1)
-    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
-
-
-def test_the_state_holds_all_and_the_tasks_embeddings():
-    before = make()
-    after = make(seed=50)
-    x_BD = uniform(7, 5)
-    assert not torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
-    after.load_state_dict(copy.deepcopy(before.state_dict()))
-    assert torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
+    mean_BZ = encoder.experts(x_BD).mean(0)
+    assert (encoder(x_BD, TASK_B)[:, :Z] - mean_BZ).abs().max() > 0.1, "attention is sharp"
 
 
 def test_the_sizes_are_the_papers():

@@ -7,12 +7,8 @@ import math
 import pytest
 import torch
 
-from mtrl_lightning.networks.experts import Experts, TaskExperts
+from mtrl_lightning.networks.experts import Experts
 from tests.helpers.networks import (
-    BATCHES,
-    IN_DIM,
-    NUM_TASKS,
-    OUT_DIM,
     gradients,
     perceptron,
     randomized,
@@ -54,17 +50,3 @@ def test_experts_begin_he_uniform_with_zero_biases():
             assert weight_DH.var().item() == pytest.approx(bound**2 / 3, rel=0.05)
         assert not bias_K1H.any()
         assert not torch.equal(weight_KDH[0], weight_KDH[1])
-
-
-@pytest.mark.parametrize("tasks", BATCHES)
-def test_each_row_has_the_output_of_its_tasks_perceptron(tasks):
-    task_B = torch.tensor(tasks)
-    own = randomized(
-        TaskExperts(NUM_TASKS, IN_DIM, OUT_DIM, width=6, depth=1, output_bound=1.0)
-    ).double()
-    x_BD = uniform(*task_B.shape, IN_DIM).double()
-    weights, biases = own.experts.weights, own.experts.biases
-    rows = zip(x_BD.view(-1, IN_DIM), task_B.flatten().tolist(), strict=True)
-    wanted = torch.stack([perceptron(weights, biases, task, x_D) for x_D, task in rows])
-    wanted = wanted.view(*task_B.shape, OUT_DIM)
-    torch.testing.assert_close(own(x_BD, task_B), wanted, rtol=1e-12, atol=1e-12)

@@ -58,7 +58,7 @@ def with_rows(num_rows):
     return given_BH
 
 
-@pytest.mark.parametrize("num_rows", [ROWS, ROWS - 1, 250, 240, 200, 130, 128, 64, 1, 0])
+@pytest.mark.parametrize("num_rows", [ROWS, 250, 130, 64, 1, 0])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_output_and_gradients_are_those_of_pytorchs_layers(layers, num_rows, dtype, tolerance):
     given_BH = with_rows(num_rows)

@@ -20,8 +20,7 @@ from mtrl_lightning.networks.language import (
     find_name,
     load_embeddings,
 )
-from mtrl_lightning.networks.mlp import MLP
-from tests.helpers.networks import assert_same_output_and_gradients, layers, randomize, uniform
+from tests.helpers.networks import assert_same_output_and_gradients, layers, randomize
 from tests.helpers.specs import spec_of
 
 TASKS = {"reach-v2": [1.0, 2], "push-v1": [3, 4.5], "cheetah-run": [-5, 6e-3]}
@@ -49,11 +48,8 @@ def test_embeddings_come_in_the_order_of_the_tasks(file):
     [
         ("reach-v3", ["reach", "reach-v1", "reach-v2", "reach-v3"], "reach-v3"),
         ("reach-v3", ["reach", "reach-v1", "reach-v2"], "reach-v2"),
-        ("reach-v3", ["reach", "reach-v1"], "reach-v1"),
         ("reach-v3", ["reach", "reach-wall-v3"], "reach"),
-        ("reach-v1", ["reach-v1", "reach-v3"], "reach-v1"),
         ("reach-v1", ["reach-v3"], "reach-v3"),
-        ("reach", ["reach-v3"], "reach-v3"),
         ("reach", ["reach", "reach-v3"], "reach"),
         ("reach-v3", ["reach-wall-v3", "reacher-easy", "Reach"], None),
         ("basketball-v3", ["basket-ball-v1"], "basket-ball-v1"),
@@ -99,15 +95,6 @@ def test_an_encoder_of_language_equals_a_loop_and_trains_the_perceptron_alone(fi
     assert len(list(encoder.parameters())) == 6
 
 
-def test_a_network_learns_the_names_wherever_language_is_in_it():
-    names = ["reach-v3", "walker-walk"]
-    conditioning = partial(TaskEncoder, embedding=Language)
-    network = MLP(2, 1, spec_of(names), width=8, conditioning=conditioning)
-    wanted = load_embeddings(EMBEDDINGS, names)
-    np.testing.assert_array_equal(network.conditioning.embedding(torch.arange(2)).numpy(), wanted)
-    assert network(uniform(3, 2), torch.tensor([0, 1, 0])).isfinite().all()
-
-
 # what the package brings along
 
 
@@ -150,11 +137,8 @@ def test_the_embeddings_are_of_unit_length_and_distinct():
     ("task", "near", "far"),
     [
         ("door-open-v3", "door-close-v3", "basketball-v3"),
-        ("window-open-v3", "window-close-v3", "hammer-v3"),
         ("peg-insert-side-v3", "peg-unplug-side-v3", "faucet-open-v3"),
         ("reach-v3", "reach-wall-v3", "drawer-close-v3"),
-        ("walker-walk", "walker-run", "cartpole-balance"),
-        ("cartpole-balance", "cartpole-swingup", "fish-swim"),
         ("walker-walk", "quadruped-walk", "button-press-v3"),
         ("reacher-easy", "reach-v3", "coffee-button-v3"),
     ],

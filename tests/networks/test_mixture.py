@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from gymnasium.spaces import Box
 
 from mtrl_lightning.networks.conditioning import Embedding, TaskEncoder
-from mtrl_lightning.networks.language import DESCRIPTIONS, Language
+from mtrl_lightning.networks.language import DESCRIPTIONS
 from mtrl_lightning.networks.mixture import (
     WORDS,
     Attention,
@@ -25,9 +24,6 @@ from mtrl_lightning.networks.mixture import (
 )
 from tests.helpers.networks import (
     DTYPES,
-    GROUPED_TASKS,
-    assert_gradients_of_many_losses_at_once,
-    assert_groups_equal_rows,
     assert_same_output_and_gradients,
     layers,
     one_expert,
@@ -138,34 +134,6 @@ def test_what_tells_the_task_is_detached_and_all_else_learns(assignment, told_by
     assert others == learns
 
 
-@pytest.mark.parametrize("tasks", GROUPED_TASKS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_groups_of_tasks_have_the_features_and_gradients_of_the_same_rows_in_any_order(kind, tasks):
-    assert_groups_equal_rows(make(kind).double(), tasks, lambda *rows: uniform(*rows, 5).double())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_batch_half_precision_and_many_losses_at_once(kind):
-    mixture, x_BD = make(kind), uniform(7, 5)
-    assert mixture(x_BD[:0], TASK_B[:0]).shape == (0, 3) and mixture.out_dim == 3
-    assert_gradients_of_many_losses_at_once(mixture, mixture(x_BD, TASK_B))
-    with torch.autocast("cpu", torch.bfloat16):
-        out = mixture(x_BD, TASK_B)
-    out.float().square().sum().backward()
-    torch.testing.assert_close(out.float(), mixture(x_BD, TASK_B), rtol=0.1, atol=0.1)
-    assert all(p.grad.isfinite().all() for p in mixture.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_state_holds_all(kind):
-    before = make(kind)
-    after = make(kind, seed=50)
-    x_BD = uniform(7, 5)
-    assert not torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
-    after.load_state_dict(copy.deepcopy(before.state_dict()))
-    assert torch.equal(before(x_BD, TASK_B), after(x_BD, TASK_B))
-
-
 def test_words_are_whole_and_in_names_or_descriptions(tmp_path):
     path = tmp_path / "descriptions.json"
     path.write_text(json.dumps({"opener-v1": "Do it, SLOWLY.", "swing_up": "Unclosed."}))
@@ -210,9 +178,3 @@ def test_the_sizes_are_mtrls():
     ]
     assert inspect.signature(TopKGate).parameters["num_chosen"].default == 2
     assert inspect.signature(Attention).parameters["temperature"].default == 1
-
-
-def test_a_gate_takes_descriptions_too():
-    mixture = make(lambda k, t: TopKGate(k, t, conditioning=Language))
-    assert mixture.assignment.scores.conditioning.out_dim == 384
-    assert mixture(uniform(7, 5), TASK_B).isfinite().all()

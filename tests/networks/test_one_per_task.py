@@ -13,11 +13,6 @@ from tests.helpers.networks import (
     NUM_TASKS,
     OUT_DIM,
     assert_equals_row_by_row,
-    empty_batches_pass,
-    every_parameter_learns,
-    groups_of_tasks_have_the_outputs_and_gradients_of_the_same_rows_in_any_order,
-    half_precision_is_close,
-    many_gradients_at_once_equal_one_after_another,
     uniform,
 )
 from tests.helpers.specs import spec_of
@@ -32,18 +27,6 @@ def make(architecture=MLP, tasks=None, **options):
 
 
 # the others are those of a conditioning, and of architectures that are compiled and vectorized
-@pytest.mark.parametrize(
-    "check",
-    [
-        every_parameter_learns,
-        empty_batches_pass,
-        groups_of_tasks_have_the_outputs_and_gradients_of_the_same_rows_in_any_order,
-        half_precision_is_close,
-        many_gradients_at_once_equal_one_after_another,
-    ],
-)
-def test_the_contract(check):
-    check(make)
 
 
 @pytest.mark.parametrize("architecture", [MLP, MultiHead, Separate])

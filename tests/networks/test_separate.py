@@ -7,7 +7,6 @@ import torch
 
 from mtrl_lightning.networks.separate import Separate
 from tests.helpers.networks import (
-    CONTRACT,
     IN_DIM,
     NUM_TASKS,
     OUT_DIM,
@@ -23,9 +22,6 @@ def make(**options):
 
 
 # the first asks for a conditioning, of which there is none
-@pytest.mark.parametrize("check", CONTRACT[1:])
-def test_the_contract(check):
-    check(make)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -40,8 +36,3 @@ def test_the_output_begins_within_its_bound():
     network = make(width=64, output_bound=0.25)
     for parameters in (network.own.experts.weights, network.own.experts.biases):
         assert 0.15 < parameters[-1].abs().max().item() <= 0.25
-
-
-def test_one_task_and_one_feature():
-    network = Separate(1, 1, spec_of(1), width=1, depth=1)
-    assert network(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).shape == (2, 1)

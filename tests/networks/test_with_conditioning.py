@@ -52,6 +52,7 @@ def test_a_network_without_task_conditioning_refuses_one_with_numbers():
         with_conditioning(make, Embedding, SPEC)
 
 
+@pytest.mark.slow
 def test_a_network_given_after_an_experiment_leaves_its_encoder():
     care = resolve("experiment/mt10_mtrl_care")["model"]["init_args"]
     found = resolve("experiment/mt10_mtrl_care", "network/multi_head")["model"]["init_args"]
@@ -88,11 +89,3 @@ def test_encoder_and_network_files_go_in_any_order(network):
     sac = after["model"]["init_args"]
     assert sac["conditioning"]["init_args"] == {"dim": 32, "unit_norm": True}
     assert sac["actor"]["init_args"]["conditioning"] is None
-
-
-def test_separate_with_the_conditioning_of_an_encoder_file(command_line, capsys):
-    configs = ("base", "env/toy", "algorithm/mtsac", "network/separate", "encoder/task_embedding")
-    with pytest.raises(SystemExit) as ended:
-        command_line("fit", configs=configs)
-    assert ended.value.code == 2
-    assert "Separate takes no task conditioning" in capsys.readouterr().err
