@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 import torch
 from torch import nn
 
 from mtrl_lightning.auxiliaries import Auxiliary
-from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.networks import Encoder
-from tests.helpers.algorithms import changed, copy_of, make_sac, train
-from tests.helpers.checkpoints import assert_continued_is_the_same
-from tests.helpers.command_line import SHORT, config_args
-from tests.helpers.runs import assert_continues_exactly, checkpoint
-from tests.helpers.sac import FULL, still
+from tests.helpers.algorithms import make_sac, train
+from tests.helpers.sac import FULL
 
 
 class NextFeatures(Auxiliary):
@@ -75,22 +70,6 @@ def small_sac(learning_rate=1e-3, **options):
     return make_sac(auxiliaries=[auxiliary], tau=0.1, **{**FULL, **options})
 
 
-def test_it_trains_the_encoder_and_its_own_task_context():
-    sac = small_sac(critic_optimizer=still)
-    encoder, auxiliary = copy_of(sac.encoder), copy_of(sac.auxiliaries)
-    train(sac, 3)
-    assert changed(sac.encoder, encoder) == set(encoder)
-    assert changed(sac.auxiliaries, auxiliary) == set(auxiliary)
-    assert all(p.grad is None for p in sac.target_encoder.parameters())
-
-
-def test_its_loss_falls():
-    sac = small_sac(learning_rate=0.02, critic_optimizer=still)
-    first = train(sac, 5).drain_metrics()["train/nextfeatures_loss"]
-    last = train(sac, 100).drain_metrics()["train/nextfeatures_loss"]
-    assert last < 0.5 * first
-
-
 def test_it_depends_on_the_target_encoder_and_draws_from_a_generator_of_its_own():
     states = []
     for auxiliaries in ([], [NextFeatures]):
@@ -104,24 +83,3 @@ def test_it_depends_on_the_target_encoder_and_draws_from_a_generator_of_its_own(
         other.target_encoder.linear.weight.add_(1.0)
     first, second = (train(sac, 1).drain_metrics() for sac in (one, other))
     assert first["train/nextfeatures_loss"] != second["train/nextfeatures_loss"]
-
-
-def test_a_restored_run_is_the_same_run(tmp_path):
-    assert_continued_is_the_same(small_sac, tmp_path, half=4)
-
-
-@pytest.mark.slow
-def test_it_is_continued_through_the_command_line(command_line):
-    options = [
-        *SHORT,
-        *config_args("encoder/mlp_context"),
-        "--model.init_args.auxiliaries=[mtrl_lightning.auxiliaries.HiPBMDP,"
-        "mtrl_lightning.auxiliaries.Reconstruction]",
-    ]
-    assert_continues_exactly(command_line, partial(command_line, "fit", *options), 120, 180)
-    weights = checkpoint(command_line, "parts")["state_dict"]
-    assert "auxiliaries.0.transition.layers.0.weight" in weights
-    assert "encoder.context.embedding.weight_TC" in weights
-    curves = read_metrics(command_line.folder("parts"))
-    names = ("embedding_distance", "transition_error", "reward_error", "reconstruction_error")
-    assert all(curves[f"train/{name}"][1][-1] > 0 for name in names)

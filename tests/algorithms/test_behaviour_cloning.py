@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
+from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from mtrl_lightning.algorithms import (
     PPO,
@@ -15,7 +15,6 @@ from mtrl_lightning.algorithms import (
     BehaviourCloning,
 )
 from mtrl_lightning.algorithms.bc import squared_errors
-from mtrl_lightning.errors import DivergenceError
 from mtrl_lightning.networks import (
     ClippedGaussian,
     MultiHead,
@@ -32,9 +31,7 @@ from tests.helpers.algorithms import (
     make_spec,
     train,
 )
-from tests.helpers.command_line import config_args
 from tests.helpers.demonstrations import write_demonstrations
-from tests.helpers.runs import assert_continues_exactly
 
 OPTIONS = [
     "--model.init_args.actor.init_args.width=16",
@@ -61,22 +58,6 @@ def demonstrations(tmp_path_factory):
 def clone(command_line, demonstrations, *options):
     given = [*OPTIONS, f"--data.demonstrations={demonstrations}", *options]
     command_line("fit", *given, configs=CONFIGS, small=False)
-
-
-def gaussians(size=2):
-    generator = torch.Generator().manual_seed(0)
-    shape = (3, 2, size)
-    return (0.3 * torch.randn(shape, generator=generator) for _ in range(3))
-
-
-def test_the_loss_is_the_density_of_the_squashed_gaussian():
-    mean_RnA, log_std_RnA, noise_RnA = gaussians()
-    policy = SquashedGaussian(mean_RnA, log_std_RnA)
-    action_RnA, log_prob_Rn = policy.sample(noise_RnA)
-    torch.testing.assert_close(policy.log_prob(action_RnA), log_prob_Rn)
-    normal = Independent(Normal(mean_RnA, log_std_RnA.exp()), 1)
-    reference = TransformedDistribution(normal, TanhTransform())
-    torch.testing.assert_close(policy.log_prob(action_RnA), reference.log_prob(action_RnA))
 
 
 def test_the_density_of_an_action_at_the_bounds_is_finite_and_has_a_gradient():
@@ -145,16 +126,6 @@ def test_standard_deviations_are_trained_by_densities_alone(loss):
     assert ("noise.log_std_TA" in changed(algorithm, before)) is (loss == "log_prob")
 
 
-@pytest.mark.parametrize("noise", [None, StateIndependentStd])
-def test_its_networks_are_reset(noise):
-    algorithm = train(make_bc(noise=noise, loss="log_prob"), 3)
-    before = copy_of(algorithm)
-    algorithm.reset_networks()
-    assert {"actor.trunk.0.weight", "actor.trunk.2.weight"} <= changed(algorithm, before)
-    assert not algorithm.actor_update.optimizer.state
-    train(algorithm, 1)
-
-
 @pytest.mark.parametrize(("kind", "noise"), [(SAC, None), (PPO, StateIndependentStd)])
 def test_another_algorithm_acts_with_its_networks(kind, noise):
     network = partial(MultiHead, width=8, depth=1, output_bound=1.0)
@@ -173,23 +144,6 @@ def test_another_algorithm_acts_with_its_networks(kind, noise):
         np.testing.assert_array_equal(found[0] if isinstance(found, tuple) else found, expected)
 
 
-@pytest.mark.parametrize("noise", [None, StateDependentStd])
-def test_a_compiled_loss_is_one_graph(noise):
-    algorithm = make_bc(noise=noise, loss="log_prob")
-    batch = make_batch(algorithm.spec)
-    loss_R, error = torch.compile(algorithm.actor_loss, backend="eager", fullgraph=True)(batch)
-    torch.testing.assert_close(loss_R, algorithm.actor_loss(batch)[0])
-    assert loss_R.requires_grad and not error.requires_grad
-
-
-def test_a_loss_that_is_not_finite_is_that_of_an_update():
-    algorithm = train(make_bc(), 1)
-    with torch.no_grad():
-        algorithm.actor.trunk[0].bias.fill_(float("nan"))
-    with pytest.raises(DivergenceError, match="update 2"):
-        train(algorithm, 1)
-
-
 @pytest.mark.slow
 def test_it_trains_through_the_command_line_and_its_loss_falls(command_line, demonstrations):
     clone(command_line, demonstrations, "--data.total_steps=1500")
@@ -199,17 +153,3 @@ def test_it_trains_through_the_command_line_and_its_loss_falls(command_line, dem
     assert not any("train/critic_loss" in row for row in command_line.rows())
     successes = [row["eval/success"] for row in command_line.rows() if "eval/success" in row]
     assert float(successes[-1]) == 1.0
-
-
-@pytest.mark.slow
-def test_a_continued_run_is_the_same_run(command_line, demonstrations):
-    options = [
-        *config_args("gradient/famo"),
-        "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
-        "--resets.every=150",
-        "--evaluation.every=100",
-        "--checkpoint.every_n_env_steps=100",
-        "--metrics.every=50",
-    ]
-    run = partial(clone, command_line, demonstrations, *options)
-    assert_continues_exactly(command_line, run, 200, 300)

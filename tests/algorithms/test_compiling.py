@@ -43,6 +43,7 @@ def test_the_losses_are_compiled_in_the_given_mode(mode, monkeypatch):
     assert asked == [(name, mode) for name in ("critic_target", "critic_loss", "actor_loss")]
 
 
+@pytest.mark.slow
 def test_a_compiled_update_begins_without_gradients_and_with_a_new_step_of_cuda_graphs(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, mode: function)
     sac = train(make_sac(compile="reduce-overhead"), 1)
@@ -71,6 +72,7 @@ def test_a_compiled_function_has_a_graph_for_its_losses_only(make):
         assert loss_T.requires_grad and (other is None or not other.requires_grad)
 
 
+@pytest.mark.slow
 def test_distrals_target_is_one_graph_also_with_tasks_that_are_not_trained():
     distral = make_distral(make_spec(3, train_tasks=(0, 2)))
     batch = make_batch(distral.spec)

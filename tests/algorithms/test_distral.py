@@ -22,9 +22,7 @@ from mtrl_lightning.gradients import Mean, PCGrad
 from mtrl_lightning.networks import (
     MixtureOfEncoders,
     MLPEncoder,
-    MultiHead,
     Network,
-    NoConditioning,
     Standardize,
     UniformGate,
 )
@@ -375,25 +373,6 @@ def test_a_shared_encoder_learns_with_the_gradient_method_of_the_critics():
     torch.testing.assert_close(policies[0].mean_BA, policies[1].mean_BA)
 
 
-def test_every_parameter_is_in_exactly_one_optimizer_and_the_networks_are_reset():
-    distral = make_distral(actor=NETWORKS["multi_head"])
-    given = [
-        id(p)
-        for optimizer in distral.configure_optimizers()
-        for group in optimizer.param_groups
-        for p in group["params"]
-    ]
-    assert sorted(given) == sorted(id(p) for p in distral.parameters() if p.requires_grad)
-    train(distral, 2)
-    before = copy_of(distral)
-    distral.reset_networks()
-    moved = changed(distral, before)
-    for part in ("actor.members.task-0.", "critic.members.1.members.task-2.", "distilled.network."):
-        assert any(name.startswith(part) for name in moved), part
-    assert changed(distral.target_critic, copy_of(distral.critic)) == set()
-    assert all(not update.optimizer.state for update in distral.updates)
-
-
 def test_the_gradient_of_each_task_is_clipped_apart():
     unit = partial(SGD, lr=1.0)
     distral = make_distral(
@@ -411,11 +390,3 @@ def test_the_gradient_of_each_task_is_clipped_apart():
         ]
         assert math.sqrt(sum(squares)) == pytest.approx(1e-3, rel=2e-3)
     assert distral.drain_metrics()["train/actor_grad_norm"] > 0.01, "before it is clipped"
-
-
-# ---- what is refused ----
-
-
-def test_a_conditioning_without_features_is_taken():
-    network = partial(MultiHead, width=8, depth=1, conditioning=NoConditioning)
-    train(make_distral(conditioning=NoConditioning, actor=network, kappa=0), 1)

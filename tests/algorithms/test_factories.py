@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import numpy as np
-import pytest
 import torch
 
 from mtrl_lightning.networks import (
     MLP,
-    MultiHead,
     OneHot,
-    Separate,
 )
 from mtrl_lightning.spec import EnvSpec
 from tests.helpers.algorithms import make_sac, make_spec
@@ -39,11 +33,3 @@ def test_the_spec_of_one_task():
     assert (one.observation_sizes, one.action_sizes) == ((3,), ())
     assert one.observation_space == spec.observation_space
     torch.testing.assert_close(OneHot(one)(torch.tensor([0])), torch.ones(1, 1))
-
-
-@pytest.mark.parametrize("kind", [MultiHead, Separate, MLP])
-def test_no_environment_has_no_action(kind):
-    sac = make_sac(make_spec(3), actor=partial(kind, width=8, depth=1))
-    for mode in ("explore", "exploit", "random"):
-        action_EA = sac.act(np.zeros((0, 4)), np.zeros(0, np.int64), mode)
-        assert action_EA.shape == (0, 2)

@@ -239,9 +239,3 @@ def test_it_would_be_seen(without_numbers):
 
     with pytest.raises(RuntimeError, match="item"):
         update_without_numbers(actor=partial(Asking, width=8))
-
-
-def test_metrics_are_read_where_they_are_asked_for(without_numbers):
-    sac = update_without_numbers()
-    with pytest.raises(RuntimeError, match=r"item|copy out of meta"):
-        sac.mean_metrics.drain()

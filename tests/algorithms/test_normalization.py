@@ -14,7 +14,6 @@ NUM_STEPS = 60
 TASK_E = np.array([0, 0, 1, 2])
 """The tasks of four environments."""
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
-SINGLE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def step(observation_ED, reward_E=None, envs=None, ended=(), task_E=TASK_E):

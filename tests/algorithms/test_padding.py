@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning import gradients, networks
+from mtrl_lightning import gradients
 from mtrl_lightning.algorithms import PPO, SAC, TD3, BehaviourCloning, Distral
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, LossInputs, Reconstruction
 from mtrl_lightning.errors import ConfigurationError
@@ -413,20 +413,6 @@ def test_observations_of_different_sizes_are_standardized_per_task(kind):
     assert algorithm.encoder.mean_TD is statistics
     if kind is SAC:
         assert algorithm.target_encoder.mean_TD.shape == statistics.shape
-
-
-def test_every_network_is_compared():
-    stacks = repr(STACKS)
-    kinds = (networks.Network, networks.Encoder, networks.Assignment)
-    # the second stands behind an MLPEncoder, and images are not padded
-    others = {networks.ProjectedEncoder, networks.ProjectedNetwork, networks.PixelEncoder}
-    # Distral's, around each of the others: tests/algorithms/test_distral.py
-    others |= {networks.OnePerTask, networks.OneForAll}
-    abstract = {*kinds, *others}
-    for name in networks.__all__:
-        found = getattr(networks, name)
-        if isinstance(found, type) and issubclass(found, kinds) and found not in abstract:
-            assert f".{name}'" in stacks, f"{name} has no line in STACKS"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import nn
 from mtrl_lightning.algorithms import PopArt, ReturnScale
 from mtrl_lightning.networks import MLP, MOORE, MultiHead, PaCo, Separate
 from mtrl_lightning.networks.task_axes import shared_parameters
-from tests.helpers.algorithms import changed, copy_of, make_ppo
+from tests.helpers.algorithms import changed, copy_of
 from tests.helpers.specs import spec_of
 
 NUM_TASKS, OBS_DIM, ROWS = 3, 4, 6
@@ -240,25 +240,3 @@ def test_the_plain_scale_leaves_everything_as_it_is(draw):
     value_B = scale(critic(x_BD, TASK_B), TASK_B)
     assert torch.equal(value_B, critic(x_BD, TASK_B)[:, 0])
     assert scale.normalize(value_B, TASK_B) is scale.denormalize(value_B, TASK_B) is value_B
-
-
-# ---- learning ----
-
-
-# ---- options and state ----
-
-
-@pytest.mark.parametrize("name", ["multi_head", "mlp"])
-def test_the_statistics_are_part_of_the_algorithms_state(draw, name):
-    first, second = (make_ppo(critic=CRITICS[name], seed=seed) for seed in (1, 2))
-    first.return_scale.observe(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3) * 4, SEEN_T)
-    first.return_scale.observe(torch.tensor([3.0, 2.0, 9.0]), torch.ones(3) * 9, SEEN_T)
-    second.load_state_dict(first.state_dict())
-    x_BD = draw(NUM_TASKS * ROWS, OBS_DIM)
-    moments = torch.tensor([-5.0, 1.0, 0.0]), torch.tensor([2.0, 3.0, 4.0]), SEEN_T
-    for _ in range(2):
-        assert changed(second, copy_of(first)) == set()
-        wanted_B = values_of(first.return_scale, first.critic, x_BD)
-        assert torch.equal(values_of(second.return_scale, second.critic, x_BD), wanted_B)
-        first.return_scale.observe(*moments)
-        second.return_scale.observe(*moments)

@@ -19,7 +19,6 @@ from torch.distributions import Normal
 from torch.optim import SGD, Adam
 
 from mtrl_lightning.algorithms import PPO, LinearRate, PopArt, ReturnScale
-from mtrl_lightning.errors import DivergenceError
 from mtrl_lightning.gradients import GradientMethod, Mean, PCGrad
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
 from mtrl_lightning.networks import (
@@ -27,13 +26,10 @@ from mtrl_lightning.networks import (
     AppendTask,
     Embedding,
     MultiHead,
-    Network,
     Standardize,
     StateDependentStd,
     StateIndependentStd,
 )
-from mtrl_lightning.networks.task_axes import TaskAxis
-from mtrl_lightning.policy import load_policy
 from mtrl_lightning.transitions import Rollout, TransitionBatch
 from mtrl_lightning.updates.learning_rate import ConstantRate
 from tests.helpers.algorithms import attach, changed, copy_of, make_ppo, make_spec
@@ -464,7 +460,11 @@ def test_every_update_equals_that_of_an_independent_program(pair, foreign):
                 plain.update(collected, row_Rn.flatten())
                 assert_same_weights(ppo, plain, 2e-6)
         ppo.end_iteration(collected)
-        assert ppo.drain_metrics() == pytest.approx(plain.drained(), rel=1e-3, abs=1e-5)
+        metrics = ppo.drain_metrics()
+        assert metrics == pytest.approx(plain.drained(), rel=1e-3, abs=1e-5)
+        for name in ("actor", "critic"):  # so that a clipping that is left out would be noticed
+            limit = plain.options[f"{name}_max_grad_norm"] or 0.0
+            assert metrics[f"train/{name}_grad_norm"] > limit
     trained = {name for name, _ in ppo.named_parameters()}
     assert changed(ppo, before) >= trained
     assert ppo.drain_metrics() == {}
@@ -491,15 +491,6 @@ def test_actions_far_from_the_own_policy_leave_losses_and_gradients_finite():
     assert torch.isfinite(loss_R).all() and torch.isfinite(ppo.noise.log_std_TA.grad).all()
 
 
-def test_the_gradients_are_clipped_in_the_comparison():
-    # so that the test above would see a clipping that is left out
-    ppo = make_ppo(max_kl=None, seed=2)
-    iterate(ppo)
-    metrics = ppo.drain_metrics()
-    assert metrics["train/actor_grad_norm"] > DEFAULTS["actor_max_grad_norm"]
-    assert metrics["train/critic_grad_norm"] > DEFAULTS["critic_max_grad_norm"]
-
-
 class OneByOne(GradientMethod):
     """The mean of the gradients of the tasks' losses, differentiated one by one."""
 
@@ -523,118 +514,17 @@ def test_gradient_methods_receive_the_losses_task_by_task(critic):
 # ---- what an iteration begins with ----
 
 
-class HandActor(Network):
-    """The mean 0."""
-
-    def __init__(self, in_dim, out_dim, spec) -> None:
-        super().__init__()
-        self.c = nn.Parameter(torch.zeros(out_dim))
-
-    def forward(self, x_BD, task_B):
-        return self.c.expand(*task_B.shape, -1)
-
-
-class HandCritic(Network):
-    """The value of an observation is the observation itself, negative for task 1."""
-
-    def __init__(self, in_dim, out_dim, spec) -> None:
-        super().__init__()
-        self.k = nn.Parameter(torch.tensor([1.0, -1.0]))
-
-    def forward(self, x_BD, task_B):
-        return self.k[task_B][..., None] * x_BD
-
-    def task_axes(self):
-        return {"k": TaskAxis()}
-
-
-def by_hand(observations, successors, rewards, terminated=(), truncated=(), gaps=()):
-    """Values, advantages (not normalized) and targets of one environment for each of two tasks.
-
-    The second has the same numbers with the other sign.
-    """
-    ppo = make_ppo(
-        make_spec(2, obs_dim=1, action_dim=1),
-        actor=HandActor,
-        critic=HandCritic,
-        return_scale=ReturnScale,
-        discount=0.5,
-        gae_lambda=0.4,
-    )
-    attach(ppo)
-    steps = range(len(rewards))
-    both = partial(torch.tensor, dtype=torch.float32)
-    flags = {
-        name: torch.tensor([[step in at] * 2 for step in steps])
-        for name, at in (("terminated", terminated), ("truncated", truncated), ("gaps", gaps))
-    }
-    columns = {
-        "observation": both([[[x], [x]] for x in observations]),
-        "next_observation": both([[[x], [x]] for x in successors]),
-        "reward": both([[reward, -reward] for reward in rewards]),
-        "terminated": flags["terminated"],
-        "truncated": flags["truncated"],
-    }
-    collected = Rollout(columns, ~flags["gaps"], torch.tensor([0, 1]))
-    computed = ppo.begin_iteration(collected, 0.0)
-    advantage_SE = computed["target"] - computed["value"]
-    assert torch.equal(advantage_SE[:, 0], -advantage_SE[:, 1])
-    assert torch.equal(computed["value"][:, 0], columns["observation"][:, 0, 0])
-    assert torch.equal(computed["value"][:, 1], -columns["observation"][:, 0, 0])
-    metrics = ppo.drain_metrics()
-    return advantage_SE[:, 0].tolist(), computed, metrics
-
-
-def test_an_episode_that_goes_on_by_hand():
-    # deltas: 1 + 0.5 * 5 - 4 = -0.5, 2 + 0.5 * 6 - 5 = 0, 3 + 0.5 * 10 - 6 = 2
-    found, computed, metrics = by_hand([4, 5, 6], [5, 6, 10], [1, 2, 3])
-    assert found == pytest.approx([-0.42, 0.4, 2])
-    assert computed["target"][:, 0].tolist() == pytest.approx([3.58, 5.4, 8])
-    mean, std = np.mean(found), np.std(found)
-    wanted = [(advantage - mean) / std for advantage in found]
-    assert computed["advantage"][:, 0].tolist() == pytest.approx(wanted, rel=1e-5)
-    assert computed["advantage"][:, 1].tolist() == pytest.approx([-x for x in wanted], rel=1e-5)
-    assert metrics["train/advantage_std/task-0"] == pytest.approx(std, rel=1e-5)
-    explained = 1 - np.var(found) / np.var([3.58, 5.4, 8])
-    assert metrics["train/explained_variance/task-0"] == pytest.approx(explained, rel=1e-5)
-    assert metrics["train/explained_variance/task-1"] == pytest.approx(explained, rel=1e-5)
-
-
-def test_a_truncation_bootstraps_its_true_successor():
-    # the episode ended in 60, and the next began in 6: 2 + 0.5 * 60 - 5 = 27
-    found, _, _ = by_hand([4, 5, 6], [5, 60, 10], [1, 2, 3], truncated=[1])
-    assert found == pytest.approx([-0.5 + 0.2 * 27, 27, 2])
-
-
-def test_a_termination_bootstraps_nothing():
-    found, _, _ = by_hand([4, 5, 6], [5, 60, 10], [1, 2, 3], terminated=[1, 2])
-    assert found == pytest.approx([-0.5 - 0.2 * 3, -3, 3 - 6])
-
-
-def test_a_gap_cuts_the_row_before_it_from_what_follows():
-    # the transition of step 1 never happened; step 0 bootstraps 5 and step 2 is alone
-    found, computed, metrics = by_hand([4, 999, 6], [5, 999, 10], [1, 999, 3], gaps=[1])
-    assert [found[0], found[2]] == pytest.approx([-0.5, 2])
-    # the moments are those of the two other rows
-    assert computed["advantage"][[0, 2], 0].tolist() == pytest.approx([-1, 1], rel=1e-5)
-    assert metrics["train/advantage_std/task-0"] == pytest.approx(1.25, rel=1e-5)
-
-
 def test_equal_advantages_are_no_reason_to_learn():
-    found, computed, _ = by_hand([0.0] * 3, [0.0] * 3, [1.0] * 3, terminated=[0, 1, 2])
-    assert found == [1, 1, 1]
-    assert computed["advantage"].tolist() == [[0, 0]] * 3
-
-
-@pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2)])
-def test_an_iteration_may_end_with_terminations_everywhere(critic):
-    ppo = make_ppo(critic=critic)
+    ppo = make_ppo(return_scale=ReturnScale)
     attach(ppo)
-    collected = make_collected(ppo, gap=0.0, end=0.0)
-    collected.columns["terminated"][-1] = True
+    with torch.no_grad():
+        for parameter in ppo.critic.parameters():
+            parameter.zero_()
+    collected = make_collected(ppo, gap=0.0)
+    collected.columns["terminated"].fill_(True)
+    collected.columns["reward"].fill_(1.0)
     computed = ppo.begin_iteration(collected, 0.0)
-    wanted_E = collected.columns["reward"][-1]
-    torch.testing.assert_close(computed["target"][-1], wanted_E, rtol=1e-5, atol=1e-5)
+    assert (computed["target"] == 1).all() and not computed["advantage"].any()
 
 
 def test_only_the_trained_tasks_have_statistics():
@@ -646,26 +536,6 @@ def test_only_the_trained_tasks_have_statistics():
     assert heads.tolist() == [False, True, False, True]
     names = {name.split("/")[-1] for name in ppo.drain_metrics() if name.count("/") == 2}
     assert names == {"task-1", "task-3"}
-
-
-@pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2)])
-def test_values_are_clipped_around_those_that_the_critic_has_when_learning_begins(critic):
-    # the first statistics of the returns move the values to the mean of the returns
-    ppo = make_ppo(critic=critic, value_clip=1e-3, max_kl=None)
-    attach(ppo)
-    for seed in range(2):
-        collected = make_collected(ppo, seed)
-        computed = ppo.begin_iteration(collected, 0.0)
-        batches = [batch_of(collected, computed, row_Rn) for row_Rn in rows_of(collected)]
-        for batch in batches:
-            clipped_R, _ = ppo.critic_loss(batch)
-            ppo.value_clip = None
-            plain_R, _ = ppo.critic_loss(batch)
-            ppo.value_clip = 1e-3
-            torch.testing.assert_close(clipped_R, plain_R, rtol=1e-3, atol=1e-4)
-        for batch in batches:
-            ppo.training_step(batch, 0)
-        ppo.end_iteration(collected)
 
 
 # ---- the end of an iteration ----
@@ -705,25 +575,6 @@ def test_the_divergence_is_the_mean_of_an_epoch_by_hand(max_kl, epochs):
         else:
             assert not ppo.is_iteration_over()
     assert found == epochs
-
-
-def test_the_mean_of_an_epoch_continues_after_a_resumption_within_it():
-    still = partial(SGD, lr=0.0)
-    whole, resumed = (
-        make_ppo(max_kl=0.2, num_minibatches=2, actor_optimizer=still) for _ in range(2)
-    )
-    attach(whole)
-    attach(resumed)
-    collected = make_collected(whole, gap=0.0)
-    computed = whole.begin_iteration(collected, 0.0)
-    batch = batch_of(collected, computed, all_rows(collected))
-    far = batch._replace(extra={**batch.extra, "log_prob": batch.extra["log_prob"] - 0.8})
-    whole.training_step(far, 0)
-    resumed.load_state_dict(whole.state_dict())
-    for ppo in (whole, resumed):
-        assert not ppo.is_iteration_over()
-        ppo.training_step(batch, 1)
-        assert ppo.is_iteration_over(), "the mean of 0.4255 and 0 is above 0.2"
 
 
 def test_the_encoders_statistics_move_between_iterations_only():
@@ -771,12 +622,6 @@ def test_behind_moving_statistics_the_ratios_of_every_iteration_start_from_one(p
             ppo.training_step(batch, 0)
         ppo.end_iteration(collected)
         assert bool(changed(ppo.encoder, before)) == (iteration < 2)
-
-
-def test_without_statistics_the_densities_are_those_of_the_collection():
-    ppo = make_ppo()
-    attach(ppo)
-    assert "log_prob" not in ppo.begin_iteration(make_collected(ppo), 0.0)
 
 
 def test_the_critics_loss_alone_trains_the_encoder():
@@ -842,36 +687,6 @@ def test_no_step_is_made_with_a_learning_rate_of_zero():
     assert changed(ppo, before) == {"num_iterations"}
 
 
-# ---- metrics ----
-
-
-def test_the_gradient_shares_sum_to_one_and_are_logged_once_in_an_iteration():
-    ppo = make_ppo(return_scale=ReturnScale)
-    iterate(ppo, num_epochs=1)
-    metrics = ppo.drain_metrics()
-    shares = [metrics[f"train/critic_gradient_share/task-{task}"] for task in range(NUM_TASKS)]
-    assert sum(shares) == pytest.approx(1, abs=1e-6)
-    # rewards are 10 times as large from task to task
-    assert shares[0] < shares[1] < shares[2]
-    assert shares[2] > 0.8
-    scaled = make_ppo()
-    iterate(scaled, num_epochs=1)
-    metrics = scaled.drain_metrics()
-    shares = [metrics[f"train/critic_gradient_share/task-{task}"] for task in range(NUM_TASKS)]
-    assert max(shares) < 0.6, "with returns of one scale they are balanced"
-
-
-def test_the_noise_of_each_task_is_logged():
-    ppo = make_ppo(noise=partial(StateIndependentStd, initial=-0.5))
-    assert ppo.drain_metrics() == {}
-    iterate(ppo)
-    with torch.no_grad():
-        ppo.noise.log_std_TA.copy_(torch.tensor([[0.0, math.log(2)], [-1.0, -1.0], [0.0, 0.0]]))
-    metrics = ppo.drain_metrics()
-    found = [metrics[f"train/noise_std/task-{task}"] for task in range(NUM_TASKS)]
-    assert found == pytest.approx([1.5, math.exp(-1), 1], rel=1e-6)
-
-
 # ---- acting ----
 
 OBSERVATION_ED = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
@@ -918,22 +733,6 @@ def test_exploiting_returns_the_clipped_mean_alone(acting):
     assert np.array_equal(acting.act(OBSERVATION_ED, TASK_E, "exploit"), action_EA)
 
 
-def test_random_actions_come_without_densities(acting):
-    action_EA = acting.act(OBSERVATION_ED, TASK_E, "random")
-    assert (action_EA.shape, action_EA.dtype) == ((60, 2), np.float32)
-    assert np.abs(action_EA).max() <= 1
-
-
-def test_the_same_seed_gives_the_same_iterations():
-    first, second, other = (make_ppo(seed=seed, max_kl=None) for seed in (3, 3, 4))
-    for ppo in (first, second, other):
-        for seed in range(2):
-            iterate(ppo, seed)
-    assert changed(second, copy_of(first)) == set()
-    assert first.drain_metrics() == second.drain_metrics()
-    assert changed(other.actor, copy_of(first.actor)) == set(first.actor.state_dict())
-
-
 # ---- checkpoints and resets ----
 
 SAVED = {
@@ -949,6 +748,7 @@ SAVED = {
     "max_kl": None,
     "value_clip": 0.2,
 }
+"""Options other than the defaults."""
 
 
 def test_a_checkpoint_rebuilds_the_algorithm_and_continues(tmp_path):
@@ -968,16 +768,6 @@ def test_a_checkpoint_rebuilds_the_algorithm_and_continues(tmp_path):
         iterate(ppo, seed=2, progress=0.5)
     assert changed(second, copy_of(first)) == set()
     assert second.drain_metrics() == first.drain_metrics()
-
-
-def test_the_policy_of_a_checkpoint_acts_alone(tmp_path):
-    ppo = PPO(make_spec(), seed=5, **SAVED)
-    iterate(ppo)
-    policy = load_policy(save(ppo, tmp_path))
-    for mode in ("exploit", "explore", "random"):
-        wanted = ppo.act(OBSERVATION_ED, TASK_E, mode)
-        wanted_EA = wanted[0] if isinstance(wanted, tuple) else wanted
-        assert np.array_equal(policy.act(OBSERVATION_ED, TASK_E, mode), wanted_EA), mode
 
 
 @pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2)])
@@ -1146,50 +936,21 @@ def test_an_epoch_without_a_step_ends_the_iteration(name):
     assert not ppo.is_iteration_over()
 
 
-def test_the_number_of_skipped_minibatches_continues_after_a_resumption(tmp_path):
-    options = {**SAVED, "max_kl": 0.3, "on_nonfinite": "skip", "num_epochs": 1}
+def test_mean_of_an_epoch_continues_after_a_resumption_within_it(tmp_path):
+    options = {**SAVED, "max_kl": 0.2, "on_nonfinite": "skip", "num_minibatches": 3}
     whole = PPO(make_spec(), **options)
     attach(whole)
     collected = make_collected(whole, gap=0.0)
     computed = whole.begin_iteration(collected, 0.0)
     batch = batch_of(collected, computed, all_rows(collected))
+    log_prob_Rn = batch.extra["log_prob"] + whole.actor_loss(batch)[1][0]
+    same = batch._replace(extra={**batch.extra, "log_prob": log_prob_Rn})
+    far = batch._replace(extra={**batch.extra, "log_prob": log_prob_Rn - 0.8})
     whole.training_step(broken(batch), 0)
+    whole.training_step(far, 1)
     resumed = PPO.load_from_checkpoint(save(whole, tmp_path))
     attach(resumed)
-    log_prob_Rn = batch.extra["log_prob"] + whole.actor_loss(batch)[1][0]
-    far = batch._replace(extra={**batch.extra, "log_prob": log_prob_Rn - 0.8})
     for ppo in (whole, resumed):
         assert not ppo.is_iteration_over()
-        ppo.training_step(far, 1)
-        assert ppo.is_iteration_over(), "the mean of 0.4255 alone is above 0.3"
-
-
-def test_a_gradient_that_is_not_finite_ends_the_run_and_names_the_task():
-    ppo = make_ppo()
-    attach(ppo)
-    collected = make_collected(ppo)
-    computed = ppo.begin_iteration(collected, 0.0)
-    batch = broken(batch_of(collected, computed, rows_of(collected)[0]))
-    with pytest.raises(DivergenceError, match="task-1"):
-        ppo.training_step(batch, 0)
-
-
-# ---- options ----
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"discount": 0.0},
-        {"discount": 1.0},
-        {"gae_lambda": 0.0},
-        {"gae_lambda": 1.0},
-        {"entropy_coef": 0.0},
-        {"max_kl": None, "value_clip": None},
-        {"actor_max_grad_norm": None, "critic_max_grad_norm": None},
-    ],
-)
-def test_numbers_at_the_end_of_their_range_are_taken(options):
-    ppo = make_ppo(**options)
-    iterate(ppo)
-    assert all(value.isfinite().all() for value in ppo.state_dict().values())
+        ppo.training_step(same, 2)
+        assert ppo.is_iteration_over(), "the mean of 0.4255 and 0 is above 0.2"

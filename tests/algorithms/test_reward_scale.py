@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import MeanReward, ReturnRange, RewardScale
-from mtrl_lightning.ranks import distributed
 from mtrl_lightning.transitions import TransitionBatch, Transitions
-from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec, train
+from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
 from tests.helpers.command_line import SHORT
 from tests.helpers.runs import checkpoint
 
@@ -61,12 +60,6 @@ def test_mean_reward_of_a_task_without_any_is_bounded_and_of_no_task_is_one():
     assert scale.factor_T.tolist() == [1, 1, 1]
 
 
-def test_mean_reward_knows_the_trained_tasks_alone():
-    scale = MeanReward(make_spec(3, train_tasks=(0, 2)))
-    scale.begin_learning(np.array([1.0, 5.0]))
-    assert scale.factor_T.tolist() == [5, 1, 1]
-
-
 def test_return_range_by_hand():
     scale = ReturnRange(make_spec(3), discount=0.5, bound=10.0)
     scale.observe(step([1.0, -1.0], [0, 1], [0, 1]))
@@ -115,33 +108,6 @@ def test_return_range_goes_on_in_the_middle_of_an_episode():
     assert scale.largest_T.tolist() == other.largest_T.tolist() == [5, 0, 0]
 
 
-def test_return_range_exchanges_only_after_an_episode_has_ended(command_line, monkeypatch):
-    calls, ends = [], []
-    largest, observe = distributed.largest, ReturnRange.observe
-
-    def observed(scale, transitions):
-        ends.append(bool((transitions.terminated_E | transitions.truncated_E).any()))
-        observe(scale, transitions)
-
-    def exchanged(tensor):
-        calls.append(len(ends) - 1)
-        return largest(tensor)
-
-    monkeypatch.setattr(ReturnRange, "observe", observed)
-    monkeypatch.setattr(distributed, "largest", exchanged)
-    scale = "mtrl_lightning.algorithms.ReturnRange"
-    command_line("fit", *SHORT, f"--model.init_args.reward_scale={scale}")
-    assert len(ends) == 60 and calls == list(np.flatnonzero(ends))
-
-
-def test_return_range_does_not_wait_for_its_device(monkeypatch):
-    scale = ReturnRange(make_spec(3), discount=0.5)
-    monkeypatch.setattr(torch.Tensor, "__float__", lambda tensor: pytest.fail("waits"))
-    scale.observe(step([3.0, -8.0, 5.0], [0, 1, 1], [0, 1, 2], terminated=[0, 1, 2]))
-    monkeypatch.undo()
-    assert scale.largest_T.tolist() == [3, 8, 0]
-
-
 def test_return_range_leaves_rewards_alone_where_nothing_is_known():
     scale = ReturnRange(make_spec(3), discount=0.5)
     assert scaled(scale, alpha=(0.5, 0.5, 0.5), target_entropy=0.0) == REWARD_RN.tolist()
@@ -170,39 +136,6 @@ def test_sac_learns_from_the_scaled_rewards():
         sac.training_step(given, 0)
     for a, b in zip(one.critic.parameters(), two.critic.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_a_reset_gives_other_weights_and_forgets_the_optimizers_and_keeps_the_rest():
-    sac = make_sac(make_spec(3))
-    optimizers = attach(sac)
-    for update in range(3):
-        sac.training_step(make_batch(sac.spec), update)
-    before = {name: value.clone() for name, value in sac.state_dict().items()}
-    sac.reset_networks()
-    after = sac.state_dict()
-    fresh = {name for name in before if not torch.equal(before[name], after[name])}
-    networks = [name for name in before if name.startswith(("actor.", "critic.", "target_critic."))]
-    weights = {name for name in networks if "bias" not in name}
-    assert weights <= fresh and "temperature.log_alpha" not in fresh
-    assert not optimizers[0].state and not optimizers[1].state and optimizers[2].state
-    for target, source in zip(sac.target_critic.parameters(), sac.critic.parameters(), strict=True):
-        assert torch.equal(target, source)
-    seeded = make_sac(make_spec(3), seed=0)
-    assert not torch.equal(next(seeded.actor.parameters()), next(sac.actor.parameters()))
-    train(sac, 2)
-
-
-def test_two_resets_differ_and_are_repeated_by_the_seed():
-    def weights(seed, resets):
-        sac = make_sac(make_spec(3), seed=seed)
-        attach(sac)
-        for _ in range(resets):
-            sac.reset_networks()
-        return next(sac.actor.parameters()).detach().clone()
-
-    assert not torch.equal(weights(0, 1), weights(0, 2))
-    assert torch.equal(weights(0, 2), weights(0, 2))
-    assert not torch.equal(weights(0, 1), weights(1, 1))
 
 
 def test_a_run_drops_the_rewards_of_rebuilt_environments(command_line):

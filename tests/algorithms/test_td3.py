@@ -16,10 +16,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam
 
-from mtrl_lightning.algorithms import Categorical, ReturnRange, Scalar, losses
+from mtrl_lightning.algorithms import Scalar, losses
 from mtrl_lightning.algorithms.td3 import spread_over_environments
-from mtrl_lightning.auxiliaries import Reconstruction
-from mtrl_lightning.networks import Encoder, MLPEncoder, Network
+from mtrl_lightning.networks import Encoder, Network
 from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
@@ -30,7 +29,6 @@ from tests.helpers.algorithms import (
     make_batch,
     make_spec,
     make_td3,
-    train,
 )
 from tests.helpers.sac import HandCritic
 
@@ -327,37 +325,3 @@ def test_exploring_adds_the_environments_own_noise_and_exploiting_none():
     with torch.no_grad():
         output_BA = td3.actor(torch.tensor(observation_ED), torch.tensor(task_E))
     np.testing.assert_allclose(mode_EA, output_BA.tanh().numpy(), rtol=1e-6)
-
-
-def test_actions_keep_to_their_range():
-    td3 = make_td3(exploration_std_min=9.0, exploration_std_max=9.0)
-    action_EA = td3.act(np.ones((8, 4), np.float32), np.zeros(8, np.int64), "explore")
-    assert np.abs(action_EA).max() == 1
-
-
-# ---- with the parts of SAC ----
-
-
-def test_it_learns_distributions_of_values_with_a_range_of_returns_and_an_auxiliary():
-    td3 = make_td3(
-        value=partial(Categorical, num_bins=11),
-        reward_scale=ReturnRange,
-        encoder=partial(MLPEncoder, width=8, out_dim=5),
-        auxiliaries=[Reconstruction],
-    )
-    parts = ("encoder", "actor", "critic", "target_encoder", "target_actor", "target_critic")
-    modules = [td3.get_submodule(name) for name in (*parts, "auxiliaries")]
-    before = [copy_of(module) for module in modules]
-    train(td3, 4)
-    assert all(changed(module, was) for module, was in zip(modules, before, strict=True))
-    metrics = td3.drain_metrics()
-    assert all(map(math.isfinite, metrics.values()))
-    assert metrics["train/reconstruction_loss"] > 0
-
-
-def test_a_reset_gives_target_and_actor_the_same_new_weights():
-    td3 = train(make_td3(), 3)
-    before = copy_of(td3.actor)
-    td3.reset_networks()
-    assert changed(td3.actor, before) == set(before)
-    assert changed(td3.actor, copy_of(td3.target_actor)) == set()

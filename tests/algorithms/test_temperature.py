@@ -50,10 +50,6 @@ def test_each_row_has_the_temperature_of_its_task():
     assert temperature.values().tolist() == pytest.approx([math.exp(v) for v in (0.1, 0.2, 0.3)])
 
 
-def test_the_values_are_for_reading():
-    assert not Temperature(spec_of(3)).values().requires_grad
-
-
 def test_a_fixed_temperature_stays_and_weights_the_entropy_of_all_tasks():
     sac = train(make_sac(temperature=partial(FixedTemperature, value=0.3)), 3)
     assert sac.temperature.values().tolist() == pytest.approx([0.3] * 3)

@@ -15,7 +15,6 @@ from tests.helpers.algorithms import (
     copy_of,
     make_batch,
     make_sac,
-    make_spec,
 )
 from tests.helpers.command_line import SHORT
 
@@ -89,12 +88,6 @@ def test_the_command_line_takes_a_list_of_transforms(command_line):
     command_line("fit", *SHORT, "--name=plain")
     command_line("fit", *SHORT, f"--model.init_args.transforms={shift}")
     assert command_line.rows()[-1] != command_line.rows("plain")[-1]
-
-
-def test_the_trained_tasks_alone_have_factors():
-    sac = make_sac(make_spec(3, train_tasks=(0, 2)), reward_scale=MeanReward)
-    sac.transforms.begin_learning(np.array([1.0, 2.0]))
-    assert sac.transforms[0].factor_T.tolist() == [2, 1, 1]
 
 
 def test_a_slice_makes_the_changes_of_its_transforms():

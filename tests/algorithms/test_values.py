@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtrl_lightning.algorithms import Categorical, Scalar
 
@@ -115,25 +114,6 @@ def test_a_projection_is_that_of_a_loop():
         wanted = projection(probability[row].tolist(), moved[row].tolist(), -10.0, 10.0)
         assert projected[row].tolist() == pytest.approx(wanted, abs=5e-6)
     assert torch.equal(projected, value.project(probability, moved))
-
-
-class LargestResult(TorchDispatchMode):
-    """Note the size of the largest tensor that an operation returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.numel = max(self.numel, result.numel())
-        return result
-
-
-def test_a_projection_takes_memory_for_the_bins_and_not_for_their_pairs():
-    value = Categorical(num_bins=101, bound=10.0)
-    with LargestResult() as largest:
-        value.project(*moved_bins(value, 2))
-    assert largest.numel == 8 * 101
 
 
 def test_a_value_that_is_not_finite_makes_its_row_nan_and_no_other():

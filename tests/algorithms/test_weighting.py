@@ -9,12 +9,8 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from mtrl_lightning.algorithms import EqualWeights, ManualWeights, TemperatureWeights
+from mtrl_lightning.algorithms import ManualWeights, TemperatureWeights
 from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
-
-
-def test_equal_weights_are_ones():
-    assert EqualWeights(make_spec(3))(torch.tensor([0.3, -2.0, 1.0])).tolist() == [1, 1, 1]
 
 
 def test_by_temperature_is_the_softmax_of_what_is_computed_by_hand():
@@ -60,12 +56,3 @@ def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss
     assert (
         weighted.drain_metrics()["train/critic_loss"] != plain.drain_metrics()["train/critic_loss"]
     )
-
-
-def test_given_weights_are_those_of_the_configuration_and_not_of_a_checkpoint():
-    one, two = (
-        ManualWeights(make_spec(3), {"task-0": 4.0}),
-        ManualWeights(make_spec(3), {"task-0": 1.0}),
-    )
-    two.load_state_dict(one.state_dict())
-    assert two(torch.zeros(3)).tolist() == [1, 1, 1]

@@ -89,13 +89,26 @@ def attach(algorithm: Algorithm) -> list[Optimizer]:
     return optimizers
 
 
-def train(sac: Trained, num_updates: int, first: int = 0) -> Trained:
+def learning_batch(algorithm: Algorithm, seed: int = 0) -> TransitionBatch:
+    """Random transitions with the columns that an on-policy algorithm computes."""
+    batch = make_batch(algorithm.spec, seed=seed)
+    if algorithm.kind != "on-policy":
+        return batch
+    generator = torch.Generator().manual_seed(seed)
+    names = ("log_prob", "advantage", "value", "target")
+    shape = batch.reward_Rn.shape
+    extra = {name: torch.randn(shape, generator=generator) for name in names}
+    extra |= {"weight": torch.ones(shape), "unclipped_action": batch.action_RnA}
+    return batch._replace(extra=extra)
+
+
+def train(algorithm: Trained, num_updates: int, first: int = 0) -> Trained:
     """Make updates on the batches ``first``, ``first + 1``, ..."""
-    if not callable(sac.__dict__.get("optimizers")):
-        attach(sac)
+    if not callable(algorithm.__dict__.get("optimizers")):
+        attach(algorithm)
     for i in range(first, first + num_updates):
-        sac.training_step(make_batch(sac.spec, seed=i), i)
-    return sac
+        algorithm.training_step(learning_batch(algorithm, seed=i), i)
+    return algorithm
 
 
 def copy_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from torch.utils import _foreach_utils
 from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.transitions import TransitionBatch
 from mtrl_lightning.updates.generators import Generators
-from tests.helpers.algorithms import attach, make_batch, make_spec
+from tests.helpers.algorithms import attach, learning_batch, make_spec
 
 META = torch.device("meta")
 
@@ -66,11 +66,7 @@ def on_meta(make, num_tasks: int = 4, optimizer=SkippingAdam, **options: Any) ->
     return algorithm
 
 
-def meta_batch(algorithm: Algorithm, rows: int = 5) -> TransitionBatch:
-    batch = make_batch(algorithm.spec, rows)
-    extra = {}
-    if algorithm.kind == "on-policy":
-        names = ("log_prob", "advantage", "value", "target", "weight")
-        extra = {name: torch.empty_like(batch.reward_Rn, device=META) for name in names}
-        extra["unclipped_action"] = torch.empty_like(batch.action_RnA, device=META)
+def meta_batch(algorithm: Algorithm) -> TransitionBatch:
+    batch = learning_batch(algorithm)
+    extra = {name: column.to(META) for name, column in batch.extra.items()}
     return type(batch)(*(field.to(META) for field in batch[:-1]), extra)

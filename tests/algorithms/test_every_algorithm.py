@@ -1,0 +1,162 @@
+"""What every algorithm keeps to."""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from mtrl_lightning.auxiliaries import Reconstruction
+from mtrl_lightning.errors import DivergenceError
+from mtrl_lightning.networks import MLPEncoder, MultiHead, Standardize, StateIndependentStd
+from tests.helpers.algorithms import (
+    attach,
+    changed,
+    copy_of,
+    learning_batch,
+    make_bc,
+    make_distral,
+    make_ppo,
+    make_sac,
+    make_td3,
+    train,
+)
+from tests.helpers.checkpoints import assert_continued_is_the_same, save
+from tests.helpers.sac import FULL, OBSERVATION_ED, TASK_E
+
+HEADS = partial(MultiHead, width=16, depth=1, output_bound=0.3)
+ENCODER = partial(MLPEncoder, width=8, out_dim=5)
+ALGORITHMS = {
+    "sac": make_sac,
+    "sac with every part": partial(
+        make_sac, actor=HEADS, critic=HEADS, encoder=ENCODER, auxiliaries=[Reconstruction]
+    ),
+    "sac with embeddings": partial(make_sac, **FULL),
+    "td3": partial(make_td3, encoder=ENCODER),
+    "distral": make_distral,
+    "ppo": partial(make_ppo, critic=HEADS, encoder=ENCODER),
+    "ppo of standardized observations": partial(make_ppo, encoder=Standardize),
+    "bc": partial(make_bc, noise=StateIndependentStd, loss="log_prob"),
+}
+MODES = ("exploit", "explore", "random")
+every_algorithm = pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
+
+
+def act(algorithm, mode, observation_ED=OBSERVATION_ED, task_E=TASK_E):
+    chosen = algorithm.act(observation_ED, task_E, mode)
+    return chosen[0] if isinstance(chosen, tuple) else chosen
+
+
+def global_states():
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+
+
+@every_algorithm
+def test_every_parameter_is_in_an_optimizer_and_learns(make):
+    algorithm = make()
+    optimizers = attach(algorithm)
+    given = [id(p) for made in optimizers for group in made.param_groups for p in group["params"]]
+    trained = {name: p for name, p in algorithm.named_parameters() if p.requires_grad}
+    assert set(given) == {id(p) for p in trained.values()}
+    if not getattr(algorithm, "auxiliaries", None):
+        assert len(given) == len(trained), "none is in two"
+    before = copy_of(algorithm)
+    train(algorithm, 5)
+    moved = changed(algorithm, before)
+    assert moved >= trained.keys()
+    targets = {name for name in before if name.startswith("target_")}
+    assert {name.split(".")[0] for name in targets} == {
+        name.split(".")[0] for name in moved if name in targets
+    }
+    assert all(p.grad is None for p in algorithm.parameters() if not p.requires_grad)
+    assert all(math.isfinite(value) for value in algorithm.drain_metrics().values())
+
+
+@every_algorithm
+def test_seed_decides_weights_and_draws_and_no_global_generator_does(make):
+    runs = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(len(runs))
+        before = global_states()
+        algorithm = train(make(seed=seed), 2)
+        drawn = [act(algorithm, mode) for mode in MODES]
+        assert global_states() == before
+        runs.append((algorithm, drawn, algorithm.drain_metrics()))
+    (first, drawn, metrics), (second, again, same), (other, others, _) = runs
+    assert changed(second, copy_of(first)) == set() and same == metrics
+    assert all(map(np.array_equal, drawn, again))
+    assert changed(other.actor, copy_of(first.actor)) >= {
+        n for n, _ in first.actor.named_parameters()
+    }
+    assert not any(map(np.array_equal, drawn, others))
+
+
+@every_algorithm
+def test_actions_have_their_shape_and_exploiting_draws_nothing(make):
+    algorithm, reference = train(make(), 1), train(make(), 1)
+    observation_ED, batch = OBSERVATION_ED.copy(), learning_batch(algorithm)
+    algorithm.training_step(batch, 1)
+    reference.training_step(learning_batch(reference), 1)
+    for one, other in zip(batch[:-1], learning_batch(algorithm)[:-1], strict=True):
+        assert torch.equal(one, other), "a batch is not changed"
+    exploited = [act(algorithm, "exploit", observation_ED) for _ in range(2)]
+    assert np.array_equal(*exploited)
+    for mode in MODES:
+        found_EA = act(algorithm, mode, observation_ED.astype(np.float64))
+        assert (found_EA.shape, found_EA.dtype) == ((6, 2), np.float32)
+        assert np.abs(found_EA).max() <= 1
+        assert np.array_equal(found_EA, act(reference, mode))
+        assert (mode == "exploit") == np.array_equal(act(algorithm, mode), found_EA)
+        act(reference, mode)
+        assert act(algorithm, mode, np.zeros((0, 4)), np.zeros(0, np.int64)).shape == (0, 2)
+    assert np.array_equal(observation_ED, OBSERVATION_ED)
+
+
+@every_algorithm
+def test_run_continues_exactly_from_a_file(make, tmp_path):
+    def used(seed):
+        algorithm = make(seed=seed)
+        act(algorithm, "explore")
+        return algorithm
+
+    whole, second = assert_continued_is_the_same(used, tmp_path, half=3)
+    for mode in MODES:
+        assert np.array_equal(act(second, mode), act(whole, mode))
+    rebuilt = type(whole).load_from_checkpoint(save(whole, tmp_path), trust=["tests"])
+    assert changed(rebuilt, copy_of(whole)) == set()
+    assert rebuilt.counters == whole.counters
+
+
+@every_algorithm
+def test_reset_draws_new_weights_and_clears_their_optimizers(make):
+    algorithm = train(make(), 2)
+    before = copy_of(algorithm)
+    algorithm.reset_networks()
+    weights = [name for name, p in algorithm.actor.named_parameters() if p.ndim > 1]
+    assert {f"actor.{name}" for name in weights} <= changed(algorithm, before)
+    for name in ("actor", "critic", "encoder"):
+        target = getattr(algorithm, f"target_{name}", None)
+        assert target is None or changed(target, copy_of(getattr(algorithm, name))) == set()
+    networks = [algorithm.actor, *([algorithm.critic] if hasattr(algorithm, "critic") else [])]
+    kept = {p for update in algorithm.updates for p in update.optimizer.state}
+    assert not any(p in kept for network in networks for p in network.parameters())
+    second = train(make(), 2)
+    second.reset_networks()
+    assert changed(second, copy_of(algorithm)) == set(), "the seed decides"
+    second.reset_networks()
+    assert {f"actor.{name}" for name in weights} <= changed(second, copy_of(algorithm))
+    train(algorithm, 1, first=2)
+
+
+@every_algorithm
+def test_loss_that_is_not_finite_ends_the_run_and_names_the_update(make):
+    algorithm = train(make(), 1)
+    with torch.no_grad():
+        for parameter in algorithm.parameters():
+            parameter.fill_(math.nan)
+    with pytest.raises(DivergenceError, match="update 2"):
+        train(algorithm, 1, first=1)
