@@ -29,8 +29,8 @@ from mtrl_lightning import (
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP
 from tests.helpers.command_line import SHORT, rows_of
-from tests.helpers.fakes import Scale
 from tests.helpers.runs import SMALL_SAC, small
+from tests.helpers.transforms import Scale
 
 
 @pytest.mark.curves

@@ -104,7 +104,7 @@ def test_a_policy_of_the_package_acts_as_it_does_elsewhere(capsys):
 
 @pytest.mark.slow
 def test_a_run_acts_with_its_action_transforms(command_line, tmp_path):
-    transforms = [{"class_path": "tests.helpers.fakes.Scale", "init_args": {"factor": 0.5}}]
+    transforms = [{"class_path": "tests.helpers.transforms.Scale", "init_args": {"factor": 0.5}}]
     command_line.finished(f"--data.action_transforms={json.dumps(transforms)}")
     run = command_line.folder()
     main(["collect", f"--policy={run}", *TOY[1:], f"--folder={tmp_path / 'new'}"])

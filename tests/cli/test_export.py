@@ -17,7 +17,7 @@ def error_of(capsys, *args):
 
 def test_a_run_is_exported(command_line, tmp_path, capsys):
     options = ["--data.total_steps=330", "--evaluation.every=330", "--data.capacity=150"]
-    transforms = "[{class_path: tests.helpers.fakes.Scale, init_args: {factor: 0.5}}]"
+    transforms = "[{class_path: tests.helpers.transforms.Scale, init_args: {factor: 0.5}}]"
     command_line("fit", *options, f"--data.action_transforms={transforms}")
     run = command_line.folder()
     capsys.readouterr()

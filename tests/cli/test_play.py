@@ -78,7 +78,7 @@ STACKED = [
     {"class_path": "gymnasium.wrappers.FrameStackObservation", "init_args": {"stack_size": 3}},
     "gymnasium.wrappers.FlattenObservation",
 ]
-GENTLE = [{"class_path": "tests.helpers.fakes.Scale", "init_args": {"factor": 0.5}}]
+GENTLE = [{"class_path": "tests.helpers.transforms.Scale", "init_args": {"factor": 0.5}}]
 
 
 def test_data_are_those_of_the_configuration():

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
+from mtrl_lightning.envs import DMControl, GymnasiumTasks, MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import check_spec, tasks_of
 from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.spec import known_tasks
+from tests.helpers.fakes import limited
 
 
 def test_a_version_may_be_left_out_where_only_one_is_known():
@@ -92,6 +93,40 @@ def test_missing_dependency_of_an_installed_package_is_not_mistaken_for_the_pack
         import_optional("half_installed", "half_installed")
     with pytest.raises(ConfigurationError, match="pip install a-package"):
         import_optional("another_module_that_does_not_exist.part", "a-package")
+
+
+SEEDED = {
+    "toy": lambda: ToyReach(horizon=3),
+    "MetaWorld": lambda: MetaWorld(["reach"], horizon=3),
+    "suite": lambda: DMControl(["reacher-easy"], horizon=6, action_repeat=2),
+    "Gymnasium": lambda: GymnasiumTasks({"a": limited(3)}),
+}
+
+
+def starts(env, seed, number=4):
+    return [env.reset(seed=seed)[0].tolist()] + [env.reset()[0].tolist() for _ in range(number)]
+
+
+@pytest.mark.filterwarnings("ignore:.*horizon")
+@pytest.mark.parametrize("name", SEEDED)
+def test_seeds_decide_episodes_and_evaluations_number_them(name):
+    benchmark = SEEDED[name]()
+    env, other = (benchmark.make_env(0, "train", seed) for seed in (1, 2))
+    other.reset()
+    assert starts(env, 9) == starts(other, 9) != starts(env, 10)
+    assert len({tuple(start) for start in starts(env, 9)}) == 5
+    first = [starts(benchmark.make_env(0, "train", seed), None) for seed in (3, 3, 4)]
+    assert first[0] == first[1] != first[2]
+
+    env, other = (benchmark.make_env(0, "eval", seed) for seed in (1, 2))
+    numbered = starts(env, 0)
+    other.reset()
+    assert [other.reset(seed=k)[0].tolist() for k in range(5)] == numbered
+    assert other.reset()[0].tolist() == env.reset(seed=5)[0].tolist()
+    assert len({tuple(start) for start in numbered}) == 5
+    action = np.zeros(env.action_space.shape, env.action_space.dtype)
+    ends = [env.step(action)[2:4] for _ in range(3)]
+    assert ends == [(False, False), (False, False), (False, True)]
 
 
 def test_a_benchmark_is_pickled_as_plain_values():

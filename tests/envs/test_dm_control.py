@@ -15,7 +15,7 @@ pytest.importorskip("dm_control")
 
 from gymnasium.error import ResetNeeded
 
-from mtrl_lightning.envs import DMControl, VectorEnv
+from mtrl_lightning.envs import DMControl
 from mtrl_lightning.envs.benchmarks import dm_control_domains
 from mtrl_lightning.envs.benchmarks.dm_control import steps_like_upstream
 from mtrl_lightning.envs.benchmarks.dm_control_domains import domain, import_suite, load
@@ -163,12 +163,6 @@ def test_a_joint_that_a_spring_turns_back_keeps_its_angle():
     assert same(*observations)
 
 
-def test_the_protocol_says_that_full_turns_are_taken_off():
-    protocols = [DMControl(["reacher-easy"], wrap_angles=wrap).spec.protocol for wrap in (0, 1)]
-    assert "angles" not in protocols[0]
-    assert protocols[1] == {**protocols[0], "angles": "without full turns"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cartpole-swingup", "reacher-easy", "finger-turn_hard"])
 def test_whole_episodes_are_equal_and_end_by_truncation(name):
@@ -238,18 +232,6 @@ def test_an_unstable_simulation_raises_dm_controls_error():
 # ---- Seeds ----
 
 
-def test_a_seed_determines_the_training_episodes_that_follow():
-    def observations(env, seed):
-        return [env.reset(seed=seed)[0], env.reset()[0], env.reset()[0]]
-
-    env = env_of("reacher-easy", seed=7)
-    first = [env.reset()[0], env.reset()[0], env.reset()[0]]
-    assert all(map(same, observations(env, 7), first))
-    assert all(map(same, observations(env_of("reacher-easy"), 7), first))
-    assert not any(map(same, observations(env, 8), first))
-    assert not same(first[0], first[1])
-
-
 def test_a_test_episode_is_dm_controls_with_this_number():
     env = env_of("reacher-easy", "eval", seed=7)
     wanted = [
@@ -261,29 +243,6 @@ def test_a_test_episode_is_dm_controls_with_this_number():
 
 
 # ---- Bodies of different sizes, worker processes ----
-
-
-@pytest.mark.slow
-def test_tasks_of_different_sizes_step_together_in_workers_as_in_this_process():
-    benchmark = DMControl(["cartpole-balance", "reacher-easy", "quadruped-walk"], horizon=8)
-    assert benchmark.spec.observation_sizes == (5, 6, 78)
-    assert benchmark.spec.action_sizes == (1, 2, 12)
-    assert isinstance(benchmark.make_env(0, "train", 0), Padded)
-    draws = np.random.default_rng(0).uniform(-1, 1, (6, 3, 12)).astype(np.float32)
-    found = []
-    for num_workers in (0, 2):
-        envs = VectorEnv(benchmark, range(3), num_workers=num_workers, seed=1)
-        results = [envs.reset()[0]]
-        for action_EA in draws:
-            envs.send(action_EA)
-            result = envs.receive()
-            results += [result.observation_ED, result.reward_E]
-        assert result.valid_E.all()
-        found.append((results, envs.get_state()))
-        envs.close()
-    (ours, state), (workers, worker_state) = found
-    assert all(map(same, ours, workers)) and state == worker_state
-    assert not ours[0][0, 5:].any() and ours[0][2, 70:].any()
 
 
 def test_equal_sizes_are_not_padded():

@@ -185,31 +185,6 @@ def test_training_draws_a_goal_for_each_episode_from_its_own_seed(upstream_goals
     assert made[0] == made[1] != made[2]
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
-def test_a_seed_decides_the_whole_trajectory(split):
-    benchmark = MetaWorld(["pick-place"], horizon=HORIZON)
-    env, other = (benchmark.make_env(0, split, seed=seed) for seed in (1, 2))
-    first = run_episode(env, seed=3)
-    run_episode(env)
-    for again in (run_episode(other, seed=3), run_episode(env, seed=3)):
-        assert np.array_equal(again[0], first[0]) and np.array_equal(again[1], first[1])
-    assert not np.array_equal(run_episode(env, seed=4)[0], first[0])
-
-
-@pytest.mark.parametrize("split", ["train", "eval"])
-def test_an_episodes_seed_decides_its_goal_whatever_came_before(split):
-    benchmark = MetaWorld(["reach"], horizon=1, num_goals=8)
-    env, other = (benchmark.make_env(0, split, seed=seed) for seed in (1, 2))
-    goals = []
-    for seed in range(12):
-        other.reset()
-        for one in (env, other):
-            one.reset(seed=seed)
-        assert goal_of(env) == goal_of(other)
-        goals.append(tuple(goal_of(env)))
-    assert len(set(goals)) > 4
-
-
 def test_nothing_draws_from_numpys_global_generator():
     np.random.seed(1)
     expected = np.random.get_state()

@@ -19,7 +19,6 @@ import psutil
 import pytest
 import scipy.spatial.transform
 from metaworld.policies import ENV_POLICY_MAP
-from metaworld.sawyer_xyz_env import SawyerXYZEnv
 from metaworld.utils import reward_utils
 
 from mtrl_lightning.envs import MetaWorld, Pixels
@@ -195,20 +194,6 @@ def test_a_hand_at_the_edge_of_its_space_stays_there():
         for _ in range(60):
             assert same(ours.step(action), theirs.step(action))
     assert same(ours.unwrapped.data.mocap_pos, theirs.unwrapped.data.mocap_pos)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Constant")
-def test_what_the_fingers_touch_is_told_as_metaworld_does():
-    env, _ = pair("pick-place-v3")
-    act, found = scripted("pick-place-v3", 500, np.random.default_rng(0)), []
-    observation, _ = env.reset(seed=0)
-    for step in range(150):
-        observation = env.step(act(observation, step))[0]
-        for geom in range(env.unwrapped.model.ngeom):
-            found.append(env.unwrapped.touching_object(geom))
-            assert found[-1] == SawyerXYZEnv.touching_object(env.unwrapped, geom)
-    assert any(found) and not all(found)
 
 
 def test_observations_are_clipped_to_their_space():
@@ -472,12 +457,6 @@ def test_it_is_off_with_a_warning_where_steps_differ(fault, fresh_check, monkeyp
         assert not MetaWorld(["reach"]).fast
 
 
-def test_steps_are_compared_once_per_process(fresh_check):
-    assert steps_like_upstream()
-    assert MetaWorld(["reach"]).fast
-    assert steps_like_upstream.cache_info().misses == 1
-
-
 def test_it_is_on_without_a_warning_and_off_when_told():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -634,28 +613,3 @@ def test_scipys_quaternions_are_used_where_it_rounds_otherwise(monkeypatch):
     )
     found = arithmetic.replacements.__wrapped__()["Rotation"]
     assert found is scipy.spatial.transform.Rotation
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "told", [{}, {"high_density": True}, {"medium_density": True}, {"desired_gripper_effort": 0.5}]
-)
-@pytest.mark.parametrize("closed", [-1.0, 0.3, 1.0])
-def test_the_reward_for_caging_an_object_is_metaworlds(told, closed):
-    ours, theirs = pair("coffee-pull-v3")
-    generator, action = np.random.default_rng(0), np.array([0, 0, 0, closed], np.float32)
-    for env in (ours, theirs):
-        env.reset(seed=0)
-    sizes = {
-        "obj_radius": 0.015,
-        "pad_success_thresh": 0.05,
-        "object_reach_radius": 0.01,
-        "xz_thresh": 0.005,
-    }
-    at_hand = ours.unwrapped.tcp_center
-    for place in [at_hand, *(at_hand + generator.normal(0, 0.03, (50, 3)))]:
-        found, wanted = (
-            env.unwrapped._gripper_caging_reward(action, place, **sizes, **told)
-            for env in (ours, theirs)
-        )
-        assert same(found, wanted)

@@ -53,38 +53,3 @@ def test_the_observation_does_not_tell_the_task():
     (one, reward, *_), (two, other_reward, *_) = first.step(action), second.step(action)
     assert one.tolist() == two.tolist()
     assert reward != other_reward
-
-
-@pytest.mark.parametrize("split", ["train", "eval"])
-def test_every_episode_is_truncated_at_the_horizon(split):
-    env = ToyReach(horizon=3).make_env(0, split, 0)
-    for _ in range(3):
-        env.reset()
-        ends = [env.step(np.zeros(2, np.float32))[2:4] for _ in range(3)]
-        assert ends == [(False, False), (False, False), (False, True)]
-
-
-def test_training_seed_decides_all_that_follows():
-    benchmark = ToyReach()
-
-    def starts(env, seed):
-        return [env.reset(seed=seed)[0].tolist(), env.reset()[0].tolist(), env.reset()[0].tolist()]
-
-    used = benchmark.make_env(0, "train", 1)
-    used.reset()
-    fresh = benchmark.make_env(0, "train", 2)
-    assert starts(used, 9) == starts(fresh, 9)
-    assert starts(fresh, 9) != starts(fresh, 10)
-    assert len({tuple(start) for start in starts(fresh, 9)}) == 3
-    unseeded = [benchmark.make_env(0, "train", seed).reset()[0].tolist() for seed in (3, 3, 4)]
-    assert unseeded[0] == unseeded[1] != unseeded[2]
-
-
-def test_test_episodes_are_numbered():
-    benchmark = ToyReach(num_tasks=2)
-    env, other = benchmark.make_env(1, "eval", 0), benchmark.make_env(1, "eval", 99)
-    first = [env.reset(seed=0)[0].tolist()] + [env.reset()[0].tolist() for _ in range(4)]
-    assert [other.reset(seed=k)[0].tolist() for k in range(5)] == first
-    assert len({tuple(start) for start in first}) == 5
-    assert other.reset()[0].tolist() == env.reset(seed=5)[0].tolist()
-    assert benchmark.make_env(0, "eval", 0).reset(seed=0)[0].tolist() != first[0]

@@ -81,20 +81,6 @@ def test_results_lie_in_the_spaces(name, workers):
     envs.close()
 
 
-def test_info_deviates_from_gymnasiums(envs):
-    """Success is there for all environments, in the last step of an episode too."""
-    theirs = sync(Scripted(3))
-    envs.reset(seed=0)
-    theirs.reset(seed=0)
-    for _ in range(20):
-        *_, info = envs.step(ZEROS)
-        *_, expected = theirs.step(ZEROS)
-        assert info["_success"].all()
-        if "final_obs" in info:
-            break
-    assert not expected.get("_success", np.zeros(4)).all()
-
-
 # ---- seeding ----
 
 

@@ -22,7 +22,7 @@ from mtrl_lightning.export.policy import (
 from mtrl_lightning.networks import Encoder, MultiHead, Standardize
 from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.rollout import ActionNoise
-from tests.helpers.fakes import Scale
+from tests.helpers.transforms import Scale
 
 SPEC = ToyReach(3).spec
 SIZED = SPEC._replace(

@@ -15,7 +15,6 @@ from gymnasium.wrappers import TimeLimit
 from mtrl_lightning.envs import Benchmark
 from mtrl_lightning.envs.benchmarks.benchmark import BenchmarkWrapper
 from mtrl_lightning.envs.vector.episodes import episode_seed
-from mtrl_lightning.rollout import ActionTransform
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.transitions import StepResult
 
@@ -427,13 +426,3 @@ class CostlyEnv(ScriptedEnv):
         *result, info = super().step(action)
         extra = extra_of(number_of(before))
         return *result, info | {name: extra[name][0] for name in ("cost", "contacts")}
-
-
-class Scale(ActionTransform):
-    """Multiplies the actions that are sent."""
-
-    def __init__(self, factor: float) -> None:
-        self._factor = factor
-
-    def transform(self, action_EA, task_E, is_training):
-        return self._factor * action_EA

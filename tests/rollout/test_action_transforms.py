@@ -14,7 +14,8 @@ from mtrl_lightning.rollout import (
     TransformedPolicy,
 )
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
-from tests.helpers.fakes import Constant, Numbering, Scale, Scripted
+from tests.helpers.fakes import Constant, Numbering, Scripted
+from tests.helpers.transforms import Scale
 
 ACTION = (0.75, -0.5)
 

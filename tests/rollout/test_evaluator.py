@@ -17,7 +17,6 @@ from tests.helpers.fakes import (
     Line,
     Named,
     Recorder,
-    Scale,
     Scripted,
     Seeker,
     point_in_space,
@@ -25,6 +24,7 @@ from tests.helpers.fakes import (
     scripted_length,
     scripted_success,
 )
+from tests.helpers.transforms import Scale
 
 NAMES = ("task-0", "task-1", "task-2")
 
