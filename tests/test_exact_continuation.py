@@ -5,7 +5,9 @@ from functools import partial
 
 import pytest
 
-from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.algorithms import PPO, SAC
+from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.checkpoints import data_key
 from mtrl_lightning.rollout import Collector
 from tests.helpers.runs import (
     CONNECTORS,
@@ -98,6 +100,56 @@ def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, mon
         del end["ReplayData"]["replay"]["all_ranks"], end["ReplayData"]["replay"]["root"]
     assert_same(whole, parts)
     assert command_line.rows("whole") == command_line.rows("parts")
+
+
+EXTRAS = {
+    "reuse": ("PolicyReuse", "success=0.01", "episodes=2", "fraction=0.5"),
+    "pausing": ("PauseSolved", "success=0.01", "episodes=1"),
+    "noise": ("CorrelatedNoise", "correlation=0.9"),
+}
+LOGGED = {
+    "reuse": "rollout/reused",
+    "pausing": "rollout/stepped",
+    "noise": "train/exploration/goal-0",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize(("algorithm", "kind"), [("mtsac", SAC), ("mtppo", PPO)])
+def test_extras_of_the_rollout_continue(command_line, monkeypatch, algorithm, kind, extra):
+    """The interruption is in the middle of episodes, and of an epoch of PPO."""
+    name, *values = EXTRAS[extra]
+    options = [f"--data.extras+=mtrl_lightning.rollout.{name}"]
+    options += [f"--data.extras.{value}" for value in values]
+    options += ["--data.extras+=mtrl_lightning.rollout.StartMidway", "--data.envs_per_task=4"]
+    options += ["--data.benchmark.init_args.horizon=30", "--data.total_steps=1440"]
+    options += ["--metrics.every=60", "--evaluation.every=9000", "--evaluation.num_episodes=1"]
+    options += ["--checkpoint.every_n_env_steps=9000", "--trainer.enable_progress_bar=false"]
+    if kind is PPO:
+        options += ["--model.init_args.num_steps=30", "--model.init_args.num_minibatches=4"]
+        options += ["--model.init_args.max_kl=null"]
+    else:
+        options += ["--data.warmup_steps=60", "--data.batch_size=12"]
+    configs = ("base", "env/toy", f"algorithm/{algorithm}", *TOY[3:])
+
+    def run(name, *more):
+        command_line("fit", *options, f"--name={name}", *more, configs=configs, small=False)
+        return checkpoint(command_line, name)
+
+    whole = run("whole")
+    with monkeypatch.context() as patch:
+        signal_in_call(patch, kind, "training_step", 70, signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            run("parts")
+    parts = run("parts", "--ckpt_path=last")
+    for one in (whole, parts):  # they list the interruption's files
+        del one["callbacks"], one["epoch"], one["loops"]
+        one[data_key(one)].pop("replay", None)
+    assert_same(whole, parts)
+    assert command_line.rows("whole") == command_line.rows("parts")
+    logged = read_metrics(command_line.folder("whole"))[LOGGED[extra]][1]
+    assert max(logged) > min(logged) if extra != "noise" else set(logged) == {0.9}
 
 
 @pytest.mark.slow

@@ -128,8 +128,3 @@ def test_a_transformed_policy_acts_as_in_an_evaluation():
         observation_ED, np.arange(2), "explore"
     )
     assert chosen_EA.tolist() == [[0.5, 0.5]] * 2 and fields["log_prob"].tolist() == [0, 0]
-
-
-def test_noise_without_a_size_is_refused():
-    with pytest.raises(ConfigurationError, match="std"):
-        ActionNoise(0.0)

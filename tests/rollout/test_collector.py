@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, ToyReach, VectorEnv
+from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Standardize
@@ -208,14 +208,6 @@ def test_episodes_are_exactly_as_many_as_asked_in_even_shares(number):
         assert np.flatnonzero(done_E).tolist() == [end - 1 for end in np.cumsum(lengths)]
 
 
-def test_collecting_episodes_begins_fresh_ones():
-    collector = scripted()
-    collector.sample(num_steps=3)
-    sample = collector.sample(num_episodes=3)
-    steps = sample.transitions.observation_ED[:3]
-    assert steps.tolist() == [[0, 1, 0, 0], [1, 2, 0, 0], [2, 1, 0, 0]]
-
-
 def test_force_reset_begins_new_episodes_and_drops_those_that_run():
     collector = scripted()
     # tasks 0 and 2 are in their episode 0, task 1 in its episode 1; see above
@@ -250,12 +242,8 @@ def test_the_mode_reaches_the_policy(mode):
     collector.sample(num_episodes=3, mode=mode)
     collector.step(mode)
     assert set(policy.modes) == {mode}
-
-
-def test_exploring_is_the_default():
-    policy = Recorder()
-    scripted(policy=policy).sample(num_steps=1)
-    assert policy.modes == ["explore"]
+    collector.sample(num_steps=1)
+    assert policy.modes[-1] == "explore", "the default"
 
 
 @pytest.mark.parametrize(
@@ -264,10 +252,7 @@ def test_exploring_is_the_default():
         {},
         {"num_steps": 1, "num_episodes": 1},
         {"num_steps": 0},
-        {"num_steps": -5},
         {"num_episodes": 0},
-        {"num_episodes": -1},
-        {"num_steps": 0, "num_episodes": 5},
     ],
 )
 def test_bad_numbers_are_refused_before_anything_is_stepped(arguments):
@@ -368,45 +353,26 @@ def test_listeners_hear_of_a_forced_reset_and_a_silent_one_may_be_among_them():
     assert len(diary.samples) == 2
 
 
-def test_listening_changes_nothing():
-    plain, heard = toy(), toy()
-    heard.listeners.append(Diary())
-    assert same(plain.sample(num_steps=40).transitions, heard.sample(num_steps=40).transitions)
-
-
 # ---- continuation ----
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [(0, 2), (2, 0), (0, 0)])
-@pytest.mark.parametrize("before", [0, 3, 6, 8])
-def test_state_goes_on_bit_for_bit_also_in_the_middle_of_an_episode(workers, before):
-    assert_goes_on(ToyReach(3, horizon=6), [0, 1, 2, 1], workers, before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "before"), [((1, 0), 8), ((0, 0), 3)])
-def test_metaworlds_state_goes_on_bit_for_bit_in_the_middle_of_an_episode(workers, before):
-    assert_goes_on(
-        MetaWorld(["reach", "drawer-close"], horizon=6, num_goals=5), [0, 1, 1, 0], workers, before
-    )
-
-
-def assert_goes_on(benchmark, tasks, workers, before):
+@pytest.mark.parametrize(
+    ("workers", "before"), [((0, 0), 0), ((0, 2), 3), ((0, 0), 6), ((0, 0), 8)]
+)
+def test_state_continues_bit_exact_in_mid_episode(workers, before):
     """Another number of workers, seed and past: the next steps are the uninterrupted run's."""
-    size = benchmark.spec.action_space.shape[0]
     first, second = (
-        VectorEnv(benchmark, tasks, seed=s, num_workers=n)
+        VectorEnv(ToyReach(3, horizon=6), [0, 1, 2, 1], seed=s, num_workers=n)
         for s, n in zip((3, 4), workers, strict=True)
     )
-    collector = Collector(first, Uniform(size), window=3)
-    resumed = Collector(second, Uniform(size, seed=1), window=3)
+    collector = Collector(first, Uniform(), window=3)
+    resumed = Collector(second, Uniform(seed=1), window=3)
     collector.reset()
     if before:
         collector.sample(num_steps=4 * before)
     resumed.sample(num_steps=4 * 5)
     state = through_a_file(collector.state_dict())
-    collector.policy, resumed.policy = Uniform(size, seed=9), Uniform(size, seed=9)
+    collector.policy, resumed.policy = Uniform(seed=9), Uniform(seed=9)
     expected = collector.sample(num_steps=4 * 20)
     resumed.load_state_dict(state)
     found = resumed.sample(num_steps=4 * 20)
@@ -560,8 +526,7 @@ def assert_true_transitions(transitions, num_tasks):
     np.testing.assert_allclose(transitions.reward_E, 1 - distance_E, rtol=0, atol=5e-7)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("kind", ["nan", "inf", "raise"])
+@pytest.mark.parametrize(("workers", "kind"), [(0, "nan"), (0, "inf"), (0, "raise"), (3, "raise")])
 def test_a_fault_gives_no_false_transition_and_its_episode_counts_nowhere(workers, kind):
     """The middle task breaks in its 47th step and, made anew, in the 47th after that."""
     horizon, num_steps = 20, 100
@@ -626,15 +591,6 @@ def test_episodes_asked_for_by_number_are_complete_in_spite_of_a_fault():
     )
     assert envs.num_restarts >= 1
     assert_true_transitions(sample.transitions, 3)
-
-
-def test_networks_that_an_update_has_ruined_are_named_and_not_the_environments(
-    command_line, capsys
-):
-    with pytest.raises(SystemExit) as ended:
-        command_line("fit", "--model.init_args.critic_optimizer.init_args.lr=1e30")
-    assert ended.value.code == 1
-    assert "loss is not finite for goal-0" in capsys.readouterr().err
 
 
 class Scribbling(Uniform):

@@ -5,7 +5,7 @@ import pytest
 
 from mtrl_lightning.callbacks.evaluation import table
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach
-from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, WithInfo, trained_spec
+from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, WithInfo
 from mtrl_lightning.errors import PolicyFaultError
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
@@ -49,16 +49,6 @@ def test_every_task_has_its_own_episodes_0_to_n_counted_exactly(num_episodes, en
     np.testing.assert_allclose(evaluation.success_last_T, np.mean(last, axis=1), rtol=1e-15)
     assert evaluation.split == "eval"
     evaluator.close()
-
-
-def test_workers_change_nothing():
-    results = []
-    for workers in (0, 2):
-        evaluator = Evaluator(Scripted(3), num_episodes=5, envs_per_task=2, num_workers=workers)
-        results.append(evaluator.evaluate(Constant()))
-        evaluator.close()
-    for ours, theirs in zip(*results, strict=True):
-        assert np.array_equal(ours, theirs)
 
 
 def test_only_the_best_actions_are_asked_for():
@@ -124,13 +114,6 @@ def test_an_evaluation_that_was_broken_off_leaves_no_trace_in_the_next():
     assert np.array_equal(evaluator.evaluate(Constant()).return_T, expected.return_T), (
         "made anew after close"
     )
-
-
-def test_an_evaluation_draws_from_no_global_generator():
-    np.random.seed(3)
-    before = np.random.get_state()
-    Evaluator(ToyReach(2), num_episodes=2, num_workers=0).evaluate(Seeker(2))
-    assert all(np.array_equal(a, b) for a, b in zip(before, np.random.get_state(), strict=True))
 
 
 def test_metrics_have_their_names_and_means_over_tasks():
@@ -221,14 +204,6 @@ def test_a_split_evaluates_its_own_tasks_alone(wrapped):
     assert metric_names(benchmark)[0] == "eval_base/success", "the first split decides what is best"
     only = evaluate(Constant(), benchmark, 3, split="eval_extrapolation", num_workers=0)
     assert only == {name: value for name, value in found.items() if "extrapolation" in name}
-
-
-def test_only_what_the_first_split_has_is_trained():
-    former = Modes.spec.fget
-    with pytest.MonkeyPatch.context() as patched:
-        spec = property(lambda self: former(self)._replace(train_tasks=self.split_tasks("train")))
-        patched.setattr(Modes, "spec", spec)
-        assert trained_spec(Modes(), ["task-1"]).train_tasks == (0, 2)
 
 
 def test_a_score_is_the_return_divided_by_the_largest_one():

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
 
-from mtrl_lightning import read_metrics, train
 from mtrl_lightning.algorithms import PPO, SAC, TD3
-from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.rollout import Collector, CorrelatedNoise, PauseSolved, StartMidway
-from tests.helpers.command_line import SHORT, fails
+from mtrl_lightning.rollout import Collector, CorrelatedNoise
+from tests.helpers.command_line import fails
 from tests.helpers.fakes import Constant
-from tests.helpers.runs import assert_continues_exactly, checkpoint
 
 SPEC = ToyReach(2).spec
 TASK_E = np.array([0, 0, 1, 1])
@@ -142,27 +137,6 @@ def test_a_policy_of_other_sizes_gets_the_noise_of_its_own_actions():
     assert np.array_equal(noise_EA, np.pad(expected_EA, ((0, 0), (0, 1))))
 
 
-@pytest.mark.slow
-def test_from_python_extras_are_objects(tmp_path):
-    run = train(
-        ToyReach(2, horizon=10),
-        partial(PPO, num_steps=20, num_minibatches=4, max_kl=None),
-        total_steps=400,
-        data={
-            "envs_per_task": 4,
-            "extras": [
-                CorrelatedNoise(0.5),
-                StartMidway(0.5),
-                PauseSolved(success=0.5, episodes=3),
-            ],
-        },
-        evaluation={"every": 400, "num_episodes": 1},
-        root=tmp_path,
-    )
-    collector = load_checkpoint(run.checkpoint)["RolloutData"]["collector"]
-    assert collector["exploration"] and "paused" in collector["per_env"]
-
-
 def test_a_policy_that_takes_no_noise_is_refused():
     envs = VectorEnv(ToyReach(2), [0, 1], num_workers=0)
     with pytest.raises(ConfigurationError, match="act takes noise_EA, and that of Constant"):
@@ -187,21 +161,3 @@ def test_correlated_noise_refuses_a_limit_of_the_kl_divergence(command_line, cap
     ppo = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
     code, error = fails(command_line, capsys, "fit", CORRELATED, configs=ppo, small=False)
     assert code == 2 and "max_kl is 0.05" in error
-
-
-@pytest.mark.slow
-def test_a_continued_run_is_the_same_run_and_logs_the_correlations(command_line):
-    run = partial(
-        command_line,
-        "fit",
-        *SHORT,
-        CORRELATED,
-        "--evaluation.every=90",
-        "--evaluation.num_episodes=1",
-        "--checkpoint.every_n_env_steps=90",
-        "--data.benchmark.init_args.horizon=7",
-    )
-    assert_continues_exactly(command_line, run, 90, 180)
-    assert checkpoint(command_line, "whole")["ReplayData"]["collector"]["exploration"]
-    curves = read_metrics(command_line.folder("whole"))
-    assert curves["train/exploration/goal-0"][1][-1] == 0.9

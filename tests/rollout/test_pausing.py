@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-import signal
 
 import numpy as np
 import pytest
 
-from mtrl_lightning.algorithms import PPO, SAC
-from mtrl_lightning.callbacks import read_metrics
-from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.rollout import Collector, PauseSolved
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.transitions import Episode
 from tests.helpers.fakes import Constant, Scripted
-from tests.helpers.runs import assert_same, signal_in_call
 
 TASKS = [0, 0, 0, 1, 1, 1]
 SPEC = ToyReach(2).spec
-PAUSING = "--data.extras+=mtrl_lightning.rollout.PauseSolved"
 
 
 def windows_with(success_of_task, num_episodes=10):
@@ -176,48 +170,3 @@ def test_numbers_of_info_are_not_reported_by_paused_environments():
     envs.send(np.zeros((2, 2)), np.array([True, False]))
     result = envs.receive()
     assert math.isnan(result.info["success"][0]) and not math.isnan(result.info["success"][1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("algorithm", "kind", "call"),
-    [("mtsac", SAC, 70), ("mtppo", PPO, 70)],
-    ids=["SAC", "PPO, in the middle of an epoch"],
-)
-def test_an_interrupted_run_continues_as_the_uninterrupted_one(
-    command_line, monkeypatch, algorithm, kind, call
-):
-    configs = ("base", "env/toy", f"algorithm/{algorithm}", "network/multi_head", "gradient/mean")
-    data = "RolloutData" if algorithm == "mtppo" else "ReplayData"
-    options = [PAUSING, "--data.extras.success=0.01", "--data.extras.episodes=1"]
-    options += ["--data.extras+=mtrl_lightning.rollout.StartMidway"]
-    options += ["--data.envs_per_task=4", "--metrics.every=60"]
-    options += ["--evaluation.every=9000", "--evaluation.num_episodes=1"]
-    options += ["--checkpoint.every_n_env_steps=9000"]
-    options += ["--data.benchmark.init_args.horizon=60", "--trainer.enable_progress_bar=false"]
-    options += ["--data.total_steps=1440"]
-    if algorithm == "mtppo":
-        options += ["--model.init_args.num_steps=30", "--model.init_args.num_minibatches=4"]
-    else:
-        options += ["--data.warmup_steps=60", "--data.batch_size=12"]
-
-    def run(name, *more):
-        command_line("fit", *options, f"--name={name}", *more, configs=configs, small=False)
-        return load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")
-
-    whole = run("whole")
-    with monkeypatch.context() as patch:
-        signal_in_call(patch, kind, "training_step", call, signal.SIGTERM)
-        with pytest.raises(SystemExit):
-            run("parts")
-    saved = load_checkpoint(command_line.folder("parts") / "checkpoints" / "last.ckpt")
-    assert any(saved[data]["collector"]["per_env"]["paused"])
-    parts = run("parts", "--ckpt_path=last")
-    for one in (whole, parts):
-        # they list the interruption's files
-        del one["callbacks"], one["epoch"], one["loops"]
-        one[data].pop("replay", None)
-    assert_same(whole, parts)
-    assert command_line.rows("whole") == command_line.rows("parts")
-    fractions = read_metrics(command_line.folder("whole"))["rollout/stepped"][1]
-    assert 0 < min(fractions) < max(fractions) == 1
