@@ -161,24 +161,6 @@ class NaiveRings:
             self.added[ring] += 1
 
 
-class RandomAdditions:
-    """An endless source of additions of several rows, also of one ring, at most what it holds."""
-
-    def __init__(self, num_rings: int, capacity: int, seed: int) -> None:
-        self._num_rings = num_rings
-        self._capacity = capacity
-        self._generator = np.random.default_rng(seed)
-        self._next_id = 0
-
-    def draw(self, most: int = 10) -> tuple[np.ndarray, list[int]]:
-        rings = self._generator.integers(self._num_rings, size=self._generator.integers(most + 1))
-        kept = [i for i, ring in enumerate(rings) if (rings[:i] == ring).sum() < self._capacity]
-        rings = rings[kept].astype(np.int64)
-        ids = list(range(self._next_id, self._next_id + len(rings)))
-        self._next_id += len(rings)
-        return rings, ids
-
-
 def newest(storage: Storage, ring: int) -> dict[str, Tensor]:
     """Everything that a ring can give, oldest first."""
     end = int(storage.added_E[ring])

@@ -73,16 +73,6 @@ def test_rows_that_were_never_written_are_never_drawn(sizes):
         assert set(seen[task].tolist()) == {1000 * task + row for row in range(size - kept, size)}
 
 
-@pytest.mark.usefixtures("sentinels")
-def test_rows_that_were_never_written_are_not_drawn_while_the_buffer_fills():
-    buffer = ReplayBuffer(make_spec(2), capacity=40)
-    for step in range(25):
-        buffer.add(make_transitions([step, 1000 + step], [0, 1]))
-        ids = ids_of(buffer.sample(400)).reshape(2, -1) % 1000
-        assert ids.max() <= step
-        assert ids.min() >= step - 19
-
-
 def rows_drawn(buffer, num_tasks, rows):
     return ids_of(buffer.sample(num_tasks * rows)).reshape(num_tasks, rows) % 1000
 
@@ -99,11 +89,6 @@ def test_tasks_are_drawn_at_places_of_their_own(sizes):
     assert np.abs(correlation[np.triu_indices(3, 1)]).max() < 5 / np.sqrt(20_000)
     equal = (drawn[0] == drawn[1]).mean()
     assert equal == pytest.approx(1 / 50, abs=0.006)
-
-
-def test_draws_of_one_task_do_not_follow_from_each_other():
-    drawn = rows_drawn(filled([50], seed=3), 1, 20_000)[0]
-    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 5 / np.sqrt(20_000)
 
 
 def test_the_same_seed_gives_the_same_draws_and_another_does_not():

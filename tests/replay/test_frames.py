@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.envs.benchmarks.wrappers import WithWrappers
@@ -192,45 +191,6 @@ def test_transitions_whose_frames_are_gone_are_not_sampled_and_the_others_are_wh
     assert few.sample(64).reward_Rn.numel() == 64
 
 
-def whole_from(storage):
-    """Return the first transition of each ring all of whose frames are kept, one by one."""
-    first_E = []
-    for env, added in enumerate(storage.added_E.tolist()):
-        first = max(added - storage.capacity, 0)
-        kept_from = storage._frames_added_E[env] - storage._num_frames
-        while first < added and storage._oldest_frame(env, first) < kept_from:
-            first += 1
-        first_E.append(first)
-    return first_E
-
-
-@pytest.mark.parametrize(("longest", "horizon"), [(1, 50), (4, 50), (4, 2), (50, 50)])
-def test_what_has_lost_frames_is_dropped_in_one_pass(tmp_path, monkeypatch, longest, horizon):
-    buffer, source = make_buffer(frames_for(horizon)), Stacks(1, longest=longest)
-    restored = make_buffer(frames_for(horizon)).storage
-    snapshots = make_snapshots(tmp_path, 20)
-    passes, drop, oldest_frame = [], FrameStorage._drop_incomplete, FrameStorage._oldest_frame
-
-    def counted(storage, *numbers):
-        passes[-1] += 1
-        return oldest_frame(storage, *numbers)
-
-    def checked(storage):
-        with monkeypatch.context() as patched:
-            patched.setattr(FrameStorage, "_oldest_frame", counted)
-            passes.append(0)
-            drop(storage)
-        assert storage._first_E.tolist() == whole_from(storage)
-
-    monkeypatch.setattr(FrameStorage, "_drop_incomplete", checked)
-    for _ in range(60):
-        buffer.add(source.step())
-        snapshots.write_full_chunk(buffer.storage)
-    snapshots.load(snapshots.save(buffer.storage), restored)
-    assert restored.size_E.tolist() == buffer.storage.size_E.tolist()
-    assert len(passes) > 60 and set(passes) == {1}
-
-
 def test_transitions_that_were_skipped_are_not_there():
     storage = FrameStorage(transition_fields(SPEC), 1, 12, horizon=12)
     storage.restore_from(np.array([5]))
@@ -368,15 +328,3 @@ def test_stacked_frames_are_kept_once_without_being_asked():
     changed = WithWrappers(pixels, [lambda env: env])
     assert isinstance(ReplayBuffer(changed.spec, 10).storage, RingStorage)
     assert isinstance(ReplayBuffer(make_spec(1), 10).storage, RingStorage)
-
-
-def test_batches_can_be_flattened_to_channels_without_a_copy():
-    storage = FrameStorage(transition_fields(SPEC), 1, 11, horizon=11)
-    columns, stack_N = episode(11)
-    storage.add(np.zeros(11, np.int64), columns)
-    rows = storage.take(torch.zeros(4, dtype=torch.int64), torch.tensor([0, 5, 10, 1]))
-    for name, offset in (("observation", 0), ("next_observation", 1)):
-        assert rows[name].dtype == torch.uint8
-        joined = rows[name].view(4, STACK * PIXELS[0], PIXELS[1])
-        wanted = stack_N[np.array([0, 5, 10, 1]) + offset].reshape(joined.shape)
-        assert np.array_equal(joined, wanted)

@@ -9,7 +9,6 @@ import torch
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import of_envs
-from mtrl_lightning.replay import rollout_buffer
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.spec import Field
 from mtrl_lightning.transitions import RolloutConfig
@@ -96,15 +95,6 @@ def test_each_epoch_uses_every_row_exactly_once():
     assert buffer.is_used_up
 
 
-def test_a_minibatch_has_the_same_number_of_rows_of_each_task_in_the_order_of_the_tasks():
-    buffer = ready()
-    for _ in range(NUM_EPOCHS * NUM_MINIBATCHES):
-        batch = buffer.next_minibatch()
-        assert batch.task_Rn.tolist() == [[0] * 3, [1] * 3, [2] * 3]
-        tasks = [TASKS[env] for env in checked_ids(batch) // 1000]
-        assert tasks == batch.task_Rn.flatten().tolist()
-
-
 def test_a_minibatch_names_the_trained_tasks_where_others_are_not_trained_on():
     spec = make_spec(5, (1, 4))
     buffer = RolloutBuffer(spec, [1, 4], RolloutConfig(4, 1, 2), POLICY_FIELDS)
@@ -157,12 +147,6 @@ def test_orders_are_uniform():
     assert np.abs(counts - 250).max() < 5 * np.sqrt(1000 * 0.25 * 0.75)
 
 
-def test_orders_leave_the_global_generators_alone():
-    before = torch.get_rng_state()
-    epoch(ready())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 # ---- phases ----
 
 
@@ -201,26 +185,6 @@ def test_what_was_collected_is_what_was_added():
     assert torch.equal(rewards[valid_SE], -2 * ids_SE[valid_SE])
     assert torch.equal(collected.columns["log_prob"][valid_SE], -0.5 * ids_SE[valid_SE])
     assert torch.equal(collected.columns["truncated"][valid_SE], ids_SE[valid_SE] % 5 == 0)
-
-
-def test_an_iteration_is_copied_to_the_device_once(monkeypatch):
-    copied = []
-
-    def copy(array, device):
-        copied.append(array)
-        return torch.tensor(array)
-
-    monkeypatch.setattr(rollout_buffer, "to_device", copy)
-    buffer = make()
-    for iteration in range(2):
-        collect(buffer, iteration=iteration)
-        begin(buffer)
-        num_columns = len(buffer.collected().columns)
-        assert len(copied) == num_columns + 2, "the columns, which are valid, and the tasks"
-        last = row_id(NUM_STEPS - 1, len(TASKS) - 1, iteration)
-        assert buffer.collected().columns["reward"][-1, -1] == -2 * last, "of this iteration"
-        buffer.clear()
-        copied.clear()
 
 
 def test_the_memory_is_that_of_one_iteration():
@@ -457,6 +421,3 @@ def test_other_numbers_are_taken_between_two_iterations(other):
         ids = epoch(second, collection.num_minibatches).ravel()
         assert sorted(ids) == all_ids(num_steps=collection.num_steps)
     assert second.is_used_up
-
-
-# ---- numbers that do not fit ----

@@ -16,8 +16,6 @@ import torch
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.storage import bytes_needed
 from tests.helpers.replay import (
-    NaiveRings,
-    RandomAdditions,
     assert_same_columns,
     columns_of,
     encode,
@@ -27,29 +25,6 @@ from tests.helpers.replay import (
     make_rings,
     newest,
 )
-
-
-def every_place(num_rings, capacity):
-    """Ring and place of all that a storage keeps; the smallest numbers are the places."""
-    return (
-        torch.arange(num_rings).repeat_interleave(capacity),
-        torch.arange(capacity).repeat(num_rings),
-    )
-
-
-@pytest.mark.parametrize(("num_rings", "capacity"), [(1, 1), (1, 5), (3, 4), (4, 7), (2, 32)])
-def test_random_additions_leave_what_lists_would_hold(num_rings, capacity):
-    storage = make_rings(num_rings, capacity)
-    naive = NaiveRings(num_rings, capacity)
-    additions = RandomAdditions(num_rings, capacity, seed=capacity)
-    for _ in range(120):
-        rings, ids = additions.draw()
-        storage.add(rings, encode(ids))
-        naive.add(rings, ids)
-        assert held(storage) == [list(ring) for ring in naive.rings]
-        assert storage.added_E.tolist() == naive.added
-        assert storage.size_E.tolist() == [len(ring) for ring in naive.rings]
-    assert min(naive.added) > 2 * capacity, "every ring has to go round at least twice"
 
 
 def test_more_rows_at_once_than_a_ring_holds_are_refused():
@@ -141,25 +116,6 @@ def test_too_large_a_replay_is_refused_before_memory_is_taken(monkeypatch):
 
 
 # ---- mapped from a file ----
-
-
-@pytest.mark.parametrize(("num_rings", "capacity"), [(1, 1), (3, 4), (2, 32)])
-def test_rings_in_a_file_hold_what_rings_in_memory_hold_and_leave_no_file(
-    tmp_path, num_rings, capacity
-):
-    mapped = make_rings(num_rings, capacity, tmp_path)
-    plain = make_rings(num_rings, capacity)
-    additions = RandomAdditions(num_rings, capacity, seed=capacity)
-    for _ in range(60):
-        rings, ids = additions.draw()
-        for storage in (mapped, plain):
-            storage.add(rings, encode(ids))
-        assert held(mapped) == held(plain)
-    assert mapped.added_E.tolist() == plain.added_E.tolist()
-    assert min(plain.added_E) > 2 * capacity
-    everything = every_place(num_rings, capacity)
-    assert_same_columns(mapped.take(*everything), plain.take(*everything))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.uint8])
