@@ -103,10 +103,11 @@ def test_a_run_interrupted_anywhere_ends_as_if_it_had_not_been(command_line, mon
 
 
 EXTRAS = {
-    "reuse": ("PolicyReuse", "success=0.01", "episodes=2", "fraction=0.5"),
-    "pausing": ("PauseSolved", "success=0.01", "episodes=1"),
-    "noise": ("CorrelatedNoise", "correlation=0.9"),
+    "reuse": (30, "PolicyReuse", "success=0.01", "episodes=2", "fraction=0.5"),
+    "pausing": (60, "PauseSolved", "success=0.01", "episodes=1"),
+    "noise": (30, "CorrelatedNoise", "correlation=0.9"),
 }
+"""Horizon, class and arguments."""
 LOGGED = {
     "reuse": "rollout/reused",
     "pausing": "rollout/stepped",
@@ -119,11 +120,11 @@ LOGGED = {
 @pytest.mark.parametrize(("algorithm", "kind"), [("mtsac", SAC), ("mtppo", PPO)])
 def test_extras_of_the_rollout_continue(command_line, monkeypatch, algorithm, kind, extra):
     """The interruption is in the middle of episodes, and of an epoch of PPO."""
-    name, *values = EXTRAS[extra]
+    horizon, name, *values = EXTRAS[extra]
     options = [f"--data.extras+=mtrl_lightning.rollout.{name}"]
     options += [f"--data.extras.{value}" for value in values]
     options += ["--data.extras+=mtrl_lightning.rollout.StartMidway", "--data.envs_per_task=4"]
-    options += ["--data.benchmark.init_args.horizon=30", "--data.total_steps=1440"]
+    options += [f"--data.benchmark.init_args.horizon={horizon}", "--data.total_steps=1440"]
     options += ["--metrics.every=60", "--evaluation.every=9000", "--evaluation.num_episodes=1"]
     options += ["--checkpoint.every_n_env_steps=9000", "--trainer.enable_progress_bar=false"]
     if kind is PPO:

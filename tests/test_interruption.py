@@ -4,7 +4,6 @@ import signal
 import psutil
 import pytest
 
-from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.rollout import Collector
 from tests.helpers.runs import ENDLESS, checkpoint, signal_in_call, wait_for
@@ -47,22 +46,6 @@ def test_ctrl_c_while_libraries_are_imported_ends_the_program_at_once(command_li
     assert process.returncode == 130, output
     assert output.strip() == "Interrupted"
     assert not command_line.folder().exists()
-
-
-@pytest.mark.slow
-def test_a_second_signal_ends_the_run_at_once_and_unsaved(command_line):
-    process = command_line.process("fit", *ENDLESS)
-    metrics = command_line.folder() / "metrics.jsonl"
-    wait_for(lambda: metrics.exists() or process.poll() is not None)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    # both have come before the program can act on the first
-    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
-        os.kill(process.pid, number)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 143, output
-    assert "Interrupted twice: the run ends at once" in output and "Traceback" not in output
-    assert not (command_line.folder() / "checkpoints" / "last.ckpt").exists()
-    wait_for(lambda: not any(worker.is_running() for worker in workers), 10)
 
 
 @pytest.mark.slow
@@ -122,21 +105,3 @@ def test_an_interrupted_warm_up_goes_on(command_line, monkeypatch):
     command_line("fit", "--ckpt_path=last", *options)
     counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
     assert (counters["env_steps"], counters["updates"]) == (120, 10)
-
-
-@pytest.mark.slow
-def test_an_interruption_during_a_burst_saves_the_updates(command_line, monkeypatch):
-    signal_in_call(monkeypatch, SAC, "training_step", 20, signal.SIGINT)
-    with pytest.raises(SystemExit) as exit_info:
-        command_line("fit", "--data.warmup_updates=10000000")
-    assert exit_info.value.code == 130
-    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
-    assert (counters["env_steps"], counters["updates"]) == (300, 20)
-
-
-@pytest.mark.slow
-def test_signals_are_given_back(command_line):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    command_line("fit", "--data.total_steps=303")
-    assert signal.getsignal(signal.SIGINT) is before[0]
-    assert signal.getsignal(signal.SIGTERM) is before[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 from functools import partial
 
 import pytest
@@ -17,7 +16,7 @@ from mtrl_lightning.compare.record import read_metrics, read_run
 from mtrl_lightning.networks import MLP
 from tests.helpers.command_line import fails
 from tests.helpers.demonstrations import write_demonstrations
-from tests.helpers.runs import assert_same_end, checkpoint, signal_in_call, small
+from tests.helpers.runs import checkpoint, small
 
 OPTIONS = [
     "--model.init_args.actor.init_args.width=16",
@@ -45,19 +44,6 @@ def options_of(folder, *options):
 
 def clone(command_line, folder, *options):
     command_line("fit", *options_of(folder, *options), configs=CONFIGS, small=False)
-
-
-@pytest.mark.parametrize("option", ["--data.capacity=3000", "--data.envs_per_task=2"])
-def test_options_of_training_environments_are_unknown(command_line, capsys, demonstrations, option):
-    given = options_of(demonstrations, option)
-    code, message = fails(command_line, capsys, "fit", *given, configs=CONFIGS, small=False)
-    assert code == 2 and option.partition(".")[2].partition("=")[0] in message
-    assert not command_line.folder().exists()
-
-
-def test_another_algorithm_has_no_demonstrations(command_line, capsys, demonstrations):
-    code, message = fails(command_line, capsys, "fit", f"--data.demonstrations={demonstrations}")
-    assert code == 2 and "demonstrations" in message
 
 
 @pytest.mark.parametrize(
@@ -109,21 +95,6 @@ def test_a_run_writes_what_any_run_does(command_line, demonstrations, capsys):
     main(["validate", str(folder), f"--json={results}"])
     found = json.loads(results.read_text())["metrics"]["eval/success"]
     assert found == max(float(row["eval/success"]) for row in rows if "eval/success" in row)
-
-
-def test_a_signal_saves_and_the_continued_run_is_the_uninterrupted_one(
-    command_line, demonstrations, monkeypatch
-):
-    run = partial(clone, command_line, demonstrations)
-    only = ("--checkpoint.save_top_k=1", "--best.save_top_k=0")
-    run("--name=whole", *only)
-    with monkeypatch.context() as patched:
-        signal_in_call(patched, BehaviourCloning, "update", 33, signal.SIGTERM)
-        with pytest.raises(SystemExit):
-            run("--name=parts", *only)
-    assert checkpoint(command_line, "parts")["mtrl_lightning"]["counters"]["updates"] == 33
-    run("--name=parts", "--ckpt_path=last", *only)
-    assert_same_end(command_line, "whole", "parts")
 
 
 def test_other_demonstrations_do_not_continue_a_run(command_line, demonstrations, tmp_path, capsys):

@@ -64,19 +64,3 @@ def test_in_a_file_there_are_no_bars_and_no_thread(capsys):
     with polled_progress_bar("waiting", 10, lambda: 1 // 0, is_wanted=False):
         pass
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.slow
-def test_a_run_says_where_it_writes_and_what_comes_next(command_line, caplog):
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        command_line("fit", "--data.total_steps=303")
-    folder = os.path.relpath(command_line.folder())
-    lines = [line for message in caplog.messages for line in message.splitlines()]
-    start = lines.index(f"The run's folder is {folder}")
-    end = lines.index(f"The run ended after 303 env steps. Its folder is {folder}")
-    assert start < end
-    assert [line.split(":", 1)[1].strip() for line in lines[end + 1 : end + 4]] == [
-        f"mtrl-lightning compare {folder}",
-        f"mtrl-lightning play {folder}",
-        f"mtrl-lightning validate {folder}",
-    ]

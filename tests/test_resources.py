@@ -59,21 +59,6 @@ def test_another_c_library_is_left_alone(monkeypatch):
     assert resources.keep_freed_memory() is False
 
 
-@pytest.mark.parametrize(("most", "kept"), [(1 << 40, True), (1 << 25, True), (0, False)])
-def test_older_glibcs_take_less_and_none_is_an_answer(monkeypatch, most, kept):
-    calls = []
-
-    def mallopt(option, size):
-        calls.append((option, size))
-        return int(option == resources._M_TRIM_THRESHOLD or size <= most)
-
-    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.1"))
-    monkeypatch.setattr(resources.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
-    assert resources.keep_freed_memory() is kept
-    assert calls[0] == (resources._M_TRIM_THRESHOLD, 1 << 30)
-    assert calls[-1] == (resources._M_MMAP_THRESHOLD, 1 << 30 if most > 1 << 30 else 1 << 25)
-
-
 def test_a_gpus_free_memory_is_asked_of_the_gpu(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {"cuda:1": (5, 9)}[str(device)])

@@ -4,17 +4,12 @@ import errno
 import os
 import shutil
 import signal
-import threading
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from mtrl_lightning.callbacks import EnvStepCheckpoint, EvaluationCallback, read_metrics
-from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.envs.vector.env_group import EnvGroup
-from mtrl_lightning.errors import EnvironmentFaultError
-from mtrl_lightning.replay import ReplaySnapshots
 from tests.helpers.command_line import SHORT, fails
 from tests.helpers.runs import assert_same, checkpoint
 
@@ -138,22 +133,6 @@ def test_last_falls_back_to_the_newest_whole_checkpoint_and_ends_the_same(comman
 
 
 @pytest.mark.slow
-def test_a_damaged_replay_is_named(command_line, capsys):
-    command_line.finished(*KEEP_ALL)
-    newest, oldest = (sorted((command_line.folder() / "replay").glob("*.npy"))[i] for i in (-1, 0))
-    newest.write_bytes(newest.read_bytes()[:-1])
-    longer = [*KEEP_ALL, "--ckpt_path=last", "--data.total_steps=210"]
-    code, error = fails(command_line, capsys, "fit", *longer)
-    assert code == 2 and f"{newest} is damaged" in error
-    oldest.unlink()
-    code, error = fails(command_line, capsys, "fit", *longer)
-    assert code == 2 and f"{oldest} is missing" in error
-    with pytest.warns(UserWarning, match=r"data\.restore_replay"):
-        command_line("fit", *longer, "--data.restore_replay=false")
-    assert counters(command_line)["env_steps"] == 210 + 60, "60 to fill the replay again"
-
-
-@pytest.mark.slow
 def test_the_last_n_transitions_are_saved_and_come_back(command_line):
     options = [*SHORT, "--data.save_last=90", "--data.chunk_mebibytes=0.00033"]
     command_line("fit", *options)
@@ -163,75 +142,6 @@ def test_the_last_n_transitions_are_saved_and_come_back(command_line):
         command_line("fit", *options, "--ckpt_path=last", "--data.total_steps=210")
     assert counters(command_line)["updates"] == 50
     assert checkpoint(command_line)["ReplayData"]["replay"]["per_env"]["oldest"] == [40] * 3
-
-
-@pytest.mark.slow
-def test_every_older_checkpoint_can_be_continued_after_the_rings_wrapped(command_line):
-    options = [
-        *SHORT,
-        "--data.capacity=150",
-        "--checkpoint.save_top_k=-1",
-        "--data.chunk_mebibytes=0.00125",
-        "--data.total_steps=300",
-    ]
-    command_line("fit", *options)
-    snapshots = ReplaySnapshots(command_line.folder() / "replay")
-    paths = sorted((command_line.folder() / "checkpoints").glob("env_steps=*.ckpt"))
-    assert len(paths) == 5
-    for path in paths:
-        snapshots.verify(load_checkpoint(path)["ReplayData"]["replay"])
-    last = checkpoint(command_line)
-    for path in (paths[1], paths[3]):
-        command_line("fit", *options, f"--ckpt_path={path}")
-        assert_same(checkpoint(command_line)["state_dict"], last["state_dict"])
-
-
-@pytest.mark.slow
-def test_last_is_found_though_its_name_is_gone(command_line):
-    command_line.finished(*SHORT)
-    (command_line.folder() / "checkpoints" / "last.ckpt").unlink()
-    with pytest.warns(UserWarning, match=r"env_steps=000000000180\.ckpt"):
-        command_line("fit", *SHORT, "--ckpt_path=last", "--data.total_steps=210")
-    assert counters(command_line)["env_steps"] == 210
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [RuntimeError, EnvironmentFaultError])
-def test_a_continuation_that_fails_leaves_its_checkpoint_as_it_was(
-    command_line, capsys, monkeypatch, kind
-):
-    command_line.finished(*SHORT, "--checkpoint.save_top_k=-1")
-    before = {
-        path: path.read_bytes()
-        for path in command_line.folder().rglob("*")
-        if path.suffix in (".ckpt", ".npy")
-    }
-
-    def broken(self, states):
-        raise kind("no simulator on this host")
-
-    monkeypatch.setattr(EnvGroup, "set_state", broken)
-    options = [*SHORT, "--data.max_restarts=2", "--data.total_steps=240"]
-    with pytest.raises((SystemExit, RuntimeError)):
-        command_line("fit", *options, "--ckpt_path=last")
-    assert {path: path.read_bytes() for path in before} == before
-    assert "saved" not in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_validate_names_the_fault_when_environments_break_too_often(command_line, capsys):
-    command_line.finished(*SHORT)
-    options = [
-        "--data.benchmark=tests.helpers.altered_reach.FaultyReach",
-        "--data.benchmark.init_args.fault=raise",
-    ]
-    options += ["--evaluation.num_episodes=3", "--evaluation.max_restarts=2"]
-    code, error = fails(command_line, capsys, "validate", *options, "--ckpt_path=last")
-    assert (
-        code == 1
-        and "step 7 of its episode: RuntimeError: broken" in error
-        and "after 2 restarts" in error
-    )
 
 
 @pytest.mark.slow
@@ -253,24 +163,6 @@ def test_a_full_disk_is_not_written_to_at_every_step(command_line, full_disk, mo
         )
     assert len(saves) < 30
     assert not list((command_line.folder() / "replay").glob("*"))
-
-
-@pytest.mark.slow
-def test_only_a_checkpoint_waits_for_the_disk(command_line, monkeypatch):
-    fsync, waiting = os.fsync, []
-
-    def noted(descriptor):
-        waiting.append(threading.current_thread() is threading.main_thread())
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    # after 813, 855 and 900 steps
-    options = ["--data.warmup_steps=810", "--checkpoint.every_n_env_steps=45"]
-    command_line("fit", "--data.chunk_mebibytes=0.00083", *options)
-    chunks = list((command_line.folder() / "replay").glob("*.npy"))
-    assert len(chunks) > 25
-    assert waiting.count(False) == len(chunks)
-    assert 3 <= waiting.count(True) <= 6, "the checkpoints' own files"
 
 
 @pytest.mark.slow
@@ -299,13 +191,3 @@ def test_an_interruption_after_a_best_evaluation_keeps_the_best(command_line, mo
     if best < 240:
         command_line("fit", *options, "--ckpt_path=last")
     assert checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"] == best
-
-
-@pytest.mark.slow
-def test_a_run_killed_between_its_first_checkpoints_two_names_goes_on(command_line):
-    keep = ["--checkpoint.save_top_k=1", "--best.save_top_k=0"]
-    command_line("fit", *keep, "--checkpoint.every_n_env_steps=330", "--data.total_steps=330")
-    path = command_line.folder() / "checkpoints" / "env_steps=000000000330.ckpt"
-    (path.parent / "last.ckpt").unlink()
-    command_line("fit", f"--ckpt_path={path}", "--data.total_steps=360")
-    assert counters(command_line)["env_steps"] == 360

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 
 import gymnasium as gym
@@ -46,15 +45,6 @@ def test_run_has_its_folder_last_evaluation_and_policy(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_tasks", [1, 2, 5])
-def test_sizes_are_derived_for_any_number_of_tasks(tmp_path, num_tasks):
-    run = small(ToyReach(num_tasks), tmp_path, total_steps=60)
-    assert 0 <= run.evaluation["eval/success"] <= 1
-    data = load_checkpoint(run.checkpoint)["mtrl_lightning"]
-    assert data["counters"]["env_steps"] == 60 and data["counters"]["updates"] > 0
-
-
-@pytest.mark.slow
 def test_command_line_and_train_make_the_same_run(command_line, tmp_path):
     command_line("fit", *SHORT, "--seed_everything=3", "--name=typed")
     adam = partial(torch.optim.Adam, lr=3e-4, eps=1e-5, fused=True)
@@ -84,22 +74,6 @@ def test_command_line_and_train_make_the_same_run(command_line, tmp_path):
         for name in ("typed", "called")
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_a_run_continues_exactly_and_in_its_folder(tmp_path):
-    options = {
-        "data": {"batch_size": 96, "capacity": 900, "warmup_steps": 60},
-        "evaluation": {"every": 60},
-        "metrics": {"every": 30},
-        "checkpoint": {"every_n_env_steps": 60},
-    }
-    whole = small(ToyReach(3), tmp_path, name="whole", total_steps=240, **options)
-    small(ToyReach(3), tmp_path, name="parts", total_steps=120, **options)
-    run = small(ToyReach(3), tmp_path, name="parts", total_steps=240, ckpt_path="last", **options)
-    assert run.folder == tmp_path / "parts" / "version_0"
-    assert rows_of(run.folder) == rows_of(whole.folder)
-    one, other = (load_checkpoint(each.checkpoint) for each in (whole, run))
-    assert all(torch.equal(value, other["state_dict"][n]) for n, value in one["state_dict"].items())
 
 
 def test_trainer_fit_needs_no_other_part(tmp_path):
@@ -165,12 +139,6 @@ def test_the_kind_of_an_algorithm_chooses_its_data(tmp_path):
 
     run = small(ToyReach(2), tmp_path, algorithm=make, total_steps=80)
     assert "RolloutData" in load_checkpoint(run.checkpoint)
-
-
-def test_training_leaves_warnings_as_they_were(tmp_path):
-    filters = list(warnings.filters)
-    small(ToyReach(2), tmp_path, total_steps=100)
-    assert warnings.filters == filters
 
 
 def test_lightnings_callbacks_see_the_evaluations(tmp_path):

@@ -1,38 +1,10 @@
 import time
 
-import pytest
 import torch
 
-from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import VectorEnv
 from tests.helpers.altered_reach import SlowReach
-
-
-@pytest.mark.slow
-def test_workers_step_while_the_learner_updates(command_line, monkeypatch):
-    events = []
-
-    def record(owner, method):
-        original = getattr(owner, method)
-
-        def recorded(self, *args, **kwargs):
-            if owner is SAC or self.task_E.size == 3:
-                events.append(method)
-            return original(self, *args, **kwargs)
-
-        monkeypatch.setattr(owner, method, recorded)
-
-    record(VectorEnv, "send")
-    record(VectorEnv, "receive")
-    record(SAC, "training_step")
-    # evaluations have other numbers of environments
-    short = ("--data.total_steps=330", "--evaluation.envs_per_task=2")
-    command_line("fit", "--data.num_workers=1", *short)
-    warmup, training = events[:200], events[200:]
-    assert warmup == ["send", "receive"] * 100
-    for i in range(0, 30, 3):
-        assert training[i : i + 3] == ["send", "training_step", "receive"]
 
 
 def test_send_does_not_wait_for_the_environments():

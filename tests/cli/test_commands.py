@@ -37,15 +37,6 @@ def test_a_configuration_has_a_name_in_every_folder(tmp_path, monkeypatch):
     assert {"base", "network/moore", "experiment/mt10_paco"} <= set(config_names())
 
 
-def test_an_existing_file_wins_over_a_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "quickstart").mkdir()  # no file
-    assert find_config("quickstart").samefile(ROOT / "configs" / "quickstart.yaml")
-    (tmp_path / "quickstart").rmdir()
-    (tmp_path / "quickstart").touch()
-    assert find_config("quickstart").samefile(tmp_path / "quickstart")
-
-
 def test_list_has_a_line_for_every_configuration(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     main(["list"])
@@ -150,12 +141,6 @@ def test_the_help_of_the_program_names_every_command(args, capsys):
     for command in ("fit", "validate", "test", *COMMANDS):
         assert f"\n    {command}" in text
     assert "Multi-task reinforcement learning" in text and "Trainer" not in text
-
-
-def test_a_command_that_does_not_exist(capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["fti"])
-    assert exit_info.value.code == 2 and "fti" in capsys.readouterr().err
 
 
 def test_advertisements_and_harmless_warnings_are_left_out(caplog):

@@ -82,48 +82,12 @@ def test_null_is_the_default_of_a_factory(command_line):
     assert config["model"]["init_args"]["actor_max_grad_norm"] is None
 
 
-def test_rows_come_on_the_schedule_and_carry_env_steps(command_line):
-    command_line.finished()
-    curves = read_metrics(command_line.folder())
-    assert curves["eval/success"][0] == [303, 600, 900] or curves["eval/success"][0] == [
-        300,
-        600,
-        900,
-    ]
-    assert curves["train/q"][0][1:] == [450, 600, 750, 900]
-    assert all("env_steps" in row for row in command_line.rows())
-
-
 def test_time_fractions_add_up_to_at_most_one(command_line):
     command_line.finished()
     curves = read_metrics(command_line.folder())
     fractions = [values for name, (_, values) in curves.items() if name.endswith("_fraction")]
     for row in zip(*fractions, strict=True):
         assert 0 < sum(row) <= 1.001 and min(row) >= 0
-
-
-@pytest.mark.slow
-def test_same_seed_same_metrics_another_seed_differs(command_line):
-    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
-        command_line("fit", *SHORT, f"--name={name}", f"--seed_everything={seed}")
-    a, b, c = (command_line.rows(name) for name in "abc")
-    assert a == b
-    assert a != c
-
-
-@pytest.mark.slow
-def test_protocol_is_printed_and_stored(command_line, capsys, caplog):
-    with caplog.at_level("INFO"):
-        command_line("fit", *SHORT, "--data.benchmark.init_args.horizon=15")
-    printed = caplog.text + capsys.readouterr().err
-    assert "benchmark toy, horizon 15" in printed
-    assert "actor MLP, critic MLP, encoder Identity, actor_gradient Mean" in printed
-    assert (
-        yaml.safe_load((command_line.folder() / "hparams.yaml").read_text())["protocol/horizon"]
-        == 15
-    )
-    saved = load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")["mtrl_lightning"]
-    assert saved["spec"]["protocol"] == {"benchmark": "toy", "horizon": 15}
 
 
 def test_validate_prints_the_table_of_the_checkpoint_and_stores_it(command_line, capsys):
@@ -202,38 +166,11 @@ def test_excluded_tasks_are_evaluated_but_not_trained_on(command_line):
     assert len(set(curves["train/temperature/goal-0"][1])) > 1
 
 
-@pytest.mark.slow
-def test_update_ratio_and_burst_give_the_number_of_updates(command_line):
-    half = ("--data.updates_per_step=0.5", "--name=half")
-    burst = ("--data.updates_per_step=2", "--data.warmup_updates=11", "--name=burst")
-    for options in (half, burst):
-        command_line("fit", "--data.total_steps=360", *options)
-    for name, updates in (("half", 10), ("burst", 51)):
-        counters = load_checkpoint(command_line.folder(name) / "checkpoints" / "last.ckpt")[
-            "mtrl_lightning"
-        ]["counters"]
-        assert [counters[name] for name in ("env_steps", "vector_steps", "updates")] == [
-            360,
-            120,
-            updates,
-        ]
-        assert counters["episodes"] == 18
-
-
 def test_validate_warns_of_another_protocol(command_line, capsys):
     command_line.finished()
     with pytest.warns(UserWarning, match="horizon 20"):
         command_line("validate", "--ckpt_path=last", "--data.benchmark.init_args.horizon=5")
     assert "average" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_schedules_fire_when_the_updates_of_a_step_are_made(command_line):
-    command_line("fit", *SHORT, "--data.updates_per_step=2")
-    curves = read_metrics(command_line.folder())
-    for name in ("eval/success", "train/q"):
-        steps = curves[name][0]
-        assert len(steps) == len(set(steps)) and steps[-1] == 180
 
 
 @pytest.mark.slow

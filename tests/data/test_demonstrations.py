@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 import torch
@@ -199,31 +197,6 @@ def images_of(lengths):
             )
         )
     return spec, episodes
-
-
-def test_demonstrations_are_loaded_episode_by_episode(tmp_path):
-    need_minari()
-    one, *_ = episodes_of(SPEC)["far"]
-    steps = 2_000
-    is_last_N = np.arange(steps) == steps - 1
-    long = RecordedEpisode(
-        np.resize(one.observations, (steps + 1, 4)),
-        np.resize(one.actions, (steps, 2)),
-        np.resize(one.rewards, steps),
-        is_last_N,
-        np.zeros_like(is_last_N),
-    )
-    write_data_sets(tmp_path / "large", SPEC, {name: [long] * 20 for name in NAMES}, {})
-    load_demonstrations(str(tmp_path / "large"), SPEC, 0, CPU)  # imports
-    tracemalloc.start()
-    try:
-        replay, _ = load_demonstrations(str(tmp_path / "large"), SPEC, 0, CPU)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    held_bytes = sum(column.nbytes for ring in range(3) for column in held(replay, ring).values())
-    # tensors are not traced: what is, is an episode and what is made of its rows
-    assert peak < held_bytes / 4
 
 
 def test_images_of_episodes_shorter_than_the_horizon_are_all_held(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -211,15 +210,3 @@ def test_a_folder_without_data_sets_is_refused(written):
         shutil.rmtree(path)
     with pytest.raises(ConfigurationError, match="no Minari data set"):
         open_data_sets(written)
-
-
-@pytest.mark.parametrize("package", ["minari", "h5py"])
-def test_the_extra_is_named_where_it_is_missing(written, monkeypatch, package):
-    episodes = read_episodes(written)
-    monkeypatch.setitem(sys.modules, package, None)
-    for call in (
-        lambda: open_data_sets(written),
-        lambda: write_data_sets(written.parent / "new", Scripted(2).spec, episodes, {}),
-    ):
-        with pytest.raises(ConfigurationError, match=r'pip install "mtrl_lightning\[minari\]"'):
-            call()

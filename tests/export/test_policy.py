@@ -1,6 +1,5 @@
 """Exported policies act as the policy that they were made from, or are refused."""
 
-import sys
 from functools import partial
 
 import numpy as np
@@ -133,9 +132,3 @@ def test_policy_with_its_own_act_is_not_exported(tmp_path):
     with pytest.raises(ConfigurationError, match="differ"):
         export_policy(LoadedPolicy(agent(kind=OwnAct)), "torch.export", tmp_path)
     assert not any(tmp_path.iterdir())
-
-
-def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ConfigurationError, match=r'pip install "mtrl_lightning\[export\]"'):
-        export_policy(LoadedPolicy(agent()), "onnx", tmp_path)

@@ -98,19 +98,6 @@ def test_minari_reads_the_episodes_of_each_task(tmp_path, monkeypatch):
         export_to_minari(run)
 
 
-def test_observations_and_actions_have_the_tasks_own_size(tmp_path, monkeypatch):
-    minari = pytest.importorskip("minari")
-    pytest.importorskip("h5py")
-    recorded = Recorded(Scripted(2), [0, 1], 12, 50)
-    recorded.spec = recorded.spec._replace(observation_sizes=(4, 3), action_sizes=(1, 2))
-    monkeypatch.chdir(tmp_path)
-    export_to_minari(recorded.save(tmp_path), "own")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "own"))
-    small, large = (minari.load_dataset(f"task-{task}-v0") for task in range(2))
-    assert small.observation_space.shape == (4,) and small[0].actions.shape[1:] == (1,)
-    assert large.observation_space.shape == (3,) and large[0].observations.shape[1:] == (3,)
-
-
 def test_run_without_a_complete_replay_is_refused(tmp_path):
     pytest.importorskip("minari")
     pytest.importorskip("h5py")

@@ -10,12 +10,8 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import pytest
 
-pytest.importorskip("hypothesis")
-
-from hypothesis import settings
-from hypothesis import strategies as st
+from tests.helpers.properties import settings, st  # isort: skip
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.helpers.replay import encode, held, make_rings, make_snapshots
@@ -133,6 +129,4 @@ class ReplayMachine(RuleBasedStateMachine):
 
 
 TestReplay = ReplayMachine.TestCase
-TestReplay.settings = settings(
-    max_examples=30, stateful_step_count=40, deadline=None, derandomize=True, database=None
-)
+TestReplay.settings = settings(max_examples=20, stateful_step_count=40)

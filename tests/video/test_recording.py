@@ -1,18 +1,14 @@
 """Video files: what they show, and what ends without one."""
 
-import os
-import sys
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from mtrl_lightning import record_videos
 from mtrl_lightning.envs import ToyReach
-from mtrl_lightning.envs.render import frame_recorder
 from mtrl_lightning.errors import EnvironmentFaultError
 from mtrl_lightning.rollout import Evaluator
-from mtrl_lightning.video import VideoFormat, check_recording, gif
+from mtrl_lightning.video import VideoFormat, gif
 from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import write_mp4
 from tests.helpers.fakes import (
@@ -88,21 +84,6 @@ def test_a_shorter_episode_keeps_its_last_frame(tmp_path):
         assert np.abs(brightness - expected).max() < 8
         alone, _ = frames_of(recording.files[f"task-{task}"])
         assert len(alone) == length + 1
-
-
-@pytest.mark.slow
-def test_one_task_of_another_split(tmp_path):
-    recording = record_videos(
-        Constant(),
-        ScriptedWithImages(),
-        tmp_path,
-        tasks=["task-2"],
-        split="eval_interpolation",
-        format=SMALL,
-        num_workers=1,
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["eval_interpolation_task-2.mp4"]
-    assert [episode.task for episode in recording.episodes] == ["task-2"]
 
 
 def test_an_environment_that_breaks_ends_the_recording(tmp_path):
@@ -200,24 +181,3 @@ def test_every_task_has_a_file_of_its_own(tmp_path):
     recording = record_videos(Constant(), Renamed(*names), tmp_path, **options)
     assert list(recording.files) == [*names, "all_tasks"]
     assert len({path.name.casefold() for path in tmp_path.iterdir()}) == 4
-
-
-@pytest.mark.parametrize("former", [None, "glfw"])
-def test_drawing_in_this_process_leaves_no_choice_of_a_renderer(tmp_path, monkeypatch, former):
-    variables = ("MUJOCO_GL", "PYOPENGL_PLATFORM")
-
-    def use(name):
-        for variable in variables:
-            os.environ[variable] = name
-
-    for variable in variables:
-        monkeypatch.setenv(variable, "to be restored by pytest")
-        monkeypatch.delenv(variable) if former is None else monkeypatch.setenv(variable, former)
-    monkeypatch.setattr(frame_recorder, "find_renderer", lambda: "egl")
-    monkeypatch.setattr(frame_recorder, "use_renderer", use)
-    monkeypatch.setitem(sys.modules, "mujoco", None)
-    benchmark = ScriptedWithImages(1)
-    check_recording(benchmark, None, None, SMALL, num_workers=0)
-    assert [os.environ.get(variable) for variable in variables] == [former, former]
-    record_videos(Constant(), benchmark, tmp_path, format=SMALL, num_workers=0)
-    assert [os.environ.get(variable) for variable in variables] == [former, former]
