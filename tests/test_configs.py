@@ -128,16 +128,6 @@ def test_ppo_takes_the_place_of_sac_in_a_complete_file(command_line, monkeypatch
     check_composition(command_line, monkeypatch, quick, "algorithm/mtppo")
 
 
-@pytest.mark.parametrize(
-    ("run", "options"),
-    [("quickstart", ()), ("quickstart_ppo", ("--model.init_args.max_kl=null",))],
-)
-def test_correlated_noise_is_added_to_a_complete_file(command_line, monkeypatch, run, options):
-    (noise,) = resolve(run, "correlated_noise")["data"]["init_args"]["extras"]
-    assert noise["init_args"] == {"correlation": 0.9}
-    check_composition(command_line, monkeypatch, run, "correlated_noise", options=options)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", slow_unless(QUICK_EXPERIMENTS, EXPERIMENTS))
 def test_every_experiment_is_complete(command_line, monkeypatch, name):

@@ -60,31 +60,6 @@ def test_retention(command_line, save_top_k, expected):
     assert {path.name for path in (folder / "replay").glob("*.npy")} == listed
 
 
-@pytest.mark.slow
-def test_the_best_is_kept_though_newer_ones_come(command_line):
-    best_metric = "--best.monitor=eval/return/goal-1"  # which gets worse here
-    command_line("fit", *SHORT, "--checkpoint.save_top_k=1", best_metric)
-    steps, returns = read_metrics(command_line.folder())["eval/return/goal-1"]
-    best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
-    assert best == steps[returns.index(max(returns))] < 180
-    names = {path.name for path in (command_line.folder() / "checkpoints").iterdir()}
-    assert names == {"last.ckpt", "best.ckpt", "env_steps=000000000180.ckpt"}
-
-
-@pytest.mark.slow
-def test_going_back_makes_last_and_best_those_of_the_new_branch(command_line, capsys):
-    keep = "--checkpoint.save_top_k=-1"
-    command_line("fit", *SHORT, keep, "--data.total_steps=240")
-    folder = command_line.folder() / "checkpoints"
-    old = folder / "env_steps=000000000120.ckpt"
-    command_line("fit", *SHORT, keep, f"--ckpt_path={old}")
-    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] == 180
-    best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
-    assert best <= 180
-    for which in ("best", "last", folder / "env_steps=000000000240.ckpt"):
-        command_line("fit", *SHORT, keep, f"--ckpt_path={which}", "--data.total_steps=252")
-
-
 def test_a_finished_run_is_left_as_it_is(command_line):
     command_line.finished()
     before = checkpoint(command_line)["mtrl_lightning"]["counters"]

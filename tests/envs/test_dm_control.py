@@ -1,7 +1,5 @@
 """Tasks of the DeepMind Control Suite beside dm_control's own, equal in every bit."""
 
-import importlib.metadata
-import inspect
 import os
 import platform
 import subprocess
@@ -23,11 +21,9 @@ from mtrl_lightning.envs.benchmarks.dm_control_env import FastStepper
 from mtrl_lightning.envs.benchmarks.padding import Padded
 from mtrl_lightning.envs.fast.arithmetic import SCALES
 from mtrl_lightning.envs.fast.dm_control_fast import (
-    CHECKED,
     NamedField,
     tolerance,
 )
-from mtrl_lightning.envs.fast.guard import unchecked_versions
 from tests.helpers.command_line import ROOT
 from tests.helpers.tiers import DM_CONTROL_TASKS, slow_unless
 
@@ -176,17 +172,6 @@ def test_whole_episodes_are_equal_and_end_by_truncation(name):
             env.step(env.action_space.sample())
 
 
-@pytest.mark.parametrize("name", ["cheetah-run", "quadruped-walk"])
-def test_dm_controls_own_code_gives_the_same(name):
-    fast = env_of(name, seed=3)
-    slow = env_of(name, seed=3, fast=False)
-    assert type(fast._stepper) is not type(slow._stepper)
-    assert same(fast.reset()[0], slow.reset()[0])
-    for action in actions_of(fast, 12):
-        one, other = fast.step(action), slow.step(action)
-        assert same(one[0], other[0]) and one[1:] == other[1:]
-
-
 def test_an_action_is_repeated_and_rewards_are_added_up_to_the_horizon():
     with pytest.warns(UserWarning, match="of 10"):
         benchmark = DMControl(["cheetah-run"], action_repeat=3, horizon=10, reward_scale=0.5)
@@ -275,21 +260,6 @@ def test_an_environment_that_is_drawn_has_dm_controls_own_textures():
 
 
 # ---- What cannot be ----
-
-
-@pytest.mark.parametrize("package", ["dm_control", "mujoco"])
-def test_cheaper_code_is_off_with_a_warning_where_a_version_was_not_compared(package, monkeypatch):
-    assert unchecked_versions(CHECKED) == []
-    version = importlib.metadata.version
-    monkeypatch.setattr(
-        importlib.metadata, "version", lambda name: "9.8.7" if name == package else version(name)
-    )
-    with pytest.warns(UserWarning, match=f"{package}"):
-        benchmark = DMControl(["pendulum-swingup"])
-    assert not benchmark.fast
-    env = benchmark.make_env(0, "train", 0)
-    assert "tolerance" in vars(inspect.getmodule(import_suite()))["walker"].rewards.__dict__
-    assert type(env._stepper).__name__ == "OwnStepper"
 
 
 def test_cheaper_code_is_off_with_a_warning_where_steps_differ(monkeypatch):

@@ -211,15 +211,6 @@ class Drawn(Line):
         self.render_mode = render_mode
 
 
-class Windowless(Line):
-    """Draws in a window alone, and raises a TypeError of its own without one."""
-
-    def __init__(self, render_mode=None):
-        super().__init__()
-        if render_mode is not None:
-            len(render_mode == "rgb_array")
-
-
 class WithoutConstructor(Line):
     """Takes no argument at all."""
 
@@ -249,14 +240,6 @@ def test_an_environment_gets_the_render_mode_of_images_if_it_takes_one(given, ki
     benchmark = GymnasiumTasks({"a": given(kind)}, horizon=3)
     assert benchmark.make_env(0, "eval", 0).render_mode is None
     assert benchmark.make_rendered_env(0, "eval", 0).render_mode == render_mode
-
-
-@pytest.mark.parametrize("given", [lambda kind: kind, passing_on, registered])
-@pytest.mark.filterwarnings("ignore:.*render mode.*")
-def test_an_error_of_a_constructor_is_not_taken_for_a_missing_render_mode(given):
-    benchmark = GymnasiumTasks({"a": given(Windowless)}, horizon=3)
-    with pytest.raises(TypeError, match="type"):
-        benchmark.make_rendered_env(0, "eval", 0)
 
 
 def test_ids_alone_name_the_tasks():

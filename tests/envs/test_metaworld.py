@@ -4,7 +4,6 @@ import metaworld
 import numpy as np
 import pytest
 
-from mtrl_lightning.callbacks import read_metrics
 from mtrl_lightning.envs import MetaWorld
 
 HORIZON = 25
@@ -212,32 +211,3 @@ def test_the_first_classes_of_ml10_have_its_goals(monkeypatch):
             env.reset(seed=k)
             found.append(goal_of(env))
         assert found == [rand_vec(goal) for goal in goals[:3]]
-
-
-@pytest.mark.slow
-def test_ml10_is_trained_on_its_train_classes_and_evaluated_on_both(command_line, caplog, capsys):
-    command_line(
-        "fit",
-        "--data.benchmark.init_args.horizon=4",
-        "--data.benchmark.init_args.num_goals=1",
-        "--data.batch_size=20",
-        "--data.total_steps=40",
-        "--data.warmup_steps=20",
-        "--evaluation.every=40",
-        "--evaluation.num_episodes=1",
-        configs=("base", "env/metaworld_ml10", "algorithm/mtsac", "network/multi_head"),
-    )
-    curves = read_metrics(command_line.folder("run"))
-    printed = capsys.readouterr().out
-    for split, names in (("eval", ML10_TRAIN), ("eval_test", ML10_TEST)):
-        found = {name.rsplit("/", 1)[1] for name in curves if name.startswith(f"{split}/return/")}
-        assert found == set(names)
-        per_task = [curves[f"{split}/return/{name}"][1] for name in names]
-        assert curves[f"{split}/return"][1] == pytest.approx(np.mean(per_task, axis=0))
-        assert np.isfinite(curves[f"{split}/success"][1]).all()
-        assert f"{split} after 40 env steps" in printed
-    trained = {name.rsplit("/", 1)[1] for name in curves if name.startswith("rollout/return/")}
-    assert trained == set(ML10_TRAIN)
-    untrained = ", ".join(ML10_TEST)
-    given = "Parameters of a task are the mean of the trained tasks'"
-    assert f"Evaluated without training: {untrained}. {given}" in caplog.text

@@ -6,7 +6,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
-from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.vector.episodes import Episodes
@@ -254,13 +253,6 @@ def test_where_an_episode_is_not_repeated_another_begins_with_a_reset():
         env.reset()
     assert env.unwrapped.steps == 0 and not env.env._beginnings
     assert episode(env, 25) == HORIZON
-
-
-def test_a_time_limit_around_a_clock_is_restarted_too():
-    env = started(TimeLimit(Clocked(), HORIZON))
-    episode(env, 25)
-    env.reset()
-    assert episode(env) == HORIZON
 
 
 @pytest.mark.parametrize("num_steps", [0, 13, HORIZON - 1])

@@ -345,17 +345,6 @@ def test_an_environment_that_breaks_at_its_first_reset_is_not_rebuilt():
     assert envs.num_restarts == 0
 
 
-def test_environments_that_cannot_be_closed_are_rebuilt_as_others_are(monkeypatch):
-    def fail(group):
-        raise RuntimeError("the window is gone")
-
-    envs, told = make()
-    begin(envs)
-    monkeypatch.setattr("mtrl_lightning.envs.vector.group_handles.EnvGroup.close", fail)
-    run(envs, actions())
-    assert len(told) == 1 and "RuntimeError: broken" in told[0]
-
-
 def test_without_a_budget_a_fault_raises_as_it_is():
     envs, told = make(max_restarts=None)
     begin(envs)

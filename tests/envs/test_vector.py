@@ -344,20 +344,6 @@ def test_an_observation_may_be_as_large_as_single_precision_allows(faulty_envs):
     envs.reset(seed=0, options={})
 
 
-def test_a_worker_that_waits_uses_no_core():
-    envs = VectorEnv(ToyReach(), [0, 1], num_workers=2)
-    envs.reset(seed=0)
-    envs.step(np.zeros((2, *envs.single_action_space.shape), np.float32))
-    workers = [psutil.Process(pid) for pid in envs.worker_pids]
-    before = [sum(worker.cpu_times()[:2]) for worker in workers]
-    time.sleep(1)
-    used = [
-        sum(worker.cpu_times()[:2]) - then for worker, then in zip(workers, before, strict=True)
-    ]
-    assert max(used) < 0.2
-    envs.close()
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("fault", "value"),

@@ -18,19 +18,13 @@ from gymnasium.error import (
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
-from mtrl_lightning.envs import DMControl, MetaWorld, Pixels, ToyReach, VectorEnv
+from mtrl_lightning.envs import DMControl, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from tests.helpers.fakes import Faulty, Scripted
 
 TASKS = [0, 1, 2, 1]
 ZEROS = np.zeros((4, 2), np.float32)
-BENCHMARKS = {
-    "toy": lambda: ToyReach(3, horizon=4),
-    "pixels": lambda: Pixels(ToyReach(3, horizon=4), size=16),
-    "metaworld": lambda: MetaWorld(["reach", "push", "soccer"], horizon=4, num_goals=3),
-    "suite": lambda: DMControl(["walker-walk", "reacher-easy", "cheetah-run"], horizon=8),
-}
 
 
 @pytest.fixture(params=[0, 1])
@@ -49,36 +43,6 @@ def sync(benchmark, tasks=TASKS):
         observation_mode=(batch_space(space, len(tasks)), space),
         autoreset_mode=AutoresetMode.SAME_STEP,
     )
-
-
-# ---- spaces, and what reset and step return ----
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "workers"), [("toy", 2), *((name, 0) for name in BENCHMARKS)])
-def test_results_lie_in_the_spaces(name, workers):
-    benchmark = BENCHMARKS[name]()
-    envs = VectorEnv(benchmark, TASKS, num_workers=workers)
-    assert isinstance(envs, gym.vector.VectorEnv) and envs.unwrapped is envs
-    assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
-    assert envs.num_envs == 4 and not envs.closed
-    assert envs.single_observation_space == benchmark.spec.observation_space
-    assert envs.single_action_space == benchmark.spec.action_space
-    assert envs.observation_space == batch_space(envs.single_observation_space, 4)
-    assert envs.action_space == batch_space(envs.single_action_space, 4)
-    observation_ED, info = envs.reset(seed=0)
-    assert observation_ED in envs.observation_space and info == {}
-    envs.action_space.seed(0)
-    for step in range(1, 7):
-        *arrays, info = envs.step(envs.action_space.sample())
-        observation_ED, *columns = arrays
-        assert observation_ED in envs.observation_space
-        assert [column.shape for column in columns] == [(4,)] * 3
-        assert [column.dtype for column in columns] == [np.float64, np.bool_, np.bool_]
-        assert ("final_obs" in info) == (step == 4)
-        if step == 4:
-            assert all(row in envs.single_observation_space for row in info["final_obs"])
-    envs.close()
 
 
 # ---- seeding ----

@@ -35,10 +35,6 @@ HALF = {
     "class_path": "gymnasium.wrappers.TransformReward",
     "init_args": {"func": "tests.helpers.fakes.half"},
 }
-DOUBLED = {
-    "class_path": "gymnasium.wrappers.RescaleAction",
-    "init_args": {"min_action": -2, "max_action": 2},
-}
 
 
 def taken(benchmark, actions_SEA, num_workers=0):
@@ -155,22 +151,6 @@ def test_a_benchmark_that_replaces_another_has_its_wrappers_and_its_info():
     assert envs.step(np.zeros((2, 2)))[0].shape == (2, 6)
     assert isinstance(envs.get_attr("env")[0], FrameStackObservation)
     assert with_layers_of(toy, ToyReach(2, 3)).spec.horizon == 3
-
-
-def test_the_same_seed_gives_the_same_draws_of_spaces():
-    same = {**DOUBLED, "init_args": {"min_action": -1, "max_action": 1}}
-    benchmark = WithWrappers(ToyReach(1, HORIZON), [same, STACK, FLATTEN])
-    envs = [benchmark.make_env(0, "train", seed) for seed in (1, 1, 2)]
-    draws = [env.env.action_space.sample().tolist() for env in envs]
-    assert draws[0] == draws[1] != draws[2]
-
-
-def test_an_environment_has_one_time_limit():
-    env = WithWrappers(ToyReach(1, HORIZON), [HALF]).make_env(0, "train", 0)
-    assert isinstance(env.env, TimeLimit)
-    pendulum = GymnasiumTasks({"swing": "Pendulum-v1"}, horizon=HORIZON)
-    env = WithWrappers(pendulum, [HALF]).make_env(0, "train", 0)
-    assert not isinstance(env.env, TimeLimit)
 
 
 class Halves(ToyReach):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning import transitions
 from mtrl_lightning.envs import VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
@@ -29,7 +28,6 @@ from tests.helpers.fakes import (
 from tests.helpers.replay import (
     ROW_BYTES,
     assert_same_batch,
-    make_snapshots,
     make_spec,
     make_transitions,
 )
@@ -168,24 +166,3 @@ def test_a_field_goes_from_workers_and_policy_through_storage_and_files_to_the_b
     assert len(manifest["all_ranks"]["chunks"]) > 3
     ReplaySnapshots(tmp_path).load(manifest, restored.storage)
     assert_same_batch(restored.sample(150), buffer.sample(150))
-
-
-def test_a_further_field_of_a_step_is_one_name_in_stored(monkeypatch, tmp_path):
-    monkeypatch.setattr(transitions, "STORED", (*transitions.STORED, "truncated"))
-    spec = make_spec(2)
-    buffer = ReplayBuffer(spec, 40)
-    for step in range(30):
-        given = make_transitions([step, 1000 + step], [0, 1])
-        is_even = np.array([step % 2 == 0, step % 2 == 1])
-        buffer.add(given._replace(truncated_E=is_even))
-    snapshots = make_snapshots(tmp_path, chunk_rows=7)
-    manifest = snapshots.save(buffer.storage)
-    restored = ReplayBuffer(spec, 40)
-    snapshots.load(manifest, restored.storage)
-    batch = restored.sample(200)
-    number_Rn = batch.observation_RnD[..., 0].long()
-    expected_Rn = (number_Rn % 2 == 0) == (number_Rn < 1000)
-    assert torch.equal(batch.extra["truncated"], expected_Rn)
-    plain = bytes_needed(transition_fields(spec), 1)
-    monkeypatch.undo()
-    assert plain == bytes_needed(transition_fields(spec), 1) + 1

@@ -19,7 +19,6 @@ from tests.helpers.replay import (
     assert_same_columns,
     columns_of,
     encode,
-    held,
     ids_of,
     make_fields,
     make_rings,
@@ -131,26 +130,6 @@ def test_other_types_are_kept_in_a_file_too(tmp_path, dtype):
     assert_same_columns(mapped, plain)
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "posix_fallocate"), reason="this system cannot reserve disk space"
-)
-@pytest.mark.parametrize(("dtype", "shape"), [(np.float32, (3,)), (np.uint8, (3, 8, 8))])
-def test_a_file_takes_all_its_space_at_once(tmp_path, monkeypatch, dtype, shape):
-    taken, reserve = [], os.posix_fallocate
-
-    def spy(file, offset, size):
-        reserve(file, offset, size)
-        taken.append((offset, size, os.fstat(file).st_size, os.fstat(file).st_blocks * 512))
-
-    monkeypatch.setattr(os, "posix_fallocate", spy)
-    make_rings(3, 500, tmp_path, dtype=dtype, shape=shape)
-    needed = bytes_needed(make_fields(dtype=dtype, shape=shape), 1_500)
-    assert sum(size for _, size, _, _ in taken) == needed
-    for offset, size, length, blocks in taken:
-        assert (offset, length) == (0, size)
-        assert blocks >= size, "not a file with holes"
-
-
 def test_too_large_a_file_is_refused_before_disk_is_taken_and_names_the_folder(
     tmp_path, monkeypatch
 ):
@@ -182,20 +161,6 @@ def test_a_disk_that_is_full_after_all_is_an_error_and_leaves_no_file(tmp_path, 
 
 
 # ---- rows that were never restored ----
-
-
-def test_rows_before_the_oldest_are_not_held_until_the_ring_has_gone_round():
-    storage = make_rings(2, 4)
-    storage.added_E[:], storage.oldest_E[:] = [7, 5], [7, 4]
-    for column in storage._columns.values():
-        column.zero_()
-    assert storage.size_E.tolist() == [0, 1]
-    for number in range(6):
-        storage.add(np.array([0, 1]), encode([number, 10 + number]))
-        assert storage.size_E.tolist() == [min(number + 1, 4), min(number + 2, 4)]
-    assert held(storage) == [[2, 3, 4, 5], [12, 13, 14, 15]]
-    with pytest.raises(AssertionError):
-        storage.numbers(0, 8, 13)
 
 
 def test_rows_that_were_never_restored_cannot_be_read():

@@ -10,7 +10,7 @@ from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Standardize
 from mtrl_lightning.policy import LoadedPolicy
-from mtrl_lightning.rollout import Collector, EpisodeListener, Evaluator
+from mtrl_lightning.rollout import Collector, EpisodeListener
 from mtrl_lightning.rollout.collector_state import COMPONENTS
 from mtrl_lightning.transitions import Episode, Transitions
 from mtrl_lightning.utils.counters import Counters
@@ -331,26 +331,6 @@ def test_listeners_hear_of_every_episode_in_order():
         assert [line for line in diary.lines if line[1] == e] == expected
     assert diary.samples == [(sample, len(diary.lines))]
     assert diary.samples[0][0] is sample
-
-
-def test_listeners_hear_of_a_forced_reset_and_a_silent_one_may_be_among_them():
-    diary = Diary()
-    collector = scripted([0], listeners=[EpisodeListener(), diary])
-    collector.sample(num_steps=2)
-    collector.sample(num_steps=1, force_reset=True)
-    assert [line[0] for line in diary.lines] == [
-        "created",
-        "started",
-        "stepped",
-        "stepped",
-        "created",
-        "started",
-        "stepped",
-        "ended",
-        "created",
-        "started",
-    ]
-    assert len(diary.samples) == 2
 
 
 # ---- continuation ----
@@ -712,17 +692,6 @@ def test_another_benchmark_is_refused_and_the_previous_one_stays(benchmark):
     with pytest.raises(ConfigurationError):
         collector.remake_envs(benchmark)
     assert len(collector.sample(num_steps=9).transitions.task_E) == 9
-
-
-def test_an_evaluation_is_remade_with_a_changed_benchmark():
-    evaluator = Evaluator(ToyReach(3, horizon=9), num_episodes=2, num_workers=0)
-    long = evaluator.evaluate(Constant()).return_T
-    evaluator.remake_envs(ToyReach(3, horizon=3))
-    short = evaluator.evaluate(Constant()).return_T
-    evaluator.close()
-    fresh = Evaluator(ToyReach(3, horizon=3), num_episodes=2, num_workers=0)
-    assert np.array_equal(short, fresh.evaluate(Constant()).return_T)
-    assert not np.array_equal(short, long)
 
 
 @pytest.mark.slow
