@@ -18,7 +18,6 @@ from torch import nn
 from mtrl_lightning.algorithms import SAC, Algorithm, Temperature
 from mtrl_lightning.callbacks import EnvStepCheckpoint, EvaluationCallback, MetricsCallback
 from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.data import ReplayData, TaskData
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
@@ -142,6 +141,7 @@ def test_a_checkpoint_has_the_given_arguments_as_plain_values(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_lightnings_command_line_takes_the_algorithm_of_a_checkpoint(tmp_path):
     class CLI(LightningCLI):
         def add_arguments_to_parser(self, parser):
@@ -166,31 +166,6 @@ def test_lightnings_command_line_takes_the_algorithm_of_a_checkpoint(tmp_path):
     assert [p.shape for p in model.parameters()] == [p.shape for p in sac.parameters()]
 
 
-PARTS = [("network/moore",), ("network/mlp", "gradient/cagrad")]
-"""``tests/matrix/test_toy.py`` rebuilds every network from its description."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: parts[-1])
-def test_a_configuration_of_the_command_line_is_rebuilt(command_line, monkeypatch, tmp_path, parts):
-    made = []
-
-    def stop(cli):
-        made.append(cli.model)
-        raise IsBuilt
-
-    monkeypatch.setattr(MultiTaskCLI, "before_fit", stop)
-    options = ("--data.benchmark.init_args.num_tasks=10", "--data.batch_size=100")
-    with pytest.raises(IsBuilt):
-        command_line("fit", *options, configs=("base", "env/toy", "algorithm/mtsac", *parts))
-    algorithm, observation_ED = made[0], np.full((3, 2), 0.25, np.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        path = save(algorithm, tmp_path)
-    assert SAC.load_from_checkpoint(path).hyper_parameters == algorithm.hyper_parameters
-    assert_acts_alike(load_policy(path), algorithm, observation_ED, TASK_E[:3])
-
-
 def test_a_run_of_the_command_line_is_loaded(command_line):
     command_line.finished()
     path = command_line.folder() / "checkpoints" / "last.ckpt"
@@ -205,6 +180,7 @@ def test_a_run_of_the_command_line_is_loaded(command_line):
     assert np.array_equal(success_T, again_T)
 
 
+@pytest.mark.slow
 def test_a_run_composed_in_python_is_loaded(tmp_path):
     data = ReplayData(
         ToyReach(num_tasks=3),
@@ -279,6 +255,7 @@ def test_a_batch_and_single_observations_act_for_tasks_by_number_or_name(policy,
         tuple(names),
         np.array(names),
         torch.tensor(TASK_E),
+        [0, "task-1", 2, "task-2", 1, 0],
     ):
         found_EA = policy.act(OBSERVATION_ED, task)
         assert found_EA.dtype == np.float32 and np.array_equal(found_EA, wanted_EA)
@@ -292,42 +269,19 @@ def test_a_batch_and_single_observations_act_for_tasks_by_number_or_name(policy,
         assert np.array_equal(policy.act(OBSERVATION_ED, one), wanted_EA)
 
 
-def test_a_mixed_list_of_names_and_numbers_is_taken(policy, sac):
-    wanted_EA = sac.act(OBSERVATION_ED[:2], np.array([1, 2]), "exploit")
-    assert np.array_equal(policy.act(OBSERVATION_ED[:2], ["task-1", 2]), wanted_EA)
-
-
 @pytest.mark.parametrize(
-    ("task", "message"),
+    ("observation", "task", "mode"),
     [
-        ("tsk-1", r"unknown task 'tsk-1': did you mean task-1"),
-        (3, r"unknown task 3: give a name, or a number from 0 to 2, of task-0, task-1, task-2"),
-        (-1, "unknown task -1"),
-        (0.5, "unknown task 0.5"),
-        (None, "unknown task None"),
-        ([0, 1], "2 tasks are given for 6 observations"),
-        ([0, 1, 2, 0, 1, 7], "unknown task 7"),
-        ([], "0 tasks are given"),
+        *((OBSERVATION_ED, task, "exploit") for task in ("tsk-1", 3, -1, 0.5, None, [0, 1], [])),
+        (OBSERVATION_ED, [0, 1, 2, 0, 1, 7], "exploit"),
+        *((np.zeros(shape), 0, "exploit") for shape in ((3,), (6, 3), (2, 6, 4), ())),
+        ([[1.0, 2.0], [1.0]], 0, "exploit"),
+        (OBSERVATION_ED, 0, "best"),
     ],
 )
-def test_an_unknown_task_is_refused(policy, task, message):
-    with pytest.raises(ConfigurationError, match=message):
-        policy.act(OBSERVATION_ED, task)
-
-
-@pytest.mark.parametrize("shape", [(3,), (6, 3), (2, 6, 4), ()])
-def test_an_observation_of_another_shape_is_refused(policy, shape):
-    with pytest.raises(ConfigurationError) as caught:
-        policy.act(np.zeros(shape), 0)
-    assert f"has the shape {shape}" in str(caught.value)
-    assert "of the shape (4,), or a batch of them, ('E', 4)" in str(caught.value)
-
-
-def test_an_observation_that_is_no_array_and_an_unknown_mode_are_refused(policy):
-    with pytest.raises(ConfigurationError, match=r"no array of numbers of the shape \(4,\)"):
-        policy.act([[1.0, 2.0], [1.0]], 0)
-    with pytest.raises(ConfigurationError, match=r"^mode is 'best': give one of"):
-        policy.act(OBSERVATION_ED, 0, "best")
+def test_what_a_policy_cannot_act_on_is_refused(policy, observation, task, mode):
+    with pytest.raises(ConfigurationError):
+        policy.act(observation, task, mode)
 
 
 def test_explored_actions_continue_the_checkpoints_draws(tmp_path, sac):
@@ -421,11 +375,6 @@ def test_an_algorithm_that_another_builds_has_its_own_arguments(tmp_path):
     assert changed(rebuilt, copy_of(outer.teachers[0])) == set()
 
 
-def test_an_override_of_another_size_is_refused(tmp_path, sac):
-    with pytest.raises(ConfigurationError, match="another network"):
-        load_policy(save(sac, tmp_path), actor=partial(MLP, width=17))
-
-
 # ---- trust ----
 
 
@@ -433,9 +382,7 @@ def test_an_override_of_another_size_is_refused(tmp_path, sac):
     ("factory", "trust"),
     [
         (Tanh, ["tests"]),
-        (partial(Tanh, width=5), ["tests"]),
-        (make_tanh, ["tests.test_policy"]),
-        (partial(make_tanh, width=5), ["tests"]),
+        (partial(make_tanh, width=5), ["tests.test_policy"]),
     ],
 )
 def test_a_class_of_the_users_own_needs_consent(tmp_path, factory, trust):
@@ -451,7 +398,9 @@ def test_a_class_of_the_users_own_needs_consent(tmp_path, factory, trust):
     assert np.array_equal(overridden.act(OBSERVATION_ED, TASK_E), wanted_EA)
 
 
-def test_an_algorithm_of_the_users_own(tmp_path):
+def test_an_algorithm_of_the_users_own(tmp_path, sac):
+    with pytest.raises(ConfigurationError, match="Subclass"):
+        Subclass.load_from_checkpoint(save(sac, tmp_path))
     options = {"actor": SMALL, "critic": SMALL}
     algorithm = Subclass(make_spec(), scale=2.0, num_critics=1, **options)
     path = save(algorithm, tmp_path)
@@ -465,46 +414,26 @@ def test_an_algorithm_of_the_users_own(tmp_path):
     assert_acts_alike(load_policy(path, trust=["tests"]), algorithm)
 
 
-def test_an_algorithm_of_another_class_is_refused(tmp_path, sac):
-    with pytest.raises(ConfigurationError, match="Subclass"):
-        Subclass.load_from_checkpoint(save(sac, tmp_path))
-
-
 REFUSED = [
     "os.system",
-    "subprocess.Popen",
     "builtins.eval",
-    "builtins.__import__",
     "intruder.Network",
     "torch.load",
-    "torch.hub.load",
-    "torch.utils.data.DataLoader",
     "torch.optimistic.Adam",
-    "mtrl_lightning.cli.lightning_cli.sys.modules",
-    "mtrl_lightning.cli.lightning_cli.main",
-    "mtrl_lightning.cli.clear.clear",
-    "mtrl_lightning.benchmarks.faulty.Faulty",
-    "mtrl_lightning.envs.ToyReach",
-    "mtrl_lightning.networks",
-    "mtrl_lightning.networks.mlp",
-    "mtrl_lightning.networks.language.json",
-    "mtrl_lightning.networks.language.json.load",
-    "mtrl_lightning.networks.language.Path",
-    "mtrl_lightning.networks.language.DESCRIPTIONS",
-    "mtrl_lightning.networks.network.he_linear",
-    "mtrl_lightning.networks.mlp.torch.load",
-    "mtrl_lightning.networks.MLP.__init__",
-    "mtrl_lightning.networks.MLP.__init__.__globals__",
-    "mtrl_lightning.networks.MLP.load_state_dict",
-    "mtrl_lightning.networks.__builtins__.eval",
-    "mtrl_lightning.networks.Nothing",
-    "mtrl_lightning.networks.nothing.Nothing",
-    "torch.nn.modules.module.OrderedDict",
     "torch.nn.modules.module.warnings.warn",
     "torch.nn.functional.relu",
+    "mtrl_lightning.cli.lightning_cli.sys.modules",
+    "mtrl_lightning.cli.lightning_cli.main",
+    "mtrl_lightning.envs.ToyReach",
+    "mtrl_lightning.networks",
+    "mtrl_lightning.networks.language.json.load",
+    "mtrl_lightning.networks.language.DESCRIPTIONS",
+    "mtrl_lightning.networks.network.he_linear",
+    "mtrl_lightning.networks.MLP.__init__.__globals__",
+    "mtrl_lightning.networks.__builtins__.eval",
+    "mtrl_lightning.networks.nothing.Nothing",
     "MLP",
     "",
-    ".os.system",
     "os..system",
     "mtrl_lightning.networks.MLP()",
     "__main__.Network",
@@ -576,12 +505,7 @@ def test_the_intruder_is_loaded_where_it_is_trusted(tmp_path, sac, intruder):
 
 @pytest.mark.parametrize(
     "class_path",
-    [
-        "tests.test_policy.os.system",
-        "tests.test_policy.os.makedirs",
-        "tests.test_policy.MultiTaskCLI",
-        "tests.test_policy.Imported",
-    ],
+    ["tests.test_policy.os.system", "tests.test_policy.Algorithm", "tests.test_policy.Imported"],
 )
 def test_trust_ends_at_what_a_trusted_module_imports(tmp_path, sac, class_path):
     path = save(sac, tmp_path, change=place("actor", class_path))

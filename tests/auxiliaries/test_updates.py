@@ -184,13 +184,6 @@ def test_what_each_step_changes_and_in_which_order(monkeypatch, name, after, wan
     assert recorded(sac, monkeypatch) == wanted
 
 
-def test_actor_and_targets_are_delayed_and_the_auxiliary_is_not(monkeypatch):
-    sac = case_sac("states: sac_ae", actor_every=2, target_every=2)
-    sac.counters.updates = 1
-    attach(sac)
-    assert [name for name, _ in recorded(sac, monkeypatch)] == ["critic", "reconstruction"]
-
-
 def test_each_parameter_is_in_the_optimizers_that_it_belongs_to():
     """The encoder is in two, the actor's projection in the actor's; the decoder's weights decay."""
     sac = case_sac("pictures: sac_ae")
@@ -278,16 +271,6 @@ def test_every_auxiliary_goes_with_every_gradient_method(name, network, gradient
 def test_a_restored_run_is_the_same_run(name, tmp_path):
     make = partial(case_sac, name, tau=0.1, actor_every=2)
     assert_continued_is_the_same(make, tmp_path, half=2)
-
-
-def test_a_reset_keeps_the_auxiliaries_working():
-    sac = train(case_sac("states: hipbmdp"), 2)
-    before = copy_of(sac)
-    sac.reset_networks()
-    assert {name.split(".")[0] for name in changed(sac, before)} >= {"encoder", "actor", "critic"}
-    targets = dict(sac.target_encoder.named_parameters())
-    assert all(torch.equal(p, targets[name]) for name, p in sac.encoder.named_parameters())
-    train(sac, 1)
 
 
 def test_a_reset_clears_the_encoders_moments_in_every_optimizer_and_keeps_the_auxiliaries():

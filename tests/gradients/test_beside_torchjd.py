@@ -8,7 +8,7 @@ from tests.helpers.gradients import assert_near, random_gradients, update
 from tests.helpers.specs import spec_of
 
 jd = pytest.importorskip("torchjd.aggregation", reason="pip install torchjd[cagrad]")
-every_size = pytest.mark.parametrize("num_tasks", [2, 5, 10])
+every_size = pytest.mark.parametrize("num_tasks", [2, 10])
 
 
 def assert_same_direction(found_D, expected_D):

@@ -65,11 +65,6 @@ def test_where_the_tasks_cannot_all_improve_the_worst_is_left_where_it_is():
     )
 
 
-def test_without_a_ball_it_is_the_mean():
-    gradients = random_gradients(5)
-    assert_near(update(CAGrad(spec_of(5), c=0.0), gradients), gradients.mean(0))
-
-
 def test_fifty_tasks_are_solved_well():
     gradients = random_gradients(50, 200)
     found = update(CAGrad(spec_of(50), c=0.5), gradients).double() * 1.5

@@ -79,15 +79,6 @@ def test_a_loss_that_is_not_finite_teaches_the_weights_nothing():
     assert torch.equal(method.logit_R, torch.zeros(2))
 
 
-def test_the_losses_are_computed_once_more_each_update():
-    method = FAMO(spec_of(2))
-    problem = Problem(torch.ones(2, 2))
-    calls = []
-    method.backward(problem.losses(), problem.parameters, GENERATOR)
-    method.after_step(lambda: calls.append(1) or torch.ones(2))
-    assert len(calls) == 1
-
-
 def test_a_task_of_loss_zero_takes_no_part():
     """A masked task, or one of weight 0, has the loss 0: the others are weighted without it."""
     three, two = FAMO(spec_of(3)), FAMO(spec_of(2))

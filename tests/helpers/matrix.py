@@ -167,6 +167,14 @@ class Built(NamedTuple):
     model: Any
 
 
+class Learned(NamedTuple):
+    """The metrics of updates, the names of the parameters they changed, and by how much."""
+
+    metrics: dict[str, float]
+    moved: set[str]
+    step_P: torch.Tensor
+
+
 def build(
     command_line: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -270,25 +278,26 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
 
 
-def check_update(built: Built, env: str, gradient: str) -> torch.Tensor:
-    """Update what was built; return how far each number of the networks moved.
-
-    Every number stays finite, and every network learns.
-    """
-    model = built.model
+def check_learns(model: Any, parts: tuple[str, ...], make_updates: Any) -> Learned:
+    """Make updates; check that numbers stay finite and each part learns; return what changed."""
     before = parameters_of(model)
-    metrics = update(built, env)
+    metrics = make_updates()
     after = parameters_of(model)
     assert all(np.isfinite(value) for value in metrics.values()), metrics
     assert all(torch.isfinite(value).all() for value in after.values())
-    for part in (
-        "actor.",
-        "critic.",
-        *(["temperature."] if hasattr(model, "temperature") else []),
-    ):
-        assert any(not torch.equal(before[n], after[n]) for n in before if n.startswith(part))
-    assert (f"train/critic_{STATISTIC[gradient]}" in metrics) if gradient in STATISTIC else True
-    return torch.cat([value.flatten() - before[name].flatten() for name, value in after.items()])
+    moved = {name for name, value in after.items() if not torch.equal(before[name], value)}
+    for part in parts:
+        assert any(name.startswith(part) for name in moved), part
+    step = torch.cat([(value - before[name]).flatten() for name, value in after.items()])
+    return Learned(metrics, moved, step)
+
+
+def check_update(built: Built, env: str, gradient: str) -> torch.Tensor:
+    """Update what was built; return how far each number of the networks moved."""
+    parts = ("actor.", "critic.", "temperature.")[: 3 if hasattr(built.model, "temperature") else 2]
+    learned = check_learns(built.model, parts, lambda: update(built, env))
+    assert gradient not in STATISTIC or f"train/critic_{STATISTIC[gradient]}" in learned.metrics
+    return learned.step_P
 
 
 def check_updates(built: Built, env: str, gradient: str) -> None:
@@ -299,6 +308,10 @@ def check_updates(built: Built, env: str, gradient: str) -> None:
             built = in_precision(built, precision)
         assert built.cli.trainer.precision == precision
         ends.append(check_update(built, env, gradient))
+    assert_precisions_agree(ends)
+
+
+def assert_precisions_agree(ends: list[torch.Tensor]) -> None:
     assert not torch.equal(*ends), "the precision reached the networks"
     assert torch.nn.functional.cosine_similarity(*ends, dim=0) > 0.6
 
