@@ -185,29 +185,6 @@ def test_the_surrogate_equals_a_loop_over_the_rows(draw):
     assert len(kinds) == 6, "both signs with ratios below, within and above the clip"
 
 
-def test_the_value_loss_equals_a_loop_over_the_rows(draw):
-    num_tasks, rows = 3, 40
-    value_Rn, target_Rn, old_value_Rn = (draw(num_tasks, rows) for _ in range(3))
-    for clip in (None, 0.3):
-        found_R = advantages.value_loss(value_Rn, target_Rn, old_value_Rn, clip).mean(1)
-        num_clipped = 0
-        for task in range(num_tasks):
-            total = 0.0
-            for row in range(rows):
-                value = value_Rn[task, row].item()
-                target = target_Rn[task, row].item()
-                error = (value - target) ** 2
-                if clip is not None:
-                    old = old_value_Rn[task, row].item()
-                    near = min(max(value, old - clip), old + clip)
-                    if (near - target) ** 2 > error:
-                        error = (near - target) ** 2
-                        num_clipped += 1
-                total += error
-            assert found_R[task].item() == pytest.approx(total / rows, rel=1e-10)
-        assert num_clipped > 10 or clip is None
-
-
 # ---- the divergence ----
 
 

@@ -64,6 +64,9 @@ def test_every_parameter_is_in_an_optimizer_and_learns(make):
     assert set(given) == {id(p) for p in trained.values()}
     if not getattr(algorithm, "auxiliaries", None):
         assert len(given) == len(trained), "none is in two"
+    for name in ("actor", "critic", "encoder"):
+        target = getattr(algorithm, f"target_{name}", None)
+        assert target is None or changed(target, copy_of(getattr(algorithm, name))) == set()
     before = copy_of(algorithm)
     train(algorithm, 5)
     moved = changed(algorithm, before)

@@ -23,15 +23,10 @@ from mtrl_lightning.algorithms import (
 from mtrl_lightning.auxiliaries import HiPBMDP, Reconstruction
 from mtrl_lightning.gradients import (
     FAMO,
-    AlignedMTL,
-    CAGrad,
-    FairGrad,
     GradNorm,
-    NashMTL,
     PCGrad,
 )
 from mtrl_lightning.networks import MLP, MultiHead, NoConditioning
-from mtrl_lightning.transitions import Transitions
 from mtrl_lightning.updates.metrics import MeanMetrics
 from tests.helpers.algorithms import (
     make_bc,
@@ -54,7 +49,6 @@ PARTS = {
     "GradNorm": {"actor_gradient": GradNorm, "critic_gradient": GradNorm},
     "FAMO": {"actor_gradient": FAMO, "critic_gradient": FAMO},
 }
-ON_HOST = (AlignedMTL, CAGrad, partial(CAGrad, num_sampled=2), FairGrad, NashMTL)
 SMALL_ENCODER = {"num_experts": 4, "width": 6, "depth": 1, "out_dim": 5}
 MIXTURES = {
     name: {
@@ -144,30 +138,6 @@ def test_ppo_waits_only_to_read_the_divergence_at_the_end_of_an_epoch(without_nu
 @pytest.mark.parametrize("make", [make_distral, make_td3, make_bc])
 def test_no_algorithm_waits(make, without_numbers):
     update_without_numbers(make, num_updates=2)
-
-
-@pytest.mark.parametrize("method", ON_HOST)
-def test_gradient_methods_that_compute_weights_on_the_cpu_wait(method, without_numbers):
-    with pytest.raises((NotImplementedError, RuntimeError), match=r"copy out of meta|item"):
-        update_without_numbers(critic_gradient=method)
-
-
-def test_transforms_take_a_vector_step_without_waiting(without_numbers):
-    sac = on_meta(make_sac, reward_scale=ReturnRange)
-    for i in range(3):
-        zeros_E = np.zeros(4)
-        sac.transforms.observe(
-            Transitions(
-                observation_ED=np.zeros((4, 4), np.float32),
-                action_EA=np.zeros((4, 2), np.float32),
-                reward_E=zeros_E,
-                next_observation_ED=np.zeros((4, 4), np.float32),
-                terminated_E=zeros_E > 0,
-                truncated_E=zeros_E == i % 2,
-                task_E=np.arange(4),
-                env_E=np.arange(4),
-            )
-        )
 
 
 @pytest.mark.parametrize("make", [make_sac, make_td3, make_ppo])

@@ -15,7 +15,6 @@ import torch
 from mtrl_lightning import gradients
 from mtrl_lightning.algorithms import PPO, SAC, TD3, BehaviourCloning, Distral
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, LossInputs, Reconstruction
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import (
     CARE,
     AppendTask,
@@ -402,34 +401,6 @@ def test_no_task_is_masked_where_none_is_padded():
         sac = SAC(spec, encoder=Standardize, **STACKS["mlp"])
         assert sac.action_mask(torch.arange(T)) is None
         assert sac.encoder.mean_D.shape == (D,)
-
-
-@pytest.mark.parametrize("kind", [SAC, PPO])
-def test_observations_of_different_sizes_are_standardized_per_task(kind):
-    algorithm = kind(specs()[1], encoder=Standardize, **STACKS["mlp"])
-    statistics = algorithm.encoder.mean_TD
-    assert statistics.shape == (T, D + MORE_D)
-    algorithm.reset_networks()
-    assert algorithm.encoder.mean_TD is statistics
-    if kind is SAC:
-        assert algorithm.target_encoder.mean_TD.shape == statistics.shape
-
-
-@pytest.mark.parametrize(
-    ("what", "sizes"),
-    [
-        ("observation", (D, D, D + MORE_D)),
-        ("action", (A, A, A)),
-        ("action", ()),
-    ],
-)
-def test_a_checkpoint_of_other_sizes_is_refused(what, sizes, tmp_path):
-    spec = specs()[1]
-    path = save(SAC(spec, **STACKS["mlp"]), tmp_path)
-    SAC.load_from_checkpoint(path, spec=spec)
-    other = spec._replace(**{f"{what}_sizes": sizes})
-    with pytest.raises(ConfigurationError, match=what):
-        SAC.load_from_checkpoint(path, spec=other)
 
 
 def test_a_loaded_policy_takes_and_gives_a_tasks_own_size(tmp_path):

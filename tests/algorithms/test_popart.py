@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from mtrl_lightning.algorithms import PopArt, ReturnScale
 from mtrl_lightning.networks import MLP, MOORE, MultiHead, PaCo, Separate
@@ -117,23 +116,6 @@ def test_the_heads_by_hand():
 # ---- the statistics ----
 
 
-@pytest.mark.parametrize("name", ["multi_head", "mlp"])
-def test_the_first_statistics_are_taken_as_they_are(draw, name):
-    critic = make_critic(name)
-    scale = PopArt(spec_of(NUM_TASKS), critic, step_size=0.1)
-    before = copy_of(nn.ModuleList([critic])), scale.weight_T
-    mean_T = torch.tensor([5.0, -3.0, 0.5])
-    variance_T = torch.tensor([4.0, 0.01, 900.0])
-    scale.observe(mean_T, variance_T, SEEN_T)
-    assert torch.equal(scale.mean_T, mean_T)
-    torch.testing.assert_close(scale.variance_T, variance_T)
-    assert changed(nn.ModuleList([critic]), before[0]) == set(), "the outputs stay as they are"
-    x_BD = draw(NUM_TASKS * ROWS, OBS_DIM)
-    with torch.no_grad():
-        wanted_B = mean_T[TASK_B] + variance_T.sqrt()[TASK_B] * critic(x_BD, TASK_B).squeeze(1)
-    torch.testing.assert_close(values_of(scale, critic, x_BD), wanted_B)
-
-
 @pytest.mark.parametrize("step_size", [0.05, 0.3, 1.0])
 def test_the_statistics_are_those_of_the_moving_averages_of_the_first_two_moments(step_size):
     generator = np.random.default_rng(0)
@@ -190,43 +172,19 @@ def test_tasks_without_returns_stay_as_they_are(draw, name):
     assert scale.variance_T.tolist() == pytest.approx([9, 4, 10])
 
 
-def test_equal_returns_have_the_smallest_deviation():
-    scale = PopArt(spec_of(NUM_TASKS), make_critic(), min_std=0.125)
-    scale.observe(torch.full((3,), 2.0), torch.zeros(3), SEEN_T)
-    assert scale.std_T.tolist() == [0.125] * 3
-    assert scale.normalize(torch.tensor([2.25]), torch.tensor([1])).item() == 2
-
-
 # ---- normalized and unnormalized values ----
 
 
 def test_normalized_values_by_hand():
+    scale = PopArt(spec_of(NUM_TASKS), make_critic(), min_std=0.125)
+    scale.observe(torch.full((3,), 2.0), torch.zeros(3), SEEN_T)
+    assert scale.normalize(torch.tensor([2.25]), torch.tensor([1])).item() == 2, "the smallest"
     scale = PopArt(spec_of(NUM_TASKS), make_critic())
     scale.observe(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 9.0, 0.25]), SEEN_T)
     task_B = torch.tensor([2, 0, 1])
     value_B = torch.tensor([4.0, 4.0, 4.0])
     assert scale.normalize(value_B, task_B).tolist() == pytest.approx([2, 1.5, 2 / 3])
     assert scale.denormalize(value_B, task_B).tolist() == pytest.approx([5, 9, 14])
-
-
-@pytest.mark.parametrize("name", ["multi_head", "mlp"])
-@pytest.mark.parametrize("kind", [PopArt, ReturnScale])
-def test_a_learning_batch_is_scaled_as_the_same_rows_are(draw, kind, name):
-    critic = make_critic(name)
-    scale = kind(spec_of(NUM_TASKS), critic)
-    scale.observe(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 9.0, 0.25]), SEEN_T)
-    if name == "mlp" and kind is PopArt:
-        with torch.no_grad():
-            scale.weight_T.copy_(torch.tensor([2.0, -1.0, 0.5]))
-            scale.bias_T.copy_(torch.tensor([0.0, 3.0, 1.0]))
-    output_B1 = draw(NUM_TASKS * ROWS, 1)
-    task_Rn = TASK_B.view(NUM_TASKS, ROWS)
-    value_B = scale(output_B1, TASK_B)
-    value_Rn = scale(output_B1.view(NUM_TASKS, ROWS, 1), task_Rn)
-    assert value_Rn.shape == (NUM_TASKS, ROWS)
-    assert torch.equal(value_Rn.flatten(), value_B)
-    for change in (scale.normalize, scale.denormalize):
-        assert torch.equal(change(value_Rn, task_Rn).flatten(), change(value_B, TASK_B))
 
 
 def test_the_plain_scale_leaves_everything_as_it_is(draw):

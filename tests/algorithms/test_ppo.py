@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import shutil
 from functools import partial
 
 import numpy as np
@@ -19,8 +18,7 @@ from torch.distributions import Normal
 from torch.optim import SGD, Adam
 
 from mtrl_lightning.algorithms import PPO, LinearRate, PopArt, ReturnScale
-from mtrl_lightning.gradients import GradientMethod, Mean, PCGrad
-from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights
+from mtrl_lightning.gradients import Mean, PCGrad
 from mtrl_lightning.networks import (
     MLP,
     AppendTask,
@@ -491,26 +489,6 @@ def test_actions_far_from_the_own_policy_leave_losses_and_gradients_finite():
     assert torch.isfinite(loss_R).all() and torch.isfinite(ppo.noise.log_std_TA.grad).all()
 
 
-class OneByOne(GradientMethod):
-    """The mean of the gradients of the tasks' losses, differentiated one by one."""
-
-    def backward(self, loss_R, parameters, generator) -> None:
-        gradients = TaskGradients.from_losses(loss_R, parameters)
-        gradients.combine(equal_weights(len(loss_R)))
-
-
-@pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2, output_bound=0.3)])
-def test_gradient_methods_receive_the_losses_task_by_task(critic):
-    assert not OneByOne.is_one_pass
-    options = {"critic": critic, "max_kl": None}
-    apart = make_ppo(actor_gradient=OneByOne, critic_gradient=OneByOne, **options)
-    together = make_ppo(**options)
-    for ppo in (apart, together):
-        iterate(ppo)
-    for name, value in apart.state_dict().items():
-        torch.testing.assert_close(value, together.state_dict()[name], rtol=1e-5, atol=2e-6)
-
-
 # ---- what an iteration begins with ----
 
 
@@ -680,13 +658,6 @@ def test_the_learning_rates_follow_the_schedule_also_after_a_resumption():
     assert learning_rates(second) == pytest.approx([0.009, 0.036])
 
 
-def test_no_step_is_made_with_a_learning_rate_of_zero():
-    ppo = make_ppo(learning_rate=LinearRate, return_scale=ReturnScale)
-    before = copy_of(ppo)
-    iterate(ppo, progress=1.0)
-    assert changed(ppo, before) == {"num_iterations"}
-
-
 # ---- acting ----
 
 OBSERVATION_ED = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
@@ -751,25 +722,6 @@ SAVED = {
 """Options other than the defaults."""
 
 
-def test_a_checkpoint_rebuilds_the_algorithm_and_continues(tmp_path):
-    first = PPO(make_spec(), seed=5, **SAVED)
-    for seed in range(2):
-        iterate(first, seed)
-    second = PPO.load_from_checkpoint(save(first, tmp_path))
-    assert changed(second, copy_of(first)) == set()
-    assert second.num_iterations == 2
-    assert second.collection == first.collection == (16, 3, 2)
-    assert second.noise.minimum == -1.5
-    assert second.return_scale.step_size == 0.1
-    assert second.learning_rate.factor(1.0) == pytest.approx(0.3)
-    attach(second)
-    continue_optimizers(first, second)
-    for ppo in (first, second):
-        iterate(ppo, seed=2, progress=0.5)
-    assert changed(second, copy_of(first)) == set()
-    assert second.drain_metrics() == first.drain_metrics()
-
-
 @pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2)])
 def test_a_reset_gives_other_weights_and_keeps_the_statistics(critic):
     ppo = make_ppo(
@@ -785,19 +737,12 @@ def test_a_reset_gives_other_weights_and_keeps_the_statistics(critic):
         set()
     )
     assert ppo.noise.log_std_TA.tolist() == [[-0.5] * 2] * 3
-    weights = [name for name, _ in ppo.named_parameters() if "return_scale" not in name]
-    assert all((ppo.get_parameter(name) != before[name]).any() for name in weights)
-    assert all(not update.optimizer.state for update in ppo.updates)
     # outputs near 0 are values near the mean of the returns
     collected = make_collected(ppo, gap=0.0)
     value_SE = ppo.begin_iteration(collected, 0.0)["value"]
     mean_E = before["return_scale.mean_T"][collected.task_E]
     std_E = before["return_scale.variance_T"].sqrt()[collected.task_E]
     assert ((value_SE - mean_E).abs() < 2 * std_E).all()
-    after = copy_of(ppo)
-    iterate(ppo, seed=3)
-    assert changed(ppo, after) >= set(weights)
-    assert all(value.isfinite().all() for value in ppo.state_dict().values())
 
 
 # ---- precision ----
@@ -845,48 +790,10 @@ def test_in_half_precision_the_ratio_of_an_unchanged_policy_is_one(noise):
 # ---- compiled losses, and gradients that are not finite ----
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU"
-)
-def test_compiled_losses_give_the_same_updates(monkeypatch):
-    compile_ = torch.compile  # SAC's test has the default backend
-    monkeypatch.setattr(
-        torch, "compile", lambda function, mode: compile_(function, backend="aot_eager")
-    )
-    plain, compiled = make_ppo(), make_ppo(compile="default")
-    for ppo in (plain, compiled):
-        iterate(ppo, num_epochs=1)
-        iterate(ppo, seed=1, num_epochs=1)
-    for name, value in plain.state_dict().items():
-        found = compiled.state_dict()[name]
-        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5, msg=name)
-    wanted = plain.drain_metrics()
-    assert compiled.drain_metrics() == pytest.approx(wanted, rel=1e-3, abs=1e-4)
-
-
 def broken(batch):
     """The batch with an advantage of the second task that is no number."""
     advantage_Rn = torch.where(batch.task_R1 == 1, math.nan, batch.extra["advantage"])
     return batch._replace(extra={**batch.extra, "advantage": advantage_Rn})
-
-
-def test_a_skipped_step_of_the_actor_changes_nothing_and_the_next_one_is_made():
-    ppo = make_ppo(on_nonfinite="skip", max_kl=None)
-    attach(ppo)
-    collected = make_collected(ppo)
-    computed = ppo.begin_iteration(collected, 0.0)
-    first, second = (batch_of(collected, computed, row_Rn) for row_Rn in rows_of(collected))
-    ppo.training_step(first, 0)
-    actor, noise, critic = (copy_of(part) for part in (ppo.actor, ppo.noise, ppo.critic))
-    ppo.training_step(broken(second), 1)
-    assert not changed(ppo.actor, actor) and not changed(ppo.noise, noise)
-    assert changed(ppo.critic, critic) == set(critic), "the critic's own loss is finite"
-    ppo.training_step(second, 2)
-    assert changed(ppo.actor, actor) == set(actor)
-    ppo.guard.read()
-    assert ppo.counters.skipped_updates == 1
-    assert all(value.isfinite().all() for value in ppo.state_dict().values())
 
 
 SKIPPED = ("advantage", "observation")

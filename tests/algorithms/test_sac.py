@@ -612,16 +612,3 @@ def test_the_target_entropy_is_minus_the_number_of_action_dimensions_unless_give
     sac = make_sac(make_spec(action_dim=action_dim), target_entropy=given)
     assert sac.target_entropy_T.tolist() == [used] * 3
     assert "target_entropy_T" not in sac.state_dict()
-
-
-def test_the_targets_begin_as_copies_and_are_not_trained():
-    sac = make_sac(**FULL)
-    assert (
-        changed(sac.target_critic, copy_of(sac.critic))
-        == changed(sac.target_encoder, copy_of(sac.encoder))
-        == set()
-    )
-    train(sac, 2)
-    assert all(
-        p.grad is None for p in (*sac.target_critic.parameters(), *sac.target_encoder.parameters())
-    )

@@ -63,12 +63,6 @@ def test_another_device_than_a_cpu_computes_all_rows_at_once(method):
     assert network.calls == [(T, ROWS)]
 
 
-def test_the_tasks_may_be_in_another_dimension():
-    x_RnD = uniform(T, ROWS, 2)
-    out_QRnD = per_task_forward(None, lambda x: torch.stack([x, 2 * x]), 1, x_RnD)
-    assert torch.equal(out_QRnD, torch.stack([x_RnD, 2 * x_RnD]))
-
-
 def test_each_task_gets_its_rows_of_every_tensor():
     x_RnD = uniform(T, ROWS, 2)
     task_Rn = torch.tensor([1, 3, 4])[:, None].expand(T, ROWS)

@@ -33,15 +33,6 @@ def test_a_shared_temperature_follows_the_mean_entropy():
     assert gradient_of(Temperature(spec_of(3), per_task=False)) == pytest.approx([2 - 2 / 6])
 
 
-@pytest.mark.parametrize(("per_task", "size"), [(True, 4), (False, 1)])
-@pytest.mark.parametrize("initial", [1.0, 0.1, 2.5])
-def test_it_begins_at_the_value_asked_for(per_task, size, initial):
-    temperature = Temperature(spec_of(4), initial=initial, per_task=per_task)
-    assert temperature.log_alpha.shape == (size,)
-    assert temperature.values().tolist() == pytest.approx([initial] * 4)
-    assert temperature(torch.tensor([3, 0])).tolist() == pytest.approx([math.log(initial)] * 2)
-
-
 def test_each_row_has_the_temperature_of_its_task():
     temperature = Temperature(spec_of(3))
     with torch.no_grad():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import pytest
 import torch
 
 from mtrl_lightning.algorithms import MeanReward, ReturnRange, Transform
@@ -16,7 +15,6 @@ from tests.helpers.algorithms import (
     make_batch,
     make_sac,
 )
-from tests.helpers.command_line import SHORT
 
 
 class Shift(Transform):
@@ -80,14 +78,6 @@ def test_each_transform_receives_transitions_and_mean_rewards():
     sac.transforms.begin_learning(np.array([1.0, 2.0, 4.0]))
     assert double.steps == ["transitions"] and len(double.means) == 1
     assert scale.factor_T.tolist() == [4, 2, 1]
-
-
-@pytest.mark.slow
-def test_the_command_line_takes_a_list_of_transforms(command_line):
-    shift = "[{class_path: tests.algorithms.test_transforms.Shift, init_args: {amount: 0.5}}]"
-    command_line("fit", *SHORT, "--name=plain")
-    command_line("fit", *SHORT, f"--model.init_args.transforms={shift}")
-    assert command_line.rows()[-1] != command_line.rows("plain")[-1]
 
 
 def test_a_slice_makes_the_changes_of_its_transforms():

@@ -53,15 +53,6 @@ def test_a_step_follows_the_mean_loss_and_returns_what_else_was_computed():
     assert metrics.drain() == {"thing_loss": 2.5}
 
 
-def test_losses_that_are_not_one_per_task_are_refused():
-    module = Numbers()
-    update, _ = make_update([module])
-    message = r"losses of thing have the shape \[2, 3\]: .* \[2\]"
-    with pytest.raises(ValueError, match=message):
-        update(lambda: (module.x[:, None].expand(-1, 3), None))
-    assert module.x.tolist() == [1.0, -2.0]
-
-
 def test_weights_multiply_the_losses_and_not_the_metric():
     module = Numbers()
     update, metrics = make_update([module], weights=lambda: torch.tensor([0.0, 2.0]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -37,16 +35,3 @@ def test_each_expert_is_a_perceptron(depth, relu_last, own_inputs):
     ours = gradients(out, parameters, uniform(3, 6, 2))
     theirs = gradients(wanted, parameters, uniform(3, 6, 2))
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-def test_experts_begin_he_uniform_with_zero_biases():
-    torch.manual_seed(0)
-    experts = Experts(3, 50, 40, width=200, depth=2)
-    assert [tuple(w.shape) for w in experts.weights] == [(3, 50, 200), (3, 200, 200), (3, 200, 40)]
-    for weight_KDH, bias_K1H in zip(experts.weights, experts.biases, strict=True):
-        bound = math.sqrt(6 / weight_KDH.shape[1])
-        assert weight_KDH.abs().amax().item() <= bound
-        for weight_DH in weight_KDH.detach():
-            assert weight_DH.var().item() == pytest.approx(bound**2 / 3, rel=0.05)
-        assert not bias_K1H.any()
-        assert not torch.equal(weight_KDH[0], weight_KDH[1])

@@ -78,15 +78,6 @@ def test_half_precision_is_left_behind(kind):
     assert {value.dtype for value in policy[:2]} == {torch.float32}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_deviation_of_a_task_is_its_own(kind):
-    made = make(kind)
-    assert [name for name, _ in made.named_parameters()] == ["log_std_TA"]
-    output_BO = uniform(4, ACTION_DIM * made.outputs_per_action)
-    made.distribution(output_BO, TASK_B).entropy()[:1].sum().backward()
-    assert made.log_std_TA.grad.tolist() == [[0, 0], [0, 0], [1, 1]]
-
-
 def update_of(made, learning_rate=1.0):
     """What makes optimizer steps, as an algorithm does."""
     update = Update(

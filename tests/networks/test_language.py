@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.embed_descriptions import embed_descriptions
 from mtrl_lightning.networks.conditioning import TaskEncoder
 from mtrl_lightning.networks.language import (
     DESCRIPTIONS,
@@ -123,16 +122,6 @@ def test_the_embeddings_are_of_these_descriptions():
     assert origin["model"] and origin["sentence-transformers"]
 
 
-def test_the_embeddings_are_of_unit_length_and_distinct():
-    names = list(json.loads(DESCRIPTIONS.read_text()))
-    table = load_embeddings(EMBEDDINGS, names)
-    assert table.shape == (len(names), 384)
-    np.testing.assert_allclose(np.linalg.norm(table, axis=1), 1, atol=1e-4)
-    similarity = table @ table.T - 2 * np.eye(len(names))
-    assert similarity.max() < 0.995
-    assert EMBEDDINGS.stat().st_size < 400_000
-
-
 @pytest.mark.parametrize(
     ("task", "near", "far"),
     [
@@ -146,31 +135,3 @@ def test_the_embeddings_are_of_unit_length_and_distinct():
 def test_tasks_that_are_alike_are_nearer(task, near, far):
     own, one, other = load_embeddings(EMBEDDINGS, [task, near, far])
     assert own @ one > own @ other + 0.1
-
-
-# how they are made
-
-
-def counts(sentences):
-    """Stand in for a sentence encoder: how often each vowel comes up, divided by three."""
-    return np.array(
-        [[sentence.count(vowel) / 3 for vowel in "aeiou"] for sentence in sentences],
-        dtype=np.float32,
-    )
-
-
-def test_the_script_embeds_each_description(tmp_path):
-    descriptions, embeddings = tmp_path / "mine.json", tmp_path / "vectors.json"
-    descriptions.write_text(json.dumps({"b-task": "Then it.", 'a "quoted" task': "Go on, éé."}))
-    embed_descriptions(descriptions, embeddings, counts, {"model": "counts"})
-    written = json.loads(embeddings.read_text())
-    assert written == {
-        "b-task": [0, 0.33333, 0.33333, 0, 0],
-        'a "quoted" task': [0, 0, 0, 0.66667, 0],
-    }
-    assert len(embeddings.read_text().splitlines()) == 4  # one line a task, for readable changes
-    assert json.loads((tmp_path / "vectors.origin.json").read_text())["model"] == "counts"
-    language = Language(spec_of(["b-task-v3"]), path=str(embeddings))
-    assert language(torch.tensor([0])).tolist()[0] == pytest.approx(
-        [0, 1 / 3, 1 / 3, 0, 0], abs=1e-5
-    )

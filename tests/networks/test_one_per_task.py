@@ -60,19 +60,6 @@ def test_only_the_tasks_that_are_named_have_a_network():
     assert len(network.members) == 2
 
 
-@pytest.mark.parametrize("tasks", [(0, 2), (1, 2), (2,)])
-def test_groups_of_the_tasks_that_are_named_use_their_networks(tasks):
-    network = make(tasks=tasks)
-    for own in (tasks, tasks[-1:], tasks[:1]):
-        task_Rn = torch.tensor(own)[:, None].expand(-1, 3)
-        x_RnD = uniform(len(own), 3, IN_DIM)
-        found_RnO = network(x_RnD, task_Rn)
-        for place, task in enumerate(own):
-            member = network.networks[tasks.index(task)]
-            wanted_nO = member(x_RnD[place], torch.zeros(3, dtype=torch.int64))
-            torch.testing.assert_close(found_RnO[place], wanted_nO)
-
-
 def test_each_network_masks_and_repairs_by_the_loss_of_its_own_task():
     network = make(PaCo, max_loss=1.0)
     loss_R = torch.tensor([0.5, 3.0, 0.25])
@@ -111,3 +98,16 @@ def test_one_network_for_all_sees_no_task():
     x_RnD = uniform(3, 4, IN_DIM)
     rows_BO = network(x_RnD.flatten(0, 1))
     assert torch.equal(network(x_RnD), rows_BO.view(3, 4, OUT_DIM)), "as rows in any order"
+
+
+@pytest.mark.parametrize("tasks", [(0, 2), (1, 2), (2,)])
+def test_groups_of_the_tasks_that_are_named_use_their_networks(tasks):
+    network = make(tasks=tasks)
+    for own in (tasks, tasks[-1:], tasks[:1]):
+        task_Rn = torch.tensor(own)[:, None].expand(-1, 3)
+        x_RnD = uniform(len(own), 3, IN_DIM)
+        found_RnO = network(x_RnD, task_Rn)
+        for place, task in enumerate(own):
+            member = network.networks[tasks.index(task)]
+            wanted_nO = member(x_RnD[place], torch.zeros(3, dtype=torch.int64))
+            torch.testing.assert_close(found_RnO[place], wanted_nO)

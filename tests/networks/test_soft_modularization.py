@@ -92,11 +92,3 @@ def test_layers_begin_within_their_bounds():
     assert network.encoder[2].weight.var().item() == pytest.approx(2 / 400, rel=0.02)
     assert 0.48 < network.head.weight.abs().max().item() <= 0.5
     assert F.relu(network.head.bias.abs() - 0.5).sum() == 0
-
-
-def test_the_defaults_are_those_of_the_paper():
-    network = SoftModularization(12, 8, spec_of(10))
-    assert [tuple(layer.weights[0].shape) for layer in network.layers] == [
-        (2, 400, 256),
-        (2, 256, 256),
-    ]

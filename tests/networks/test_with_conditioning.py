@@ -19,7 +19,6 @@ from mtrl_lightning.networks import (
     SoftModularization,
     with_conditioning,
 )
-from tests.helpers.command_line import resolve
 from tests.helpers.specs import spec_of
 
 SPEC = spec_of(3)
@@ -52,18 +51,6 @@ def test_a_network_without_task_conditioning_refuses_one_with_numbers():
         with_conditioning(make, Embedding, SPEC)
 
 
-@pytest.mark.slow
-def test_a_network_given_after_an_experiment_leaves_its_encoder():
-    care = resolve("experiment/mt10_mtrl_care")["model"]["init_args"]
-    found = resolve("experiment/mt10_mtrl_care", "network/multi_head")["model"]["init_args"]
-    assert found["actor"]["class_path"].endswith("MultiHead")
-    for name in ("encoder", "conditioning"):
-        assert found[name] == care[name]
-    plain = ("experiment/mt10_mtrl_care", "network/mlp", "encoder/identity")
-    found = resolve(*plain)["model"]["init_args"]
-    assert found["encoder"]["class_path"].endswith("Identity") and found["conditioning"] is None
-
-
 def test_sac_passes_it_to_actor_and_critics_with_the_same_weights_as_an_own_one():
     small, shared = partial(MLP, width=8), partial(Embedding, dim=5)
     own = partial(small, conditioning=shared)
@@ -76,16 +63,3 @@ def test_sac_passes_it_to_actor_and_critics_with_the_same_weights_as_an_own_one(
     mixed = SAC(spec, actor=small, critic=partial(small, conditioning=OneHot), conditioning=shared)
     assert mixed.actor.conditioning.out_dim == 5
     assert mixed.critic.members[0].conditioning.out_dim == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("network", ["paco", "film", "mlp"])
-def test_encoder_and_network_files_go_in_any_order(network):
-    files = (f"network/{network}", "encoder/task_embedding")
-    before, after = (
-        resolve("base", "env/toy", "algorithm/mtsac", *order) for order in (files, files[::-1])
-    )
-    assert before == after
-    sac = after["model"]["init_args"]
-    assert sac["conditioning"]["init_args"] == {"dim": 32, "unit_norm": True}
-    assert sac["actor"]["init_args"]["conditioning"] is None
