@@ -327,7 +327,7 @@ def without_empty(value):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_later_file_of_a_group_replaces_the_earlier_one_completely(group):
+def test_later_file_of_a_group_replaces_the_earlier_one(group):
     start = small_parser().get_defaults()
     if group in OWNED:
         start = apply(start, "algorithm/mtsac")
@@ -361,7 +361,7 @@ def test_loggers_of_several_files_are_all_used():
 
 
 @pytest.mark.slow
-def test_a_logger_writes_into_the_runs_folder_or_where_it_is_told(command_line, tmp_path):
+def test_loggers_write_into_the_run_or_their_folder(command_line, tmp_path):
     more = tmp_path / "more.yaml"
     loggers = [
         {"class_path": "CSVLogger", "init_args": {"save_dir": folder, "name": "second"}}

@@ -45,7 +45,7 @@ def test_stopwatch_measures_what_overlaps(clock):
     assert stopwatch.drain() == {"step": 3.0, "update": 2.0}
 
 
-def test_stopwatch_counts_a_measurement_that_is_under_way_when_it_ends(clock):
+def test_stopwatch_counts_a_running_measurement_at_its_end(clock):
     stopwatch = Stopwatch()
     stopwatch.start("evaluate")
     clock[0] += 1.0

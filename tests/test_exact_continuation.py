@@ -35,7 +35,7 @@ SHORT = [
 ]
 
 
-def test_metaworld_continued_in_mid_episode_with_other_workers_is_the_same_run(command_line):
+def test_metaworld_resumes_in_mid_episode_with_other_workers(command_line):
     tasks = "--data.benchmark.init_args.tasks=[reach,push,peg-insert-side]"
 
     def fit(*options, run=command_line):
@@ -154,7 +154,7 @@ def test_extras_of_the_rollout_continue(command_line, monkeypatch, algorithm, ki
 
 
 @pytest.mark.slow
-def test_an_end_off_the_schedules_changes_nothing_but_adds_its_own_rows(command_line):
+def test_end_off_the_schedules_only_adds_its_rows(command_line):
     options = ["--evaluation.every=200", "--metrics.every=200", "--data.warmup_steps=150"]
     options.append("--checkpoint.every_n_env_steps=200")
     command_line("fit", *options, "--name=whole", "--data.total_steps=450")

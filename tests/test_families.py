@@ -35,7 +35,7 @@ SHORT = (
 TASKS = {"eval_base": (0.25, 0.5), "eval_interpolation": (0.35,), "eval_extrapolation": (0.2,)}
 
 
-def test_a_family_is_evaluated_in_three_modes_and_continued_exactly(command_line, capsys, caplog):
+def test_family_is_evaluated_in_three_modes_and_resumed(command_line, capsys, caplog):
     """A checkpoint after 50 of 100 steps is in the middle of episodes of 12 steps each."""
     run = partial(command_line, "fit", *SHORT, configs=FAMILY)
     assert_continues_exactly(command_line, run, 50, 100)

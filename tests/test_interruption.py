@@ -9,7 +9,7 @@ from mtrl_lightning.rollout import Collector
 from tests.helpers.runs import ENDLESS, checkpoint, signal_in_call, wait_for
 
 
-def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(command_line):
+def test_interrupted_run_leaves_a_checkpoint_and_no_worker(command_line):
     process = command_line.process("fit", *ENDLESS)
     metrics = command_line.folder() / "metrics.jsonl"
     wait_for(
@@ -35,7 +35,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from_and_no_worker(c
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_libraries_are_imported_ends_the_program_at_once(command_line):
+def test_ctrl_c_during_imports_ends_the_program_at_once(command_line):
     process = command_line.process("fit", *ENDLESS)
     files = psutil.Process(process.pid).memory_maps
     wait_for(

@@ -202,7 +202,7 @@ def test_replay_files_are_those_that_checkpoints_need(tmp_path):
     assert len(present) == 3
 
 
-def test_checkpoint_saved_outside_the_run_resumes_in_another_folder(tmp_path, whole):
+def test_checkpoint_outside_the_run_resumes_elsewhere(tmp_path, whole):
     train("sac", tmp_path / "run", [Save(tmp_path, "on_validation_end")])
     weights = whole("sac")["weights"]
     for path in sorted(tmp_path.glob("*.ckpt"))[:-1]:

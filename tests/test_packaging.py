@@ -89,7 +89,7 @@ def test_the_wheel_has_the_package_and_nothing_else(names):
     assert f"{about}/licenses/LICENSE" in names
 
 
-def test_every_file_of_the_package_and_the_configurations_are_in_the_wheel(names):
+def test_wheel_has_every_file_and_configuration(names):
     package = ROOT / "mtrl_lightning"
     files = [path for path in package.rglob("*") if path.suffix not in (".pyc", ".md")]
     expected = {path.relative_to(ROOT).as_posix() for path in files if path.is_file()}
@@ -119,7 +119,7 @@ def test_the_installed_program_works_outside_the_repository(wheel, tmp_path):
     assert (elsewhere / "runs" / "run" / "version_0" / "checkpoints" / "last.ckpt").is_file()
 
 
-def test_the_wheel_supports_the_documented_pythons_and_pins_no_version(wheel):
+def test_wheel_metadata_has_pythons_and_no_pins(wheel):
     with zipfile.ZipFile(wheel) as opened:
         (name,) = (name for name in opened.namelist() if name.endswith("METADATA"))
         metadata = opened.read(name).decode()

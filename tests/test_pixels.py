@@ -53,7 +53,7 @@ def end_of(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_run_that_is_continued_in_mid_episode_is_the_uninterrupted_one(tmp_path, num_workers):
+def test_run_from_pixels_resumes_in_mid_episode(tmp_path, num_workers):
     """Two tasks that draw themselves with workers, else one that MuJoCo draws."""
     options = {"num_workers": num_workers}
     data = {}

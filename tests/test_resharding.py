@@ -49,7 +49,7 @@ def collector_of(envs, *, transforms=(), listeners=()):
 # ---- the kinds of values ----
 
 
-def test_entries_of_environments_are_in_their_order_and_return_to_their_ranks():
+def test_env_entries_are_in_order_and_return_to_their_ranks():
     states = [
         {"per_env": {"a": {"b": ["e0", "e2"]}, "c": torch.tensor([[0], [2]]), "d": [7]}, "same": 1},
         {"per_env": {"a": {"b": ["e1", "e3"]}, "c": torch.tensor([[1], [3]]), "d": []}, "same": 1},
@@ -146,7 +146,7 @@ class Silent(EpisodeListener):
         self.own = state["own"]
 
 
-def test_parts_of_a_collector_move_and_new_ranks_draw_numbers_of_their_own(on_rank):
+def test_collector_parts_move_and_new_ranks_draw_their_own(on_rank):
     whole = collector_of(range(4), transforms=[Inert("abcd", 1), ActionNoise(0.1)])
     whole.listeners.append(Silent(2))
     whole.sample(num_steps=4 * 7)

@@ -11,7 +11,7 @@ from tests.helpers.command_line import SHORT
 from tests.helpers.runs import checkpoint
 
 
-def test_a_continued_run_goes_on_in_its_folder_with_all_of_its_state(command_line):
+def test_resumed_run_continues_in_its_folder(command_line):
     command_line.finished()
     before = checkpoint(command_line)
     rows = command_line.rows()
@@ -71,7 +71,7 @@ def test_a_finished_run_is_left_as_it_is(command_line):
 
 @pytest.mark.slow
 @pytest.mark.curves
-def test_without_success_there_is_none_anywhere_and_best_goes_by_return(command_line, capsys):
+def test_without_success_best_goes_by_return(command_line, capsys):
     command_line(
         "fit",
         *SHORT,
@@ -133,7 +133,7 @@ def test_a_new_number_of_updates_counts_from_here(command_line):
 
 
 @pytest.mark.slow
-def test_a_lost_replay_is_filled_on_top_of_the_steps_that_are_asked_for(command_line):
+def test_lost_replay_is_filled_on_top_of_the_steps(command_line):
     command_line.finished(*SHORT, "--data.save_replay=false")
     assert not (command_line.folder() / "replay").exists()
     longer = [*SHORT, "--data.save_replay=false", "--ckpt_path=last", "--data.total_steps=210"]

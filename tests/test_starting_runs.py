@@ -70,16 +70,14 @@ def test_a_run_of_other_tasks_starts_from_a_policy(tmp_path, caplog, monkeypatch
         {"init_from": "mt10", "init_new_tasks": "median"},
     ],
 )
-def test_options_that_cannot_work_are_refused_and_leave_no_folder(tmp_path, options):
+def test_invalid_options_are_refused_and_leave_no_folder(tmp_path, options):
     with pytest.raises(ConfigurationError):
         train(ToyReach(), SMALL, total_steps=120, root=str(tmp_path / "runs"), **options)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
-def test_a_run_of_metaworld_starts_from_one_of_other_tasks_and_is_resumed_exactly(
-    command_line, caplog, monkeypatch
-):
+def test_metaworld_run_starts_from_other_tasks_and_resumes(command_line, caplog, monkeypatch):
     leave_out_curves(monkeypatch)
     fit = partial(
         command_line,

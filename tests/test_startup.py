@@ -74,7 +74,7 @@ def test_what_trains_nothing_imports_no_large_library():
         assert printed and packages == set(), command
 
 
-def test_what_trains_imports_no_simulator_and_no_logger_before_it_answers():
+def test_training_commands_import_no_simulator_or_logger_first():
     help_of_fit, help_of_validate, *misspelled = imported(
         ["fit", "--help"],
         ["validate", "--help"],

@@ -116,7 +116,7 @@ def test_an_end_that_cannot_be_saved_is_an_error(command_line, full_disk, capsys
 
 
 @pytest.mark.slow
-def test_last_falls_back_to_the_newest_whole_checkpoint_and_ends_the_same(command_line):
+def test_last_falls_back_to_the_newest_undamaged_checkpoint(command_line):
     command_line.finished(*KEEP_ALL)
     shutil.copytree(command_line.folder(), command_line.folder("whole"))
     path = command_line.folder() / "checkpoints" / "env_steps=000000000180.ckpt"

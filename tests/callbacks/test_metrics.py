@@ -42,7 +42,7 @@ def test_a_resumed_run_logs_the_rows_of_an_uninterrupted_one(tmp_path, kind):
     assert rows_of(tmp_path / "resumed") == whole
 
 
-def test_a_run_that_ends_early_logs_its_end_and_is_extended_exactly(tmp_path):
+def test_run_that_stops_early_logs_its_end_and_extends_exactly(tmp_path):
     fit(tmp_path / "whole")
     fit(tmp_path / "parts", StopAt(90))
     rows = rows_of(tmp_path / "parts")

@@ -110,7 +110,7 @@ def trainer_of(auto_requeue=True, loggers=()):
     return SimpleNamespace(is_global_zero=True, loggers=loggers, _accelerator_connector=connector)
 
 
-def test_only_the_requeue_signal_requeues_an_array_task_by_its_id(slurm, monkeypatch):
+def test_only_the_requeue_signal_requeues_an_array_task(slurm, monkeypatch):
     for name, value in ARRAY.items():
         monkeypatch.setenv(name, value)
     requeue(trainer_of(), Interrupted(128 + signal.SIGTERM))

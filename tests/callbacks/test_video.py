@@ -43,7 +43,7 @@ def test_a_run_with_videos_is_the_run_without_them(tmp_path):
     assert images[0].encoded_image_string.startswith(b"GIF89a")
 
 
-def test_a_run_that_stops_early_has_a_video_of_its_last_evaluation(tmp_path):
+def test_run_that_stops_early_records_its_last_evaluation(tmp_path):
     fit(tmp_path, VideoCallback(every=5, **SMALL), StopAfter())
     assert files_in(tmp_path) == ["videos/step_000000000062/goal-1.mp4"]
 

@@ -162,9 +162,7 @@ def test_advertisements_and_harmless_warnings_are_left_out(caplog):
 
 
 @pytest.mark.slow
-def test_a_module_in_the_working_directory_is_found_also_by_workers(
-    command_line, tmp_path, monkeypatch
-):
+def test_workers_find_modules_of_the_working_directory(command_line, tmp_path, monkeypatch):
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     (folder / "own_toy_tasks.py").write_text(OWN_TASKS)

@@ -98,9 +98,7 @@ CLONING = ("base", "env/toy", "algorithm/bc", "network/mlp")
         ),
     ],
 )
-def test_a_users_file_in_a_folder_named_like_a_group_is_read_as_any_other(
-    command_line, tmp_path, capsys, text, message
-):
+def test_user_file_in_a_folder_named_like_a_group(command_line, tmp_path, capsys, text, message):
     path = write(tmp_path, "network/own.yaml", text)
     code, error = fails(command_line, capsys, "fit", "-c", path, configs=CLONING, small=False)
     assert code == 2 and message in error

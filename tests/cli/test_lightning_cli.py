@@ -18,7 +18,7 @@ TASKS = ("goal-0", "goal-1", "goal-2")
 
 
 @pytest.mark.curves
-def test_a_run_leaves_config_metrics_curves_checkpoints_and_a_table(command_line, capsys):
+def test_run_writes_config_metrics_curves_and_checkpoints(command_line, capsys):
     command_line("fit", *SHORT)
     folder, printed = command_line.folder(), capsys.readouterr().out
     names = {path.name for path in folder.iterdir()}
@@ -90,7 +90,7 @@ def test_time_fractions_add_up_to_at_most_one(command_line):
         assert 0 < sum(row) <= 1.001 and min(row) >= 0
 
 
-def test_validate_prints_the_table_of_the_checkpoint_and_stores_it(command_line, capsys):
+def test_validate_prints_and_stores_the_checkpoints_results(command_line, capsys):
     command_line.finished()
     folder = command_line.folder()
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
@@ -174,7 +174,7 @@ def test_validate_warns_of_another_protocol(command_line, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_and_evaluated_by_folder_checkpoint_or_name(command_line, capsys):
+def test_run_is_resumed_by_folder_checkpoint_or_name(command_line, capsys):
     command_line.finished()
     folder = command_line.folder()
     last = folder / "checkpoints" / "last.ckpt"
@@ -210,7 +210,7 @@ def test_a_run_that_w_and_b_starts_again_continues(command_line, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_w_and_b_run_is_continued_and_a_repeated_run_has_its_own(command_line, monkeypatch):
+def test_wandb_run_is_resumed_and_a_repeated_run_is_new(command_line, monkeypatch):
     wandb = pytest.importorskip("wandb")
     offline = ["--trainer.logger.offline=true", "--name=logged"]
     command_line("fit", *SHORT, *offline, configs=(*CONFIGS, "logger/wandb"))

@@ -46,7 +46,7 @@ def test_resume_begins_with_the_configuration_of_the_run(run):
 
 
 @pytest.mark.parametrize("command", ["validate", "test"])
-def test_an_evaluation_takes_the_best_checkpoint_of_the_run_it_names(run, command):
+def test_validate_and_test_take_the_best_checkpoint(run, command):
     best = run / "checkpoints" / "best.ckpt"
     config = parse("try", "--evaluation.num_episodes", 5, "--tasks", "a", "b", command=command)
     assert best.samefile(config["ckpt_path"]) and config["tasks"] == ["a", "b"]

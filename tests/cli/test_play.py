@@ -49,7 +49,7 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["goal-1.mp4"]
 
 
-def test_a_checkpoint_may_use_the_classes_that_the_configuration_names():
+def test_checkpoint_may_use_the_configurations_classes():
     model = {
         "class_path": "mtrl_lightning.algorithms.SAC",
         "init_args": {

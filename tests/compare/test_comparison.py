@@ -36,7 +36,7 @@ def compared(env_steps, **curves):
     return Comparison("eval/success", ("a",), np.array(env_steps), [], curves, {}, [])
 
 
-def test_a_mean_that_is_less_by_its_last_digit_alone_reaches_the_threshold():
+def test_rounding_does_not_miss_the_threshold():
     assert np.mean([0.7, 1.0, 0.7]) < 0.8
     exact = Curves(np.array([[[0.7, 1.0], [1.0, 1.0], [0.7, 1.0]]]), None)
     below = exact._replace(scores_STN=exact.scores_STN - 1e-6)
@@ -98,7 +98,7 @@ def test_only_complete_lines_are_read(tmp_path):
             read_metrics(folder)
 
 
-def test_runs_are_grouped_by_all_options_but_the_seed_and_named_by_the_first(runs):
+def test_runs_are_grouped_by_all_options_but_the_seed(runs):
     comparison = compare_runs([str(runs)])
     assert [method.label for method in comparison.methods] == ["mlp", "moe"]
     assert [[run.seed for run in one.runs] for one in comparison.methods] == [[1, 2], [1, 2]]
@@ -143,7 +143,7 @@ def test_a_label_before_the_folder_names_a_method(runs):
     assert two.startswith("two seeds, an interval that is much too narrow: ours.")
 
 
-def test_runs_evaluated_at_other_steps_are_interpolated_as_far_as_all_have_got(tmp_path):
+def test_other_evaluation_steps_are_interpolated(tmp_path):
     make_run(tmp_path / "a" / "version_0", {"reach": (0.0, 0.4, 0.8)}, options=options_of(1))
     make_run(
         tmp_path / "a" / "version_1",
@@ -200,7 +200,7 @@ def test_one_seed_is_compared_without_an_interval(runs, tmp_path, capsys, others
     assert ("| moe | 2 | 1.00 [0.95, 1.00]" in text) == (others == "moe")
 
 
-def test_runs_of_different_protocols_are_refused_unless_that_is_wanted(runs, capsys):
+def test_different_protocols_are_refused_by_default(runs, capsys):
     scores = {"reach": (0.0, 0.5, 1.0), "other": (0.0, 0.5, 1.0)}
     for seed in (1, 2):
         make_run(

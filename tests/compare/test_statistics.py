@@ -40,7 +40,7 @@ def test_the_interquartile_mean_by_hand(scores, wanted):
     assert interquartile_mean(np.array(scores)).value == pytest.approx(wanted)
 
 
-def test_the_interquartile_mean_cuts_whole_scores_as_rliable_does():
+def test_interquartile_mean_cuts_as_rliable():
     scores = np.random.default_rng(1).normal(size=(6, 5))
     ordered = sorted(scores.ravel())
     value = interquartile_mean(scores).value
@@ -94,7 +94,7 @@ def test_the_points_of_a_curve_have_the_same_resamples():
         assert [values[point] for values in curve] == pytest.approx(list(alone))
 
 
-def test_the_probability_of_improvement_is_the_statistic_of_mann_and_whitney():
+def test_probability_of_improvement_is_mann_whitneys():
     shares = []
     for task in range(3):
         statistic, _ = mannwhitneyu(A_ST[:, task], B_ST[:, task])

@@ -96,7 +96,7 @@ def test_tasks_are_matched_by_name_and_padded_as_they_are_here(written):
     assert not held(replay, 0)["action"][:, 2:].any()
 
 
-def test_batches_have_the_same_number_of_rows_of_every_trained_task(written):
+def test_batches_have_equally_many_rows_of_trained_tasks(written):
     spec = SPEC._replace(train_tasks=(0, 2))
     replay, identity = load_demonstrations(written, spec, 0, CPU)
     assert identity["transitions"] == {"far": 9, "between": 2}
@@ -133,7 +133,7 @@ def data_of(folder, **options):
     return data
 
 
-def test_sampling_continues_from_its_state_with_the_same_demonstrations_alone(tmp_path):
+def test_sampling_resumes_only_with_the_same_demonstrations(tmp_path):
     folder = write_demonstrations(tmp_path / "one", num_episodes=2)
     data = data_of(folder)
     data.buffer.sample(12)
@@ -199,7 +199,7 @@ def images_of(lengths):
     return spec, episodes
 
 
-def test_images_of_episodes_shorter_than_the_horizon_are_all_held(tmp_path):
+def test_images_of_short_episodes_are_all_held(tmp_path):
     need_minari()
     spec, episodes = images_of([2] * 20 + [40])
     write_data_sets(tmp_path / "images", spec, {spec.task_names[0]: episodes}, {})

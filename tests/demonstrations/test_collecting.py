@@ -102,7 +102,7 @@ def test_episodes_are_whole_and_in_order(num_tasks):
 
 
 @pytest.mark.parametrize("num_tasks", [2, 40])
-def test_further_episodes_are_run_until_there_are_enough_successes(num_tasks):
+def test_further_episodes_run_until_enough_succeed(num_tasks):
     collected = collect(
         Constant(), Scripted(num_tasks), 4, split="eval", successes_only=True, num_workers=0
     )
@@ -130,7 +130,7 @@ def test_fewer_successes_than_wanted_are_reported():
         collect(Constant(), Never(2), 3, attempts=2, **options)
 
 
-def test_the_seed_decides_and_noise_is_beside_the_policys_actions():
+def test_seed_decides_and_noise_is_stored_separately():
     benchmark = ToyReach(3, horizon=5)
     spec = benchmark.spec
     options = {"noise": 0.5, "num_workers": 0}

@@ -143,7 +143,7 @@ def test_an_exported_replay_is_read_in_each_tasks_own_size(tmp_path):
             assert_equal(found, own_size)
 
 
-def test_tasks_whose_names_are_equal_in_minari_have_data_sets_of_their_own(tmp_path):
+def test_equal_minari_names_get_separate_data_sets(tmp_path):
     names = ("walk 0.5", "walk_0_5", "walk")
     spec = make_spec(3)._replace(task_names=names)
     rng = np.random.default_rng(0)

@@ -84,9 +84,7 @@ def test_spec_and_protocol_say_what_belongs_beside_every_number():
     assert spec.action_space == Box(-1.0, 1.0, (4,), np.float32)
 
 
-def test_missing_dependency_of_an_installed_package_is_not_mistaken_for_the_package(
-    tmp_path, monkeypatch
-):
+def test_missing_dependency_is_not_the_missing_package(tmp_path, monkeypatch):
     (tmp_path / "half_installed.py").write_text("import a_module_that_does_not_exist\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_module_that_does_not_exist"):
@@ -138,7 +136,7 @@ def test_a_benchmark_is_pickled_as_plain_values():
 
 @pytest.mark.parametrize("space", [Discrete(4), Box(-1, 1, (3,))])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_environment_whose_actions_are_not_those_of_the_spec_is_named(workers, space):
+def test_environment_with_other_actions_than_the_spec_is_named(workers, space):
     class Odd(ToyReach):
         def make_env(self, task, split, seed):
             env = super().make_env(task, split, seed)

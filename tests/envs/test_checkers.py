@@ -187,7 +187,7 @@ def test_a_seed_decides_what_wrappers_draw(benchmark, split):
     assert np.array_equal(*rows)
 
 
-def test_a_padded_registered_environment_can_be_made_from_its_specification():
+def test_padded_registered_env_is_made_from_its_spec():
     env = Padded(gym.make("Pendulum-v1"), 5, 2)
     again = env.spec.make()
     assert again.observation_space == env.observation_space and again.action_space.shape == (2,)

@@ -124,7 +124,7 @@ TURNING = {
 
 
 @pytest.mark.parametrize("name", [*TURNING, "acrobot-swingup", "finger-spin", "fish-swim"])
-def test_full_turns_are_taken_off_the_angles_that_count_them_alone(name):
+def test_full_turns_are_removed_from_counting_angles_only(name):
     wrapped_env = env_of(name, wrap_angles=True)
     env = env_of(name)
     entry, joint = TURNING.get(name, (None, None))
@@ -172,7 +172,7 @@ def test_whole_episodes_are_equal_and_end_by_truncation(name):
             env.step(env.action_space.sample())
 
 
-def test_an_action_is_repeated_and_rewards_are_added_up_to_the_horizon():
+def test_action_repeat_sums_rewards_up_to_the_horizon():
     with pytest.warns(UserWarning, match="of 10"):
         benchmark = DMControl(["cheetah-run"], action_repeat=3, horizon=10, reward_scale=0.5)
     assert (benchmark.spec.horizon, benchmark.spec.max_return) == (4, 5.0)
@@ -249,7 +249,7 @@ def test_a_further_environment_takes_two_mebibytes_at_most():
     assert taken < 20 * 2 * 2**20 < 20 * envs[0].unwrapped.model.nbuffer
 
 
-def test_an_environment_that_is_drawn_has_dm_controls_own_textures():
+def test_rendered_env_has_dm_controls_textures():
     benchmark = DMControl(["walker-walk"])
     trained = benchmark.make_env(0, "eval", 0)
     drawn = benchmark.make_rendered_env(0, "eval", 0)
@@ -381,14 +381,14 @@ def test_names_are_converted_as_dm_control_does():
     assert physics.data.qpos[0] == 0.25 and physics.named.data.qpos.shape == (11,)
 
 
-def test_tasks_with_one_model_share_what_was_compiled_and_no_memory():
+def test_tasks_with_one_model_share_only_its_compilation():
     one, other = (load(name, fast=True).physics for name in ("walker-walk", "walker-run"))
     assert dm_control_domains._compiled.cache_info().hits >= 1
     one.model.body_mass[:] = 7.0
     assert not (other.model.body_mass == 7.0).any()
 
 
-def test_videos_know_the_steps_of_a_second_and_the_camera_that_follows_the_body():
+def test_videos_know_frame_rate_and_camera():
     benchmark = DMControl(["cartpole-swingup", "quadruped-walk"], action_repeat=2)
     assert [benchmark.camera(task) for task in (0, 1)] == [0, 2]
     steps_per_second = [

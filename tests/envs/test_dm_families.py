@@ -168,7 +168,7 @@ def test_the_splits_have_tasks_of_their_own():
     assert of("walker_foot", 0.1, task="walker-run").splits == ("train", "eval_base")
 
 
-def test_the_trained_values_are_evaluated_unless_others_are_given(without_models):
+def test_trained_values_are_evaluated_by_default(without_models):
     benchmark = DMControlFamily("cartpole_cart", train=[2, 5])
     values = {
         split: [benchmark.task_names[task] for task in benchmark.split_tasks(split)]

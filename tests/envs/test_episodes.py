@@ -169,7 +169,7 @@ class OneCounting(ToyReach):
         return Counting(env, self.change) if task == 1 else env
 
 
-def test_a_new_episode_starts_where_a_repeated_one_leads_elsewhere():
+def test_new_episode_starts_if_repeating_diverges():
     envs, other = (VectorEnv(OneCounting(0.01), [0, 1, 2], num_workers=0) for _ in range(2))
     state, _ = saved(envs, actions(envs, HORIZON + 3))
     with pytest.warns(UserWarning, match="goal-1"):
@@ -228,7 +228,7 @@ def test_draws_of_global_generators_depend_on_the_seed_alone():
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before
 
 
-def test_an_episode_of_draws_of_global_generators_continues_bit_for_bit():
+def test_episode_with_global_draws_continues_bit_exact():
     def make():
         return GymnasiumTasks({"dice": Dice}, HORIZON)
 

@@ -50,7 +50,7 @@ def test_the_protocol_names_functions():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_environments_are_stepped_as_gymnasium_steps_them_with_rescaled_actions(workers):
+def test_steps_are_gymnasiums_with_rescaled_actions(workers):
     envs = VectorEnv(GymnasiumTasks(PENDULUMS), [0, 1], num_workers=workers)
     plain = [gym.make("Pendulum-v1", g=g) for g in (5.0, 10.0)]
     observation_ED, _ = envs.reset(seed=4)
@@ -75,7 +75,7 @@ def test_environments_are_stepped_as_gymnasium_steps_them_with_rescaled_actions(
 @pytest.mark.parametrize(
     ("limit", "horizon", "expected"), [(4, None, 4), (4, 9, 4), (9, 4, 4), (None, 3, 3)]
 )
-def test_the_shorter_of_the_environments_limit_and_the_horizon_truncates(limit, horizon, expected):
+def test_shorter_of_limit_and_horizon_truncates(limit, horizon, expected):
     benchmark = GymnasiumTasks({"a": limited(limit) if limit else Line}, horizon=horizon)
     assert benchmark.spec.horizon == expected
     env = benchmark.make_env(0, "train", 0)
@@ -103,7 +103,7 @@ def test_success_is_read_from_either_key(key):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_success_that_is_never_reported_is_refused_at_the_first_episodes_end(workers):
+def test_success_that_is_never_reported_is_refused(workers):
     benchmark = GymnasiumTasks({"a": limited(2)}, has_success=True)
     envs = VectorEnv(benchmark, [0], num_workers=workers, max_restarts=3)
     envs.reset()
@@ -173,7 +173,7 @@ def test_a_constant_entry_of_the_action_stays_constant(dtype):
     np.testing.assert_allclose(after_D - before_D, [0.0, 0.2, 0.2], atol=1e-6)
 
 
-def test_an_id_that_only_the_main_process_has_registered_is_made_in_workers():
+def test_workers_make_ids_registered_in_the_main_process():
     gym.register("OnlyHere-v0", entry_point=Line, max_episode_steps=6)
     try:
         envs = VectorEnv(GymnasiumTasks({"a": "OnlyHere-v0"}), [0], num_workers=1)
@@ -236,7 +236,7 @@ def registered(kind):
     ("kind", "render_mode"), [(Drawn, "rgb_array"), (Line, None), (WithoutConstructor, None)]
 )
 @pytest.mark.filterwarnings("ignore:.*render mode.*")
-def test_an_environment_gets_the_render_mode_of_images_if_it_takes_one(given, kind, render_mode):
+def test_render_mode_is_passed_to_envs_that_take_one(given, kind, render_mode):
     benchmark = GymnasiumTasks({"a": given(kind)}, horizon=3)
     assert benchmark.make_env(0, "eval", 0).render_mode is None
     assert benchmark.make_rendered_env(0, "eval", 0).render_mode == render_mode

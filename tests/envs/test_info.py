@@ -97,7 +97,7 @@ def test_a_number_that_no_environment_reports_is_named_once():
     assert len(warned) == 1
 
 
-def test_another_benchmark_of_an_evaluation_logs_the_same_numbers():
+def test_replaced_benchmark_logs_the_same_numbers():
     evaluator = Evaluator(
         WithInfo(Reporting(3, horizon=2), ["steps"]), num_episodes=1, num_workers=0
     )

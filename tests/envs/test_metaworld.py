@@ -163,7 +163,7 @@ def test_test_episode_k_has_goal_k_modulo_the_number_of_goals(upstream_goals):
         assert goal_of(env) == goals[(k + 1) % 4]
 
 
-def test_training_draws_a_goal_for_each_episode_from_its_own_seed(upstream_goals):
+def test_training_draws_goals_from_its_own_seed(upstream_goals):
     benchmark = MetaWorld(["reach"], horizon=1, num_goals=10)
 
     def drawn(env, seed, number=30):

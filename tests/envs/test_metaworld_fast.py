@@ -211,7 +211,7 @@ def test_observations_are_clipped_to_their_space():
         assert result[0][[2, 20, 1, 38]].tolist() == [0.3, 0.35, 0.5, 0.1]
 
 
-def test_a_step_beyond_the_horizon_and_one_without_a_task_are_refused_as_metaworld_does():
+def test_misuse_is_refused_as_in_metaworld():
     action = np.ones(4, np.float32)
     ours, theirs = pair("reach-v3", horizon=2)
     for env in (ours, theirs):
@@ -292,7 +292,7 @@ def belonging(model, kind, owner, names):
 
 
 @pytest.mark.parametrize("name", slow_unless(METAWORLD_TASKS, ALL), scope="module")
-def test_a_model_without_pictures_is_the_whole_one_in_all_that_a_step_uses(name):
+def test_model_without_visuals_is_equal_in_all_that_steps_use(name):
     kind = metaworld.ALL_V3_ENVIRONMENTS[name]
     ours, theirs = fast_class(kind)().model, kind().model
     found, wanted = dict(arrays_of(ours)), dict(arrays_of(theirs))
@@ -381,7 +381,7 @@ def test_pictures_are_metaworlds_own_pixel_for_pixel():
     assert same(*images)
 
 
-def test_an_environment_that_saves_memory_is_not_drawn_without_its_meshes():
+def test_env_without_meshes_is_not_rendered():
     env = MetaWorld(["reach"], num_goals=1).make_env(0, "eval", 0)
     for draw in (SimulationRenderer(env, None, (16, 16)), env.unwrapped.render):
         with pytest.raises(ConfigurationError, match=r"with the benchmark's make_rendered_env\("):
@@ -396,7 +396,7 @@ def test_the_installed_versions_were_compared():
 
 
 @pytest.mark.parametrize("package", ["metaworld", "mujoco"])
-def test_it_is_off_with_a_warning_where_a_version_was_not_compared(package, monkeypatch):
+def test_fast_is_off_with_unchecked_versions(package, monkeypatch):
     version = importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: "9.8.7" if name == package else version(name)

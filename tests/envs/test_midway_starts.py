@@ -109,7 +109,7 @@ def test_the_next_episode_begins_just_before_the_largest_reward(best_step, expec
     assert episode(env) == HORIZON - expected, "it is shorter by the repeated steps"
 
 
-def test_an_environment_with_a_clock_gives_the_new_episode_all_steps():
+def test_clock_gives_the_new_episode_all_steps():
     env = started(Clocked())
     episode(env, 25)
     env.reset()
@@ -170,7 +170,7 @@ def test_a_reward_after_the_first_success_counts_nothing():
     assert env.unwrapped.steps == 10
 
 
-def test_the_more_a_task_succeeds_the_fewer_episodes_begin_midway():
+def test_more_success_means_fewer_midway_starts():
     env = started(Hill(success_from=0.4), fraction=0.6)
     shares = []
     for has_success in (False, True):
@@ -203,7 +203,7 @@ def test_with_each_success_episodes_may_begin_earlier_on_the_way():
     assert env.env._beginnings == before, "a longer beginning is not needed"
 
 
-def test_a_restored_environment_knows_from_where_its_episode_began():
+def test_restored_env_knows_where_its_episode_began():
     env, other = started(Hill(success_from=0.9)), not_started(Hill(0.9), seed=8)
     episode(env, 38)
     env.reset()
@@ -227,7 +227,7 @@ def test_a_task_without_a_success_signal_follows_its_score():
     assert env.env._success <= of_one / 10 + 0.01
 
 
-def test_a_given_seed_begins_a_whole_episode_and_all_that_follows_is_the_same():
+def test_seeded_reset_starts_from_the_beginning():
     def run():
         env = started(Hill(), fraction=0.5)
         found = []
@@ -246,7 +246,7 @@ def test_a_given_seed_begins_a_whole_episode_and_all_that_follows_is_the_same():
     assert any(steps for _, steps in run()) and not all(steps for _, steps in run())
 
 
-def test_where_an_episode_is_not_repeated_another_begins_with_a_reset():
+def test_reset_follows_where_repeating_diverges():
     env = started(Hill(repeats=False))
     episode(env, 25)
     with pytest.warns(UserWarning, match="StartMidway"):
@@ -256,7 +256,7 @@ def test_where_an_episode_is_not_repeated_another_begins_with_a_reset():
 
 
 @pytest.mark.parametrize("num_steps", [0, 13, HORIZON - 1])
-def test_a_restored_environment_continues_as_the_uninterrupted_one(num_steps):
+def test_restored_env_continues_as_uninterrupted(num_steps):
     env, other = started(noisy(), fraction=0.5), not_started(noisy(), 0.5, seed=8)
     for _ in range(4):
         episode(env, 25)
@@ -292,7 +292,7 @@ TASKS = ["push", "pick-place", "door-open", "hammer"]
 @pytest.mark.parametrize(
     "tasks", [TASKS, pytest.param("MT50", marks=pytest.mark.slow)], ids=["four", "MT50"]
 )
-def test_tasks_of_metaworld_repeat_their_episodes_and_continue_bit_exact(tasks):
+def test_metaworld_repeats_and_continues_bit_exact(tasks):
     """An episode that is repeated with another bit warns."""
     benchmark = MetaWorld(tasks, horizon=HORIZON, num_goals=6)
     num_tasks = benchmark.spec.num_tasks

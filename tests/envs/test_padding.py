@@ -69,7 +69,7 @@ def test_masks_say_what_is_a_tasks_own():
     assert padded.action_mask_TA.tolist() == [[True, True], [True, False]]
 
 
-def test_a_benchmark_of_another_largest_return_takes_no_place_of_another():
+def test_benchmark_with_another_max_return_is_refused():
     spec = ToyReach(2).spec._replace(max_return=10.0)
     check_same(spec, spec._replace(horizon=2 * spec.horizon, max_return=20.0))
     for changed in (20.0, None):

@@ -30,7 +30,7 @@ def actions_of(benchmark, num_envs, steps):
     return generator.uniform(-1, 1, shape).astype(np.float32)
 
 
-def test_observations_are_stacks_of_the_newest_frames_and_the_first_one_is_repeated():
+def test_observations_stack_frames_and_repeat_the_first():
     benchmark = Pixels(ToyReach(2, horizon=5), size=32, frame_stack=3)
     env = benchmark.make_env(1, "train", seed=0)
     observation, _ = env.reset(seed=4)
@@ -50,7 +50,7 @@ def test_observations_are_stacks_of_the_newest_frames_and_the_first_one_is_repea
     assert np.array_equal(again[0], again[2]) and not np.array_equal(again[0], frames[-1])
 
 
-def test_the_spec_is_that_of_the_tasks_with_images_and_says_how_they_are_drawn(suite):
+def test_spec_has_images_and_names_the_drawing(suite):
     states = suite.benchmark.spec
     spec = suite.spec
     assert spec.observation_space.shape == (3, 3, 16, 16) and spec.frame_stack == 3
@@ -63,7 +63,7 @@ def test_the_spec_is_that_of_the_tasks_with_images_and_says_how_they_are_drawn(s
     assert papers.spec.protocol["camera"] == "side"
 
 
-def test_a_step_draws_one_image_whatever_the_action_repeat_and_the_model_stays(suite, monkeypatch):
+def test_step_draws_one_image_and_keeps_the_model(suite, monkeypatch):
     drawn = []
     draw = SimulationRenderer.__call__
     monkeypatch.setattr(
@@ -86,7 +86,7 @@ def test_a_step_draws_one_image_whatever_the_action_repeat_and_the_model_stays(s
 
 
 @pytest.mark.slow
-def test_frames_of_workers_are_those_of_this_process_and_states_continue_in_mid_episode(suite):
+def test_frames_are_equal_in_workers_and_resume_in_mid_episode(suite):
     """With an episode that ends after the state was taken, so that a stack begins there."""
     actions = actions_of(suite, 2, 16)
 
@@ -130,7 +130,7 @@ def test_videos_are_the_same_with_and_without_observed_images(suite):
     assert all(np.array_equal(a, b) for a, b in zip(*images, strict=True))
 
 
-def test_a_state_that_is_not_finite_is_a_fault_though_the_image_shows_nothing_of_it():
+def test_nonfinite_state_behind_an_image_is_a_fault():
     benchmark = Pixels(ToyReach(1, horizon=9), size=8)
     envs = VectorEnv(benchmark, [0], num_workers=0)
     envs.reset(seed=0)

@@ -106,7 +106,7 @@ def assert_rows_equal(ours, theirs, rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "fault"), FAULTS)
-def test_a_fault_makes_its_groups_rows_void_for_one_step_and_disturbs_no_other(workers, fault):
+def test_fault_voids_one_step_of_its_group_only(workers, fault):
     first_ED, expected = undisturbed()
     envs, told = make(fault, workers)
     observation_ED = begin(envs)
@@ -158,7 +158,7 @@ def starts_after_a_fault(workers, seed, fault="raise"):
 
 
 @pytest.mark.slow
-def test_the_new_episodes_draws_are_their_own_and_the_same_for_any_number_of_workers():
+def test_draws_after_a_fault_are_new_for_any_num_workers():
     first_ED, results = starts_after_a_fault(0, seed=3)
     again_ED = results[AT].observation_ED
     seen = [*first_ED.tolist(), *undisturbed()[1][4].observation_ED.tolist(), *again_ED.tolist()]
@@ -214,7 +214,7 @@ def test_a_killed_worker_costs_its_own_rows_one_step(when):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("question", ["get_state", "get_attr", "call"])
-def test_a_worker_that_was_killed_is_rebuilt_when_something_else_is_asked_and_its_next_step_is_void(
+def test_killed_worker_restarts_and_voids_next_step(
     question,
 ):
     """The caller holds an observation of the former episode: the next step begins elsewhere."""
@@ -239,7 +239,7 @@ def test_a_worker_that_was_killed_is_rebuilt_when_something_else_is_asked_and_it
     assert_true(first.observation_ED, actions()[4], second)
 
 
-def test_a_worker_that_was_killed_before_a_reset_is_rebuilt_and_nothing_is_void():
+def test_worker_killed_before_a_reset_voids_nothing():
     envs, _ = make(workers=3, task=None)
     begin(envs)
     os.kill(envs.worker_pids[0], signal.SIGKILL)
@@ -259,7 +259,7 @@ def test_a_worker_that_was_killed_before_a_reset_is_rebuilt_and_nothing_is_void(
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
 @pytest.mark.parametrize("budget", [0, 1])
-def test_past_the_budget_the_step_is_returned_and_the_next_one_raises(workers, budget):
+def test_exhausted_budget_returns_the_step_then_raises(workers, budget):
     _, expected = undisturbed()
     envs, told = make("raise", workers, max_restarts=budget)
     begin(envs)
@@ -293,7 +293,7 @@ def test_past_the_budget_the_step_is_returned_and_the_next_one_raises(workers, b
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
-def test_a_state_saved_past_the_budget_goes_on_where_nothing_broke_and_begins_anew_elsewhere(
+def test_state_past_the_budget_restarts_broken_rows_only(
     workers,
 ):
     _, expected = undisturbed()
@@ -325,7 +325,7 @@ def test_a_state_saved_past_the_budget_goes_on_where_nothing_broke_and_begins_an
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
-def test_a_group_that_stays_broken_uses_the_budget_up_and_not_the_machine(tmp_path, workers):
+def test_group_that_stays_broken_exhausts_the_budget(tmp_path, workers):
     envs, told = make(workers=workers, log=str(tmp_path / "log"), broken_resets=99, max_restarts=3)
     begin(envs)
     results = run(envs, actions()[: AT + 1])
@@ -338,7 +338,7 @@ def test_a_group_that_stays_broken_uses_the_budget_up_and_not_the_machine(tmp_pa
     assert not alive(pids)
 
 
-def test_an_environment_that_breaks_at_its_first_reset_is_not_rebuilt():
+def test_env_that_breaks_at_its_first_reset_is_not_rebuilt():
     envs = VectorEnv(Faulty(3), [0, 1, 2], num_workers=0, max_restarts=2)
     with pytest.raises(CallError, match="task-1"):
         envs.reset(options={"fault": "raise_reset", "task": "task-1"})
@@ -359,7 +359,7 @@ def test_without_a_budget_a_fault_raises_as_it_is():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "steps"), [((3, 0), 3), ((3, 0), AT + 1), ((0, 3), AT + 3)])
-def test_a_saved_state_goes_on_bit_for_bit_over_faults_past_and_to_come(workers, steps):
+def test_saved_state_continues_across_faults(workers, steps):
     """The second fault's draws are those of the uninterrupted run.
 
     The number of restarts is part of the state.
@@ -381,7 +381,7 @@ def test_a_saved_state_goes_on_bit_for_bit_over_faults_past_and_to_come(workers,
         assert_rows_equal(ours, theirs, rows)
 
 
-def test_that_an_observation_is_not_known_is_saved_and_forgotten_after_one_step():
+def test_unknown_observation_is_saved_and_voids_one_step():
     envs, _ = make(workers=3, task=None)
     begin(envs)
     os.kill(envs.worker_pids[2], signal.SIGKILL)
@@ -454,7 +454,7 @@ def test_a_killed_main_process_leaves_neither_workers_nor_memory(tmp_path, fault
     assert list(temporary.rglob("*")) == []
 
 
-def test_a_worker_killed_while_it_sends_a_large_answer_leaves_the_others_in_step():
+def test_worker_killed_in_a_large_answer_keeps_others_in_step():
     envs, told = VectorEnv(Large(), [0, 1, 2], num_workers=3, max_restarts=5), []
     envs._on_restart = told.append
     observation_ED, _ = envs.reset()
@@ -476,7 +476,7 @@ def test_a_worker_killed_while_it_sends_a_large_answer_leaves_the_others_in_step
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_in_the_middle_of_a_large_message_is_killed():
+def test_worker_that_hangs_in_a_large_message_is_killed():
     envs = VectorEnv(Large(), [0, 1], num_workers=2, timeout=2.0, max_restarts=5)
     envs.reset()
     os.kill(envs.worker_pids[0], signal.SIGSTOP)
@@ -485,7 +485,7 @@ def test_a_worker_that_hangs_in_the_middle_of_a_large_message_is_killed():
     envs.close()
 
 
-def test_a_broken_episode_is_not_added_to_the_next_in_gymnasiums_statistics():
+def test_broken_episode_is_not_added_to_the_next():
     envs, _ = make("raise", 1)
     begin(envs)
     lengths = []

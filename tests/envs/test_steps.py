@@ -89,7 +89,7 @@ def test_what_the_spec_promises_and_info_lacks_is_named(workers, altered, messag
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_number_of_info_that_is_not_finite_is_a_fault_and_its_row_is_void(workers):
+def test_nonfinite_info_is_a_fault_and_voids_its_row(workers):
     altered = {"place": np.array([0.0, np.inf])}
     envs = VectorEnv(Informed(altered=altered), [0, 1, 2], num_workers=workers, max_restarts=5)
     envs.reset(seed=[0, 1, 0])

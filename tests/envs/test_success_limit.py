@@ -75,7 +75,7 @@ def test_a_reset_before_the_end_forgets_the_success():
 
 
 @pytest.mark.usefixtures("few_goals")
-def test_an_episode_of_metaworld_ends_after_the_success_of_its_expert():
+def test_metaworld_episode_ends_after_its_experts_success():
     """The scripted expert of reach-v3; without the option the episode lasts 60 steps."""
     from metaworld.policies import SawyerReachV3Policy
 
@@ -101,7 +101,7 @@ def test_an_episode_of_metaworld_ends_after_the_success_of_its_expert():
 
 
 @pytest.mark.slow
-def test_training_episodes_end_after_a_success_and_test_episodes_do_not(tmp_path):
+def test_only_training_episodes_end_after_a_success(tmp_path):
     def metrics_of(after_success, name):
         run = train(
             ToyReach(2, horizon=40),

@@ -119,7 +119,7 @@ def toy_envs():
         vector.close()
 
 
-def test_toy_is_bit_equal_for_any_number_of_workers_and_seed_decides(toy_envs):
+def test_any_number_of_workers_is_bit_equal(toy_envs):
     action_SEA = draw(17, 4, 2)
     first = collect(toy_envs[0], action_SEA)
     assert_same(first, collect(toy_envs[3], action_SEA))
@@ -133,7 +133,7 @@ def test_toy_is_bit_equal_for_any_number_of_workers_and_seed_decides(toy_envs):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_episodes_end_keeps_the_true_successor_and_begins_the_next_episode(workers):
+def test_episode_end_keeps_successor_and_starts_the_next(workers):
     tasks = [0, 1, 1, 2]
     envs = VectorEnv(Scripted(3), tasks, num_workers=workers)
     action_SEA = draw(25, 4, 2)
@@ -333,7 +333,7 @@ def test_a_fault_in_a_step_names_task_step_and_cause(faulty_envs, workers, fault
     envs.reset(seed=0, options={})
 
 
-def test_an_observation_may_be_as_large_as_single_precision_allows(faulty_envs):
+def test_observation_may_be_the_largest_float32(faulty_envs):
     value = np.finfo(np.float32).max
     envs = faulty_envs[0]
     envs.reset(
@@ -427,7 +427,7 @@ def test_close_leaves_no_process():
 
 
 @pytest.mark.slow
-def test_a_forgotten_vector_environment_takes_its_workers_with_it():
+def test_deleted_vector_env_ends_its_workers():
     envs = VectorEnv(ToyReach(), [0, 1], num_workers=2)
     envs.reset()
     pids = envs.worker_pids

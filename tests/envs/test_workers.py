@@ -85,7 +85,7 @@ print(found[0] == found[1], len(found[0]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["a file", "no file"])
-def test_environments_of_a_script_without_a_main_guard_are_stepped_in_workers(tmp_path, how):
+def test_workers_step_envs_of_an_unguarded_script(tmp_path, how):
     """Without a file, as in a notebook: its cells are no module that a worker could import."""
     log = tmp_path / "log"
     if how == "a file":
@@ -120,7 +120,7 @@ class Mine(ToyReach):
 """
 
 
-def test_a_module_that_the_main_process_finds_is_found_by_workers(tmp_path, monkeypatch):
+def test_workers_find_modules_of_the_main_process(tmp_path, monkeypatch):
     (tmp_path / "a_module_of_the_user.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     import a_module_of_the_user  # type: ignore[import-not-found]
@@ -176,7 +176,7 @@ def test_closed_environments_leave_no_descriptor_open():
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this is what other systems do")
-def test_memory_without_a_name_is_shared_where_linux_calls_are_missing(tmp_path, monkeypatch):
+def test_shared_memory_works_without_memfd(tmp_path, monkeypatch):
     def collected():
         envs = VectorEnv(ToyReach(), [0, 1, 2], num_workers=2)
         observation_ED, _ = envs.reset(seed=1)

@@ -78,7 +78,7 @@ def test_wrappers_apply_to_any_benchmark_also_in_workers():
     assert twice.spec.protocol["wrappers"].startswith(f"{wrapped.pipeline} > gymnasium")
 
 
-def test_a_dictionary_of_boxes_is_flattened_and_the_time_is_known_everywhere():
+def test_dict_is_flattened_and_time_known_everywhere():
     benchmark = WithWrappers(ToyReach(1, HORIZON), [WITH_TIME])
     found_SED, _ = taken(benchmark, np.zeros((HORIZON + 1, 1, 2), np.float32))
     steps = [*range(HORIZON), 0, 1]  # the observation after an episode is the next one's first
@@ -107,7 +107,7 @@ def test_a_longer_horizon_of_test_episodes_is_kept():
         assert limit == horizon
 
 
-def test_tasks_of_different_sizes_are_wrapped_as_they_are_and_padded_again():
+def test_tasks_of_different_sizes_are_wrapped_then_padded():
     tasks = GymnasiumTasks({"line": point_on_a_line, "space": point_in_space}, horizon=HORIZON)
     wrapped = WithWrappers(tasks, [STACK, FLATTEN])
     assert (wrapped.spec.observation_sizes, wrapped.spec.action_sizes) == ((3, 9), (1, 3))
@@ -136,7 +136,7 @@ def test_actions_may_be_rescaled_back():
     assert found_SED == pytest.approx(taken(toy, actions_SEA)[0])
 
 
-def test_a_benchmark_that_replaces_another_has_its_wrappers_and_its_info():
+def test_replacing_benchmark_keeps_wrappers_and_info():
     toy = ToyReach(2, HORIZON)
     assert with_layers(toy, None, None) is toy and with_layers(toy, [], None) is toy
     former = WithInfo(WithWrappers(toy, [STACK, FLATTEN]), ["place"])
@@ -167,7 +167,7 @@ class Halves(ToyReach):
         return f"camera {task}"
 
 
-def test_a_wrapped_benchmark_has_the_splits_and_the_images_of_its_own():
+def test_wrapped_benchmark_keeps_splits_and_rendering():
     benchmark = WithWrappers(Halves(2, horizon=HORIZON), [STACK, FLATTEN])
     assert [benchmark.split_tasks(split) for split in benchmark.splits] == [(0,), (1,)]
     assert benchmark.camera(1) == "camera 1"
@@ -193,7 +193,7 @@ class Scored(ToyReach):
         ([partial(TimeLimit, max_episode_steps=HORIZON - 1)], None),
     ],
 )
-def test_there_is_no_score_where_wrappers_change_the_largest_return(wrappers, expected):
+def test_no_score_where_wrappers_change_the_max_return(wrappers, expected):
     assert WithWrappers(Scored(2, horizon=HORIZON), wrappers).spec.max_return == expected
 
 

@@ -59,7 +59,7 @@ def test_exported_policy_is_not_continued(command_line, tmp_path, args):
     assert files - {"run.lock"} == {"best.ckpt", "config.yaml"}
 
 
-def test_policies_of_the_package_are_exported_into_the_present_folder(tmp_path, monkeypatch):
+def test_shipped_policies_are_exported_into_the_cwd(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     main(["export", "mt10", "--to=policy"])
     main(["export", "mt10", "--to=torch.export"])

@@ -46,7 +46,7 @@ def test_episodes_are_those_that_the_collector_saw(benchmark, tasks, capacity):
             assert_same(one, seen)
 
 
-def test_episodes_that_end_where_they_start_are_separated_by_the_horizon():
+def test_horizon_separates_episodes_that_end_where_they_start():
     recorded = Recorded(Scripted(1), [0], 1, 20)
     storage = recorded.buffer.storage
     row = storage.take(*storage.numbers(0, 0, 1))

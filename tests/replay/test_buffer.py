@@ -25,7 +25,7 @@ def filled(sizes, capacity=None, seed=0, tasks=None, train_tasks=None):
     return buffer
 
 
-def test_a_batch_has_the_same_number_of_rows_of_each_task_in_the_order_of_the_tasks():
+def test_batch_has_equally_many_rows_per_task_in_order():
     batch = filled([5, 9, 2]).sample(12)
     assert batch.task_Rn.tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [2, 2, 2, 2]]
     assert batch.task_R1.tolist() == [[0], [1], [2]]
@@ -118,7 +118,7 @@ def test_a_restored_generator_draws_what_would_have_been_drawn():
     assert [ids_of(after.sample(64)).tolist() for _ in range(3)] == wanted
 
 
-def test_without_tasks_there_is_one_environment_for_each_trained_task():
+def test_default_is_one_env_per_trained_task():
     buffer = ReplayBuffer(make_spec(5, (1, 3)), capacity=9)
     assert (buffer.storage.num_envs, buffer.storage.capacity, buffer.capacity) == (2, 4, 8)
     buffer.add(make_transitions([7, 8], [3, 1], [1, 0]))
@@ -128,7 +128,7 @@ def test_without_tasks_there_is_one_environment_for_each_trained_task():
 
 
 @pytest.mark.parametrize("tasks", [[0, 1], [0, 1, 2, 3], [1, 2]])
-def test_environments_of_other_tasks_than_the_trained_ones_are_a_programming_error(tasks):
+def test_envs_of_untrained_tasks_are_a_programming_error(tasks):
     with pytest.raises(AssertionError, match="trained"):
         ReplayBuffer(make_spec(4, (0, 1, 2)), capacity=20, tasks=tasks)
 
@@ -136,7 +136,7 @@ def test_environments_of_other_tasks_than_the_trained_ones_are_a_programming_err
 # ---- several environments per task ----
 
 
-def test_each_environment_has_a_ring_of_its_own_that_keeps_its_order():
+def test_each_env_has_its_own_ring_in_order():
     buffer = ReplayBuffer(make_spec(2), capacity=20, tasks=[0, 1, 0, 1])
     buffer.add(make_transitions([10, 11, 12, 13], [0, 1, 0, 1], [0, 1, 2, 3]))
     buffer.add(make_transitions([20, 22, 23], [0, 0, 1], [0, 2, 3]))  # one was rebuilt
@@ -145,7 +145,7 @@ def test_each_environment_has_a_ring_of_its_own_that_keeps_its_order():
     assert len(buffer) == 9
 
 
-def test_the_capacity_is_shared_out_among_the_environments_and_each_ring_goes_round():
+def test_capacity_is_divided_among_envs_and_rings_wrap():
     tasks = [0, 0, 1, 0, 1]
     buffer = ReplayBuffer(make_spec(2), capacity=24, tasks=tasks)  # 4 rows per environment
     naive = NaiveRings(5, 4)
@@ -172,9 +172,7 @@ def test_the_capacity_is_shared_out_among_the_environments_and_each_ring_goes_ro
     ("sizes", "capacity"),
     [([20, 20, 20, 20], None), ([3, 17, 1, 40], None), ([5, 1, 0, 2], None), ([70, 9, 33, 2], 120)],
 )
-def test_draws_are_uniform_over_a_tasks_rows_in_rings_of_any_size_and_equal_over_tasks(
-    sizes, capacity
-):
+def test_draws_are_uniform_over_rows_and_equal_over_tasks(sizes, capacity):
     tasks, num_draws = [0, 1, 0, 0], 100_000
     buffer = filled(sizes, capacity, seed=5, tasks=tasks)
     drawn = ids_of(buffer.sample(2 * num_draws)).reshape(2, num_draws)

@@ -79,7 +79,7 @@ def names(manifest):
         (99, [7]),
     ],
 )
-def test_chunks_hold_the_rows_asked_for_and_the_last_one_what_is_left(tmp_path, chunk_rows, sizes):
+def test_chunks_hold_the_rows_asked_for(tmp_path, chunk_rows, sizes):
     storage = make_storage()
     add_to_all(storage, 0, 7)
     manifest = make_snapshots(tmp_path, chunk_rows).save(storage)
@@ -109,7 +109,7 @@ def test_a_chunk_has_the_size_asked_for_and_one_row_at_least(tmp_path):
 # ---- writing ahead ----
 
 
-def test_one_chunk_is_written_ahead_when_its_rows_are_there_and_the_save_writes_the_rest(tmp_path):
+def test_one_chunk_is_written_ahead_once_it_is_full(tmp_path):
     storage = make_storage(capacity=20)
     snapshots = make_snapshots(tmp_path / "replay", chunk_rows=12)
     assert not snapshots.write_full_chunk(storage)
@@ -181,9 +181,7 @@ def chunk_files(folder):
     return {name for name in files(folder) if name.endswith(".npy")}
 
 
-def test_stepping_does_not_wait_for_the_disk_and_a_chunk_is_listed_when_it_is_there(
-    tmp_path, slow_disk
-):
+def test_stepping_does_not_wait_for_the_disk(tmp_path, slow_disk):
     storage, snapshots = make_storage(capacity=20), make_snapshots(tmp_path, chunk_rows=6)
     add_to_all(storage, 0, 3)
     assert snapshots.write_full_chunk(storage, wait=False)
@@ -198,9 +196,7 @@ def test_stepping_does_not_wait_for_the_disk_and_a_chunk_is_listed_when_it_is_th
 
 
 @pytest.mark.parametrize("then", ["write_full_chunk", "finish", "save", "prune"])
-def test_an_error_of_the_disk_is_raised_by_the_next_call_and_a_later_save_works(
-    tmp_path, slow_disk, then
-):
+def test_disk_error_is_raised_later_and_saving_recovers(tmp_path, slow_disk, then):
     storage, snapshots = make_storage(capacity=20), make_snapshots(tmp_path, chunk_rows=6)
     add_to_all(storage, 0, 2)
     slow_disk.is_done.set()
@@ -267,7 +263,7 @@ def filled(rows, seed, folder=None, capacity=20):
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("rows", [1, 10, 25])
-def test_batches_after_a_restore_are_those_that_would_have_been_drawn(tmp_path, rows, mapped):
+def test_batches_after_a_restore_are_uninterrupted(tmp_path, rows, mapped):
     buffer = filled(rows, seed=3)
     for row in range(3):  # unbalanced
         buffer.add(make_transitions([500 + row], [1]))
@@ -308,7 +304,7 @@ def test_every_single_byte_that_is_changed_is_seen(tmp_path):
 
 @pytest.mark.parametrize("which", [0, 2])
 @pytest.mark.parametrize("damage", ["missing", "cut", "folder"])
-def test_verify_names_the_file_that_is_damaged_and_changes_nothing(tmp_path, which, damage):
+def test_verify_names_the_damaged_file(tmp_path, which, damage):
     storage, snapshots = make_storage(), make_snapshots(tmp_path, chunk_rows=6)
     add_to_all(storage, 0, 6)
     manifest = snapshots.save(storage)

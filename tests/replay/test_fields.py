@@ -55,7 +55,7 @@ def filled(rows, seed=0, **options) -> ReplayBuffer:
     return buffer
 
 
-def test_the_fields_of_a_transition_are_the_core_and_then_the_others_in_single_precision():
+def test_fields_are_the_core_then_the_others_in_float32():
     fields = transition_fields(make_spec(2, info_fields=INFO_FIELDS), POLICY_FIELDS)
     assert [field.name for field in fields] == [*STORED, *EXTRA]
     assert fields[-3:] == (COST, CONTACTS, Field("log_prob", (), "float32"))
@@ -69,9 +69,7 @@ def test_memory_is_estimated_with_every_field():
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("rows", [4, 25])
-def test_further_fields_are_in_the_batch_beside_the_transition_they_belong_to(
-    tmp_path, rows, mapped
-):
+def test_further_fields_stay_with_their_transition(tmp_path, rows, mapped):
     batch = filled(rows, folder=tmp_path if mapped else None).sample(2_000)
     assert_extra_belongs(batch.extra, batch.observation_RnD)
     assert {name: column.dtype for name, column in batch.extra.items()} == {
@@ -112,7 +110,7 @@ def assert_numbers_belong(extra, observation):
     assert_extra_belongs(extra, torch.from_numpy(number)[..., None])
 
 
-def test_fields_of_environments_and_policy_go_through_the_collector_and_faults_leave_them_out():
+def test_collector_passes_fields_and_drops_faults():
     spec = Scripted(2).spec._replace(info_fields=INFO_FIELDS)
 
     def result(values, valid):
@@ -142,9 +140,7 @@ def test_fields_of_environments_and_policy_go_through_the_collector_and_faults_l
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_field_goes_from_workers_and_policy_through_storage_and_files_to_the_batch(
-    tmp_path, num_workers
-):
+def test_field_passes_from_workers_to_files_and_batches(tmp_path, num_workers):
     benchmark, tasks = Costly(3), [0, 1, 2, 1]
     envs = VectorEnv(benchmark, tasks, num_workers=num_workers)
     collector = Collector(envs, Confident())

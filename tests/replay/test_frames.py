@@ -127,7 +127,7 @@ def test_batches_from_single_frames_are_those_from_stacks(longest, shades):
 
 
 @pytest.mark.parametrize("horizon", [1, 4, 12, 1_000])
-def test_rows_of_one_ring_in_one_addition_are_those_of_single_additions(horizon):
+def test_adding_many_rows_equals_adding_single_ones(horizon):
     """Also of more frames than fit."""
     source = Stacks(5, longest=2)
     steps = [source.step() for _ in range(48)]
@@ -159,7 +159,7 @@ def episode(num_steps):
     return columns, stack_N
 
 
-def test_episodes_of_the_horizon_fill_the_ring_and_no_frame_is_kept_twice():
+def test_no_frame_is_kept_twice_in_full_episodes():
     storage = FrameStorage(transition_fields(SPEC), 1, 30, horizon=10)
     columns, stack_N = episode(10)
     for number in range(1, 8):
@@ -173,7 +173,7 @@ def test_episodes_of_the_horizon_fill_the_ring_and_no_frame_is_kept_twice():
 
 
 @pytest.mark.parametrize("horizon", [2, 3, 6, 100])
-def test_transitions_whose_frames_are_gone_are_not_sampled_and_the_others_are_whole(horizon):
+def test_transitions_that_lost_frames_are_not_sampled(horizon):
     few = make_buffer(frames_for(horizon))
     stacks = make_buffer(RingStorage)
     source = Stacks(1, longest=4)
@@ -277,14 +277,14 @@ def test_files_hold_compressed_frames(tmp_path):
         snapshots.load(manifest, make_buffer(RingStorage).storage)
 
 
-def test_compressed_frames_come_back_and_scenes_that_stand_still_take_little_room():
+def test_compression_is_lossless_and_small_for_still_scenes():
     frame_N = np.random.default_rng(0).integers(0, 256, (50, 3, 8, 8), np.uint8)
     assert np.array_equal(decompressed(compressed(frame_N), frame_N.shape), frame_N)
     still_N = frame_N[:1].repeat(50, axis=0)
     assert len(compressed(still_N)) < 2 * frame_N[0].size
 
 
-def test_frames_in_a_file_and_those_written_as_on_a_gpu_are_those_in_memory(tmp_path):
+def test_frames_in_a_file_or_as_on_a_gpu_are_equal(tmp_path):
     mapped, as_on_gpu, plain = make_buffer(ENOUGH, folder=tmp_path), *map(make_buffer, [ENOUGH] * 2)
     as_on_gpu.storage._frame_array = None  # then tensors are written
     source = Stacks(4)

@@ -95,7 +95,7 @@ def test_each_epoch_uses_every_row_exactly_once():
     assert buffer.is_used_up
 
 
-def test_a_minibatch_names_the_trained_tasks_where_others_are_not_trained_on():
+def test_minibatch_names_the_trained_tasks():
     spec = make_spec(5, (1, 4))
     buffer = RolloutBuffer(spec, [1, 4], RolloutConfig(4, 1, 2), POLICY_FIELDS)
     collect(buffer, tasks=[1, 4])
@@ -106,7 +106,7 @@ def test_a_minibatch_names_the_trained_tasks_where_others_are_not_trained_on():
 
 
 @pytest.mark.parametrize("tasks", [[0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 2, 2]])
-def test_environments_in_another_order_than_the_tasks_are_a_programming_error(tasks):
+def test_envs_out_of_task_order_are_a_programming_error(tasks):
     collection = RolloutConfig(4, 1, 2)
     with pytest.raises(AssertionError, match="order"):
         make(collection, tasks, spec=make_spec(3, (0, 1)))
@@ -123,7 +123,7 @@ def test_epochs_have_orders_of_their_own():
     assert (steps[:, :, 0] != steps[:, :, 1]).any()
 
 
-def test_the_same_seed_gives_the_same_orders_and_another_does_not():
+def test_seed_decides_the_orders():
     orders = []
     for seed in (4, 4, 5):
         buffer = make(seed=seed)
@@ -205,7 +205,7 @@ def test_the_memory_is_that_of_one_iteration():
 # ---- faults ----
 
 
-def test_dropped_rows_never_appear_and_rows_of_their_task_are_used_twice():
+def test_dropped_rows_are_replaced_within_their_task():
     missing = {(0, 2), (3, 2), (3, 3), (4, 5)}
     buffer = make()
     # the places of the dropped rows hold those of the iteration before
@@ -246,7 +246,7 @@ PAUSED = {(step, env) for step in range(NUM_STEPS) for env in (1, 4)}
 """Of tasks 0 and 2 one of two environments steps."""
 
 
-def test_minibatches_with_paused_environments_have_equally_many_rows_of_each_task():
+def test_paused_envs_leave_equally_many_rows_per_task():
     # 6 steps of (1 + 4 + 1) / (1 + 2 + 1) environments are 9 rows, rounded up to 4 minibatches
     ids_MTn = epoch(ready(missing=PAUSED)).reshape(NUM_MINIBATCHES, 3, 3)
     for task, num_rows in enumerate([6, 12, 6]):
@@ -276,7 +276,7 @@ def resumed(buffer, **options):
     return other
 
 
-def test_an_iteration_moves_to_other_processes_until_its_updates_have_begun(monkeypatch):
+def test_iteration_moves_to_other_ranks_before_updates(monkeypatch):
     collection = RolloutConfig(NUM_STEPS, NUM_EPOCHS, 2)
     whole, envs = make(collection), [1, 3, 5]
     collect(whole, end=4)
@@ -324,7 +324,7 @@ def test_a_collection_is_resumed_in_its_middle(num_steps):
     assert_same_rest(first, second)
 
 
-def test_a_state_of_a_run_without_reuse_has_no_rows_of_other_policies():
+def test_state_without_reuse_has_no_foreign_rows():
     first = make()
     collect(first, end=4)
     state = first.state_dict()
@@ -349,7 +349,7 @@ def test_the_minibatches_are_resumed_in_the_middle_of_an_epoch(num_made, missing
     assert_same_rest(first, second)
 
 
-def test_a_computed_column_takes_the_place_of_a_collected_one_also_after_a_resumption():
+def test_computed_column_replaces_a_collected_one():
     first = make()
     collect(first)
     column_SE = first.collected().columns["observation"][:, :, 0]

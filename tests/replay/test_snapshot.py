@@ -128,7 +128,7 @@ def types_in(value):
     return {type(value)}
 
 
-def test_the_manifest_holds_plain_values_and_survives_a_checkpoint(tmp_path):
+def test_manifest_is_plain_and_survives_a_checkpoint(tmp_path):
     storage, snapshots = make_storage(), ReplaySnapshots(tmp_path / "replay")
     for start in (0, 3, 6):
         add(storage, 1, range(start, start + 3))
@@ -194,7 +194,7 @@ def test_a_file_that_a_failing_disk_does_not_give_is_named(tmp_path, monkeypatch
         restored(tmp_path, manifests[-1], 1, 4)
 
 
-def test_a_file_that_is_being_written_is_complete_before_others_are_loaded(tmp_path, monkeypatch):
+def test_load_waits_for_a_file_being_written(tmp_path, monkeypatch):
     storage = make_storage()
     add(storage, 0, [1, 2, 3])
     snapshots = ReplaySnapshots(tmp_path, chunk_mebibytes=1e-9)

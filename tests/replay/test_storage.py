@@ -41,7 +41,7 @@ def test_rows_that_are_gone_or_yet_to_come_cannot_be_read(first, end):
         storage.take(*storage.numbers(0, first, end))
 
 
-def test_what_is_read_does_not_change_when_its_place_is_written_again():
+def test_rows_read_do_not_change_when_overwritten():
     storage = make_rings(1, 2)
     storage.add(np.zeros(2, np.int64), encode([1, 2]))
     rows = newest(storage, 0)
@@ -130,9 +130,7 @@ def test_other_types_are_kept_in_a_file_too(tmp_path, dtype):
     assert_same_columns(mapped, plain)
 
 
-def test_too_large_a_file_is_refused_before_disk_is_taken_and_names_the_folder(
-    tmp_path, monkeypatch
-):
+def test_too_large_a_file_is_refused_before_allocation(tmp_path, monkeypatch):
     free = bytes_needed(make_fields(), 1_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
     monkeypatch.setattr(
@@ -150,7 +148,7 @@ def test_too_large_a_file_is_refused_before_disk_is_taken_and_names_the_folder(
     assert make_rings(2, 500, tmp_path).capacity == 500, "memory is not asked for"
 
 
-def test_a_disk_that_is_full_after_all_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
+def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -63,7 +63,7 @@ class PerTask(ActionTransform):
     ],
 )
 @pytest.mark.parametrize("mode", ["explore", "exploit", "random"])
-def test_the_policys_action_is_stored_and_the_transformed_one_is_sent(transforms, sent, mode):
+def test_policys_action_is_stored_and_transformed_one_sent(transforms, sent, mode):
     found_stored, found_sent = stored_and_sent(collector(*transforms), mode)
     assert found_stored == [0.75, 0.75]
     assert found_sent == sent

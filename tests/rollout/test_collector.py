@@ -92,7 +92,7 @@ def test_no_transition_crosses_an_episodes_end(workers):
     assert ends > 20
 
 
-def test_the_policy_sees_the_observation_that_the_transition_holds_and_every_reset_is_used():
+def test_policy_sees_the_stored_observation():
     policy = Recorder(Uniform())
     collector = scripted(policy=policy)
     transitions = collector.sample(num_steps=60).transitions
@@ -102,7 +102,7 @@ def test_the_policy_sees_the_observation_that_the_transition_holds_and_every_res
     assert collector.envs.get_attr("num_resets") == tuple(1 + done_E[e::3].sum() for e in range(3))
 
 
-def test_transitions_stay_as_they_were_when_a_policy_reuses_its_array():
+def test_transitions_survive_a_policy_reusing_its_array():
     class Reusing:
         def __init__(self):
             self.action_EA = np.zeros((3, 2), np.float32)
@@ -143,7 +143,7 @@ def test_between_send_and_receive_the_caller_may_work():
         apart.receive()
 
 
-def test_what_a_restarted_worker_did_is_dropped_and_counts_nowhere():
+def test_restarted_workers_step_is_dropped_and_not_counted():
     go, stop = [False, False], [True, True]
     results = [
         step_result([1.0, 10.0], go, go, go, [True, True]),
@@ -167,7 +167,7 @@ def test_what_a_restarted_worker_did_is_dropped_and_counts_nowhere():
 # ---- sample ----
 
 
-def test_steps_are_rounded_up_to_vector_steps_and_episodes_go_on_from_call_to_call():
+def test_steps_round_up_and_episodes_span_calls():
     collector = scripted()  # lengths: task 0: 3 1 4 2, task 1: 1 4 2 6, task 2: 4 2 6 5
     sizes, episodes = [], []
     for num_steps in (4, 1, 9):
@@ -208,7 +208,7 @@ def test_episodes_are_exactly_as_many_as_asked_in_even_shares(number):
         assert np.flatnonzero(done_E).tolist() == [end - 1 for end in np.cumsum(lengths)]
 
 
-def test_force_reset_begins_new_episodes_and_drops_those_that_run():
+def test_force_reset_drops_running_episodes():
     collector = scripted()
     # tasks 0 and 2 are in their episode 0, task 1 in its episode 1; see above
     collector.sample(num_steps=6)
@@ -221,7 +221,7 @@ def test_force_reset_begins_new_episodes_and_drops_those_that_run():
     assert forced.episodes == [scripted_episode(0, 3), scripted_episode(1, 2)]
 
 
-def test_the_same_seed_gives_the_same_episodes_and_another_does_not():
+def test_seed_decides_the_episodes():
     collector = toy(policy=Seeker(3))
     first = collector.sample(num_steps=30, seed=3)
     again = collector.sample(num_steps=30, seed=3)
@@ -263,7 +263,7 @@ def test_bad_numbers_are_refused_before_anything_is_stepped(arguments):
     assert not policy.modes
 
 
-def test_surplus_is_dropped_also_in_a_step_with_a_restarted_worker():
+def test_surplus_is_dropped_in_a_step_with_a_restart():
     go = [False, False, False]
     results = [
         step_result([1, 10, 100], go, [True, False, False], go, [True, True, True]),
@@ -369,7 +369,7 @@ def test_state_continues_bit_exact_in_mid_episode(workers, before):
     assert resumed.windows.summary() == collector.windows.summary() != {}
 
 
-def test_state_keeps_windows_and_running_sums_and_is_not_touched_by_what_follows():
+def test_state_keeps_windows_and_running_sums():
     collector, resumed = scripted(window=2), scripted(window=2)
     collector.sample(num_steps=3 * 9)
     state = collector.state_dict()
@@ -394,7 +394,7 @@ def test_a_collector_that_has_not_begun_is_restored_as_one():
     assert len(found.episodes) == len(expected.episodes) == 3
 
 
-def test_listeners_of_a_restored_collector_hear_the_rest_of_the_episode_and_no_second_beginning():
+def test_restored_listeners_hear_the_rest_of_the_episode():
     diary, later = Diary(), Diary()
     collector, resumed = scripted([2], listeners=[diary]), scripted([2], listeners=[later])
     collector.sample(num_steps=2, seed=[0])  # of the four of episode 2 of task 2
@@ -408,7 +408,7 @@ def test_listeners_of_a_restored_collector_hear_the_rest_of_the_episode_and_no_s
 
 
 @pytest.mark.parametrize("tasks", [[0, 1], [0, 2, 1, 1]])
-def test_a_state_of_other_environments_is_refused_before_anything_is_changed(tasks):
+def test_state_of_other_envs_is_refused_without_a_change(tasks):
     collector, other = scripted([0, 1, 2, 1]), scripted(tasks)
     collector.sample(num_steps=8)
     other.sample(num_steps=8)
@@ -468,7 +468,7 @@ def test_sent_weights_do_not_change_with_the_learner():
     assert best(other) == sent
 
 
-def test_weights_go_with_the_other_parts_of_the_state_only_where_they_are_asked_for():
+def test_weights_are_in_the_state_only_on_request():
     collector, resumed = toy(policy=seeker(1)), toy(policy=seeker(2))
     collector.sample(num_steps=3)
     assert not {"weights", "weights_seq_no"} & {*collector.state_dict()}, "the checkpoint has them"
@@ -477,7 +477,7 @@ def test_weights_go_with_the_other_parts_of_the_state_only_where_they_are_asked_
     assert resumed.state_dict() == collector.state_dict()
 
 
-def test_weights_of_another_network_and_policies_without_weights_are_refused():
+def test_other_weights_and_policies_without_are_refused():
     other = SAC(ToyReach(3).spec, actor=partial(MLP, width=5), critic=partial(MLP, width=4))
     state = toy(policy=seeker(1)).get_state(["weights"])
     with pytest.raises(ConfigurationError, match="actor"):
@@ -507,7 +507,7 @@ def assert_true_transitions(transitions, num_tasks):
 
 
 @pytest.mark.parametrize(("workers", "kind"), [(0, "nan"), (0, "inf"), (0, "raise"), (3, "raise")])
-def test_a_fault_gives_no_false_transition_and_its_episode_counts_nowhere(workers, kind):
+def test_fault_gives_no_false_transition(workers, kind):
     """The middle task breaks in its 47th step and, made anew, in the 47th after that."""
     horizon, num_steps = 20, 100
     counters, diary = Counters(), Diary()
@@ -563,7 +563,7 @@ def test_a_fault_gives_no_false_transition_and_its_episode_counts_nowhere(worker
     assert len(begun) == 1 + 4 + 2, "the first, one after each end and one after each fault"
 
 
-def test_episodes_asked_for_by_number_are_complete_in_spite_of_a_fault():
+def test_episodes_asked_by_number_are_complete_despite_a_fault():
     envs = VectorEnv(FaultyReach("raise"), [0, 1, 2], num_workers=0, max_restarts=5)
     sample = Collector(envs, Uniform()).sample(num_episodes=12)
     assert sorted((episode.task, episode.length) for episode in sample.episodes) == sorted(
@@ -582,7 +582,7 @@ class Scribbling(Uniform):
         return action_EA
 
 
-def test_a_policy_that_writes_into_its_observation_leaves_the_transitions_true():
+def test_policy_writing_into_observations_is_harmless():
     collector = toy(Scribbling())
     former = None
     for _ in range(5):
@@ -696,7 +696,7 @@ def test_another_benchmark_is_refused_and_the_previous_one_stays(benchmark):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
-def test_listeners_are_called_for_every_environment_that_is_built(workers):
+def test_listeners_are_called_for_every_built_env(workers):
     diary = kept.Diary()
     envs = VectorEnv(FaultyReach("raise"), [0, 1, 2], num_workers=workers, max_restarts=5)
     collector = Collector(envs, Uniform(), listeners=[diary])

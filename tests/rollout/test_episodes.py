@@ -69,7 +69,7 @@ def test_scores_are_of_the_last_episodes_from_a_reset():
     assert windows.recent_from_reset(1, 1) is None
 
 
-def test_the_success_from_a_reset_leaves_out_episodes_that_began_midway():
+def test_success_from_reset_leaves_out_midway_starts():
     windows = EpisodeWindows(3, 4)
     outcomes = [(0, True, True), (0, True, False), (0, False, False), (0, False, False)]
     outcomes += [(1, True, True), (0, True, False)]
@@ -179,7 +179,7 @@ def informed(energy, truncated, valid=(True, True)):
     return result._replace(info={"energy": np.array(energy)})
 
 
-def test_numbers_of_info_are_averaged_over_the_steps_that_report_them():
+def test_info_is_averaged_over_steps_that_report_it():
     running = RunningEpisodes(np.array([0, 1]), ["energy"])
     go, stop = [False, False], [True, True]
     running.add(informed([1.0, NAN], go))
@@ -194,7 +194,7 @@ def test_numbers_of_info_are_averaged_over_the_steps_that_report_them():
     assert ended[1].info == {"energy": 4.0, "energy_last": 5.0}
 
 
-def test_numbers_of_info_go_on_from_their_state_and_a_new_one_starts_there():
+def test_info_resumes_and_new_numbers_start_there():
     running, resumed = (RunningEpisodes(np.array([0, 1]), ["energy"]) for _ in range(2))
     new = RunningEpisodes(np.array([0, 1]), ["energy", "heat"])
     go, stop = [False, False], [True, True]
@@ -214,7 +214,7 @@ def test_numbers_of_info_go_on_from_their_state_and_a_new_one_starts_there():
     }
 
 
-def test_windows_average_numbers_of_info_over_the_episodes_that_have_them():
+def test_windows_average_info_over_episodes_that_have_it():
     windows = EpisodeWindows(num_tasks=3, size=2)
     infos = [(0, {"x": 50.0}), (0, {"x": 1.0}), (0, {"x": 2.0, "y": 7.0}), (2, {"x": 4.5})]
     windows.add(
@@ -234,7 +234,7 @@ def test_windows_average_numbers_of_info_over_the_episodes_that_have_them():
     assert resumed.count_T.tolist() == [3, 1, 1]
 
 
-def test_seconds_of_an_episode_are_those_from_its_start_to_its_end(monkeypatch):
+def test_episode_seconds_are_from_start_to_end(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     times = EpisodeTimes(np.array([0, 1, 0]))

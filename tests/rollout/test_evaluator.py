@@ -61,7 +61,7 @@ def test_only_the_best_actions_are_asked_for():
     assert copies.tasks[0].tolist() == [0, 0, 1, 1]
 
 
-def test_no_more_steps_are_made_than_the_longest_environment_needs():
+def test_evaluation_takes_no_more_steps_than_needed():
     policy = Recorder()
     Evaluator(Scripted(3), num_episodes=4, num_workers=0).evaluate(policy)
     assert len(policy.modes) == max(
@@ -69,7 +69,7 @@ def test_no_more_steps_are_made_than_the_longest_environment_needs():
     )
 
 
-def test_an_evaluation_equals_a_slow_loop_over_single_environments():
+def test_evaluation_equals_a_slow_loop():
     benchmark, policy = ToyReach(3, horizon=9), Seeker(3)
     evaluation = Evaluator(benchmark, num_episodes=4, envs_per_task=2, num_workers=0).evaluate(
         policy
@@ -91,7 +91,7 @@ def test_an_evaluation_equals_a_slow_loop_over_single_environments():
         assert evaluation.success_last_T[task] == np.mean(successes) == 1.0
 
 
-def test_an_evaluation_that_was_broken_off_leaves_no_trace_in_the_next():
+def test_interrupted_evaluation_leaves_no_trace():
     class Stop(Exception):  # noqa: N818
         pass
 
@@ -138,7 +138,7 @@ def test_metrics_have_their_names_and_means_over_tasks():
     assert all(type(value) is float for value in evaluation.metrics(NAMES).values())
 
 
-def test_intervals_of_success_are_wilsons_and_that_of_the_mean_is_of_all_episodes():
+def test_success_intervals_are_wilsons():
     success_T = np.array([48 / 50, 0.0])
     evaluation = Evaluation("eval", 50, success_T, success_T, success_T)
     intervals = evaluation.success_intervals(("a", "b"))
@@ -230,7 +230,7 @@ def test_a_score_is_the_return_divided_by_the_largest_one():
     ]
 
 
-def test_what_is_best_is_decided_by_success_else_score_else_return():
+def test_best_is_by_success_else_score_else_return():
     spec = Scripted(1).spec._replace(max_return=5.0)
     assert main_metric(spec) == "success"
     assert main_metric(spec._replace(has_success=False)) == "score"
@@ -276,7 +276,7 @@ def test_tasks_are_matched_by_name(has_transforms):
     assert "eval/success/goal-1" not in chosen
 
 
-def test_tasks_are_matched_by_number_where_the_policy_has_no_names():
+def test_tasks_match_by_number_without_names():
     policy = Recorder(Seeker(3))
     evaluate(policy, ActOutput(ToyReach(3), 2, 0), num_episodes=1, num_workers=0)
     assert policy.tasks[-1].tolist() == [0, 1]
@@ -294,7 +294,7 @@ def test_a_subset_that_is_padded_to_another_size_simply_works():
     assert found["eval/return/line"] == expected["eval/return/line"]
 
 
-def test_some_tasks_are_evaluated_in_the_order_in_which_they_are_named():
+def test_tasks_are_evaluated_in_the_given_order():
     metrics = evaluate(Seeker(3), ToyReach(3), 2, tasks=["goal-2", "goal-0"], num_workers=0)
     names = [name for name in metrics if name.startswith("eval/success/")]
     assert names == ["eval/success/goal-2", "eval/success/goal-0"]

@@ -30,7 +30,7 @@ def where(*envs):
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
-def test_every_step_is_standard_normal_and_two_steps_have_the_correlation(correlation):
+def test_noise_is_standard_normal_and_correlated(correlation):
     noise = begun(CorrelatedNoise(correlation), task_E=np.zeros(20_000, np.int64))
     steps_SEA = np.stack([noise.noise() for _ in range(12)])
     for step_EA in steps_SEA:
@@ -111,7 +111,7 @@ def test_a_collector_explores_with_it_and_exploits_without():
     assert recorded(collector, num_steps=4, mode="exploit").tolist() == [None]
 
 
-def test_a_policy_of_other_sizes_gets_the_noise_of_its_own_actions():
+def test_policy_of_other_sizes_gets_its_own_noise():
     own = SPEC._replace(
         task_names=SPEC.task_names[::-1],
         action_space=Box(-1.0, 1.0, (3,), np.float32),
@@ -143,7 +143,7 @@ def test_a_policy_that_takes_no_noise_is_refused():
         Collector(envs, Constant(), exploration=CorrelatedNoise())
 
 
-def test_a_new_process_takes_over_noise_and_keeps_its_own_generator():
+def test_new_rank_takes_noise_and_keeps_its_generator():
     first, second = begun(CorrelatedNoise(0.8)), begun(CorrelatedNoise(0.8), seed=5)
     first.noise()
     generator = second.state_dict()["generator"]

@@ -68,7 +68,7 @@ def test_the_most_recent_episodes_decide():
     assert pausing.paused(SPEC, np.array(TASKS), windows).sum() == 4
 
 
-def test_tasks_without_a_success_signal_are_judged_by_their_score():
+def test_without_success_the_score_decides_pausing():
     spec = SPEC._replace(has_success=False, max_return=10.0)
     windows = EpisodeWindows(2, 50)
     windows.add([Episode(0, 9.9, 10, False, False), Episode(1, 3.0, 10, False, False)])

@@ -52,7 +52,7 @@ def everywhere(reuse):
     return np.ones(len(reuse.acting_task_E), np.bool_)
 
 
-def test_solved_tasks_act_in_unsolved_ones_but_for_the_first_environment_of_each():
+def test_solved_tasks_act_in_all_but_the_first_env():
     reuse = always()
     reuse.start_episodes(everywhere(reuse), {}, windows_with(0.0, 1.0, 0.0))
     assert reuse.acting_task_E.tolist() == [0, 1, 1, 1, 1, 1, 2, 1, 1]
@@ -77,7 +77,7 @@ def shares(*results, success=(0.25, 1.0, 1.0)):
     return [pytest.approx(np.mean(acting_E == task), abs=0.01) for task in (1, 2)]
 
 
-def test_the_less_a_task_succeeds_the_more_and_every_solved_task_has_its_turn():
+def test_less_success_means_more_reuse():
     # 0.1 times 1 - success, of which each of two has a half
     assert shares() == [0.0375, 0.0375]
     # and 0.4 times 1 - success for the best one
@@ -88,7 +88,7 @@ def test_the_less_a_task_succeeds_the_more_and_every_solved_task_has_its_turn():
     assert shares(*results, success=(0.25, 1.0, 0.4)) == [0.075 + 0.3, 0.0]
 
 
-def test_one_that_does_no_better_than_the_own_policy_is_tried_alone():
+def test_policy_that_is_no_better_is_only_tried():
     # the own policy has a success of 0.25 and returns of 0
     assert shares((0, 1, 0.2, 99.0), (0, 2, 0.25, 0.0)) == [0.0375, 0.0375]
     assert shares((0, 1, 0.2, 99.0), (0, 2, 0.25, 0.1)) == [0.0375, 0.0375 + 0.3]
@@ -104,7 +104,7 @@ def test_without_a_success_the_return_decides():
     assert shares(*results, success=(0.0, 1.0, 1.0)) == [0.05 + 0.4, 0.05]
 
 
-def test_a_policy_is_judged_by_its_last_five_episodes_that_began_with_a_reset():
+def test_policy_is_judged_by_its_last_five_full_episodes():
     reuse = begun(PolicyReuse())
 
     def end(acting, return_, success=False, midway=False):
@@ -178,7 +178,7 @@ def collector_of(fraction=0.9, tasks=(0, 0, 1, 1)):
     return collector
 
 
-def test_a_collector_explores_as_another_task_and_records_the_own_one():
+def test_collector_records_the_envs_own_task():
     collector = collector_of()
     transitions, _ = collector.step("explore")
     assert collector.policy.tasks == [[0, 1, 1, 1]]
@@ -251,7 +251,7 @@ def test_ppo_learns_in_which_steps_another_policy_acted(tmp_path, monkeypatch):
     assert 0 < np.mean(foreign_SE) < 0.5
 
 
-def test_its_episodes_are_in_no_statistic_and_its_steps_are_counted():
+def test_foreign_episodes_are_counted_but_in_no_statistic():
     """Task 0 has episodes of 3, 1 and 4 steps, task 1 of 1, 4 and 2."""
     collector = collector_of()
     count_T = collector.windows.count_T.copy()

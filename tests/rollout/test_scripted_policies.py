@@ -52,7 +52,7 @@ def upstream_success(name, goals):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Constant.*may be too high")
-def test_scripted_policies_succeed_exactly_where_metaworlds_own_evaluation_says(monkeypatch):
+def test_scripted_policies_succeed_as_in_metaworlds_evaluation(monkeypatch):
     evaluator = Evaluator(
         MetaWorld(TASKS, num_goals=NUM_GOALS), num_episodes=NUM_GOALS, num_workers=2
     )
