@@ -46,17 +46,6 @@ def clone(command_line, folder, *options):
     command_line("fit", *options_of(folder, *options), configs=CONFIGS, small=False)
 
 
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [(None, "demonstrations"), ("nowhere", "nowhere has no Minari data set")],
-)
-def test_missing_demonstrations_are_named_at_the_start(command_line, capsys, folder, message):
-    given = [*OPTIONS, *([] if folder is None else [f"--data.demonstrations={folder}"])]
-    code, error = fails(command_line, capsys, "fit", *given, configs=CONFIGS, small=False)
-    assert code == 2 and message in error
-    assert not command_line.folder().exists()
-
-
 def test_it_trains_from_python_and_its_policy_is_loaded(tmp_path, demonstrations, caplog):
     run = small(
         ToyReach(),

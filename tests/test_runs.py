@@ -1,7 +1,6 @@
 """The folder of a run: its lock, its checkpoints, and what a run that cannot start leaves."""
 
 import os
-import signal
 import subprocess
 import sys
 import zipfile
@@ -9,11 +8,10 @@ import zipfile
 import pytest
 
 from mtrl_lightning import runs
-from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import check_idle, find_run, newest_checkpoint, open_run, run_lock
 from mtrl_lightning.training import checkpoint_to_continue, restart_version
-from tests.helpers.runs import ENDLESS, wait_for
+from tests.helpers.runs import wait_for
 
 
 def test_folder_is_locked_once_and_free_afterwards(tmp_path):
@@ -143,20 +141,3 @@ def test_a_scheduler_that_starts_a_run_again_continues_it(
     for name, value in other.items():
         monkeypatch.setenv(name, value)
     assert restart_version(["fit"]) != version
-
-
-@pytest.mark.slow
-def test_run_in_training_is_refused_until_its_process_is_killed(command_line, capsys):
-    options = [option for option in ENDLESS if not option.startswith("--checkpoint")]
-    process = command_line.process("fit", *options, "--checkpoint.every_n_env_steps=300")
-    last = command_line.folder() / "checkpoints" / "last.ckpt"
-    wait_for(lambda: last.exists() or process.poll() is not None)
-    with pytest.raises(SystemExit) as exit_info:
-        command_line("fit", "--ckpt_path=last")
-    assert exit_info.value.code == 2 and f"pid {process.pid}" in capsys.readouterr().err
-    assert last.exists()
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    steps = load_checkpoint(last)["mtrl_lightning"]["counters"]["env_steps"]
-    command_line("fit", "--ckpt_path=last", f"--data.total_steps={steps + 30}")
-    assert load_checkpoint(last)["mtrl_lightning"]["counters"]["env_steps"] == steps + 30

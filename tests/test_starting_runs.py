@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from lightning.pytorch import Callback
 
-from mtrl_lightning import SAC, ToyReach, load_policy, train
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning import SAC, ToyReach, load_policy
 from mtrl_lightning.networks import MultiHead, Standardize
 from tests.helpers.command_line import leave_out_curves
 from tests.helpers.runs import assert_same_end, small
@@ -60,20 +59,6 @@ def test_a_run_of_other_tasks_starts_from_a_policy(tmp_path, caplog, monkeypatch
     # the policy does not have to be there any more
     shutil.rmtree(source.folder)
     start(ckpt_path="last", total_steps=150)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"init_from": "runs/nothing"},
-        {"init_from": "mt10"},
-        {"init_from": "mt10", "init_new_tasks": "median"},
-    ],
-)
-def test_invalid_options_are_refused_and_leave_no_folder(tmp_path, options):
-    with pytest.raises(ConfigurationError):
-        train(ToyReach(), SMALL, total_steps=120, root=str(tmp_path / "runs"), **options)
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

@@ -102,12 +102,6 @@ def test_mistakes_are_refused_and_leave_no_folder(tmp_path, algorithm, options):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("options", [{"rolout": {}}, {"data": {"num_workes": 1}}])
-def test_unknown_options_are_pythons_own_errors(tmp_path, options):
-    with pytest.raises(TypeError, match=r"rolout|num_workes"):
-        train(ToyReach(2), SAC, total_steps=300, root=str(tmp_path), **options)
-
-
 @pytest.mark.slow
 def test_ids_names_and_single_objects_are_accepted(tmp_path):
     run = small(

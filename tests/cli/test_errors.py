@@ -33,11 +33,6 @@ def test_a_run_that_cannot_start_leaves_no_folder(command_line, capsys, name):
     assert not any(command_line.root.iterdir())
 
 
-def test_an_unknown_configuration(command_line, capsys):
-    found = fails(command_line, capsys, "fit", "-c", "env/tyo", configs=(), small=False)
-    check(*found, "env/toy")
-
-
 @pytest.mark.parametrize("name", CONTINUATIONS)
 def test_a_run_is_not_continued_as_another(command_line, capsys, name):
     command_line.finished()

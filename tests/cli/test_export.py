@@ -44,8 +44,3 @@ def test_a_run_is_exported(command_line, tmp_path, capsys):
     assert len(lines) == 5 and lines[4].endswith(f"MINARI_DATASETS_PATH={tmp_path / 'data'}")
     (run / "config.yaml").unlink()
     assert "config.yaml" in error_of(capsys, str(run), "--to=torch.export")
-
-
-@pytest.mark.parametrize("format", ["onnx", "minari"])
-def test_unknown_run_is_refused(capsys, format):
-    assert "nowhere" in error_of(capsys, "nowhere", f"--to={format}")

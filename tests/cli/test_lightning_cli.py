@@ -118,14 +118,6 @@ def test_validate_prints_and_stores_the_checkpoints_results(command_line, capsys
     assert abs(age.total_seconds()) < 600
 
 
-def test_validate_of_a_folder_that_cannot_be_written_says_so(command_line, capsys, tmp_path):
-    command_line.finished()
-    (command_line.folder() / "validations.jsonl").mkdir()
-    with pytest.warns(UserWarning, match=r"validations\.jsonl"):
-        command_line("validate", "--ckpt_path=last", f"--json={tmp_path / 'results.json'}")
-    assert json.loads((tmp_path / "results.json").read_text())["env_steps"] == 900
-
-
 def test_validate_evaluates_some_tasks_and_writes_the_results(command_line, capsys, tmp_path):
     command_line.finished()
     evaluated = [row for row in command_line.rows() if "eval/return" in row]

@@ -1,8 +1,5 @@
 """Episodes as Minari data sets: read back as they were written, complete or absent."""
 
-import json
-import shutil
-
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
@@ -194,19 +191,3 @@ def test_nothing_is_left_of_an_unfinished_write(tmp_path, written, monkeypatch):
     with pytest.raises(OSError, match="full"):
         write_data_sets(tmp_path / "new", Scripted(2).spec, episodes, {})
     assert [path.name for path in tmp_path.iterdir()] == ["sets"]
-
-
-def test_data_set_of_another_program_is_refused(written):
-    path = written / "task-0-v0" / "data" / "metadata.json"
-    metadata = json.loads(path.read_text())
-    del metadata["mtrl_lightning"]
-    path.write_text(json.dumps(metadata))
-    with pytest.raises(ConfigurationError, match="task-0-v0"):
-        read_episodes(written)
-
-
-def test_a_folder_without_data_sets_is_refused(written):
-    for path in written.iterdir():
-        shutil.rmtree(path)
-    with pytest.raises(ConfigurationError, match="no Minari data set"):
-        open_data_sets(written)

@@ -6,8 +6,7 @@ import pytest
 from metaworld.policies import ENV_POLICY_MAP
 
 from mtrl_lightning.demonstrations import ScriptedPolicy
-from mtrl_lightning.envs import MetaWorld, ToyReach
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.envs import MetaWorld
 
 NUM_STEPS = 12
 ALL_TASKS = list(metaworld.ALL_V3_ENVIRONMENTS)
@@ -47,15 +46,3 @@ def test_the_actions_are_metaworlds_own():
 @pytest.mark.filterwarnings("ignore:Constant.*may be too high")
 def test_the_actions_of_all_tasks_are_metaworlds_own():
     check_actions(ALL_TASKS)
-
-
-def test_tasks_without_a_scripted_policy_are_named():
-    with pytest.raises(
-        ConfigurationError, match="no scripted policy for goal-0, goal-1: only MetaWorld's"
-    ):
-        ScriptedPolicy(ToyReach(2).spec)
-    spec = MetaWorld(["reach-v3"]).spec
-    with pytest.raises(ConfigurationError, match="no scripted policy for reach-v9"):
-        ScriptedPolicy(spec._replace(task_names=("reach-v9",)))
-    with pytest.raises(ConfigurationError, match=r"observations have the shape \(2,\)"):
-        ScriptedPolicy(spec._replace(observation_space=ToyReach(2).spec.observation_space))

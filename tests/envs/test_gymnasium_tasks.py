@@ -223,15 +223,7 @@ def passing_on(kind):
     return lambda **kwargs: kind(**kwargs)
 
 
-def registered(kind):
-    """Return the id of a class of environments."""
-    name = f"own/{kind.__name__}-v0"
-    if name not in gym.registry:
-        gym.register(name, entry_point=kind)
-    return name
-
-
-@pytest.mark.parametrize("given", [lambda kind: kind, passing_on, registered])
+@pytest.mark.parametrize("given", [lambda kind: kind, passing_on])
 @pytest.mark.parametrize(
     ("kind", "render_mode"), [(Drawn, "rgb_array"), (Line, None), (WithoutConstructor, None)]
 )

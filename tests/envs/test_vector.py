@@ -278,15 +278,6 @@ def test_attributes_and_calls_reach_every_environment_in_order():
         envs.close()
 
 
-def test_an_unknown_attribute_leaves_the_workers_usable():
-    envs = VectorEnv(Scripted(3), [2, 0, 1], num_workers=2)
-    envs.reset(seed=0)
-    with pytest.raises((AttributeError, EnvironmentFaultError)):
-        envs.get_attr("no_such_attribute")
-    assert envs.get_attr("task") == (2, 0, 1)
-    envs.close()
-
-
 # ---- what can go wrong ----
 
 

@@ -152,11 +152,6 @@ def test_new_rank_takes_noise_and_keeps_its_generator():
     assert second.state_dict() == {"per_env": moved, "generator": generator}
 
 
-def test_a_value_out_of_range_ends_the_program_with_it(command_line, capsys):
-    code, error = fails(command_line, capsys, "fit", CORRELATED, "--data.extras.correlation=1")
-    assert code == 2 and "correlation is 1" in error and "below 1" in error
-
-
 def test_correlated_noise_refuses_a_limit_of_the_kl_divergence(command_line, capsys):
     ppo = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
     code, error = fails(command_line, capsys, "fit", CORRELATED, configs=ppo, small=False)
