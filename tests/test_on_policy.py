@@ -51,9 +51,7 @@ def assert_same_run(command_line, name, other):
     assert command_line.rows(name) == command_line.rows(other)
 
 
-def test_iterations_are_collected_and_learned_from_and_schedules_act_between(
-    command_line, monkeypatch
-):
+def test_iterations_are_collected_then_learned_from(command_line, monkeypatch):
     seen, ratios = [], []
     training_step, begin_iteration = PPO.training_step, PPO.begin_iteration
 
@@ -98,7 +96,7 @@ def test_iterations_are_collected_and_learned_from_and_schedules_act_between(
     assert worst == lowest.tolist()
 
 
-def test_large_step_ends_an_iteration_and_total_steps_are_rounded_up(command_line):
+def test_large_step_ends_iteration_and_steps_are_rounded_up(command_line):
     fit(command_line, "--model.init_args.max_kl=1e-9", "--data.total_steps=300")
     counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
     assert counters["env_steps"] == 432
@@ -107,9 +105,7 @@ def test_large_step_ends_an_iteration_and_total_steps_are_rounded_up(command_lin
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "gradient"), [("collecting", "pcgrad"), ("learning", "famo")])
-def test_a_run_interrupted_anywhere_ends_as_the_uninterrupted_one(
-    command_line, monkeypatch, kind, gradient
-):
+def test_interrupted_run_ends_as_the_uninterrupted_one(command_line, monkeypatch, kind, gradient):
     configs = (*CONFIGS[:4], f"gradient/{gradient}")
     fit(command_line, "--name=whole", configs=configs)
     # in the middle of the second iteration, where episodes are under way
@@ -130,7 +126,7 @@ def test_a_run_interrupted_anywhere_ends_as_the_uninterrupted_one(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(command_line):
+def test_checkpoint_between_iterations_holds_no_transitions(command_line):
     options = ["--trainer.precision=bf16-mixed", "--checkpoint.every_n_env_steps=288"]
     fit(command_line, *options, "--name=whole", "--model.init_args.learning_rate=ConstantRate")
     fit(
@@ -152,7 +148,7 @@ def test_a_checkpoint_between_iterations_holds_no_transitions_and_is_continued(c
     assert_same(*ends)
 
 
-def test_a_rebuilt_environment_leaves_a_gap_and_the_run_ends_well(command_line, monkeypatch):
+def test_rebuilt_environment_leaves_a_gap_in_the_rollout(command_line, monkeypatch):
     begin_iteration = PPO.begin_iteration
     gaps = []
 
@@ -189,9 +185,7 @@ def test_a_rebuilt_environment_leaves_a_gap_and_the_run_ends_well(command_line, 
     assert counters["env_steps"] + counters["dropped_transitions"] == 3 * counters["vector_steps"]
 
 
-def test_one_thread_computes_while_environments_are_stepped_and_all_while_it_learns(
-    tmp_path, monkeypatch
-):
+def test_one_thread_acts_and_all_learn(tmp_path, monkeypatch):
     threads = {"act": set(), "update": set()}
     for name, method in (("act", PPO.act), ("update", PPO.update)):
 
@@ -235,9 +229,7 @@ def test_early_stopping_ends_a_run_after_an_iteration(tmp_path):
 
 
 @pytest.mark.slow
-def test_networks_are_reset_between_two_iterations_also_when_a_run_is_prolonged(
-    command_line, monkeypatch
-):
+def test_networks_are_reset_between_iterations(command_line, monkeypatch):
     resets = []
     reset_networks = PPO.reset_networks
 
@@ -264,9 +256,7 @@ def test_the_derived_number_of_minibatches_divides_the_steps(num_steps, expected
 
 
 @pytest.mark.slow
-def test_another_size_of_iterations_is_refused_only_in_the_middle_of_one(
-    command_line, monkeypatch, capsys
-):
+def test_other_iteration_size_is_refused_within_an_iteration(command_line, monkeypatch, capsys):
     other = "--model.init_args.num_steps=60"
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         signal_in_call(patch, PPO, "training_step", 19, signal.SIGTERM)

@@ -142,7 +142,7 @@ def test_a_checkpoint_has_the_given_arguments_as_plain_values(tmp_path):
 
 
 @pytest.mark.slow
-def test_lightnings_command_line_takes_the_algorithm_of_a_checkpoint(tmp_path):
+def test_lightning_cli_takes_the_algorithm_of_a_checkpoint(tmp_path):
     class CLI(LightningCLI):
         def add_arguments_to_parser(self, parser):
             parser.link_arguments("data.spec", "model.init_args.spec", apply_on="instantiate")
@@ -245,7 +245,7 @@ def policy(sac, tmp_path):
     return load_policy(save(sac, tmp_path))
 
 
-def test_a_batch_and_single_observations_act_for_tasks_by_number_or_name(policy, sac):
+def test_observations_act_for_tasks_by_number_or_name(policy, sac):
     wanted_EA = sac.act(OBSERVATION_ED, TASK_E, "exploit")
     names = [f"task-{task}" for task in TASK_E]
     for task in (
@@ -293,7 +293,7 @@ def test_explored_actions_continue_the_checkpoints_draws(tmp_path, sac):
         assert np.array_equal(policy.act(OBSERVATION_ED, TASK_E, "explore"), wanted_EA)
 
 
-def test_a_loaded_policy_leaves_the_draws_of_its_process_as_they_are(tmp_path, sac):
+def test_loading_a_policy_leaves_global_generators_alone(tmp_path, sac):
     path = save(sac, tmp_path)
     torch.rand(1), np.random.rand(), random.random()
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
@@ -302,7 +302,7 @@ def test_a_loaded_policy_leaves_the_draws_of_its_process_as_they_are(tmp_path, s
     assert np.random.get_state()[1].tolist() == before[1] and random.getstate() == before[2]
 
 
-def test_a_policy_is_in_evaluation_mode_and_any_algorithm_can_be_wrapped(sac):
+def test_wrapped_algorithm_is_in_evaluation_mode(sac):
     sac.train()
     assert np.array_equal(
         LoadedPolicy(sac).act(OBSERVATION_ED, TASK_E), sac.act(OBSERVATION_ED, TASK_E, "exploit")

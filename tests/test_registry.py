@@ -315,7 +315,7 @@ def build(cls, seed=0, **options):
 
 
 @pytest.mark.parametrize("cls", TABLE, ids=lambda cls: cls.__name__)
-def test_instance_is_built_and_its_state_passes_through_a_file(cls, tmp_path):
+def test_instance_is_built_and_its_state_is_loaded(cls, tmp_path):
     built = build(cls)
     if isinstance(built, torch.nn.Module):
         other = build(cls, seed=1)

@@ -52,7 +52,7 @@ def test_it_is_the_loop(padding, dtype):
     assert torch.equal(shifted(images, torch.full_like(offsets, padding), padding), images)
 
 
-def test_every_shift_is_drawn_and_observations_are_shifted_independently():
+def test_observations_are_shifted_independently_by_every_shift():
     batch = make_batch(SPEC, rows=200)
     same = batch._replace(next_observation_RnD=batch.observation_RnD)
     transform = with_generator(padding=1)

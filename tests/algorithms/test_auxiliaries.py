@@ -70,7 +70,7 @@ def small_sac(learning_rate=1e-3, **options):
     return make_sac(auxiliaries=[auxiliary], tau=0.1, **{**FULL, **options})
 
 
-def test_it_depends_on_the_target_encoder_and_draws_from_a_generator_of_its_own():
+def test_auxiliary_uses_target_encoder_and_its_own_generator():
     states = []
     for auxiliaries in ([], [NextFeatures]):
         sac = train(make_sac(auxiliaries=auxiliaries, **FULL), 2)

@@ -60,7 +60,7 @@ def clone(command_line, demonstrations, *options):
     command_line("fit", *given, configs=CONFIGS, small=False)
 
 
-def test_the_density_of_an_action_at_the_bounds_is_finite_and_has_a_gradient():
+def test_density_at_the_bounds_is_finite_and_has_a_gradient():
     mean_BA = torch.zeros(1, 2, requires_grad=True)
     log_prob_B = SquashedGaussian(mean_BA, torch.zeros(1, 2)).log_prob(torch.tensor([[1.0, -1.0]]))
     log_prob_B.sum().backward()
@@ -68,7 +68,7 @@ def test_the_density_of_an_action_at_the_bounds_is_finite_and_has_a_gradient():
     assert mean_BA.grad[0, 0] > 1 and mean_BA.grad[0, 1] < -1
 
 
-def test_the_squared_error_is_that_of_the_action_over_a_tasks_own_dimensions():
+def test_squared_error_leaves_padded_dimensions_out():
     mean_BA = torch.tensor([[0.5, 9.0, -2.0]])
     action_BA = torch.tensor([[0.1, 0.0, 0.4]])
     zeros_BA = torch.zeros(1, 3)

@@ -53,7 +53,7 @@ def test_the_losses_are_compiled_in_the_given_mode(mode, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_compiled_update_begins_without_gradients_and_with_a_new_step_of_cuda_graphs(monkeypatch):
+def test_compiled_update_clears_gradients_and_marks_a_new_step(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, mode: function)
     sac = train(make_sac(compile="reduce-overhead"), 1)
     found = []
@@ -67,7 +67,7 @@ def test_a_compiled_update_begins_without_gradients_and_with_a_new_step_of_cuda_
 
 
 @pytest.mark.slow
-def test_distrals_target_is_one_graph_also_with_tasks_that_are_not_trained():
+def test_distral_target_is_one_graph_with_untrained_tasks():
     distral = make_distral(make_spec(3, train_tasks=(0, 2)))
     batch = make_batch(distral.spec)
     target = torch.compile(distral.critic_target, backend="eager", fullgraph=True)

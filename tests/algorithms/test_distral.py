@@ -233,7 +233,7 @@ def rows_of(batch, index):
         {"actor": NETWORKS["multi_head"], "critic": NETWORKS["paco"], "actor_gradient": PCGrad},
     ],
 )
-def test_with_kappa_0_the_tasks_networks_are_those_of_separate_sacs(options):
+def test_with_kappa_0_each_task_has_a_separate_sac(options):
     """Each task's own SAC has the same weights at first, the same rows and the same noise.
 
     A product of several tasks rounds as that of one task on most processors, and not on all.
@@ -339,7 +339,7 @@ def test_the_distilled_policy_acts_on_tasks_that_are_not_trained(tmp_path, encod
 
 
 @pytest.mark.parametrize(("method", "architecture"), list(zip(METHODS, NETWORKS, strict=True)))
-def test_architectures_learn_with_the_gradient_method_of_the_distilled_policy(method, architecture):
+def test_architectures_learn_with_every_gradient_method(method, architecture):
     network = NETWORKS[architecture]
     gradient = METHODS[method]
     distral = make_distral(
@@ -357,7 +357,7 @@ def test_architectures_learn_with_the_gradient_method_of_the_distilled_policy(me
     assert type(distral.critic_update.method) is Mean, "the critics share nothing"
 
 
-def test_a_shared_encoder_learns_with_the_gradient_method_of_the_critics():
+def test_shared_encoder_learns_with_the_critics_gradient_method():
     encoder = partial(
         MixtureOfEncoders, num_experts=2, assignment=UniformGate, width=6, depth=1, out_dim=5
     )

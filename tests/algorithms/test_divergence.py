@@ -98,7 +98,7 @@ def test_a_run_stops_and_names_the_task(where, name, value):
 
 @pytest.mark.slow
 @every_method
-def test_a_skipped_step_changes_nothing_and_the_next_ones_are_made(where, name):
+def test_skipped_step_changes_nothing_and_learning_continues(where, name):
     sac = train(broken_sac("skip", name, updates=(2, 3)), 2)
     before = critic_state(sac)
     actor = copy_of(sac.actor)
@@ -176,7 +176,7 @@ def test_more_steps_than_may_be_skipped_end_the_run(where):
         sac.guard.read()
 
 
-def test_results_on_the_device_are_read_before_they_fill_the_memory(monkeypatch):
+def test_pending_results_are_read_at_their_limit(monkeypatch):
     monkeypatch.setattr(update, "decides_on_device", lambda device: True)
     monkeypatch.setattr(metrics, "MAX_PENDING", 8)
     sac = broken_sac("skip", actor_every=10_000)  # 3 steps in the first update, then 1 in each

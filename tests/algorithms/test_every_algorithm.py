@@ -80,7 +80,7 @@ def test_every_parameter_is_in_an_optimizer_and_learns(make):
 
 
 @every_algorithm
-def test_seed_decides_weights_and_draws_and_no_global_generator_does(make):
+def test_seed_decides_weights_and_draws_without_global_state(make):
     runs = []
     for seed in (3, 3, 4):
         torch.manual_seed(len(runs))
@@ -156,7 +156,7 @@ def test_reset_draws_new_weights_and_clears_their_optimizers(make):
 
 
 @every_algorithm
-def test_loss_that_is_not_finite_ends_the_run_and_names_the_update(make):
+def test_nonfinite_loss_ends_the_run_and_names_the_update(make):
     algorithm = train(make(), 1)
     with torch.no_grad():
         for parameter in algorithm.parameters():

@@ -12,14 +12,7 @@ import pytest
 import torch
 from torch.optim import Adam
 
-from mtrl_lightning import networks
-from mtrl_lightning.algorithms import (
-    Categorical,
-    MeanReward,
-    ReturnRange,
-    Temperature,
-    TemperatureWeights,
-)
+from mtrl_lightning import algorithms, networks
 from mtrl_lightning.auxiliaries import HiPBMDP, Reconstruction
 from mtrl_lightning.gradients import (
     FAMO,
@@ -67,7 +60,7 @@ NETWORKS = {
 OTHERS = {
     "Standardize": {"encoder": networks.Standardize},
     "Standardize per task": {"encoder": partial(networks.Standardize, per_task=True)},
-    "ReturnRange": {"reward_scale": ReturnRange},
+    "ReturnRange": {"reward_scale": algorithms.ReturnRange},
     **PARTS,
     **MIXTURES,
     "a task embedding": {
@@ -75,11 +68,11 @@ OTHERS = {
     },
     "a task encoder": {"critic": partial(MLP, width=8, conditioning=networks.TaskEncoder)},
     "no conditioning": {"critic": partial(MLP, width=8, conditioning=NoConditioning)},
-    "Categorical": {"value": partial(Categorical, num_bins=11)},
-    "TemperatureWeights": {"task_weighting": TemperatureWeights},
-    "one temperature": {"temperature": partial(Temperature, per_task=False)},
+    "Categorical": {"value": partial(algorithms.Categorical, num_bins=11)},
+    "TemperatureWeights": {"task_weighting": algorithms.TemperatureWeights},
+    "one temperature": {"temperature": partial(algorithms.Temperature, per_task=False)},
     "no clipping": {"actor_max_grad_norm": None, "critic_max_grad_norm": None},
-    "MeanReward": {"reward_scale": MeanReward},
+    "MeanReward": {"reward_scale": algorithms.MeanReward},
     "delays": {"actor_every": 2, "target_every": 2},
     "auxiliaries": {
         "encoder": partial(networks.MLPEncoder, width=8, context=networks.Embedding),
@@ -122,7 +115,7 @@ def test_no_part_of_an_update_of_ppo_waits(name, without_numbers):
     update_without_numbers(make_ppo, **PARTS[name])
 
 
-def test_ppo_waits_only_to_read_the_divergence_at_the_end_of_an_epoch(without_numbers):
+def test_ppo_waits_only_for_the_divergence_of_an_epoch(without_numbers):
     ppo = on_meta(make_ppo, num_minibatches=2)
     batch = meta_batch(ppo)
     for _ in range(2):
@@ -187,9 +180,7 @@ def test_an_optimizer_that_cannot_skip_on_the_device_waits(without_numbers):
         update_without_numbers(optimizer=Adam)
 
 
-def test_the_outcomes_of_steps_are_read_when_metrics_are_logged_and_checkpoints_saved(
-    without_numbers, monkeypatch
-):
+def test_outcomes_are_read_for_metrics_and_checkpoints(without_numbers, monkeypatch):
     sac = update_without_numbers(num_updates=2)
     with pytest.raises((NotImplementedError, RuntimeError), match=r"copy out of meta|item"):
         sac.guard.read()

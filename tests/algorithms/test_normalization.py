@@ -87,7 +87,7 @@ def test_moments_equal_those_of_all_rows_together():
     np.testing.assert_allclose(moments.variance_T.numpy(), variances, rtol=1e-9, atol=1e-12)
 
 
-def test_rewards_are_divided_by_the_deviation_of_discounted_returns():
+def test_rewards_are_divided_by_the_std_of_returns():
     discount = 0.9
     scale = NormalizeReward(make_spec(), discount=discount, clip=1.5)
     for transitions in random_steps():
@@ -110,7 +110,7 @@ def test_the_return_of_a_rebuilt_environment_restarts_at_zero():
     assert scale.get_extra_state()["per_env"]["returns"] == [1.0, 3.0]
 
 
-def test_restored_statistics_continue_in_the_middle_of_an_episode():
+def test_restored_statistics_continue_within_an_episode():
     whole, first, second = (NormalizeReward(make_spec()) for _ in range(3))
     steps = list(random_steps())
     for transitions in steps:

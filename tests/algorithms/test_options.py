@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 from jsonargparse import ArgumentParser
 
-from mtrl_lightning.algorithms import (
-    PPO,
-    SAC,
-    TD3,
-    ActorCritic,
-    Algorithm,
-    BehaviourCloning,
-    Distral,
-)
+from mtrl_lightning import algorithms
 from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP, LatentDynamics, Reconstruction
 from mtrl_lightning.networks import MLP, Attention, MultiHead, TopKGate
 from mtrl_lightning.networks.mixture import ScoredAssignment
@@ -33,11 +25,11 @@ def options_of(kind: type) -> set[str]:
 @pytest.mark.parametrize(
     ("kind", "base"),
     [
-        (ActorCritic, Algorithm),
-        (SAC, ActorCritic),
-        (TD3, ActorCritic),
-        (PPO, Algorithm),
-        (BehaviourCloning, Algorithm),
+        (algorithms.ActorCritic, algorithms.Algorithm),
+        (algorithms.SAC, algorithms.ActorCritic),
+        (algorithms.TD3, algorithms.ActorCritic),
+        (algorithms.PPO, algorithms.Algorithm),
+        (algorithms.BehaviourCloning, algorithms.Algorithm),
         (LatentDynamics, Auxiliary),
         (HiPBMDP, LatentDynamics),
         (Reconstruction, Auxiliary),
@@ -54,4 +46,4 @@ def test_distral_has_sacs_options_but_those_that_it_sets_itself():
     fixed = {"temperature", "temperature_optimizer", "target_entropy"}
     fixed |= {"encoder_tau", "untrained_tasks"}
     own = {"kappa", "omega", "distilled_optimizer", "distilled_max_grad_norm"}
-    assert options_of(Distral) == options_of(SAC) - fixed | own
+    assert options_of(algorithms.Distral) == options_of(algorithms.SAC) - fixed | own

@@ -12,28 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning import gradients
+from mtrl_lightning import gradients, networks
 from mtrl_lightning.algorithms import PPO, SAC, TD3, BehaviourCloning, Distral
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, LossInputs, Reconstruction
-from mtrl_lightning.networks import (
-    CARE,
-    AppendTask,
-    Attention,
-    Clusters,
-    Embedding,
-    Identity,
-    Language,
-    MixtureOfEncoders,
-    MLPEncoder,
-    NoConditioning,
-    OneHotGate,
-    Standardize,
-    StateDependentStd,
-    StateIndependentStd,
-    TaskEncoder,
-    TopKGate,
-    UniformGate,
-)
 from mtrl_lightning.policy import load_policy
 from tests.helpers.algorithms import attach, copy_of, make_batch, make_spec
 from tests.helpers.checkpoints import save
@@ -49,35 +30,47 @@ ROWS = 4
 
 SMALL = {"width": 6, "depth": 1, "out_dim": 5}
 ENCODERS = {
-    "append_task": (partial(AppendTask, conditioning=partial(Embedding, dim=4)), NoConditioning),
+    "append_task": (
+        partial(networks.AppendTask, conditioning=partial(networks.Embedding, dim=4)),
+        networks.NoConditioning,
+    ),
     "care": (
-        partial(CARE, num_experts=2, conditioning=Embedding, context_dim=5, **SMALL),
-        NoConditioning,
+        partial(
+            networks.CARE, num_experts=2, conditioning=networks.Embedding, context_dim=5, **SMALL
+        ),
+        networks.NoConditioning,
     ),
     **{
         f"mixture_{assignment.__name__.lower()}": (
-            partial(MixtureOfEncoders, num_experts=3, assignment=assignment, **SMALL),
+            partial(networks.MixtureOfEncoders, num_experts=3, assignment=assignment, **SMALL),
             None,
         )
-        for assignment in (Attention, UniformGate, TopKGate, OneHotGate)
+        for assignment in (
+            networks.Attention,
+            networks.UniformGate,
+            networks.TopKGate,
+            networks.OneHotGate,
+        )
     },
     "mixture_clusters": (
         partial(
-            MixtureOfEncoders,
+            networks.MixtureOfEncoders,
             num_experts=3,
-            assignment=partial(Clusters, words=[["reach"], ["push"], ["door"]]),
+            assignment=partial(networks.Clusters, words=[["reach"], ["push"], ["door"]]),
             **SMALL,
         ),
         None,
     ),
-    "language": (Identity, Language),
-    "mlp_encoder": (partial(MLPEncoder, width=6, out_dim=5), None),
+    "language": (networks.Identity, networks.Language),
+    "mlp_encoder": (partial(networks.MLPEncoder, width=6, out_dim=5), None),
     "mlp_encoder_context": (
-        partial(MLPEncoder, width=6, out_dim=5, context=partial(Embedding, dim=4)),
-        NoConditioning,
+        partial(
+            networks.MLPEncoder, width=6, out_dim=5, context=partial(networks.Embedding, dim=4)
+        ),
+        networks.NoConditioning,
     ),
-    "standardize": (partial(Standardize, per_task=True), None),
-    "task_encoder": (Identity, partial(TaskEncoder, width=6, depth=1, out_dim=5)),
+    "standardize": (partial(networks.Standardize, per_task=True), None),
+    "task_encoder": (networks.Identity, partial(networks.TaskEncoder, width=6, depth=1, out_dim=5)),
 }
 STACKS = {
     **{name: {"actor": network, "critic": network} for name, network in NETWORKS.items()},
@@ -232,7 +225,7 @@ def gradients_of(loss, parameters):
         *((Distral, stack) for stack in ("mlp", "moore", "multi_head", "standardize")),
     ],
 )
-def test_a_padded_task_has_the_losses_and_gradients_that_it_has_alone(kind, stack):
+def test_padding_changes_no_loss_and_no_gradient(kind, stack):
     *algorithms, indices = make_pair(kind, **STACKS[stack])
     pair = batches(algorithms)
     standardize(algorithms, pair)
@@ -265,7 +258,7 @@ def test_a_padded_task_has_the_losses_and_gradients_that_it_has_alone(kind, stac
         partial(Reconstruction, latent_weight=0.5),
     ],
 )
-def test_a_padded_task_has_the_auxiliary_losses_and_gradients_that_it_has_alone(make):
+def test_padding_changes_no_auxiliary_loss(make):
     *algorithms, indices = make_pair(SAC, auxiliaries=[make], **STACKS["mlp_encoder_context"])
     losses = [
         sac.auxiliaries[0].loss(batch, LossInputs(sac.encoder, sac.target_encoder, None))
@@ -277,12 +270,12 @@ def test_a_padded_task_has_the_auxiliary_losses_and_gradients_that_it_has_alone(
 @pytest.mark.parametrize(
     ("stack", "noise"),
     [
-        *((stack, StateIndependentStd) for stack in STACKS),
-        ("mlp", StateDependentStd),
-        ("multi_head", StateDependentStd),
+        *((stack, networks.StateIndependentStd) for stack in STACKS),
+        ("mlp", networks.StateDependentStd),
+        ("multi_head", networks.StateDependentStd),
     ],
 )
-def test_a_padded_task_has_the_losses_and_gradients_of_ppo_that_it_has_alone(stack, noise):
+def test_padding_changes_no_loss_of_ppo(stack, noise):
     *algorithms, indices = make_pair(PPO, noise=noise, entropy_coef=0.3, **STACKS[stack])
     pair = batches(algorithms)
     standardize(algorithms, pair)
@@ -386,7 +379,7 @@ def test_the_logged_noise_is_that_of_a_tasks_own_dimensions():
 
 
 @pytest.mark.parametrize("loss", ["log_prob", "mse"])
-@pytest.mark.parametrize("noise", [None, StateDependentStd])
+@pytest.mark.parametrize("noise", [None, networks.StateDependentStd])
 def test_behaviour_cloning_counts_a_tasks_own_dimensions(loss, noise):
     options = {"loss": loss, "noise": noise}
     *algorithms, indices = make_pair(BehaviourCloning, actor=NETWORKS["mlp"], **options)
@@ -398,13 +391,13 @@ def test_behaviour_cloning_counts_a_tasks_own_dimensions(loss, noise):
 def test_no_task_is_masked_where_none_is_padded():
     alone, _ = specs()
     for spec in (alone, alone._replace(action_sizes=(A,) * T, observation_sizes=(D,) * T)):
-        sac = SAC(spec, encoder=Standardize, **STACKS["mlp"])
+        sac = SAC(spec, encoder=networks.Standardize, **STACKS["mlp"])
         assert sac.action_mask(torch.arange(T)) is None
         assert sac.encoder.mean_D.shape == (D,)
 
 
 def test_a_loaded_policy_takes_and_gives_a_tasks_own_size(tmp_path):
-    sac = make_pair(SAC, encoder=Standardize, **STACKS["mlp"])[1]
+    sac = make_pair(SAC, encoder=networks.Standardize, **STACKS["mlp"])[1]
     batch = batches(make_pair(SAC, **STACKS["mlp"])[:2])[1]
     sac.encoder.observe(batch.observation_RnD, batch.task_Rn)
     policy = load_policy(save(sac, tmp_path))

@@ -117,7 +117,7 @@ def test_the_heads_by_hand():
 
 
 @pytest.mark.parametrize("step_size", [0.05, 0.3, 1.0])
-def test_the_statistics_are_those_of_the_moving_averages_of_the_first_two_moments(step_size):
+def test_statistics_are_moving_averages_of_two_moments(step_size):
     generator = np.random.default_rng(0)
     scale = PopArt(spec_of(NUM_TASKS), make_critic(), step_size=step_size)
     mu_T = nu_T = None

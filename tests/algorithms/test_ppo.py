@@ -141,7 +141,7 @@ def continue_optimizers(first, second):
 
 
 @pytest.mark.parametrize("gradient", [Mean, PCGrad])
-def test_transitions_of_tasks_with_paused_environments_count_alike(gradient):
+def test_transitions_count_alike_when_environments_are_paused(gradient):
     ppo = make_ppo(actor=SMALL_HEADS, critic=SMALL_HEADS, actor_gradient=gradient)
     attach(ppo)
     collected = make_collected(ppo, gap=0.0)
@@ -468,7 +468,7 @@ def test_every_update_equals_that_of_an_independent_program(pair, foreign):
     assert ppo.drain_metrics() == {}
 
 
-def test_actions_far_from_the_own_policy_leave_losses_and_gradients_finite():
+def test_losses_are_finite_for_actions_far_from_the_policy():
     ppo = make_ppo()
     attach(ppo)
     collected = make_collected(ppo, gap=0.0, foreign=0.5)
@@ -580,7 +580,7 @@ def test_the_encoders_statistics_move_between_iterations_only():
 
 @pytest.mark.parametrize("noise", [StateIndependentStd, StateDependentStd])
 @pytest.mark.parametrize("per_task", [False, True])
-def test_behind_moving_statistics_the_ratios_of_every_iteration_start_from_one(per_task, noise):
+def test_ratios_start_from_one_behind_moving_statistics(per_task, noise):
     ppo = make_ppo(
         encoder=partial(Standardize, per_task=per_task, num_updates=2), noise=noise, max_kl=None
     )
@@ -636,7 +636,7 @@ def test_the_factors_of_the_schedules_by_hand():
     assert [ConstantRate().factor(x) for x in (0, 0.5, 1)] == [1, 1, 1]
 
 
-def test_the_learning_rates_follow_the_schedule_also_after_a_resumption():
+def test_learning_rates_follow_the_schedule_after_a_resumption():
     def make():
         return make_ppo(
             learning_rate=partial(LinearRate, final=0.5),
@@ -678,7 +678,7 @@ def acting():
     return ppo
 
 
-def test_exploring_returns_clipped_actions_the_samples_and_their_densities(acting):
+def test_exploring_returns_clipped_actions_and_densities(acting):
     action_EA, fields = acting.act(OBSERVATION_ED, TASK_E, "explore")
     assert set(fields) == {"unclipped_action", "log_prob"}
     assert [field.name for field in acting.policy_fields] == list(fields)
@@ -761,7 +761,7 @@ class TypeSpy(MLP):
 
 
 @pytest.mark.parametrize("noise", [StateIndependentStd, StateDependentStd])
-def test_in_half_precision_the_ratio_of_an_unchanged_policy_is_one(noise):
+def test_ratio_of_an_unchanged_policy_is_one_in_half_precision(noise):
     actor_types, critic_types = set(), set()
     ppo = make_ppo(
         actor=partial(TypeSpy, width=16, depth=2, output_bound=0.3),
@@ -808,7 +808,7 @@ def without_numbers(batch, name):
 
 @pytest.mark.parametrize("name", SKIPPED)
 @pytest.mark.parametrize(("max_kl", "is_over"), [(0.4, True), (0.44, False)])
-def test_skipped_minibatches_do_not_count_in_the_mean_of_an_epoch(name, max_kl, is_over):
+def test_skipped_minibatches_do_not_count_in_an_epoch(name, max_kl, is_over):
     still = partial(SGD, lr=0.0)
     ppo = make_ppo(max_kl=max_kl, num_minibatches=3, actor_optimizer=still, on_nonfinite="skip")
     attach(ppo)

@@ -52,7 +52,7 @@ def test_mean_reward_makes_the_means_equal():
     assert scaled(scale) == [[8.0, -16.0], [3.0, 0.5], [16.0, -4.0]]
 
 
-def test_mean_reward_of_a_task_without_any_is_bounded_and_of_no_task_is_one():
+def test_mean_reward_is_bounded_for_tasks_without_rewards():
     scale = MeanReward(make_spec(3), max_factor=50.0)
     scale.begin_learning(np.array([0.0, 4.0, 2.0]))
     assert scale.factor_T.tolist() == [50, 1, 2]
@@ -75,7 +75,7 @@ def test_return_range_by_hand():
     assert found_Rn[2] == pytest.approx([40 / 2, -10 / 2])
 
 
-def test_return_range_keeps_the_largest_and_begins_each_episode_anew():
+def test_return_range_keeps_the_largest_of_all_episodes():
     scale = ReturnRange(make_spec(3), discount=0.5)
     scale.observe(step([8.0], [0], [0], terminated=[0]))
     scale.observe(step([1.0], [0], [0], terminated=[0]))
@@ -108,7 +108,7 @@ def test_return_range_goes_on_in_the_middle_of_an_episode():
     assert scale.largest_T.tolist() == other.largest_T.tolist() == [5, 0, 0]
 
 
-def test_return_range_leaves_rewards_alone_where_nothing_is_known():
+def test_return_range_leaves_rewards_before_any_episode():
     scale = ReturnRange(make_spec(3), discount=0.5)
     assert scaled(scale, alpha=(0.5, 0.5, 0.5), target_entropy=0.0) == REWARD_RN.tolist()
 

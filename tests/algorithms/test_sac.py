@@ -279,7 +279,7 @@ def recorded(make, **options):
     return sac, log
 
 
-def test_a_gradient_method_is_told_what_is_shared_and_touches_nothing_else():
+def test_gradient_method_changes_only_its_own_gradients():
     sac, log = recorded(partial(make_sac, **FULL))
     train(sac, 3)
     critic = [
@@ -399,14 +399,14 @@ def test_a_gradient_is_clipped_to_its_norm_and_the_other_is_not(which, max_norm)
 
 
 @pytest.mark.parametrize(("every", "wanted"), [(1, [0, 1, 2, 3, 4, 5, 6]), (3, [0, 3, 6])])
-def test_an_auxiliary_is_trained_on_its_schedule_with_the_encoder(every, wanted):
+def test_auxiliary_and_encoder_are_trained_on_schedule(every, wanted):
     for part in (lambda sac: sac.auxiliaries[0], lambda sac: sac.encoder):
         auxiliaries = [partial(Reconstruction, every=every)]
         sac = make_sac(critic_optimizer=still, auxiliaries=auxiliaries, **FULL)
         assert updates_that_change(part(sac), sac) == wanted
 
 
-def test_an_auxiliary_follows_the_gradient_of_its_mean_loss_with_adam():
+def test_auxiliary_follows_its_mean_loss_with_adam():
     sac = make_sac(
         critic_optimizer=still, auxiliaries=[partial(Reconstruction, learning_rate=0.02)], **FULL
     )
@@ -450,7 +450,7 @@ def test_a_batch_is_observed_once_and_targets_use_its_statistics(monkeypatch, ta
         torch.testing.assert_close(variance_D, joined.var(0, correction=0))
 
 
-def test_building_does_not_seed_the_accelerators_global_generator(monkeypatch):
+def test_building_does_not_seed_the_gpu_generator(monkeypatch):
     seeds = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
     make_sac(seed=3)
@@ -483,7 +483,7 @@ def test_exploiting_takes_tanh_of_the_mean():
         ([0, 1, 2, 2], (4,)),
     ],
 )
-def test_environments_in_the_order_of_the_tasks_are_computed_in_groups(task_E, rows, make, mode):
+def test_environments_in_task_order_are_computed_in_groups(task_E, rows, make, mode):
     seen = []
 
     class Seeing(MultiHead):
@@ -606,9 +606,7 @@ def test_in_half_precision_the_losses_are_single_and_finite():
 @pytest.mark.parametrize(
     ("action_dim", "given", "used"), [(2, None, -2.0), (4, None, -4.0), (4, -1.5, -1.5), (2, 0, 0)]
 )
-def test_the_target_entropy_is_minus_the_number_of_action_dimensions_unless_given(
-    action_dim, given, used
-):
+def test_default_target_entropy_is_minus_the_action_dim(action_dim, given, used):
     sac = make_sac(make_spec(action_dim=action_dim), target_entropy=given)
     assert sac.target_entropy_T.tolist() == [used] * 3
     assert "target_entropy_T" not in sac.state_dict()

@@ -32,7 +32,7 @@ def types_in(value):
     return {type(value)}
 
 
-def test_a_trainers_checkpoint_is_read_without_executing_anything(tmp_path):
+def test_trainer_checkpoint_loads_with_weights_only(tmp_path):
     sac = make_sac(auxiliaries=[Reconstruction], **FULL)
     act(sac, "explore")
     fit(sac, 3).save_checkpoint(tmp_path / "file.ckpt")

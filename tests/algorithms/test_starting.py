@@ -318,7 +318,7 @@ def test_popart_keeps_the_values_of_common_tasks(make_network):
             torch.testing.assert_close(*values)
 
 
-def test_standardized_observations_keep_their_statistics_and_new_ones_are_observed():
+def test_new_tasks_observe_statistics_and_common_ones_keep_them():
     encoder = partial(Standardize, per_task=True, num_updates=3)
     source = train(trained(make_sac, encoder=encoder), 4)
     _, algorithm, _ = started(make_sac, source, encoder=encoder)
@@ -340,7 +340,7 @@ def test_standardized_observations_keep_their_statistics_and_new_ones_are_observ
     assert changed(again.encoder, after) == set()
 
 
-def test_statistics_of_transforms_are_copied_and_episodes_under_way_are_not():
+def test_statistics_of_transforms_are_copied_without_episodes():
     options = {"reward_scale": partial(NormalizeReward, discount=0.99)}
     source = make_sac(THERE, **options)
     rng = np.random.default_rng(0)
@@ -361,7 +361,7 @@ def test_statistics_of_transforms_are_copied_and_episodes_under_way_are_not():
     assert algorithm.transforms[0].largest_T.tolist() == [3, 0, 1]
 
 
-def test_counters_optimizers_generators_and_gradient_methods_are_a_new_run_s():
+def test_counters_optimizers_and_generators_start_anew():
     source = train(trained(make_sac, critic_gradient=GradNorm), 3)
     fresh, algorithm, table = started(make_sac, source, critic_gradient=GradNorm)
     assert algorithm.counters == fresh.counters
@@ -515,7 +515,7 @@ def test_a_policy_that_does_not_fit_is_refused(make_source, there, make, here, s
         {**networks(MLP), "conditioning": PlainOneHot},
     ],
 )
-def test_what_belongs_to_tasks_has_to_be_declared_where_tasks_differ(options):
+def test_task_axes_have_to_be_declared_where_tasks_differ(options):
     source = trained(make_sac, **options)
     with pytest.raises(ConfigurationError):
         started(make_sac, source, **options)

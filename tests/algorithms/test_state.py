@@ -25,7 +25,7 @@ def test_each_name_has_a_stream_of_its_own():
     assert draw(other, "act") == first
 
 
-def test_restored_generators_continue_also_where_they_were_not_used(tmp_path):
+def test_restored_generators_continue_used_or_not(tmp_path):
     before, between, after = Generators(3), Generators(50), Generators(99)
     assert draw(before, "act", 7) != draw(before, "act", 7)
     draw(before, "learn", 3)
@@ -42,7 +42,7 @@ def test_restored_generators_continue_also_where_they_were_not_used(tmp_path):
     assert draw(before, "act") == draw(between, "act"), "a saved state does not move"
 
 
-def test_seeds_near_each_other_give_streams_that_have_nothing_in_common():
+def test_neighbouring_seeds_give_uncorrelated_streams():
     streams = torch.tensor(
         [draw(Generators(seed), name, 1000) for seed in range(4) for name in ("act", "learn")]
     )
@@ -51,7 +51,7 @@ def test_seeds_near_each_other_give_streams_that_have_nothing_in_common():
     assert correlation[~torch.eye(8, dtype=torch.bool)].abs().max() < 0.16
 
 
-def test_a_generator_saved_on_another_device_begins_with_the_seed():
+def test_generator_of_another_device_begins_with_the_seed():
     state = {
         "seed": 3,
         "used": {"act": {"device": "cuda", "state": torch.zeros(16, dtype=torch.uint8)}},
@@ -84,7 +84,7 @@ def test_half_precision_is_summed_in_single_precision():
     assert metrics.drain() == {"q": 1.0}
 
 
-def test_in_an_update_each_value_of_a_name_counts_whether_it_is_a_number_or_a_row_of_one():
+def test_scalars_and_rows_of_one_count_alike_in_an_update():
     metrics = MeanMetrics()
     with metrics.added_at_end():
         metrics.add({"q": torch.tensor([1.0]), "loss": torch.tensor(5.0)})

@@ -43,7 +43,7 @@ def test_buffers_are_copied_whole():
     assert target.mean.tolist() == [3.5], "the target has memory of its own"
 
 
-def test_a_frozen_copy_gets_no_gradient_and_leaves_the_original_trainable():
+def test_frozen_copy_leaves_the_original_trainable():
     original = nn.Linear(2, 1)
     frozen = frozen_copy(original)
     assert [p.requires_grad for p in frozen.parameters()] == [False, False]
@@ -56,7 +56,7 @@ def test_a_frozen_copy_gets_no_gradient_and_leaves_the_original_trainable():
     assert not torch.equal(frozen.weight, original.weight)
 
 
-def test_several_modules_move_at_each_step_wherever_they_are_by_then():
+def test_several_modules_move_after_they_were_converted():
     sources = [Toy([1.0, 1.0]), Toy([2.0, 2.0], buffer=3.0)]
     targets = [Toy([0.0, 0.0]), Toy([0.0, 0.0])]
     average = PolyakAverage(sources, targets, 0.5)

@@ -35,7 +35,7 @@ class Noting(nn.Linear):
 
 
 @pytest.mark.parametrize("method", [PCGrad(spec_of(T)), None])
-def test_each_task_is_computed_apart_and_a_pass_enters_its_own_graph_alone(method):
+def test_each_backward_pass_enters_only_its_tasks_graph(method):
     network = Noting()
     x_RnD = uniform(T, ROWS, 2)
     out_RnD = per_task_forward(method, network, 0, x_RnD)
@@ -50,7 +50,7 @@ def test_each_task_is_computed_apart_and_a_pass_enters_its_own_graph_alone(metho
 
 
 @pytest.mark.parametrize("method", [Mean, FAMO])
-def test_what_takes_all_losses_in_one_pass_computes_all_rows_at_once(method):
+def test_one_pass_methods_compute_all_rows_at_once(method):
     network = Noting()
     per_task_forward(method(spec_of(T)), network, 0, uniform(T, ROWS, 2))
     assert network.calls == [(T, ROWS)]

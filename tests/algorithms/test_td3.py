@@ -151,7 +151,7 @@ def test_the_critics_learn_the_target_computed_by_hand(value, reduction):
     assert loss_R.tolist() == close(wanted)
 
 
-def test_the_actor_follows_the_first_critics_gradient_and_all_targets_move():
+def test_actor_follows_the_first_critic_and_targets_move():
     td3 = hand_td3()
     td3.training_step(BATCH, 0)
     # the critics and the encoder are those after their own step
@@ -299,7 +299,7 @@ def test_each_tasks_environments_have_evenly_spread_deviations():
 
 
 @pytest.mark.parametrize("acting", [[0, 0, 1, 1], [0, 1, 1, 1]])
-def test_deviations_belong_to_environments_of_all_ranks_whoever_acts(acting):
+def test_deviations_belong_to_environments_of_all_ranks(acting):
     found = []
     for envs in ([0, 1, 4, 5], [2, 3, 6, 7]):
         td3 = make_td3(exploration_std_min=0.0, exploration_std_max=0.3)
@@ -309,7 +309,7 @@ def test_deviations_belong_to_environments_of_all_ranks_whoever_acts(acting):
     assert found == [close([0.0, 0.1, 0.0, 0.1]), close([0.2, 0.3, 0.2, 0.3])]
 
 
-def test_exploring_adds_the_environments_own_noise_and_exploiting_none():
+def test_exploring_adds_the_noise_of_each_environment():
     td3 = make_td3(exploration_std_min=0.0, exploration_std_max=0.2)
     task_E = np.array([0] * 3)
     observation_ED = np.ones((3, 4), np.float32)

@@ -23,7 +23,7 @@ def gradient_of(temperature):
     return temperature.log_alpha.grad.tolist()
 
 
-def test_with_one_temperature_a_task_each_follows_its_own_entropy():
+def test_temperature_per_task_follows_the_tasks_entropy():
     # -(mean log prob of the task - 2) / 3
     assert gradient_of(Temperature(spec_of(3))) == pytest.approx([0.5 / 3, 4 / 3, 0.5 / 3])
 
@@ -41,7 +41,7 @@ def test_each_row_has_the_temperature_of_its_task():
     assert temperature.values().tolist() == pytest.approx([math.exp(v) for v in (0.1, 0.2, 0.3)])
 
 
-def test_a_fixed_temperature_stays_and_weights_the_entropy_of_all_tasks():
+def test_fixed_temperature_weights_the_entropy_and_stays():
     sac = train(make_sac(temperature=partial(FixedTemperature, value=0.3)), 3)
     assert sac.temperature.values().tolist() == pytest.approx([0.3] * 3)
     log_alpha_Rn = sac.temperature(TASK_RN)

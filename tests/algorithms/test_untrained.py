@@ -35,7 +35,7 @@ def test_it_acts_with_the_mean_of_the_trained_tasks_embeddings(make):
     )
 
 
-def test_it_acts_with_what_the_task_was_initialized_with_if_that_is_wanted():
+def test_untrained_task_keeps_its_initial_parameters_if_asked():
     spec = make_spec(3, train_tasks=TRAINED)
     sac = make_sac(spec, **NETWORKS, untrained_tasks="own")
     observation_ED = np.ones((1, 4), np.float32)

@@ -44,7 +44,7 @@ class Numbers(nn.Module):
         self.x = nn.Parameter(torch.tensor([1.0, -2.0]))
 
 
-def test_a_step_follows_the_mean_loss_and_returns_what_else_was_computed():
+def test_step_follows_the_mean_loss_and_returns_the_rest():
     module = Numbers()
     update, metrics = make_update([module])
     assert update(lambda: (module.x.square(), "extra")) == "extra"
@@ -61,7 +61,7 @@ def test_weights_multiply_the_losses_and_not_the_metric():
     assert metrics.drain() == {"thing_loss": 2.5}
 
 
-def test_parameters_that_the_loss_goes_through_are_frozen_for_it_alone():
+def test_parameters_are_frozen_only_during_the_update():
     module, through = Numbers(), Numbers()
     update, _ = make_update([module], frozen=[through.x])
     update(lambda: ((module.x * through.x).square(), None))
@@ -69,7 +69,7 @@ def test_parameters_that_the_loss_goes_through_are_frozen_for_it_alone():
     assert module.x.tolist() == [0.5, 2.0]
 
 
-def test_losses_are_computed_twice_in_the_same_precision_for_a_method_that_asks():
+def test_losses_after_a_step_have_the_same_precision():
     module, seen = Numbers(), []
     update, _ = make_update([module], method=FAMO(spec_of(2)))
 
@@ -82,7 +82,7 @@ def test_losses_are_computed_twice_in_the_same_precision_for_a_method_that_asks(
     assert seen == [(True, True), (True, False)]
 
 
-def test_the_losses_after_a_step_are_those_of_the_rounded_weights_after_it():
+def test_losses_after_a_step_use_the_new_rounded_weights():
     module, seen = nn.Linear(2, 2), []
     update, _ = make_update([module], method=FAMO(spec_of(2)))
 

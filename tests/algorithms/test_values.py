@@ -34,7 +34,7 @@ def all_rows():
     return itertools.product(range(R), range(ROWS))
 
 
-def test_a_scalar_value_is_the_output_and_learns_by_squared_error():
+def test_scalar_value_learns_by_squared_error():
     output = draws(Q, R, ROWS, 1, seed=4)
     following = draws(Q, R, ROWS, 1, seed=5)
     given = arguments()
@@ -65,7 +65,7 @@ def projection(probabilities, values, low, high):
     return result
 
 
-def test_a_distribution_learns_by_cross_entropy_with_the_projected_target():
+def test_distribution_learns_by_projected_cross_entropy():
     value = Categorical(num_bins=NUM_BINS, bound=2.0)
     output = draws(Q, R, ROWS, NUM_BINS, seed=4)
     following = draws(Q, R, ROWS, NUM_BINS, seed=5)
@@ -84,7 +84,7 @@ def test_a_distribution_learns_by_cross_entropy_with_the_projected_target():
     assert value.loss(output, following, **given).tolist() == pytest.approx(wanted_R, rel=1e-4)
 
 
-def test_the_value_of_distributions_is_the_mean_of_their_expectations():
+def test_value_is_the_mean_of_the_expectations():
     value, output = Categorical(num_bins=NUM_BINS, bound=2.0), draws(Q, R, ROWS, NUM_BINS)
     q = value.q(output)
     assert q.shape == (1, R, ROWS)
@@ -116,7 +116,7 @@ def test_a_projection_is_that_of_a_loop():
     assert torch.equal(projected, value.project(probability, moved))
 
 
-def test_a_value_that_is_not_finite_makes_its_row_nan_and_no_other():
+def test_nonfinite_value_makes_only_its_row_nan():
     value = Categorical(num_bins=NUM_BINS, bound=2.0)
     probability = draws(1, 3, NUM_BINS).softmax(-1)
     moved = draws(1, 3, NUM_BINS, seed=1)

@@ -13,7 +13,7 @@ from mtrl_lightning.algorithms import ManualWeights, TemperatureWeights
 from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
 
 
-def test_by_temperature_is_the_softmax_of_what_is_computed_by_hand():
+def test_temperature_weights_are_a_softmax_by_hand():
     log_alpha = [math.log(1.0), math.log(0.5), math.log(0.25)]
     # exp(-log alpha) is 1, 2 and 4: shares 1/7, 2/7, 4/7 of three tasks
     weights = TemperatureWeights(make_spec(3))(torch.tensor(log_alpha, requires_grad=True))
@@ -21,7 +21,7 @@ def test_by_temperature_is_the_softmax_of_what_is_computed_by_hand():
     assert not weights.requires_grad
 
 
-def test_by_hand_is_scaled_to_the_number_of_tasks_and_leaves_others_at_one():
+def test_manual_weights_sum_to_the_number_of_tasks():
     assert ManualWeights(make_spec(3), {"task-1": 4.0})(torch.zeros(3)).tolist() == pytest.approx(
         [0.5, 2.0, 0.5]
     )
@@ -31,7 +31,7 @@ def test_by_hand_is_scaled_to_the_number_of_tasks_and_leaves_others_at_one():
     )
 
 
-def test_weights_scale_the_gradients_of_actor_and_critic_and_not_the_logged_loss():
+def test_weights_scale_gradients_and_not_the_logged_loss():
     """A task of weight 0 has no effect: the result is that of the other task, counted twice."""
     spec, alone = make_spec(2), make_spec(2, train_tasks=(0,))
     still = partial(SGD, lr=0.1)

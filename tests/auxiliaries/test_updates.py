@@ -273,7 +273,7 @@ def test_a_restored_run_is_the_same_run(name, tmp_path):
     assert_continued_is_the_same(make, tmp_path, half=2)
 
 
-def test_a_reset_clears_the_encoders_moments_in_every_optimizer_and_keeps_the_auxiliaries():
+def test_reset_clears_the_encoders_moments_and_keeps_auxiliaries():
     sac = train(case_sac("states: deepmdp"), 2)
     (auxiliary,) = sac.auxiliaries
     optimizer = sac.auxiliary_updates[0].optimizer

@@ -47,6 +47,6 @@ def test_nash_mtl_has_the_same_direction(num_tasks):
     assert_same_direction(update(NashMTL(spec_of(num_tasks)), gradients), expected_D)
 
 
-def test_pcgrad_of_two_tasks_is_the_mean_of_the_projected_gradients():
+def test_pcgrad_is_the_mean_of_the_projected_gradients():
     gradients = torch.tensor([[1.0, 0.2, 0.0], [-1.0, 0.5, 0.3]])
     assert_near(update(PCGrad(spec_of(2)), gradients), jd.PCGrad()(gradients) / 2)

@@ -55,7 +55,7 @@ def test_it_is_the_best_direction_in_the_ball(num_tasks, size, c):
     assert float(distance / gradients.mean(0).norm()) == pytest.approx(c, rel=1e-5)
 
 
-def test_where_the_tasks_cannot_all_improve_the_worst_is_left_where_it_is():
+def test_worst_task_stays_where_not_all_can_improve():
     # (2, 0) and (-1, 0) allow no step in the first direction, so the dual's g_w is zero; g_0 is (1,
     # 1) / 3
     assert_near(
@@ -83,7 +83,7 @@ def test_fifty_tasks_are_solved_well():
     assert float(products.min()) == pytest.approx(float(dual), rel=1e-4)
 
 
-def test_fast_is_the_full_problem_of_the_sampled_and_the_mean_of_the_others():
+def test_fast_solves_the_sampled_and_the_mean_of_the_others():
     gradients = random_gradients(6)
     generator = torch.Generator().manual_seed(3)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(3)).tolist()

@@ -57,7 +57,7 @@ def test_the_norm_is_limited_for_shared_parameters_only():
     assert_near(update(NashMTL(spec_of(3), max_norm=1e6), gradients), direction)
 
 
-def test_a_norm_limit_of_1_equals_the_authors_program_for_long_updates_only():
+def test_norm_limit_of_1_equals_the_authors_for_long_updates():
     # their update has norm sqrt(R) and is always clipped to 1; a shorter update stays shorter here
     limited = NashMTL(spec_of(2), max_norm=1.0)
     assert_near(update(limited, torch.eye(2) * 10), [0.5**0.5, 0.5**0.5])

@@ -60,7 +60,7 @@ def test_a_continued_run_is_the_same_run(command_line, network, gradient):
 
 
 @pytest.mark.parametrize("kind", [SAC, PPO, TD3, Distral, BehaviourCloning])
-def test_a_continued_run_with_tasks_of_different_sizes_is_the_same_run(
+def test_run_with_tasks_of_different_sizes_continues_exactly(
     command_line, monkeypatch, tmp_path, kind
 ):
     batches = []

@@ -48,7 +48,7 @@ def slow(encoder, x_BD, task_B):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
-def test_features_and_gradients_equal_a_loop_over_rows_and_experts(dtype, tolerance):
+def test_features_equal_a_loop_over_rows_and_experts(dtype, tolerance):
     encoder, x_BD = make().to(dtype), uniform(7, 5, seed=9).to(dtype)
     assert_same_output_and_gradients(
         encoder, encoder(x_BD, TASK_B), slow(encoder, x_BD, TASK_B), tolerance

@@ -7,30 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from mtrl_lightning.networks import (
-    CARE,
-    MLP,
-    MOORE,
-    Attention,
-    Clusters,
-    Embedding,
-    FiLM,
-    MixtureOfEncoders,
-    MultiHead,
-    Network,
-    NoConditioning,
-    OneHot,
-    OneHotGate,
-    OnePerTask,
-    PaCo,
-    Separate,
-    SoftModularization,
-    TaskConditioning,
-    TaskEncoder,
-    TopKGate,
-    UniformGate,
-    hidden,
-)
+from mtrl_lightning import networks
 from mtrl_lightning.networks.task_axes import shared_parameters
 from tests.helpers.networks import ALWAYS_FUSED, IN_DIM, NUM_TASKS, OUT_DIM, Dense, randomize
 from tests.helpers.networks import uniform as draw
@@ -40,49 +17,57 @@ SPEC = spec_of(["reach-v3", "door-open-v3", "push-v3"])
 SMALL = {"width": 8, "depth": 2, "output_bound": 0.5}
 SOFT = {"num_modules": 2, "embedding_dim": 5}
 NETWORKS = {
-    "mlp": partial(MLP, **SMALL),
-    "mlp, layer norm": partial(MLP, layer_norm=True, **SMALL),
-    "mlp, residual": partial(MLP, residual=True, **SMALL),
-    "multi-head": partial(MultiHead, **SMALL),
-    "multi-head of one output": lambda in_dim, _, spec, **options: MultiHead(
+    "mlp": partial(networks.MLP, **SMALL),
+    "mlp, layer norm": partial(networks.MLP, layer_norm=True, **SMALL),
+    "mlp, residual": partial(networks.MLP, residual=True, **SMALL),
+    "multi-head": partial(networks.MultiHead, **SMALL),
+    "multi-head of one output": lambda in_dim, _, spec, **options: networks.MultiHead(
         in_dim, 1, spec, **{**SMALL, **options}
     ),
-    "multi-head, residual": partial(MultiHead, head_width=6, residual=True, **SMALL),
-    "film": partial(FiLM, **SMALL),
-    "film, scalar": partial(FiLM, scalar=True, **SMALL),
-    "moore": partial(MOORE, width=12, depth=3, num_experts=4, output_bound=0.5),
-    "moore, shallow": partial(MOORE, width=12, depth=1, num_experts=2, output_bound=0.5),
-    "paco": partial(PaCo, num_sets=4, max_loss=None, **SMALL),
-    "separate": partial(Separate, **SMALL),
-    "soft modularization": partial(SoftModularization, **SMALL, **SOFT),
-    "soft modularization, deep": partial(SoftModularization, **{**SMALL, **SOFT, "depth": 4}),
-    "one per task": partial(OnePerTask, make=partial(MLP, **SMALL)),
+    "multi-head, residual": partial(networks.MultiHead, head_width=6, residual=True, **SMALL),
+    "film": partial(networks.FiLM, **SMALL),
+    "film, scalar": partial(networks.FiLM, scalar=True, **SMALL),
+    "moore": partial(networks.MOORE, width=12, depth=3, num_experts=4, output_bound=0.5),
+    "moore, shallow": partial(networks.MOORE, width=12, depth=1, num_experts=2, output_bound=0.5),
+    "paco": partial(networks.PaCo, num_sets=4, max_loss=None, **SMALL),
+    "separate": partial(networks.Separate, **SMALL),
+    "soft modularization": partial(networks.SoftModularization, **SMALL, **SOFT),
+    "soft modularization, deep": partial(
+        networks.SoftModularization, **{**SMALL, **SOFT, "depth": 4}
+    ),
+    "one per task": partial(networks.OnePerTask, make=partial(networks.MLP, **SMALL)),
 }
 EXPERTS = {"num_experts": 3, "width": 6, "depth": 1, "out_dim": 5}
-BY_EMBEDDING = {"conditioning": partial(Embedding, dim=3), "width": 6}
+BY_EMBEDDING = {"conditioning": partial(networks.Embedding, dim=3), "width": 6}
 ENCODERS = {
-    "care": partial(CARE, context_dim=5, **EXPERTS),
-    "care of an embedding": partial(CARE, conditioning=Embedding, context_dim=5, **EXPERTS),
+    "care": partial(networks.CARE, context_dim=5, **EXPERTS),
+    "care of an embedding": partial(
+        networks.CARE, conditioning=networks.Embedding, context_dim=5, **EXPERTS
+    ),
     **{
-        f"mixture, {name}": partial(MixtureOfEncoders, assignment=assignment, **EXPERTS)
+        f"mixture, {name}": partial(networks.MixtureOfEncoders, assignment=assignment, **EXPERTS)
         for name, assignment in {
-            "one-hot": OneHotGate,
-            "uniform": UniformGate,
-            "clusters": partial(Clusters, words=[["reach"], ["push", "open"], ["door"]]),
-            "gate": TopKGate,
-            "gate of an embedding": partial(TopKGate, **BY_EMBEDDING),
-            "attention": Attention,
-            "attention of an embedding": partial(Attention, temperature=0.3, **BY_EMBEDDING),
+            "one-hot": networks.OneHotGate,
+            "uniform": networks.UniformGate,
+            "clusters": partial(networks.Clusters, words=[["reach"], ["push", "open"], ["door"]]),
+            "gate": networks.TopKGate,
+            "gate of an embedding": partial(networks.TopKGate, **BY_EMBEDDING),
+            "attention": networks.Attention,
+            "attention of an embedding": partial(
+                networks.Attention, temperature=0.3, **BY_EMBEDDING
+            ),
         }.items()
     },
 }
 CONDITIONINGS = {
-    "one-hot": OneHot,
-    "none": NoConditioning,
-    "embedding": partial(Embedding, dim=6),
-    "embedding, unit norm": partial(Embedding, dim=6, unit_norm=True),
-    "task encoder": partial(TaskEncoder, width=7, out_dim=5),
-    "task encoder of a one-hot": partial(TaskEncoder, embedding=OneHot, out_dim=3),
+    "one-hot": networks.OneHot,
+    "none": networks.NoConditioning,
+    "embedding": partial(networks.Embedding, dim=6),
+    "embedding, unit norm": partial(networks.Embedding, dim=6, unit_norm=True),
+    "task encoder": partial(networks.TaskEncoder, width=7, out_dim=5),
+    "task encoder of a one-hot": partial(
+        networks.TaskEncoder, embedding=networks.OneHot, out_dim=3
+    ),
 }
 MODULES = {**NETWORKS, **ENCODERS, **CONDITIONINGS}
 TAKE_CONDITIONING = [name for name in NETWORKS if name not in ("separate", "one per task")]
@@ -100,7 +85,7 @@ each_network = pytest.mark.parametrize("name", NETWORKS)
 
 @pytest.fixture(autouse=True)
 def always_fused(monkeypatch):
-    monkeypatch.setattr(hidden, "MIN_OUTPUTS", ALWAYS_FUSED)
+    monkeypatch.setattr(networks.hidden, "MIN_OUTPUTS", ALWAYS_FUSED)
 
 
 def make(name, seed=0, **options):
@@ -111,7 +96,7 @@ def make(name, seed=0, **options):
 def call(module, task_B, order=None, seed=3):
     """Return the output for an observation of each row, in another order of the rows."""
     inputs = [draw(task_B.numel(), IN_DIM, seed=seed).to(next(module.parameters(), task_B * 1.0))]
-    rows = [*([] if isinstance(module, TaskConditioning) else inputs), task_B.flatten()]
+    rows = [*([] if isinstance(module, networks.TaskConditioning) else inputs), task_B.flatten()]
     if order is None:
         return module(*(row.view(*task_B.shape, *row.shape[1:]) for row in rows))
     return module(*(row[order] for row in rows))[order.argsort()].view(*task_B.shape, -1)
@@ -164,7 +149,7 @@ def test_empty_batch_passes_and_half_precision_is_close(name):
     with torch.autocast("cpu", torch.bfloat16):
         found, rows, empty = (call(module, t) for t in (LOSSES, LOSSES[0], LOSSES[0][:0]))
     assert empty.shape == (0, exact.shape[-1])
-    if isinstance(module, Network):
+    if isinstance(module, networks.Network):
         assert found.dtype == rows.dtype == empty.dtype == torch.bfloat16
     largest = max(exact.abs().amax().item(), 1) if exact.numel() else 1
     torch.testing.assert_close(found.float(), exact, rtol=0.1, atol=0.1 * largest)

@@ -41,7 +41,7 @@ def assert_statistics_are_of(encoder, data):
 
 
 @pytest.mark.parametrize("per_task", [False, True])
-def test_learning_batches_are_observed_and_standardized_as_the_same_rows_in_any_order(per_task):
+def test_learning_batches_are_standardized_as_rows_in_any_order(per_task):
     grouped, any_order = (Standardize(spec_of(3, SPACE), per_task=per_task) for _ in range(2))
     task_Rn = torch.tensor([[0] * 4, [2] * 4])
     order_B = torch.randperm(8, generator=torch.Generator().manual_seed(0))
@@ -72,7 +72,7 @@ def test_statistics_and_outputs_are_those_of_all_rows(count):
     assert encoder.count.item() == count
 
 
-def test_features_that_hardly_vary_are_divided_by_the_smallest_deviation():
+def test_constant_features_are_divided_by_the_smallest_std():
     encoder = Standardize(spec_of(2, SPACE), min_std=0.5)
     # deviations 0, 2, 0.1
     encoder.observe(torch.tensor([[4.0, -2.0, 0.0], [4.0, 2.0, 0.2]]), NO_TASK.expand(2))
@@ -102,7 +102,7 @@ def test_clipped_rows_make_the_statistics_that_a_loop_finds():
 
 @pytest.mark.parametrize("per_task", [False, True])
 @pytest.mark.parametrize("number", [1, 2, 20])
-def test_an_object_that_falls_for_ever_does_not_decide_the_deviation(number, per_task):
+def test_rare_outliers_do_not_decide_the_deviation(number, per_task):
     encoder = Standardize(spec_of(2, SPACE), per_task=per_task)
     plain = torch.from_numpy(batches(number, rows=4_000))
     falling = plain.clone()
@@ -119,7 +119,7 @@ def test_an_object_that_falls_for_ever_does_not_decide_the_deviation(number, per
 
 @pytest.mark.parametrize("per_task", [False, True])
 @pytest.mark.parametrize("saved_after", [0, 1, 6, 9])
-def test_restored_statistics_continue_and_freeze_after_their_updates(saved_after, per_task):
+def test_restored_statistics_continue_and_freeze(saved_after, per_task):
     data = batches(10)
     options = {"num_updates": 6, "per_task": per_task}
     before, after = (Standardize(spec_of(3, SPACE), **options) for _ in range(2))
@@ -168,7 +168,7 @@ def test_statistics_per_task_weigh_every_row_alike():
     np.testing.assert_allclose(encoder.variance_TD[0], data.var(0), rtol=1e-5)
 
 
-def test_a_task_that_is_not_trained_has_the_statistics_of_those_of_its_size():
+def test_untrained_task_has_the_statistics_of_its_size():
     encoder = Standardize(spec_of(5, SPACE, observation_sizes=[3, 3, 3, 2, 1]))
     data = batches(4)
     task_N = np.array([0, 2, 2, 0, 3, 0, 2, 3])

@@ -26,7 +26,7 @@ def make(kind, **options) -> PolicyStd:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_task_and_action_dimension_begins_with_the_initial_deviation(kind):
+def test_every_dimension_begins_with_the_initial_deviation(kind):
     made = make(kind, initial=-0.5)
     assert made.log_std_TA.tolist() == [[-0.5] * ACTION_DIM] * NUM_TASKS
     mean = uniform(4, ACTION_DIM)
@@ -45,7 +45,7 @@ def test_each_row_has_the_deviation_of_its_task():
     assert torch.equal(policy.log_std_BA, wanted)
 
 
-def test_the_second_half_of_the_outputs_changes_the_deviation_within_the_bounds():
+def test_state_dependent_deviation_stays_within_its_bounds():
     made = make(StateDependentStd, initial=-1.0, minimum=-2.0, maximum=0.5)
     with torch.no_grad():
         made.log_std_TA[2] = torch.tensor([-0.5, 0.25])
@@ -94,7 +94,7 @@ def update_of(made, learning_rate=1.0):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_beyond_a_bound_is_pulled_back_and_the_next_can_leave_it(kind):
+def test_step_beyond_a_bound_is_clipped_and_can_return(kind):
     made = make(kind, initial=-1.0, minimum=-2.0, maximum=0.5)
     update = update_of(made)
     push_T1 = torch.tensor([[30.0], [-30.0], [0.3]])

@@ -13,7 +13,7 @@ from mtrl_lightning.networks import ClippedGaussian, SquashedGaussian
 from tests.helpers.networks import uniform
 
 
-def test_actions_and_densities_equal_those_of_a_transformed_normal_distribution():
+def test_actions_and_densities_equal_a_transformed_normal():
     mean, log_std = 2 * uniform(500, 3, seed=1).double(), uniform(500, 3, seed=2).double() - 0.5
     noise = torch.randn(500, 3, generator=torch.Generator().manual_seed(3)).double()
     action, log_prob = SquashedGaussian(mean, log_std).sample(noise)
@@ -32,7 +32,7 @@ def test_actions_and_densities_equal_those_of_a_transformed_normal_distribution(
     torch.testing.assert_close(log_prob[moderate], inverted, rtol=1e-7, atol=1e-7)
 
 
-def test_gradients_of_squashed_samples_are_those_of_the_formula_differentiated_by_pytorch():
+def test_gradients_of_samples_equal_automatic_differentiation():
     inputs = uniform(500, 6, seed=1).double().chunk(2, -1)
     noise, action_weight, density_weight = uniform(500, 9, seed=2).double().chunk(3, -1)
 
@@ -53,7 +53,7 @@ def test_gradients_of_squashed_samples_are_those_of_the_formula_differentiated_b
 
 
 @pytest.mark.parametrize("kind", [ClippedGaussian, SquashedGaussian])
-def test_gradients_of_densities_are_those_of_the_formula_differentiated_by_pytorch(kind):
+def test_densities_equal_automatic_differentiation(kind):
     inputs = uniform(500, 9, seed=1).double().chunk(3, -1)
 
     def gradients(log_prob):
@@ -95,7 +95,7 @@ def test_the_mode_is_tanh_of_the_mean():
     assert policy.mode().tolist()[0] == pytest.approx([0, math.tanh(0.5), math.tanh(-3)], rel=1e-6)
 
 
-def test_a_networks_output_is_split_into_means_and_clamped_deviations():
+def test_output_is_split_into_means_and_clamped_deviations():
     policy = SquashedGaussian.from_network(
         torch.tensor([[1.0, 2.0, -30.0, 7.0], [3.0, 4.0, -5.0, 1.5]]), -20.0, 2.0
     )
@@ -160,7 +160,7 @@ def test_the_divergence_is_that_of_the_normal_distributions():
     assert policy.kl(policy).abs().max() < 1e-12
 
 
-def test_the_mean_ratio_of_the_squashed_densities_is_the_divergence():
+def test_mean_ratio_of_squashed_densities_is_the_divergence():
     policy, other = (SquashedGaussian(p.mean_BA[:1], p.log_std_BA[:1]) for p in two_policies())
     count = 200_000
     noise = torch.randn(count, 3, generator=torch.Generator().manual_seed(3)).double()
@@ -179,7 +179,7 @@ def test_the_mean_ratio_of_the_squashed_densities_is_the_divergence():
     )
 
 
-def test_a_ratio_is_finite_where_tanh_is_one_and_leaves_padding_out():
+def test_ratio_is_finite_where_tanh_is_one():
     mask_BA = torch.tensor([[True, False]])
     policy = SquashedGaussian(torch.tensor([[50.0, 1.0]]), torch.zeros(1, 2), mask_BA)
     other = SquashedGaussian(torch.tensor([[48.0, 7.0]]), torch.zeros(1, 2), mask_BA)
@@ -198,7 +198,7 @@ def clipped(dtype=torch.float64):
     return ClippedGaussian(mean, log_std), Normal(mean, log_std.exp()), noise
 
 
-def test_densities_and_entropies_equal_those_of_a_normal_distribution():
+def test_densities_and_entropies_equal_a_normal_distribution():
     policy, reference, noise = clipped()
     for sample in (policy.draw(noise), policy.mode(), 3 * noise):
         wanted = reference.log_prob(sample).sum(-1)

@@ -82,7 +82,7 @@ def test_a_checkpoint_holds_the_embeddings(file):
     assert torch.equal(after(torch.arange(3)), before(torch.arange(3)))
 
 
-def test_an_encoder_of_language_equals_a_loop_and_trains_the_perceptron_alone(file):
+def test_encoder_of_language_trains_only_the_perceptron(file):
     language = partial(Language, path=file(TASKS))
     encoder = TaskEncoder(spec_of(NAMES), embedding=language, width=6, depth=2, out_dim=4)
     randomize(encoder).double()

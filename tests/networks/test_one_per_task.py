@@ -38,7 +38,7 @@ def test_each_row_gets_the_output_of_its_tasks_network(architecture):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_recorded_operations_do_not_depend_on_the_tasks_of_the_record():
+def test_traced_network_accepts_other_tasks():
     network = make()
     x_BD = uniform(3, IN_DIM)
     traced = torch.jit.trace(network, (x_BD, torch.tensor([0, 1, 2])))
@@ -60,7 +60,7 @@ def test_only_the_tasks_that_are_named_have_a_network():
     assert len(network.members) == 2
 
 
-def test_each_network_masks_and_repairs_by_the_loss_of_its_own_task():
+def test_each_network_masks_and_repairs_by_its_own_loss():
     network = make(PaCo, max_loss=1.0)
     loss_R = torch.tensor([0.5, 3.0, 0.25])
     assert network.mask_losses(loss_R).tolist() == [0.5, 0, 0.25]
@@ -73,7 +73,7 @@ def test_each_network_masks_and_repairs_by_the_loss_of_its_own_task():
     assert seen == [(0, [0.5], [0]), (1, [3.0], [0]), (2, [0.25], [0])]
 
 
-def test_trained_tasks_have_their_own_networks_where_others_are_not_trained():
+def test_losses_reach_the_networks_of_trained_tasks():
     spec = spec_of(NUM_TASKS, train_tasks=(0, 2))
     make_member = partial(PaCo, **SMALL, max_loss=1.0)
     network = OnePerTask(IN_DIM, OUT_DIM, spec, make=make_member)

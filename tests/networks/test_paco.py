@@ -48,7 +48,7 @@ def test_every_parameter_is_a_sum_over_the_sets(options):
     assert_equals_row_by_row(make(**options), slow)
 
 
-def test_it_begins_with_unit_rows_he_uniform_sets_and_a_bounded_output():
+def test_initial_sets_are_he_uniform_with_a_bounded_output():
     network = make(width=200, num_sets=5)
     torch.testing.assert_close(network.composition.weight.square().sum(0), torch.ones(NUM_TASKS))
     assert network.composition.weight.min() < 0
@@ -125,7 +125,7 @@ def test_nothing_changes_if_none_explodes_or_all_do(losses, max_loss):
     assert torch.equal(step(network, losses, [0, 1, 2]), before_TK)
 
 
-def test_the_generator_is_asked_for_as_much_whether_a_task_explodes_or_not():
+def test_draws_do_not_depend_on_exploding_tasks():
     states = []
     for loss in (1.0, 11.0):
         generator = torch.Generator().manual_seed(0)

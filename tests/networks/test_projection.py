@@ -10,24 +10,14 @@ import torch
 import torch.nn.functional as F
 from gymnasium.spaces import Box
 
-from mtrl_lightning.networks import (
-    MLP,
-    Embedding,
-    MLPEncoder,
-    MultiHead,
-    PixelEncoder,
-    ProjectedNetwork,
-    Projection,
-    Separate,
-    TaskEncoder,
-)
+from mtrl_lightning import networks
 from tests.helpers.specs import spec_of
 
 VECTORS = Box(-np.inf, np.inf, (4,), np.float32)
 PIXELS = Box(0, 255, (2, 3, 17, 19), np.uint8)
 ENCODERS = {
-    "mlp": (partial(MLPEncoder, width=8, out_dim=5), VECTORS),
-    "pixels": (partial(PixelEncoder, channels=4, out_dim=5), PIXELS),
+    "mlp": (partial(networks.MLPEncoder, width=8, out_dim=5), VECTORS),
+    "pixels": (partial(networks.PixelEncoder, channels=4, out_dim=5), PIXELS),
 }
 TASK_B = torch.tensor([0, 1, 2, 1])
 
@@ -40,7 +30,7 @@ def observations(space, seed=0):
 
 
 def test_the_layers_of_a_state_encoder():
-    encoder = MLPEncoder(spec_of(3, VECTORS), width=8, depth=2, out_dim=5)
+    encoder = networks.MLPEncoder(spec_of(3, VECTORS), width=8, depth=2, out_dim=5)
     x_BD = observations(VECTORS)
     h_BH = x_BD
     for layer in list(encoder.hidden)[::2]:
@@ -55,7 +45,7 @@ def test_the_layers_of_a_state_encoder():
 
 @pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2), (1,)])
 def test_the_layers_of_an_image_encoder(strides):
-    encoder = PixelEncoder(spec_of(3, PIXELS), channels=4, strides=strides, out_dim=5)
+    encoder = networks.PixelEncoder(spec_of(3, PIXELS), channels=4, strides=strides, out_dim=5)
     image_BD = observations(PIXELS)
     x_BCHW = image_BD.view(4, 6, 17, 19).double().float() / 255
     for layer, stride in zip(encoder.convolutions[::2], strides, strict=True):
@@ -64,16 +54,16 @@ def test_the_layers_of_an_image_encoder(strides):
     y_BZ = F.layer_norm(x_BCHW.reshape(4, -1) @ linear.weight.t() + linear.bias, (5,))
     torch.testing.assert_close(encoder(image_BD, TASK_B), torch.tanh(y_BZ))
     assert encoder(image_BD[:0], TASK_B[:0]).shape == (0, 5)
-    other = PixelEncoder(
+    other = networks.PixelEncoder(
         spec_of(3, PIXELS), channels=4, strides=strides, out_dim=5, channels_last=True
     )
     other.load_state_dict(encoder.state_dict())
     torch.testing.assert_close(other(image_BD, TASK_B), encoder(image_BD, TASK_B))
 
 
-@pytest.mark.parametrize("context", [None, partial(Embedding, dim=2)])
+@pytest.mark.parametrize("context", [None, partial(networks.Embedding, dim=2)])
 @pytest.mark.parametrize("name", ENCODERS)
-def test_groups_of_tasks_have_the_features_of_the_same_rows_in_any_order(name, context):
+def test_groups_have_the_features_of_rows_in_any_order(name, context):
     make, space = ENCODERS[name]
     encoder = make(spec_of(3, space), context=context)
     x_RnD = observations(space).unflatten(0, (2, 2))
@@ -102,7 +92,7 @@ def test_groups_of_tasks_have_the_features_of_the_same_rows_in_any_order(name, c
 
 
 def test_images_are_initialized_orthogonally():
-    encoder = PixelEncoder(
+    encoder = networks.PixelEncoder(
         spec_of(1, Box(0, 255, (1, 3, 17, 17), np.uint8)), channels=4, strides=(1, 1)
     )
     second = encoder.convolutions[2].weight
@@ -117,7 +107,7 @@ def test_images_are_initialized_orthogonally():
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_context_is_appended_without_a_gradient(name):
     make, space = ENCODERS[name]
-    encoder = make(spec_of(3, space), context=partial(TaskEncoder, width=6, out_dim=2))
+    encoder = make(spec_of(3, space), context=partial(networks.TaskEncoder, width=6, out_dim=2))
     assert (encoder.out_dim, encoder.latent_dim) == (7, 5)
     x_BD = observations(space)
     output_BZ = encoder(x_BD, TASK_B)
@@ -131,9 +121,9 @@ def test_the_context_is_appended_without_a_gradient(name):
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_an_actors_projection_is_its_own_and_passes_the_context_on(name):
+def test_actor_projection_is_its_own_and_keeps_the_context(name):
     make, space = ENCODERS[name]
-    encoder = make(spec_of(3, space), context=partial(Embedding, dim=2))
+    encoder = make(spec_of(3, space), context=partial(networks.Embedding, dim=2))
     projection = encoder.make_projection()
     assert not torch.equal(projection.linear.weight, encoder.projection.linear.weight)
     shared_BF = encoder.shared_features(observations(space), TASK_B)
@@ -144,10 +134,10 @@ def test_an_actors_projection_is_its_own_and_passes_the_context_on(name):
     assert torch.equal(projection(shared_BF), encoder.project(shared_BF))
 
 
-@pytest.mark.parametrize("kind", [MLP, MultiHead, Separate])
+@pytest.mark.parametrize("kind", [networks.MLP, networks.MultiHead, networks.Separate])
 def test_a_projected_network_is_a_network_behind_a_projection(kind):
     network = kind(5, 2, spec_of(3), width=8, depth=1)
-    projected = ProjectedNetwork(Projection(7, 5), network)
+    projected = networks.ProjectedNetwork(networks.Projection(7, 5), network)
     x_BF = torch.randn(4, 7)
     torch.testing.assert_close(projected(x_BF, TASK_B), network(projected.projection(x_BF), TASK_B))
     x_RnF = torch.randn(2, 3, 7)
@@ -168,7 +158,7 @@ def test_a_decoder_gives_observations(name, strides):
 
 
 def test_a_decoder_computes_in_float32_on_a_cpu_which_is_faster():
-    decoder = PixelEncoder(
+    decoder = networks.PixelEncoder(
         spec_of(1, Box(0, 255, (1, 3, 16, 16), np.uint8)), strides=(2, 1)
     ).make_decoder()
     z_BZ = torch.randn(2, 50)
@@ -180,7 +170,7 @@ def test_a_decoder_computes_in_float32_on_a_cpu_which_is_faster():
 
 
 def test_a_decoder_mirrors_the_convolutions():
-    encoder = PixelEncoder(spec_of(1, Box(0, 255, (3, 3, 84, 84), np.uint8)))
+    encoder = networks.PixelEncoder(spec_of(1, Box(0, 255, (3, 3, 84, 84), np.uint8)))
     assert encoder.projection.in_dim == 32 * 35 * 35
     decoder = encoder.make_decoder()
     kinds = [(m.in_channels, m.out_channels, m.stride[0]) for m in decoder.convolutions[1::2]]
