@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributions import Normal
 from torch.optim import SGD, Adam
 
-from mtrl_lightning.algorithms import PPO, LinearRate, PopArt, ReturnScale
+from mtrl_lightning.algorithms import LinearRate, PopArt, ReturnScale
 from mtrl_lightning.gradients import Mean, PCGrad
 from mtrl_lightning.networks import (
     MLP,
@@ -31,7 +31,6 @@ from mtrl_lightning.networks import (
 from mtrl_lightning.transitions import Rollout, TransitionBatch
 from mtrl_lightning.updates.learning_rate import ConstantRate
 from tests.helpers.algorithms import attach, changed, copy_of, make_ppo, make_spec
-from tests.helpers.checkpoints import save
 
 NUM_TASKS, NUM_STEPS, ENVS_PER_TASK = 3, 8, 2
 GARBAGE = 1e4
@@ -519,40 +518,72 @@ def test_only_the_trained_tasks_have_statistics():
 # ---- the end of an iteration ----
 
 
-@pytest.mark.parametrize(("max_kl", "is_over"), [(0.4, True), (0.44, False), (None, False)])
-def test_the_limit_of_the_divergence_by_hand(max_kl, is_over):
-    ppo = make_ppo(max_kl=max_kl, num_minibatches=1)
-    attach(ppo)
-    collected = make_collected(ppo, gap=0.0)
-    # every action is now exp(0.8) times as likely: the estimate is exp(0.8) - 1 - 0.8 = 0.4255
-    collected.columns["log_prob"].sub_(0.8)
-    computed = ppo.begin_iteration(collected, 0.0)
-    ppo.training_step(batch_of(collected, computed, all_rows(collected)), 0)
-    assert ppo.is_iteration_over() == is_over
-    metrics = ppo.drain_metrics()
-    assert metrics["train/kl"] == pytest.approx(math.exp(0.8) - 1.8, rel=1e-4)
-    assert metrics["train/clip_fraction"] == 1
+def begin(**options):
+    """Return PPO as an iteration begins, what was collected, and minibatches of all rows by kind.
 
-
-@pytest.mark.parametrize(("max_kl", "epochs"), [(0.2, [True]), (0.22, [False, True])])
-def test_the_divergence_is_the_mean_of_an_epoch_by_hand(max_kl, epochs):
+    With a learning rate of 0 the policy stays. In ``far``, each action is ``exp(0.8)`` times as
+    likely: the estimated divergence is ``exp(0.8) - 1 - 0.8 = 0.4255``. The others have NaN.
+    """
     still = partial(SGD, lr=0.0)
-    ppo = make_ppo(max_kl=max_kl, num_minibatches=2, actor_optimizer=still)
+    ppo = make_ppo(actor_optimizer=still, on_nonfinite="skip", **options)
     attach(ppo)
     collected = make_collected(ppo, gap=0.0)
-    computed = ppo.begin_iteration(collected, 0.0)
-    batch = batch_of(collected, computed, all_rows(collected))
-    far = batch._replace(extra={**batch.extra, "log_prob": batch.extra["log_prob"] - 0.8})
-    # of 0 and 0.4255 in the first epoch: 0.2128; of 0.4255 alone in the second
-    minibatches = [batch, far, far, far]
-    found = []
-    for place, minibatch in enumerate(minibatches[: 2 * len(epochs)]):
-        ppo.training_step(minibatch, 0)
-        if place % 2:
-            found.append(ppo.is_iteration_over())
-        else:
+    batch = batch_of(collected, ppo.begin_iteration(collected, 0.0), all_rows(collected))
+    nan_Rn = torch.where(batch.task_R1 == 1, math.nan, batch.extra["advantage"])
+    return (
+        ppo,
+        collected,
+        {
+            "same": batch,
+            "far": batch._replace(extra={**batch.extra, "log_prob": batch.extra["log_prob"] - 0.8}),
+            "advantage": batch._replace(extra={**batch.extra, "advantage": nan_Rn}),
+            "observation": batch._replace(observation_RnD=batch.observation_RnD * math.nan),
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("max_kl", "epochs", "ends"),
+    [
+        (0.4, ["far"], [True]),
+        (0.44, ["far"], [False]),
+        (None, ["far"], [False]),
+        (0.2, ["same far"], [True]),  # the mean is 0.2128
+        (0.22, ["same far", "far far"], [False, True]),
+        *((0.4, [epoch], [True]) for epoch in ("advantage far far", "far observation far")),
+        *((0.44, [epoch], [False]) for epoch in ("far far advantage", "observation far far")),
+        (0.05, ["advantage advantage"], [True]),
+        (0.05, ["observation observation"], [True]),
+    ],
+)
+def test_mean_divergence_of_an_epochs_steps_ends_the_iteration(max_kl, epochs, ends):
+    ppo, collected, minibatches = begin(max_kl=max_kl, num_minibatches=len(epochs[0].split()))
+    for epoch, is_over in zip(epochs, ends, strict=True):
+        for kind in epoch.split():
             assert not ppo.is_iteration_over()
-    assert found == epochs
+            ppo.training_step(minibatches[kind], 0)
+        assert ppo.is_iteration_over() == is_over
+    if epochs == ["far"]:
+        metrics = ppo.drain_metrics()
+        assert metrics["train/kl"] == pytest.approx(math.exp(0.8) - 1.8, rel=1e-4)
+        assert metrics["train/clip_fraction"] == 1
+    ppo.guard.read()
+    assert (ppo.counters.skipped_updates > 0) == ("vation" in epochs[0] or "vantage" in epochs[0])
+    ppo.end_iteration(collected)
+    assert not ppo.is_iteration_over()
+
+
+def test_mean_divergence_continues_after_a_resumption_within_an_epoch():
+    options = {"max_kl": 0.2, "num_minibatches": 3}
+    whole, _, minibatches = begin(**options)
+    whole.training_step(minibatches["advantage"], 0)
+    whole.training_step(minibatches["far"], 1)
+    resumed, _, _ = begin(**options)
+    resumed.load_state_dict(whole.state_dict())
+    for ppo in (whole, resumed):
+        assert not ppo.is_iteration_over()
+        ppo.training_step(minibatches["same"], 2)
+        assert ppo.is_iteration_over(), "the mean of 0.4255 and 0 is above 0.2"
 
 
 def test_the_encoders_statistics_move_between_iterations_only():
@@ -664,31 +695,23 @@ OBSERVATION_ED = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32
 TASK_E = np.arange(60) % NUM_TASKS
 
 
-def policy_of(ppo):
-    observation_ED, task_E = torch.from_numpy(OBSERVATION_ED), torch.from_numpy(TASK_E)
-    mean_EA = ppo.actor(ppo.encoder(observation_ED, task_E), task_E)
-    return mean_EA.detach(), ppo.noise.log_std_TA[task_E].detach()
-
-
-@pytest.fixture
-def acting():
+def test_exploring_returns_clipped_samples_with_their_densities():
     ppo = make_ppo(seed=3, actor=partial(MLP, width=16, depth=2, output_bound=1.0))
     with torch.no_grad():
         ppo.noise.log_std_TA.copy_(torch.tensor([[0.1, -0.3], [-1.0, 0.2], [0.3, -2.0]]))
-    return ppo
-
-
-def test_exploring_returns_clipped_actions_and_densities(acting):
-    action_EA, fields = acting.act(OBSERVATION_ED, TASK_E, "explore")
-    assert set(fields) == {"unclipped_action", "log_prob"}
-    assert [field.name for field in acting.policy_fields] == list(fields)
-    for field in acting.policy_fields:
+        mean_EA = ppo.actor(torch.from_numpy(OBSERVATION_ED), torch.from_numpy(TASK_E))
+        log_std_EA = ppo.noise.log_std_TA[TASK_E]
+    assert (mean_EA.abs() > 1).any()
+    exploited_EA = ppo.act(OBSERVATION_ED, TASK_E, "exploit")
+    np.testing.assert_allclose(exploited_EA, mean_EA.clamp(-1, 1).numpy(), rtol=1e-5, atol=1e-6)
+    action_EA, fields = ppo.act(OBSERVATION_ED, TASK_E, "explore")
+    assert [field.name for field in ppo.policy_fields] == list(fields)
+    for field in ppo.policy_fields:
         assert fields[field.name].shape == (60, *field.shape)
         assert fields[field.name].dtype == field.dtype
     sample_EA = fields["unclipped_action"]
     assert 0.1 < (np.abs(sample_EA) > 1).mean() < 0.9
     assert np.array_equal(action_EA, np.clip(sample_EA, -1, 1))
-    mean_EA, log_std_EA = policy_of(acting)
     wanted_E = Normal(mean_EA, log_std_EA.exp()).log_prob(torch.from_numpy(sample_EA)).sum(1)
     assert fields["log_prob"] == pytest.approx(wanted_E.numpy(), rel=1e-4, abs=1e-5)
     drawn_EA = ((torch.from_numpy(sample_EA) - mean_EA) / log_std_EA.exp()).numpy()
@@ -696,30 +719,7 @@ def test_exploring_returns_clipped_actions_and_densities(acting):
     assert drawn_EA.std() == pytest.approx(1, abs=5 / math.sqrt(240))
 
 
-def test_exploiting_returns_the_clipped_mean_alone(acting):
-    action_EA = acting.act(OBSERVATION_ED, TASK_E, "exploit")
-    mean_EA, _ = policy_of(acting)
-    assert (mean_EA.abs() > 1).any()
-    assert np.array_equal(action_EA, mean_EA.clamp(-1, 1).numpy())
-    assert np.array_equal(acting.act(OBSERVATION_ED, TASK_E, "exploit"), action_EA)
-
-
-# ---- checkpoints and resets ----
-
-SAVED = {
-    "critic": SMALL_HEADS,
-    "actor": partial(MLP, width=16, depth=2),
-    "encoder": Standardize,
-    "noise": partial(StateDependentStd, initial=-0.25, minimum=-1.5),
-    "return_scale": partial(PopArt, step_size=0.1),
-    "learning_rate": partial(LinearRate, final=0.3),
-    "num_steps": 16,
-    "num_epochs": 3,
-    "num_minibatches": 2,
-    "max_kl": None,
-    "value_clip": 0.2,
-}
-"""Options other than the defaults."""
+# ---- resets ----
 
 
 @pytest.mark.parametrize("critic", [SMALL_HEADS, partial(MLP, width=16, depth=2)])
@@ -785,79 +785,3 @@ def test_ratio_of_an_unchanged_policy_is_one_in_half_precision(noise):
     assert metrics["train/clip_fraction"] == 0
     assert {p.dtype for p in ppo.parameters()} == {torch.float32}
     assert all(value.isfinite().all() for value in ppo.state_dict().values())
-
-
-# ---- compiled losses, and gradients that are not finite ----
-
-
-def broken(batch):
-    """The batch with an advantage of the second task that is no number."""
-    advantage_Rn = torch.where(batch.task_R1 == 1, math.nan, batch.extra["advantage"])
-    return batch._replace(extra={**batch.extra, "advantage": advantage_Rn})
-
-
-SKIPPED = ("advantage", "observation")
-"""What is no number in a minibatch whose step is skipped; with the second its divergence, too."""
-
-
-def without_numbers(batch, name):
-    if name == "observation":
-        return batch._replace(observation_RnD=torch.full_like(batch.observation_RnD, math.nan))
-    return broken(batch)
-
-
-@pytest.mark.parametrize("name", SKIPPED)
-@pytest.mark.parametrize(("max_kl", "is_over"), [(0.4, True), (0.44, False)])
-def test_skipped_minibatches_do_not_count_in_an_epoch(name, max_kl, is_over):
-    still = partial(SGD, lr=0.0)
-    ppo = make_ppo(max_kl=max_kl, num_minibatches=3, actor_optimizer=still, on_nonfinite="skip")
-    attach(ppo)
-    collected = make_collected(ppo, gap=0.0)
-    computed = ppo.begin_iteration(collected, 0.0)
-    batch = batch_of(collected, computed, all_rows(collected))
-    # every action is exp(0.8) times as likely: a divergence of 0.4255
-    far = batch._replace(extra={**batch.extra, "log_prob": batch.extra["log_prob"] - 0.8})
-    skipped = without_numbers(batch, name)
-    for epoch in ([skipped, far, far], [far, skipped, far], [far, far, skipped]):
-        for minibatch in epoch:
-            assert not ppo.is_iteration_over()
-            ppo.training_step(minibatch, 0)
-        assert ppo.is_iteration_over() == is_over
-        if is_over:
-            ppo.end_iteration(collected)
-    assert ppo.counters.skipped_updates >= 3
-
-
-@pytest.mark.parametrize("name", SKIPPED)
-def test_an_epoch_without_a_step_ends_the_iteration(name):
-    ppo = make_ppo(max_kl=0.05, num_minibatches=2, on_nonfinite="skip")
-    attach(ppo)
-    collected = make_collected(ppo)
-    computed = ppo.begin_iteration(collected, 0.0)
-    batches = [batch_of(collected, computed, row_Rn) for row_Rn in rows_of(collected)]
-    for batch in batches:
-        assert not ppo.is_iteration_over()
-        ppo.training_step(without_numbers(batch, name), 0)
-    assert ppo.is_iteration_over()
-    ppo.end_iteration(collected)
-    assert not ppo.is_iteration_over()
-
-
-def test_mean_of_an_epoch_continues_after_a_resumption_within_it(tmp_path):
-    options = {**SAVED, "max_kl": 0.2, "on_nonfinite": "skip", "num_minibatches": 3}
-    whole = PPO(make_spec(), **options)
-    attach(whole)
-    collected = make_collected(whole, gap=0.0)
-    computed = whole.begin_iteration(collected, 0.0)
-    batch = batch_of(collected, computed, all_rows(collected))
-    log_prob_Rn = batch.extra["log_prob"] + whole.actor_loss(batch)[1][0]
-    same = batch._replace(extra={**batch.extra, "log_prob": log_prob_Rn})
-    far = batch._replace(extra={**batch.extra, "log_prob": log_prob_Rn - 0.8})
-    whole.training_step(broken(batch), 0)
-    whole.training_step(far, 1)
-    resumed = PPO.load_from_checkpoint(save(whole, tmp_path))
-    attach(resumed)
-    for ppo in (whole, resumed):
-        assert not ppo.is_iteration_over()
-        ppo.training_step(same, 2)
-        assert ppo.is_iteration_over(), "the mean of 0.4255 and 0 is above 0.2"

@@ -115,72 +115,30 @@ def recorded(sac, monkeypatch):
     return steps
 
 
-CRITIC_STATES = {"encoder.hidden", "encoder.projection", "critic"}
-ACTOR = {"actor.projection", "actor.network"}
-TARGETS = {"target_critic", "target_encoder"}
-
-
 @pytest.mark.parametrize(
-    ("name", "after", "wanted"),
+    ("name", "after", "layers"),
     [
-        (
-            "states: deepmdp",
-            "critic",
-            [
-                ("critic", CRITIC_STATES),
-                ("latentdynamics", {"encoder.hidden", "encoder.projection", "auxiliaries.0"}),
-                ("actor", ACTOR),
-                ("temperature", {"temperature"}),
-                ("targets", TARGETS),
-            ],
-        ),
-        (
-            "states: hipbmdp",
-            "critic",
-            [
-                ("critic", CRITIC_STATES),
-                (
-                    "hipbmdp",
-                    {"encoder.hidden", "encoder.projection", "encoder.context", "auxiliaries.0"},
-                ),
-                ("actor", ACTOR),
-                ("temperature", {"temperature"}),
-                ("targets", TARGETS),
-            ],
-        ),
-        (
-            "states: deepmdp",
-            "targets",  # mtrl's order
-            [
-                ("critic", CRITIC_STATES),
-                ("actor", ACTOR),
-                ("temperature", {"temperature"}),
-                ("targets", TARGETS),
-                ("latentdynamics", {"encoder.hidden", "encoder.projection", "auxiliaries.0"}),
-            ],
-        ),
-        (
-            "pictures: sac_ae",
-            "targets",
-            [
-                ("critic", {"encoder.convolutions", "encoder.projection", "critic"}),
-                ("actor", ACTOR),
-                ("temperature", {"temperature"}),
-                ("targets", TARGETS),
-                (
-                    "reconstruction",
-                    {"encoder.convolutions", "encoder.projection", "auxiliaries.0"},
-                ),
-            ],
-        ),
+        ("states: deepmdp", "critic", ["hidden"]),
+        ("states: hipbmdp", "critic", ["hidden", "context"]),
+        ("states: deepmdp", "targets", ["hidden"]),  # mtrl's order
+        ("pictures: sac_ae", "targets", ["convolutions"]),
     ],
 )
-def test_what_each_step_changes_and_in_which_order(monkeypatch, name, after, wanted):
+def test_each_step_changes_its_own_modules_in_order(monkeypatch, name, after, layers):
     sac = case_sac(name)
-    auxiliary = sac.auxiliaries[0]
+    (auxiliary,) = sac.auxiliaries
     assert auxiliary.after == ("targets" if "sac_ae" in name else "critic"), "the default"
     auxiliary.after = after
     attach(sac)
+    encoder = ["encoder.projection", *(f"encoder.{layer}" for layer in layers)]
+    wanted = [
+        ("critic", {"critic", *encoder[:2]}),
+        ("actor", {"actor.projection", "actor.network"}),
+        ("temperature", {"temperature"}),
+        ("targets", {"target_critic", "target_encoder"}),
+    ]
+    step = type(auxiliary).__name__.lower(), {"auxiliaries.0", *encoder}
+    wanted.insert(1 if after == "critic" else 4, step)
     assert recorded(sac, monkeypatch) == wanted
 
 
