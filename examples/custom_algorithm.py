@@ -145,11 +145,6 @@ class DDPG(Algorithm):
         x_RnD = torch.cat([observation_RnD, action_RnA], dim=-1)
         return critic(x_RnD, task_Rn).float().squeeze(-1)
 
-    def reset_networks(self) -> None:
-        """Reset actor and critic, and their targets with them."""
-        super().reset_networks()
-        self.targets.copy_parameters()
-
 
 if __name__ == "__main__":
     small = partial(MLP, width=64, depth=2)

@@ -94,7 +94,7 @@ if __name__ == "__main__":
     here, there = processes.Pipe()
     process = processes.Process(target=collect, args=(there,), daemon=True)
     process.start()
-    there.close()  # if the process ends, `recv` raises an error in place of waiting
+    there.close()  # if the process ends, `recv` raises an error instead of waiting
 
     agent = make_agent()
     samples = RemoteSamples(agent, here)

@@ -120,7 +120,7 @@ RANKS = "ranks"
 """Key of the list of all ranks' parts, on their way to the file."""
 OF_ALGORITHM = ("generators", "global_generators", "metrics")
 EXTRA_STATE = "_extra_state"
-"""End of the names of states that modules save beside tensors, such as returns of episodes."""
+"""End of the names of what modules save in addition to tensors, such as returns of episodes."""
 
 
 def data_key(checkpoint: Mapping[str, Any]) -> str:

@@ -183,10 +183,10 @@ def load_policy(
         checkpoint: a file in a run's ``checkpoints/`` folder; or the run's folder, for its best
             checkpoint, or the last one where there is no best; or the name of a policy of this
             package, such as ``mt10``.
-        trust: modules and packages, ``["mytasks"]``, whose classes the checkpoint may use beside
+        trust: modules and packages, ``["mytasks"]``, whose classes the checkpoint may use besides
             those of this package and of ``torch.nn`` and ``torch.optim``.
         map_location: device on which the policy acts.
-        overrides: arguments of the algorithm in place of the saved ones; needed for values
+        overrides: arguments of the algorithm instead of the saved ones; needed for values
             that cannot be saved, such as a lambda: ``actor=my_function``.
     """
     path = best_checkpoint(checkpoint)

@@ -38,7 +38,7 @@ RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the path of a file to write, which takes the place of another when it is complete.
+    """Give the path of a file to write, which replaces another when it is complete.
 
     Args:
         path: the other file; it need not exist.

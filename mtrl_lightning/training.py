@@ -182,7 +182,7 @@ def train(
         num_workers: worker processes that step environments, also in evaluations; None for the
             cores of the machine.
         callbacks: further callbacks of Lightning. A progress bar, such as ``RichProgressBar``,
-            takes the place of this package's.
+            replaces this package's.
         loggers: loggers in addition to ``metrics.jsonl``.
         data: options of the algorithm's data module, such as ``ReplayData``.
         evaluation: options of ``EvaluationCallback``.

@@ -5,9 +5,9 @@ observation, ``A`` action, ``S`` steps of an on-policy iteration.
 
 A further field of a step that is stored, saved and sampled (such as ``truncated``) is one more name
 in ``STORED``. A number that environments report in ``info`` is one entry of
-``EnvSpec.info_fields``, and a field that a policy's ``act`` returns beside its actions one of
-``Algorithm.policy_fields``. What is only logged of ``info`` is named in ``EnvSpec.info_keys`` and
-is no field of a transition.
+``EnvSpec.info_fields``, and a field that a policy's ``act`` returns in addition to its actions one
+of ``Algorithm.policy_fields``. What is only logged of ``info`` is named in ``EnvSpec.info_keys``
+and is no field of a transition.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class NoisyPolicy(Policy, Protocol):
         mode: Mode,
         noise_EA: npt.NDArray[np.float32] | None = None,
     ) -> ActOutput:
-        """Choose actions; to explore, from standard normal noise ``[E, A]`` in place of its own."""
+        """Choose actions; to explore, from standard normal noise ``[E, A]`` instead of its own."""
         ...
 
 
@@ -253,7 +253,7 @@ def transition_fields(spec: EnvSpec, policy_fields: Sequence[Field] = ()) -> tup
 
     Args:
         spec: the tasks.
-        policy_fields: outputs of the policy's ``act`` beside its actions.
+        policy_fields: outputs of the policy's ``act`` in addition to its actions.
     """
     policy_names = {field.name for field in policy_fields}
     in_both = [field.name for field in spec.info_fields if field.name in policy_names]

@@ -25,7 +25,7 @@ FILES = sorted(
 )
 SUITES = [name for name in FILES if name.startswith(("env/metaworld", "env/dmc"))]
 EXPERIMENTS = [name for name in FILES if name.startswith("experiment/")]
-DESCRIBED = re.compile(r"# (Run here|Not run here): \S")
+DESCRIBED = re.compile(r"# (Measured|Not measured): \S")
 """The first line of an experiment: whether docs/results.md has a run of it."""
 QUICK_EXPERIMENTS = [name for name in EXPERIMENTS if "cpu" in name or "mtmhsac" in name]
 

@@ -181,8 +181,8 @@ def test_a_weak_trial_of_the_study_ends_at_the_evaluation_that_shows_it(
 
 
 def documented_metrics():
-    """Return the names in the tables of docs/metrics.md."""
-    lines = (ROOT / "docs" / "metrics.md").read_text().splitlines()
+    """Return the names in the tables of docs/logging.md."""
+    lines = (ROOT / "docs" / "logging.md").read_text().splitlines()
     names = [line.split("|")[1] for line in lines if line.startswith("| `")]
     return {name.strip().strip("`") for cell in names for name in cell.split(",")}
 

@@ -48,6 +48,7 @@ def commands(page):
 
 
 INSTALL = commands(README)[:2]
+LEARNS, *_ = blocks(ROOT / "docs" / "first_run.md", "python")
 COMMANDS = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
 """The commands of all pages, each once, in the README's order first."""
 FIRST = "mtrl-lightning fit -c mt10_quickstart"
@@ -74,7 +75,6 @@ SHORT = {
     "collect": ["--episodes=1", "--num_workers=0", "--", "--data.benchmark.init_args.horizon=5"],
     "compare": [],
     "export": [],
-    "list": [],
     "play": ["--width=64", "--height=48", "--num_workers=0"],
 }
 EXPECTED = {
@@ -84,7 +84,6 @@ EXPECTED = {
     "collect": "Collected in",
     "compare": "Curves and tables: comparison.html",
     "export": "Exported",
-    "list": "door-open-v3",
     "play": "Videos in",
 }
 STEPS = [
@@ -155,7 +154,7 @@ def run_script(code, folder):
 
 @pytest.mark.slow
 def test_the_script_with_lightnings_trainer_runs(tmp_path):
-    code, _ = blocks(README, "python")
+    (code,) = blocks(README, "python")
     run_script(code.replace("total_steps=6_000", "total_steps=60"), tmp_path)
     assert list(tmp_path.rglob("metrics.jsonl"))
     assert list(tmp_path.rglob("*.ckpt"))
@@ -163,8 +162,7 @@ def test_the_script_with_lightnings_trainer_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_python_code_learns_as_a_script_without_a_main_guard(tmp_path):
-    _, code = blocks(README, "python")
-    printed = run_script(code, tmp_path)
+    printed = run_script(LEARNS, tmp_path)
     assert "drawer-close-v3" in printed
     (success,) = re.findall(r"runs/run/version_0 (\S+)", printed)
     # both tasks are learned: a random policy has 0.1, and drawer-close alone gives 0.5
@@ -212,12 +210,12 @@ def test_every_command_runs(quickstart_folder, command):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
 def test_the_python_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    code = blocks(page, "python")
+    code = [block for block in blocks(page, "python") if block != LEARNS]
     if not code:
         return
-    (networks,) = (c for c in commands(ROOT / "docs" / "custom_networks.md") if "gated" in c)
+    (network,) = (command for command in COMMANDS if "--name gated" in command)
     if "runs/gated" in "".join(code):
-        run_new(networks, tmp_path)
+        run_new(network, tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mtrl_lightning, "train", short_train)

@@ -25,7 +25,7 @@ AfterUpdate = Literal["critic", "targets"]
 
 
 class LossInputs(NamedTuple):
-    """Inputs of an auxiliary loss, beside the batch."""
+    """Inputs of an auxiliary loss, in addition to the batch."""
 
     encoder: Encoder
     """It is trained by the loss."""

@@ -309,7 +309,7 @@ def table(
         task_names: names of all tasks.
         env_steps: of the policy.
         unit: what they are.
-        intervals: by the metric's name, beside its value.
+        intervals: by the metric's name.
     """
     prefix = metric_prefix(evaluation.split)
 

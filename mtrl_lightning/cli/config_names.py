@@ -1,7 +1,7 @@
 """The configuration files that come with the package, and their names.
 
 The name of a file is its path in the folder ``configs`` without ``.yaml``: ``env/toy``. In a source
-checkout the folder lies beside the package, and a wheel has it inside. PyTorch is not imported.
+checkout the folder lies next to the package, and a wheel has it inside. PyTorch is not imported.
 """
 
 from __future__ import annotations

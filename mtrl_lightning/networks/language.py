@@ -102,7 +102,7 @@ def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
         if key is None:
             raise ConfigurationError(
                 f"{path} has no embedding of the task {name}: {name_hint(name, embeddings)}"
-                " Add the task to the file: docs/configs.md shows how to embed a description"
+                " Add the task to the file: docs/algorithms.md shows how to embed a description"
             )
         rows.append(embeddings[key])
     try:

@@ -45,7 +45,7 @@ class PixelEncoder(ProjectedEncoder):
         context: context of each task, which is appended to the features and trained by auxiliary
             losses alone, ``(spec) -> TaskConditioning``; None for none.
         channels_last: whether a pixel's channels lie together in memory, which saves about a tenth
-            of the time of an update in bf16-mixed on a CPU (``docs/pixels.md``).
+            of the time of an update in bf16-mixed on a CPU.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from mtrl_lightning.spec import Field
 
 OBSERVATIONS = ("observation", "next_observation")
 FRAME_INDEX = (Field("newest", (), "int64"), Field("before", (), "int16"))
-"""Which frames belong to a transition: stored in place of its observations."""
+"""Which frames belong to a transition: stored instead of its observations."""
 FRAME_COLUMNS = (*(field.name for field in FRAME_INDEX), "first_frame", "num_frames", "frames")
 """Further columns of a chunk file: the last three have an entry per ring, and the frames' bytes."""
 COMPRESSION = 1

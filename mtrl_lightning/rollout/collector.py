@@ -47,7 +47,7 @@ class Collector:
 
     Args:
         envs: the environments.
-        policy: chooses the actions. Its ``act`` may return further fields of the transition beside
+        policy: chooses the actions. Its ``act`` may return further fields of the transition besides
             them, ``(action_EA, {name: array [E, ...]})``. If it knows its tasks by name, as every
             algorithm and loaded policy does, tasks are matched by name: see ``matched_policy``.
         counters: counts that this collector advances; its own if None.
@@ -55,7 +55,7 @@ class Collector:
         listeners: called at the events of every episode; they make stepping slower.
         action_transforms: change the actions that are sent, one after another. The policy's own are
             in the transitions.
-        exploration: makes the noise of explored actions in place of the policy.
+        exploration: makes the noise of explored actions instead of the policy.
         pausing: which environments ``choose_paused`` pauses.
         reuse: in which episodes that explore the policy of another task acts; ``foreign_E`` says
             where.

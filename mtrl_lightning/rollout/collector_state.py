@@ -27,7 +27,7 @@ Statistics of finished episodes; running episodes with their environments; the s
 listeners, of the action transforms, of the exploration, and of the policies' reuse.
 """
 WEIGHTS = "weights"
-"""A further part: the policy's weights. A run's checkpoints hold them beside this state."""
+"""A further part: the policy's weights. A run's checkpoints hold them next to this state."""
 
 
 def get_state(collector: Collector, components: Sequence[str]) -> dict[str, Any]:

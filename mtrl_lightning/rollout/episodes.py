@@ -18,7 +18,7 @@ from mtrl_lightning.transitions import Episode, StepResult
 
 STATISTICS = ("return", "length", "success")
 SPREADS = ("min", "max", "std")
-"""Logged beside the means of returns and lengths; of a share they have no meaning."""
+"""Logged in addition to the means of returns and lengths; of a share they have no meaning."""
 
 
 def task_means(value_E: npt.NDArray, task_E: npt.NDArray[np.int64]) -> dict[int, float]:
@@ -278,7 +278,7 @@ class EpisodeWindows:
         return mean_info(dict(enumerate(self._windows)))
 
     def metrics(self, task_names: Sequence[str]) -> dict[str, float]:
-        """Return the metrics beside the means: spreads and numbers of ``info``.
+        """Return the metrics other than the means: spreads and numbers of ``info``.
 
         They are called ``rollout/return_min``, ``rollout/length_std``, ``rollout/info/<key>``, and
         those of a task end with ``/<task>``. Over all tasks it is the smallest minimum, the largest

@@ -46,7 +46,7 @@ class PolicyReuse(Extra):
     acts, does.
 
     In the first environment of a task its own policy always acts, so that every task has something
-    to learn from. In tasks without a success signal, the score takes the place of success: the
+    to learn from. In tasks without a success signal, the score replaces success: the
     return divided by the largest possible one.
 
     A ``Collector`` calls ``begin`` once, then ``start_episodes`` where episodes have ended.

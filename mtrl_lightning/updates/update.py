@@ -116,14 +116,13 @@ class Update:
             self.optimizer = self.make_optimizer(self.parameters)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"the optimizer of {self.name} cannot be built ({error}): see"
-                f" model.init_args.{self.name}_optimizer"
+                f"the optimizer of {self.name} cannot be built: {error}"
             ) from error
         if decides_on_device(self.parameters[0].device) and not skips_on_device(self.optimizer):
             distributed.warn(
                 f"the optimizer of {self.name}, {type(self.optimizer).__name__}, cannot skip a step"
                 " on the GPU, so every update waits for the GPU: choose Adam, AdamW or SGD with"
-                f" fused: true in model.init_args.{self.name}_optimizer.init_args"
+                " fused: true"
             )
         return self.optimizer
 

@@ -9,7 +9,7 @@ from tests.helpers.specs import spec_of
 
 
 def double_loop(gradients, order):
-    """Algorithm 1 of the paper on whole vectors, with the mean in place of the sum."""
+    """Algorithm 1 of the paper on whole vectors, with the mean instead of the sum."""
     projected = []
     for i, gradient in enumerate(gradients):
         gradient = gradient.clone()

@@ -1,4 +1,4 @@
-"""PyTorch's ``meta`` device in place of a GPU: its tensors have shapes and no numbers.
+"""PyTorch's ``meta`` device instead of a GPU: its tensors have shapes and no numbers.
 
 Whoever asks for a number, or mixes such tensors with tensors on the CPU, gets an error.
 """

@@ -55,7 +55,7 @@ LQR = "lqr"
 CAMERAS = {"quadruped": 2}
 """The camera of videos by domain, where it is not camera 0."""
 CHECK_TASK = "walker-walk"
-"""The task that is stepped beside dm_control's own at the first use in a process."""
+"""The task whose steps are compared with dm_control's own at the first use in a process."""
 CHECK_STEPS = 20
 
 

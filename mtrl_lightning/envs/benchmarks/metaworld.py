@@ -138,7 +138,7 @@ class MetaWorld(Benchmark):
         return _GoalSelection(env, goals, split != self.splits[0], seed)
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment that can be drawn, whose model takes 20 MiB in place of 1."""
+        """Make an environment that can be drawn, whose model takes 20 MiB instead of 1."""
         drawable = copy.copy(self)
         drawable._is_drawable = True
         return drawable.make_env(task, split, seed)

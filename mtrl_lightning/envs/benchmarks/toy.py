@@ -63,8 +63,7 @@ class ToyConflict(Benchmark):
     Args:
         num_tasks: number of tasks, at least 2.
         horizon: steps in an episode.
-        reward_spread: the last task's rewards are so many times as large as the first's, those
-            between geometrically.
+        reward_spread: ratio of the last task's rewards to the first's; geometric between them.
     """
 
     def __init__(self, num_tasks: int = 6, horizon: int = 20, reward_spread: float = 10.0) -> None:

@@ -1,4 +1,4 @@
-"""Compiled models of MetaWorld's tasks: without textures and visual meshes, 1 MiB in place of 20.
+"""Compiled models of MetaWorld's tasks: without textures and visual meshes, 1 MiB instead of 20.
 
 Textures and meshes that nothing collides with are most of a model, and only rendering needs them.
 A model without them steps with the same numbers: all else in it is taken from the whole one.

@@ -178,7 +178,7 @@ class MidwayStarts(gym.Wrapper):
         if is_whole and _checksum(observation) != beginning.checksum:
             warnings.warn(
                 f"the same seed and actions led {type(self.unwrapped).__name__} to another"
-                " observation: an episode begins with a reset in place of midway. If it is"
+                " observation: an episode begins with a reset instead of midway. If it is"
                 " often so, let reset(seed=...) decide all that is random, or set"
                 " StartMidway out of data.extras",
                 stacklevel=2,
