@@ -1,4 +1,4 @@
-"""Architectures that several tests share, and the contract that each of them has to keep."""
+"""Slow references of networks, and comparisons with them."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class Dense(TaskConditioning):
         return self.table(task_B)
 
 
-def randomized(network, scale=1.0):
-    """Fill all parameters, also those that begin as zeros."""
+def randomize(module, seed=0):
+    """Give every parameter numbers of its own, also those that begin as zeros."""
     with torch.no_grad():
-        for i, parameter in enumerate(network.parameters()):
-            parameter.copy_(scale * uniform(*parameter.shape, seed=i))
-    return network
+        for i, parameter in enumerate(module.parameters()):
+            parameter.copy_(uniform(*parameter.shape, seed=seed + i))
+    return module
 
 
 def gradients(out, inputs, weights):
@@ -85,7 +85,7 @@ def assert_equals_row_by_row(network, slow, tolerance=1e-11):
 
     Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``.
     """
-    network = randomized(network).double()
+    network = randomize(network).double()
     for i, tasks in enumerate(BATCHES):
         task_B = torch.tensor(tasks)
         x_BD = uniform(*task_B.shape, IN_DIM, seed=50 + i).double().requires_grad_()
@@ -105,12 +105,20 @@ def num_parameters(network):
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def perceptron(weights, biases, expert, x_D, relu_last=False):
-    """One expert on one row."""
-    for i, (weight_KDH, bias_K1H) in enumerate(zip(weights, biases, strict=True)):
-        x_D = x_D @ weight_KDH[expert] + bias_K1H[expert, 0]
-        if relu_last or i + 1 < len(weights):
-            x_D = x_D.clamp(min=0)
+def perceptron(experts, k, x_D, relu_last=False):
+    """Return the output of expert ``k`` for one row."""
+    num_layers = len(experts.weights)
+    for i, (weight_KDH, bias_K1H) in enumerate(zip(experts.weights, experts.biases, strict=True)):
+        x_D = x_D @ weight_KDH[k] + bias_K1H[k, 0]
+        x_D = x_D.clamp(min=0) if relu_last or i + 1 < num_layers else x_D
+    return x_D
+
+
+def layers(x_D, linears):
+    """Return the output of linear layers with ReLU between them for one row."""
+    for i, linear in enumerate(linears):
+        x_D = linear.weight @ x_D + linear.bias
+        x_D = x_D if i + 1 == len(linears) else x_D.clamp(min=0)
     return x_D
 
 
@@ -120,50 +128,14 @@ DTYPES = [
 ]
 
 
-def randomize(module, seed=0):
-    """Give every parameter numbers of its own, biases too."""
-    with torch.no_grad():
-        for i, parameter in enumerate(module.parameters()):
-            parameter.copy_(uniform(*parameter.shape, seed=seed + i))
-    return module
-
-
-def trained(module):
-    return {
-        name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
-    }
-
-
 def assert_same_output_and_gradients(module, out_BC, wanted_BC, tolerance):
     """Compare outputs, and the gradients of all parameters for a gradient of the output."""
     torch.testing.assert_close(out_BC, wanted_BC, rtol=tolerance, atol=tolerance)
-    given_BC, parameters = uniform(*out_BC.shape, seed=77).to(out_BC), trained(module)
-    own = torch.autograd.grad((out_BC * given_BC).sum(), list(parameters.values()))
-    wanted = torch.autograd.grad((wanted_BC * given_BC).sum(), list(parameters.values()))
-    for name, gradient, right in zip(parameters, own, wanted, strict=True):
-        torch.testing.assert_close(
-            gradient, right, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
-        assert right.any(), f"{name} gets no gradient: nothing was compared"
-
-
-def layers(x_D, linears):
-    """Linear maps with ReLU between them, by sums over single features."""
-    for i, linear in enumerate(linears):
-        x_D = torch.stack(
-            [
-                (row_D * x_D).sum() + bias
-                for row_D, bias in zip(linear.weight, linear.bias, strict=True)
-            ]
-        )
-        x_D = x_D if i + 1 == len(linears) else x_D.clamp(min=0)
-    return x_D
-
-
-def one_expert(experts, k, x_D):
-    """``z_k(x)``: linear maps with ReLU between them, by sums over single features."""
-    pairs = list(zip(experts.weights, experts.biases, strict=True))
-    for i, (weight_KDH, bias_K1H) in enumerate(pairs):
-        x_D = torch.stack([(column_D * x_D).sum() for column_D in weight_KDH[k].T]) + bias_K1H[k, 0]
-        x_D = x_D if i + 1 == len(pairs) else x_D.clamp(min=0)
-    return x_D
+    given_BC = uniform(*out_BC.shape, seed=77).to(out_BC)
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    found, wanted = (
+        torch.autograd.grad((output_BC * given_BC).sum(), parameters)
+        for output_BC in (out_BC, wanted_BC)
+    )
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    assert all(gradient.any() for gradient in wanted), "a gradient of 0 compares nothing"

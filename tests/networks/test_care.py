@@ -15,7 +15,7 @@ from tests.helpers.networks import (
     DTYPES,
     assert_same_output_and_gradients,
     layers,
-    one_expert,
+    perceptron,
     randomize,
     uniform,
 )
@@ -40,7 +40,7 @@ def slow(encoder, x_BD, task_B):
     rows = []
     for x_D, task in zip(x_BD, task_B.tolist(), strict=True):
         context_C = layers(table_TC[task], [context.hidden[0], context.hidden[2], context.output])
-        z = [one_expert(encoder.experts, k, x_D) for k in range(4)]
+        z = [perceptron(encoder.experts, k, x_D) for k in range(4)]
         power = [torch.exp((z_Z * context_C.detach()).sum()) for z_Z in z]
         mixed_Z = sum(power[k] / sum(power) * z[k] for k in range(4))
         rows.append(torch.cat([mixed_Z, context_C]))

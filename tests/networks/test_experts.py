@@ -9,7 +9,7 @@ from mtrl_lightning.networks.experts import Experts
 from tests.helpers.networks import (
     gradients,
     perceptron,
-    randomized,
+    randomize,
     uniform,
 )
 
@@ -18,14 +18,12 @@ from tests.helpers.networks import (
 @pytest.mark.parametrize("relu_last", [False, True])
 @pytest.mark.parametrize("own_inputs", [False, True])
 def test_each_expert_is_a_perceptron(depth, relu_last, own_inputs):
-    experts = randomized(Experts(3, 4, 2, width=5, depth=depth, relu_last=relu_last)).double()
+    experts = randomize(Experts(3, 4, 2, width=5, depth=depth, relu_last=relu_last)).double()
     x_KBD = uniform(3, 6, 4).double() if own_inputs else uniform(6, 4).double().expand(3, 6, 4)
     out = experts(x_KBD if own_inputs else x_KBD[0])
     wanted = torch.stack(
         [
-            torch.stack(
-                [perceptron(experts.weights, experts.biases, k, x_D, relu_last) for x_D in x_KBD[k]]
-            )
+            torch.stack([perceptron(experts, k, x_D, relu_last) for x_D in x_KBD[k]])
             for k in range(3)
         ]
     )

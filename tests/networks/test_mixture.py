@@ -26,7 +26,7 @@ from tests.helpers.networks import (
     DTYPES,
     assert_same_output_and_gradients,
     layers,
-    one_expert,
+    perceptron,
     randomize,
     uniform,
 )
@@ -93,7 +93,7 @@ def slow(mixture, x_BD, task_B):
     rows = []
     for x_D, task in zip(x_BD, task_B.tolist(), strict=True):
         weight_K = slow_weights(mixture.assignment, task)
-        rows.append(sum(weight_K[k] * one_expert(mixture.experts, k, x_D) for k in range(K)))
+        rows.append(sum(weight_K[k] * perceptron(mixture.experts, k, x_D) for k in range(K)))
     return torch.stack(rows)
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl_lightning.networks import MLP, MultiHead
+from mtrl_lightning.networks import MLP
 from tests.helpers.networks import (
+    ARCHITECTURES,
     IN_DIM,
     NUM_TASKS,
     OUT_DIM,
@@ -17,8 +18,6 @@ from tests.helpers.networks import (
     num_parameters,
 )
 from tests.helpers.specs import spec_of
-
-PLAIN = [pytest.param(MLP, id="mlp"), pytest.param(MultiHead, id="multi_head")]
 
 
 def make(**options):
@@ -53,7 +52,7 @@ def test_it_is_the_composition_of_its_layers_row_by_row(depth, layer_norm):
     assert_equals_row_by_row(make(depth=depth, layer_norm=layer_norm), slow)
 
 
-@pytest.mark.parametrize("architecture", PLAIN)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_hidden_layers_begin_he_uniform_with_zero_biases(architecture, layer_norm):
     torch.manual_seed(0)
@@ -72,7 +71,7 @@ def test_hidden_layers_begin_he_uniform_with_zero_biases(architecture, layer_nor
         assert torch.equal(linear.bias, torch.zeros(400))
 
 
-@pytest.mark.parametrize("architecture", PLAIN)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("given", "bound"), [(3e-3, 3e-3), (0.5, 0.5), (0, 1 / math.sqrt(256))])
 def test_the_output_layer_begins_within_its_bound(architecture, given, bound):
     torch.manual_seed(0)

@@ -30,7 +30,7 @@ def slow(network, x_D, task):
     """One row, classical Gram-Schmidt."""
     experts, basis = network.experts, []
     for k in range(experts.num_experts):
-        u_H = perceptron(experts.weights, experts.biases, k, x_D)
+        u_H = perceptron(experts, k, x_D)
         rest_H = u_H - sum((u_H @ v_H) / (v_H @ v_H) * v_H for v_H in basis)
         basis.append(rest_H / rest_H.norm())
     w_K = network.mixture.weight @ network.conditioning(torch.tensor([task]))[0]

@@ -41,9 +41,7 @@ def test_it_is_a_head_for_each_task_row_by_row(head_width):
             0
         ]
         if head_width:
-            return perceptron(
-                network.heads.experts.weights, network.heads.experts.biases, task, h_H
-            )
+            return perceptron(network.heads.experts, task, h_H)
         rows = slice(task * OUT_DIM, (task + 1) * OUT_DIM)
         return network.heads.weight[rows] @ h_H + network.heads.bias[rows]
 

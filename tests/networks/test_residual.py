@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mtrl_lightning.networks.hidden import residual_layers
-from tests.helpers.networks import gradients, randomized, uniform
+from tests.helpers.networks import gradients, randomize, uniform
 
 
 def layer_norm(h_H, gain_H, bias_H):
@@ -20,7 +20,7 @@ def layer_norm(h_H, gain_H, bias_H):
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_it_is_a_layer_and_blocks_that_are_added(depth):
-    layers = randomized(residual_layers(4, 6, depth)).double()
+    layers = randomize(residual_layers(4, 6, depth)).double()
     parameters = list(layers.parameters())
     # weight and bias, gain and bias
     groups = [parameters[i : i + 4] for i in range(0, len(parameters), 4)]

@@ -27,7 +27,7 @@ def make(**options):
 @pytest.mark.parametrize("depth", [1, 3])
 def test_it_is_a_perceptron_for_each_task(depth):
     def slow(network, x_D, task):
-        return perceptron(network.own.experts.weights, network.own.experts.biases, task, x_D)
+        return perceptron(network.own.experts, task, x_D)
 
     assert_equals_row_by_row(make(depth=depth), slow)
 
