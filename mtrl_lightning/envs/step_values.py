@@ -12,6 +12,7 @@ from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 
 LARGEST = float(np.finfo(np.float32).max)
 """Observations and rewards are stored in single precision."""
+LARGEST_SQUARE = LARGEST**2
 FIX = ", which is not finite in single precision: fix the environment or its actions"
 
 
@@ -22,7 +23,7 @@ def read_flag(name: str, value: Any) -> bool:
         name: of the value.
         value: True, False, 1, 0, or an array of one of them.
     """
-    if isinstance(value, (bool, np.bool_)):
+    if isinstance(value, (bool, np.bool_, int, float)) and value in (0, 1):
         return bool(value)
     array = np.asarray(value)
     if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
@@ -63,24 +64,24 @@ def write_array(name: str, row: npt.NDArray, value: Any) -> None:
         EnvironmentFaultError: if they are not finite.
     """
     array = np.asarray(value)
-    if array.shape != row.shape or (array.dtype.kind == "f" and row.dtype.kind != "f"):
+    kind = array.dtype.kind
+    if array.shape != row.shape or (kind == "f" and row.dtype.kind != "f"):
         raise ConfigurationError(
             f"{name} has the shape {array.shape} and the type {array.dtype}, the benchmark's spec"
             f" says {row.shape} and {row.dtype}: make them agree, for example with envs.pad_to_spec"
         )
-    check_finite(name, array)
+    if kind == "f":
+        check_finite(name, array)
     row[...] = array
 
 
 def check_finite(name: str, array: npt.NDArray) -> None:
-    """Check that numbers are finite in single precision.
+    """Check that floating-point numbers are finite in single precision.
 
     Raises:
         EnvironmentFaultError: if some are not; it has the first of them.
     """
-    if array.dtype.kind != "f":
-        return
-    if array.ndim == 1 and float(array.dot(array)) <= LARGEST**2:
+    if array.ndim == 1 and float(array.dot(array)) <= LARGEST_SQUARE:
         return  # the cheaper test; where squares overflow, the numbers may still be finite
     is_wrong = ~(np.abs(array) <= LARGEST)
     if is_wrong.any():

@@ -153,8 +153,10 @@ class EnvGroup:
         arrays["truncated"][row] = is_truncated = read_flag("truncated", truncated)
         arrays["success"][row] = self._has_success and read_success(info)
         arrays["midway"][row] = env.is_midway
-        self._write_info(row, info)
-        self._write_logged_info(row, info)
+        if self._info_fields:
+            self._write_info(row, info)
+        if self._info_keys:
+            self._write_logged_info(row, info)
         return is_terminated or is_truncated
 
     def get_state(self) -> list[dict[str, Any]]:
