@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import os
@@ -249,7 +250,8 @@ def restart_version(command: Sequence[str]) -> str | None:
         command: distinguishes the runs of one job.
 
     Returns:
-        The name; None without a scheduler: the run of a W&B sweep, a job of SLURM, ``torchrun``.
+        The name; None without a scheduler: the run of a W&B sweep, a job of SLURM, ``torchrun``,
+        an experiment of Ray Train.
     """
     if "WANDB_SWEEP_ID" in os.environ and "WANDB_RUN_ID" in os.environ:
         return f"version_wandb-{os.environ['WANDB_RUN_ID']}"
@@ -260,6 +262,13 @@ def restart_version(command: Sequence[str]) -> str | None:
             if os.environ["GROUP_WORLD_SIZE"] != "1":
                 raise ConfigurationError("give torchrun --rdzv-id, the same on all machines")
             job = str(os.getppid())
+    ray_train = sys.modules.get("ray.train")
+    if job is None and ray_train is not None:
+        # outside its workers: RuntimeError; in Ray Tune: DeprecationWarning
+        with contextlib.suppress(RuntimeError, DeprecationWarning):
+            job = ray_train.get_context().get_experiment_name()
+            # the arguments of a worker itself differ between its starts
+            command = [word for word in command if word not in sys.argv]
     if job is None:
         return None
     return f"version_job-{job}-{hashlib.sha256(repr(command).encode()).hexdigest()[:6]}"
