@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import warnings
 from functools import partial
 
 import numpy as np
@@ -16,9 +15,8 @@ from lightning.pytorch.cli import LightningCLI
 from torch import nn
 
 from mtrl_lightning.algorithms import SAC, Algorithm, Temperature
-from mtrl_lightning.callbacks import EnvStepCheckpoint, EvaluationCallback, MetricsCallback
 from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.data import ReplayData, TaskData
+from mtrl_lightning.data import TaskData
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import PCGrad
@@ -41,7 +39,6 @@ from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, trai
 from tests.helpers.checkpoints import save
 from tests.helpers.matrix import IsBuilt
 from tests.helpers.runs import checkpoint as checkpoint_of_run
-from tests.helpers.runs import trainer_in
 
 OBSERVATION_ED = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 TASK_E = np.array([0, 1, 2, 2, 1, 0])
@@ -178,36 +175,6 @@ def test_a_run_of_the_command_line_is_loaded(command_line):
     success_T = Evaluator(ToyReach(), num_episodes=2, num_workers=0).evaluate(policy).success_T
     again_T = Evaluator(ToyReach(), num_episodes=2, num_workers=0).evaluate(rebuilt).success_T
     assert np.array_equal(success_T, again_T)
-
-
-@pytest.mark.slow
-def test_a_run_composed_in_python_is_loaded(tmp_path):
-    data = ReplayData(
-        ToyReach(num_tasks=3),
-        total_steps=600,
-        batch_size=96,
-        capacity=30_000,
-        warmup_steps=300,
-        num_workers=0,
-    )
-    optimizer = partial(torch.optim.Adam, lr=1e-3)
-    options = {"actor": partial(MLP, width=16), "critic": partial(MLP, width=16)}
-    model = SAC(data.spec, **options, actor_optimizer=optimizer, critic_optimizer=optimizer)
-    callbacks = [
-        EvaluationCallback(every=300, num_episodes=1, num_workers=0),
-        MetricsCallback(every=300),
-        EnvStepCheckpoint(every_n_env_steps=300),
-    ]
-    trainer = trainer_in(tmp_path, callbacks)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*removed from hparams")
-        trainer.fit(model, datamodule=data)
-    path = tmp_path / "checkpoints" / "last.ckpt"
-    rebuilt = SAC.load_from_checkpoint(path)
-    assert changed(rebuilt, copy_of(model)) == set()
-    assert (rebuilt.counters.env_steps, rebuilt.spec) == (600, data.spec)
-    observation_ED = np.full((3, 2), 0.25, np.float32)
-    assert_acts_alike(load_policy(path), model, observation_ED, TASK_E[:3])
 
 
 BOXES = [

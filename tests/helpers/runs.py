@@ -8,10 +8,8 @@ import time
 from functools import partial
 
 import torch
-from lightning.pytorch import Trainer
 
 from mtrl_lightning import SAC, train
-from mtrl_lightning.callbacks import MetricsFile
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP
 
@@ -131,18 +129,6 @@ SMALL_SAC = partial(SAC, actor=partial(MLP, width=16), critic=partial(MLP, width
 HERE = {"num_workers": 0}
 """Options that step environments in this process."""
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False}
-
-
-def trainer_in(folder, callbacks):
-    """Return a trainer for a run that is composed by hand."""
-    return Trainer(
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=MetricsFile(folder),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=callbacks,
-    )
 
 
 def small(benchmark, root, **options):
