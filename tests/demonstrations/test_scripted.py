@@ -6,7 +6,8 @@ import pytest
 from metaworld.policies import ENV_POLICY_MAP
 
 from mtrl_lightning.demonstrations import ScriptedPolicy
-from mtrl_lightning.envs import MetaWorld
+from mtrl_lightning.envs import MetaWorld, ToyReach
+from mtrl_lightning.errors import ConfigurationError
 
 NUM_STEPS = 12
 ALL_TASKS = list(metaworld.ALL_V3_ENVIRONMENTS)
@@ -46,3 +47,11 @@ def test_the_actions_are_metaworlds_own():
 @pytest.mark.filterwarnings("ignore:Constant.*may be too high")
 def test_the_actions_of_all_tasks_are_metaworlds_own():
     check_actions(ALL_TASKS)
+
+
+def test_tasks_without_a_scripted_policy_are_refused():
+    reach, toy = MetaWorld(["reach-v3"]).spec, ToyReach(2).spec
+    other_space = reach._replace(observation_space=toy.observation_space)
+    for spec in (toy, reach._replace(task_names=("reach-v9",)), other_space):
+        with pytest.raises(ConfigurationError):
+            ScriptedPolicy(spec)
