@@ -16,8 +16,9 @@ from gymnasium.wrappers import (
 )
 
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
-from mtrl_lightning.envs.benchmarks.benchmark import WithInfo, layers_of
+from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers, with_layers_of
+from mtrl_lightning.envs.layers import layers_of
 from mtrl_lightning.envs.names import values_text
 from tests.helpers.fakes import half, point_in_space, point_on_a_line
 

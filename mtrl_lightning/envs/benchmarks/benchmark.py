@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import gymnasium as gym
 import numpy as np
@@ -303,11 +303,3 @@ def check_same(previous: EnvSpec, changed: EnvSpec) -> None:
             f" {getattr(previous, name)}: they must be equal, because the algorithm and its replay"
             " are made for them"
         )
-
-
-def layers_of(env: gym.Env) -> Iterator[gym.Env]:
-    """Yield the environment's wrappers and itself, the outermost layer first."""
-    yield env
-    while isinstance(env, gym.Wrapper):
-        env = env.env
-        yield env

@@ -19,9 +19,9 @@ from mtrl_lightning.envs.benchmarks.benchmark import (
     BenchmarkWrapper,
     WithInfo,
     check_spec,
-    layers_of,
 )
 from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces, without_padding
+from mtrl_lightning.envs.layers import layers_of
 from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.render.pixels import Pixels
 from mtrl_lightning.envs.vector.spaces import (

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from mtrl_lightning.envs.benchmarks.benchmark import layers_of
+from mtrl_lightning.envs.layers import layers_of
 
 WITHOUT = ("mtrl_lightning", "gymnasium", "metaworld", "dm_control")
 """Packages whose environments and wrappers draw only from generators of their own."""

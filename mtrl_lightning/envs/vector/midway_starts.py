@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.wrappers import TimeLimit
 
-from mtrl_lightning.envs.benchmarks.benchmark import layers_of
+from mtrl_lightning.envs.layers import layers_of
 from mtrl_lightning.envs.step_values import read_reward, read_success
 from mtrl_lightning.envs.vector.global_random import GlobalRandom
 from mtrl_lightning.spec import EnvSpec
