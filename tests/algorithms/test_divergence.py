@@ -246,3 +246,11 @@ def test_what_a_batch_leaves_on_a_healthy_run_is_not_touched():
     for i in range(3):
         skipping.training_step(make_batch(skipping.spec, seed=i), i)
     assert changed(plain, copy_of(skipping)) == set()
+
+
+def test_nonfinite_gradient_of_finite_losses_ends_the_run(where):
+    sac = train(make_sac(), 1)
+    sac.critic.members[0].trunk[0].weight.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(DivergenceError, match="gradient"):
+        train(sac, 1)
+        sac.guard.read()

@@ -75,6 +75,7 @@ def of_tasks(*names):
         ({"num_critics": 3}, "critic.members.2.trunk.0.weight"),
         ({"num_critics": 1}, "critic.members.1.trunk.0.weight"),
         ({"encoder": Standardize}, "encoder.mean_D"),
+        ({"spec": make_spec()._replace(action_sizes=(2, 2, 1))}, "action"),
     ],
 )
 def test_other_tasks_and_networks_are_refused_by_name(options, word):

@@ -148,3 +148,11 @@ def test_every_gradient_is_reduced_before_the_step(name, monkeypatch):
     per_task = [num for num in tasks if num == 3]
     if name not in ("mean", "famo", "gradnorm", "nash_mtl_kept"):
         assert len(per_task) >= 1, "each task's gradient is reduced before they are combined"
+
+
+def test_losses_that_are_not_one_per_task_are_refused():
+    module = Numbers()
+    update, _ = make_update([module])
+    with pytest.raises(ValueError, match="shape"):
+        update(lambda: (module.x[:, None].expand(-1, 3), None))
+    assert module.x.tolist() == [1.0, -2.0]

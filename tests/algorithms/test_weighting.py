@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from mtrl_lightning.algorithms import ManualWeights, TemperatureWeights
+from mtrl_lightning.algorithms import (
+    FixedTemperature,
+    ManualWeights,
+    Temperature,
+    TemperatureWeights,
+)
+from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
 
 
@@ -29,6 +35,12 @@ def test_manual_weights_sum_to_the_number_of_tasks():
     assert ManualWeights(trained, {"task-2": 3.0})(torch.zeros(2)).tolist() == pytest.approx(
         [0.5, 1.5]
     )
+
+
+@pytest.mark.parametrize("temperature", [FixedTemperature, partial(Temperature, per_task=False)])
+def test_temperature_weights_need_learned_temperatures_per_task(temperature):
+    with pytest.raises(ConfigurationError):
+        make_sac(task_weighting=TemperatureWeights, temperature=temperature)
 
 
 def test_weights_scale_gradients_and_not_the_logged_loss():

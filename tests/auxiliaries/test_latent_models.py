@@ -16,6 +16,7 @@ from mtrl_lightning.auxiliaries import (
     Probabilistic,
     TransitionEnsemble,
 )
+from mtrl_lightning.networks import CARE, Embedding
 from tests.helpers.algorithms import make_batch, make_spec
 from tests.helpers.auxiliaries import STATES, STATES_CONTEXT, inputs, make_encoder, reached
 
@@ -214,3 +215,12 @@ def test_other_tasks_may_be_drawn():
     _, all_RnM = HiPBMDP(SPEC, encoder, width=6)._pairs(ROWS, generator)
     assert all_RnM.shape == (3, ROWS, 2)
     assert torch.equal(drawn_RnM.sort().values, all_RnM.sort().values)
+
+
+def test_the_context_of_care_is_one():
+    spec = SPEC._replace(task_names=("reach-v3", "push-v3", "door-open-v3", "window-open-v3"))
+    sizes = {"num_experts": 2, "width": 6, "depth": 1, "out_dim": 5, "context_dim": 5}
+    encoder = make_encoder(spec, partial(CARE, conditioning=Embedding, **sizes))
+    auxiliary = HiPBMDP(spec, encoder, width=6)
+    loss_R = auxiliary.loss(BATCH, inputs(encoder))
+    assert {"experts", "context"} <= reached(loss_R.sum(), encoder, auxiliary)
