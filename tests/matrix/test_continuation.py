@@ -36,6 +36,7 @@ OPTIONS = [
 PAIRS = [
     ("brc", "famo"),
     ("care", "pcgrad"),
+    ("mlp_context", "mean"),
     ("paco", "gradnorm"),
     ("soft_modularization", "nash_mtl"),
 ]
@@ -53,6 +54,11 @@ def test_a_continued_run_is_the_same_run(command_line, network, gradient):
     if network == "paco":
         # some tasks are masked and reinitialized
         options.append("--model.init_args.critic.init_args.max_loss=0.5")
+
+    if network == "mlp_context":
+        names = ("HiPBMDP", "Reconstruction")
+        losses = ",".join(f"mtrl_lightning.auxiliaries.{name}" for name in names)
+        options.append(f"--model.init_args.auxiliaries=[{losses}]")
 
     configs = ("base", "algorithm/mtsac", *STACKS[network], "env/toy", f"gradient/{gradient}")
     run = partial(command_line, "fit", *options, configs=configs, small=False)
