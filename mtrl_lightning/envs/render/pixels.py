@@ -44,7 +44,7 @@ class Pixels(BenchmarkWrapper):
         camera: name or number of the MuJoCo model's camera; None for the benchmark's own.
         shadows: whether shadows are drawn. With shadows, reflections and multisampling, images
             are those of dm_control's ``physics.render``, which papers show. Without all three, a
-            CPU draws them 21 to 36 times as fast as ``physics.render``.
+            CPU draws them many times faster.
         reflections: whether the floor reflects bodies.
         multisampling: whether edges are smooth.
     """
