@@ -124,7 +124,7 @@ def test_extras_of_the_rollout_continue(command_line, monkeypatch, algorithm, ki
     options = [f"--data.extras+=mtrl_lightning.rollout.{name}"]
     options += [f"--data.extras.{value}" for value in values]
     options += ["--data.extras+=mtrl_lightning.rollout.StartMidway", "--data.envs_per_task=4"]
-    options += [f"--data.benchmark.init_args.horizon={horizon}", "--data.total_steps=1440"]
+    options += [f"--data.benchmark.init_args.horizon={horizon}", "--data.total_steps=2880"]
     options += ["--metrics.every=60", "--evaluation.every=9000", "--evaluation.num_episodes=1"]
     options += ["--checkpoint.every_n_env_steps=9000", "--trainer.enable_progress_bar=false"]
     if kind is PPO:
