@@ -14,7 +14,6 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_warn
 
 from mtrl_lightning.algorithms.arguments import OWN_CLASS
-from mtrl_lightning.callbacks.checks import is_better_when_larger
 from mtrl_lightning.callbacks.metrics_file import MetricsFile, log_row
 from mtrl_lightning.callbacks.rollout import data_of
 from mtrl_lightning.callbacks.rollout_metrics import (
@@ -23,6 +22,7 @@ from mtrl_lightning.callbacks.rollout_metrics import (
     rollout_metrics,
 )
 from mtrl_lightning.data import EnvData, TaskData
+from mtrl_lightning.data.run_checks import is_better_when_larger
 from mtrl_lightning.errors import installed_versions
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout.evaluator import metric_names

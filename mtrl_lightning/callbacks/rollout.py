@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from mtrl_lightning.callbacks.checks import check_callbacks
 from mtrl_lightning.data import TaskData
 from mtrl_lightning.errors import ConfigurationError
 
@@ -35,7 +34,6 @@ class RolloutCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Put this package's callbacks first, in their order."""
         data_of(trainer)
-        check_callbacks(trainer)
         # a new list: Lightning iterates over the present one
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         trainer.callbacks = sorted(  # type: ignore[attr-defined]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import IterableDataset
@@ -18,12 +17,12 @@ from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.checkpoints import restoring
 from mtrl_lightning.checks import at_least, nearest_multiples
 from mtrl_lightning.data.drift import check_equal
+from mtrl_lightning.data.run_checks import check_run
 from mtrl_lightning.data.run_io import RunIO
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, trained_spec, with_info
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers
 from mtrl_lightning.errors import ConfigurationError, Interrupted
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.strategy import RanksStrategy
 from mtrl_lightning.rollout import ActionTransform, Collector
 from mtrl_lightning.transitions import Kind, TransitionBatch
 from mtrl_lightning.utils.counters import Counters, Stopwatch
@@ -192,49 +191,19 @@ class TaskData(LightningDataModule):
     # the loop: called by RolloutCallback and by Lightning
 
     def setup(self, stage: str) -> None:
-        """Check that algorithm and data belong together, and choose the number of threads."""
+        """Check the run's parts against one another, and choose the number of threads."""
         trainer = self.trainer
         assert trainer is not None
-        algorithm = trainer.lightning_module
-        if not isinstance(algorithm, Algorithm) or algorithm.kind != self.kind:
-            needed = DATA[algorithm.kind].__name__ if isinstance(algorithm, Algorithm) else "none"
-            raise ConfigurationError(
-                f"{type(algorithm).__name__} cannot learn from {type(self).__name__}: its data"
-                f" module is {needed}"
-            )
-        if algorithm.spec.task_names != self.spec.task_names:
-            raise ConfigurationError(
-                f"the algorithm is for other tasks than the data: {algorithm.spec.task_names} and"
-                f" {self.spec.task_names}. Build it with data.spec"
-            )
+        check_run(trainer, self, DATA)
         self._folder = Path(trainer.log_dir or trainer.default_root_dir)
         if distributed.world_size() == 1:
             self.local_counters = self.counters
-        if trainer.world_size > 1 and not isinstance(trainer.strategy, RanksStrategy):
-            raise ConfigurationError(
-                f"trainer.strategy is {type(trainer.strategy).__name__}, which does not average"
-                " gradients of manual optimization: give strategy ddp, or leave it out"
-            )
-        if trainer.precision not in ("32-true", "bf16-mixed"):
-            raise ConfigurationError(
-                f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported"
-            )
-        if type(trainer.strategy.checkpoint_io) not in (TorchCheckpointIO, RunIO):
-            raise ConfigurationError("a run writes its checkpoints itself: give no CheckpointIO")
         trainer.strategy.checkpoint_io = RunIO(self)
         if stage != "fit":
             return
         for message in FALSE_WARNINGS:
             warnings.filterwarnings("ignore", message)
         self.algorithm.data_name = type(self).__qualname__
-        for name in ("overfit_batches", "reload_dataloaders_every_n_epochs"):
-            if getattr(trainer, name):
-                raise ConfigurationError(f"trainer.{name} has no meaning for a run: leave it out")
-        if trainer.check_val_every_n_epoch not in (None, 1):
-            raise ConfigurationError(
-                f"trainer.check_val_every_n_epoch is {trainer.check_val_every_n_epoch}: give"
-                " evaluation.every in environment steps"
-            )
         # else EarlyStopping and ModelCheckpoint would wait for the end of an epoch
         trainer.check_val_every_n_epoch = None
         self._set_threads(trainer.strategy.root_device)

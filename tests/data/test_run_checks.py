@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import pytest
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
@@ -10,7 +8,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 
-from mtrl_lightning.callbacks.checks import check_callbacks
+from mtrl_lightning.data.run_checks import check_callbacks
 from mtrl_lightning.errors import ConfigurationError
 
 
@@ -27,7 +25,7 @@ from mtrl_lightning.errors import ConfigurationError
 )
 def test_callbacks_with_a_wrong_result_are_refused(callback):
     with pytest.raises(ConfigurationError, match=type(callback).__name__):
-        check_callbacks(SimpleNamespace(callbacks=[callback]))
+        check_callbacks([callback])
 
 
 def test_other_callbacks_are_accepted():
@@ -37,4 +35,4 @@ def test_other_callbacks_are_accepted():
         ModelCheckpoint(),
         ModelCheckpoint(monitor="eval/length", mode="min"),
     ]
-    check_callbacks(SimpleNamespace(callbacks=accepted))
+    check_callbacks(accepted)

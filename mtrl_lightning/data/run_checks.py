@@ -1,0 +1,97 @@
+"""Check that the parts of a run go together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.trainer.states import TrainerFn
+
+from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.data.run_io import RunIO
+from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.ranks.strategy import RanksStrategy
+from mtrl_lightning.transitions import Kind
+
+if TYPE_CHECKING:
+    from mtrl_lightning.data.task_data import TaskData
+
+AUTOMATIC = (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
+"""Callbacks that work with automatic optimization only."""
+
+
+def is_better_when_larger(metric: str) -> bool:
+    """Return whether the largest value of a metric is a run's best."""
+    quantity = metric.partition("/")[2]
+    return quantity.startswith(("success", "return", "score"))
+
+
+def check_run(
+    trainer: Trainer, data: TaskData, modules: Mapping[Kind, type[LightningDataModule]]
+) -> None:
+    """Check that algorithm, data and trainer go together, before anything is started.
+
+    Args:
+        trainer: of the run.
+        data: its data module.
+        modules: the data module of each kind of algorithm.
+    """
+    algorithm = trainer.lightning_module
+    if not isinstance(algorithm, Algorithm) or algorithm.kind != data.kind:
+        needed = modules[algorithm.kind].__name__ if isinstance(algorithm, Algorithm) else "none"
+        raise ConfigurationError(
+            f"{type(algorithm).__name__} cannot learn from {type(data).__name__}: its data"
+            f" module is {needed}"
+        )
+    if algorithm.spec.task_names != data.spec.task_names:
+        raise ConfigurationError(
+            f"the algorithm is for other tasks than the data: {algorithm.spec.task_names} and"
+            f" {data.spec.task_names}. Build it with data.spec"
+        )
+    if trainer.world_size > 1 and not isinstance(trainer.strategy, RanksStrategy):
+        raise ConfigurationError(
+            f"trainer.strategy is {type(trainer.strategy).__name__}, which does not average"
+            " gradients of manual optimization: give strategy ddp, or leave it out"
+        )
+    if trainer.precision not in ("32-true", "bf16-mixed"):
+        raise ConfigurationError(
+            f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported"
+        )
+    if type(trainer.strategy.checkpoint_io) not in (TorchCheckpointIO, RunIO):
+        raise ConfigurationError("a run writes its checkpoints itself: give no CheckpointIO")
+    check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+    if trainer.state.fn != TrainerFn.FITTING:
+        return
+    for name in ("overfit_batches", "reload_dataloaders_every_n_epochs"):
+        if getattr(trainer, name):
+            raise ConfigurationError(f"trainer.{name} has no meaning for a run: leave it out")
+    if trainer.check_val_every_n_epoch not in (None, 1):
+        raise ConfigurationError(
+            f"trainer.check_val_every_n_epoch is {trainer.check_val_every_n_epoch}: give"
+            " evaluation.every in environment steps"
+        )
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Check that no callback needs automatic optimization, or keeps the worst policy."""
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, AUTOMATIC):
+            raise ConfigurationError(f"{name} needs automatic optimization: leave it out")
+        keeps_smallest = getattr(callback, "mode", "max") == "min"
+        metric = getattr(callback, "monitor", None) or ""
+        if keeps_smallest and is_better_when_larger(metric):
+            raise ConfigurationError(f"{name} monitors {metric}: set its mode to max")
