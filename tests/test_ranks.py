@@ -256,6 +256,13 @@ def test_killed_and_interrupted_run_ends_as_uninterrupted(
 
 
 @pytest.mark.slow
+def test_stop_that_one_process_asks_for_ends_both_together(command_line):
+    stopping = "--trainer.callbacks=[tests.helpers.ranks.signals.StopOnRankOne]"
+    finish(start(command_line, "sac", stopping), limit=SOON)
+    assert 100 <= checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] < 150
+
+
+@pytest.mark.slow
 def test_torchrun_restarts_from_the_newest_checkpoint(command_line, uninterrupted):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     options = ["fit", *OF_SAC, signal_option(signal.SIGKILL, 1, 100)]

@@ -1,4 +1,4 @@
-"""Callbacks that send a signal to one of a run's processes, and that save what was restored."""
+"""Callbacks that interrupt one of a run's processes, and that save what was restored."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ class Signal(Callback):
             self._is_sent = True
             print("sent", flush=True)
             os.kill(os.getpid(), self._number)
+
+
+class StopOnRankOne(Callback):
+    """Ask for the end of training on the second process alone, from 100 environment steps on."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        env_steps = trainer.datamodule.counters.env_steps  # type: ignore[attr-defined]
+        trainer.should_stop |= trainer.global_rank == 1 and env_steps >= 100
 
 
 class Resave(Callback):
