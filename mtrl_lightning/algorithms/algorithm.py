@@ -28,12 +28,7 @@ from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.task_axes import UntrainedParameters, UntrainedTasks
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
-from mtrl_lightning.transitions import (
-    ActOutput,
-    Kind,
-    Mode,
-    TransitionBatch,
-)
+from mtrl_lightning.transitions import ActOutput, Kind, Mode, TransitionBatch
 from mtrl_lightning.updates.compiling import Compile, begin_compiled_update
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics, OnNonfinite

@@ -18,8 +18,8 @@ class OnPolicyAlgorithm(Algorithm):
     collection: RolloutConfig
     """Numbers of steps, epochs and minibatches of an iteration."""
     computed_columns: tuple[str, ...] = ()
-    """Names of the columns returned by ``begin_iteration`` in every iteration, beside new values of
-    ``policy_fields``; empty if unknown: the columns of a checkpoint are not checked then."""
+    """Names of the columns returned by ``begin_iteration`` in every iteration, in addition to new
+    values of ``policy_fields``. If empty, the columns of a checkpoint are not checked."""
 
     def begin_iteration(self, collected: Rollout, progress: float) -> dict[str, Tensor]:
         """Receive the rollout that is learned from next.

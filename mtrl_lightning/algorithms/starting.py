@@ -121,8 +121,7 @@ class _Start:
         acting = algorithm.acting_modules().items()
         self._networks = [name for name, one in acting if not isinstance(one, GradientMethod)]
         # the noise tells a clipped Gaussian from other policies with as many outputs
-        optional = set(self._networks) - {"encoder", "actor", "noise"}
-        self._needed = [name for name in self._networks if name not in optional]
+        self._needed = [name for name in self._networks if name in ("encoder", "actor", "noise")]
         self._copied: list[str] = []
         self._rows: list[_Row] = []
 

@@ -102,10 +102,6 @@ class DemonstrationData(TaskData):
         if self.counters.updates == 0:
             self.begin_learning()
 
-    def begin_learning(self) -> None:
-        """Let reward scales know the tasks' mean rewards, with new networks."""
-        self.algorithm.transforms.begin_learning(self.buffer.mean_rewards())
-
     def next_batch(self) -> TransitionBatch:
         """Sample a batch; each process samples its share, and gradients are averaged."""
         return self.buffer.sample(self.batch_size // distributed.world_size())

@@ -174,10 +174,6 @@ class ReplayData(EnvData):
         # updates are owed for vector steps from here on, not for the warm-up
         self._ratio.start(counters.vector_steps, counters.updates)
 
-    def begin_learning(self) -> None:
-        """Let reward scales know the tasks' mean rewards, with new networks."""
-        self.algorithm.transforms.begin_learning(self.buffer.mean_rewards())
-
     def _refill(self) -> None:
         """Collect with the policy until the replay has the transitions of a warm-up."""
         num_missing = self._num_missing()

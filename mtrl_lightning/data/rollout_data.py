@@ -17,7 +17,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import RolloutBuffer
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.rollout import CorrelatedNoise, PauseSolved
-from mtrl_lightning.transitions import RolloutConfig, TransitionBatch, Transitions
+from mtrl_lightning.transitions import TransitionBatch, Transitions
 from mtrl_lightning.utils.devices import one_thread
 
 NEVER = 10**9
@@ -73,15 +73,14 @@ class RolloutData(EnvData):
                 " model.init_args.max_kl to null, or leave CorrelatedNoise out of data.extras"
             )
         rows_per_task(
-            self.num_envs // distributed.world_size(), len(self.spec.train_tasks), self._collection
+            self.num_envs // distributed.world_size(),
+            len(self.spec.train_tasks),
+            self.algorithm.collection,
         )
 
-    @property
-    def _collection(self) -> RolloutConfig:
-        return self.algorithm.collection
-
     def _batch_rows(self) -> int:
-        return self._collection.num_steps * self.num_envs // self._collection.num_minibatches
+        collection = self.algorithm.collection
+        return collection.num_steps * self.num_envs // collection.num_minibatches
 
     def train_dataloader(self) -> Minibatches:
         """Return the minibatches of this iteration, as an iterable that Lightning takes."""
@@ -106,6 +105,9 @@ class RolloutData(EnvData):
                 collected = buffer.collected()
             computed = self.algorithm.begin_iteration(collected, progress)
             buffer.begin(computed)
+
+    def begin_learning(self) -> None:
+        """Do nothing: on-policy algorithms have no reward scale."""
 
     def next_batch(self) -> TransitionBatch:
         """Return the next minibatch."""
@@ -134,7 +136,7 @@ class RolloutData(EnvData):
 
     def open_buffer(self, tasks: Sequence[int], device: torch.device) -> None:
         """Allocate the memory of an iteration, and print its size."""
-        collection = self._collection
+        collection = self.algorithm.collection
         self.buffer = RolloutBuffer(
             self.spec,
             tasks,

@@ -85,6 +85,8 @@ class TaskData(LightningDataModule):
 
     kind: ClassVar[Kind]
     """The algorithms that it is for."""
+    buffer: Any
+    """The transitions to learn from, from ``setup`` on."""
     collector: Collector | None = None
     """Steps the training environments; None without any."""
 
@@ -227,7 +229,8 @@ class TaskData(LightningDataModule):
         """Start to train, or to continue."""
 
     def begin_learning(self) -> None:
-        """Let reward scales know the stored rewards, with new networks."""
+        """Let reward scales know the tasks' mean rewards, with new networks."""
+        self.algorithm.transforms.begin_learning(self.buffer.mean_rewards())
 
     def begin_epoch(self) -> None:
         """Prepare the updates of one of Lightning's epochs."""

@@ -123,8 +123,10 @@ class UntrainedTasks:
     @property
     def summary(self) -> str:
         """Names of the untrained tasks and an explanation; empty if there are none."""
+        if not self.is_untrained_T.any():
+            return ""
         names = [self._spec.task_names[task] for task in np.flatnonzero(self.is_untrained_T)]
-        return f"Evaluated without training: {', '.join(names)}. {self.explanation}" * bool(names)
+        return f"Evaluated without training: {', '.join(names)}. {self.explanation}"
 
     def check(self, modules: Mapping[str, nn.Module]) -> None:
         """Check that the networks that act have no parameters of a task whose mean means nothing.

@@ -125,9 +125,9 @@ class PopArt(ReturnScale):
         old_mean_T = self.mean_T.clone()
         old_std_T = self.std_T
         # the moments of a mixture of the previous returns and these
-        moments = union(self.mean_T, self.variance_T, mean_T, variance_T, step_T)
-        self.mean_T.copy_(moments[0])
-        self.variance_T.copy_(moments[1])
+        new_mean_T, new_variance_T = union(self.mean_T, self.variance_T, mean_T, variance_T, step_T)
+        self.mean_T.copy_(new_mean_T)
+        self.variance_T.copy_(new_variance_T)
         self.is_known_T |= is_seen_T
         is_kept_T = ~is_first_T
         ratio_T = torch.where(is_kept_T, old_std_T / self.std_T, 1.0)

@@ -355,7 +355,7 @@ def test_prune_keeps_what_was_written_ahead_for_the_next_save(tmp_path):
 
 
 class SlowDisk:
-    """A disk that is not done until it is told to be, and then may turn out to be full."""
+    """A disk whose writes finish on request, and may then fail because it is full."""
 
     def __init__(self, monkeypatch):
         self.is_done = threading.Event()

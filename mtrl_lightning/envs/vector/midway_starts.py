@@ -179,7 +179,7 @@ class MidwayStarts(gym.Wrapper):
             warnings.warn(
                 f"the same seed and actions led {type(self.unwrapped).__name__} to another"
                 " observation: an episode begins with a reset instead of midway. If it is"
-                " often so, let reset(seed=...) decide all that is random, or set"
+                " often so, let reset(seed=...) decide all that is random, or leave"
                 " StartMidway out of data.extras",
                 stacklevel=2,
             )
