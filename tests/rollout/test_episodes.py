@@ -12,15 +12,22 @@ from tests.helpers.fakes import step_result
 SPEC = ToyReach(2).spec
 
 
-def random_results(num_steps, num_envs, seed=0, broken=0.0):
-    generator = np.random.default_rng(seed)
+def episode(task, return_, length=1, success=False, success_last=False, **options):
+    return Episode(task, return_, length, success, success_last, **options)
+
+
+# ---- running episodes ----
+
+
+def random_results(num_steps, num_envs):
+    generator = np.random.default_rng(0)
     return [
         step_result(
             reward=generator.normal(size=num_envs),
             terminated=generator.random(num_envs) < 0.1,
             truncated=generator.random(num_envs) < 0.1,
             success=generator.random(num_envs) < 0.2,
-            valid=generator.random(num_envs) >= broken,
+            valid=generator.random(num_envs) >= 0.05,
             midway=generator.random(num_envs) < 0.5,
         )
         for _ in range(num_steps)
@@ -31,36 +38,91 @@ def naive(results, task_E):
     """Every environment's episodes by a slow loop: ``{(step, env): episode}``."""
     ended = {}
     for e, task in enumerate(task_E):
-        rewards = []
-        successes = []
-        broken = False
+        steps = []
         for s, result in enumerate(results):
-            rewards.append(float(result.reward_E[e]))
-            successes.append(bool(result.success_E[e]))
-            broken = broken or not result.valid_E[e]
+            steps.append(result)
             if result.terminated_E[e] or result.truncated_E[e] or not result.valid_E[e]:
-                if not broken:
-                    ended[s, e] = Episode(
-                        task,
-                        sum(rewards),
-                        len(rewards),
-                        any(successes),
-                        successes[-1],
-                        e,
-                        midway=bool(result.midway_E[e]),
+                if all(step.valid_E[e] for step in steps):
+                    return_ = sum(float(step.reward_E[e]) for step in steps)
+                    success = any(step.success_E[e] for step in steps)
+                    last = bool(result.success_E[e])
+                    midway = bool(result.midway_E[e])
+                    ended[s, e] = episode(
+                        task, return_, len(steps), success, last, env=e, midway=midway
                     )
-                rewards = []
-                successes = []
-                broken = False
+                steps = []
     return ended
+
+
+def test_episodes_equal_those_of_a_naive_loop():
+    task_E = np.array([2, 0, 1, 0])
+    results = random_results(200, 4)
+    running = RunningEpisodes(task_E)
+    found = {
+        (s, e): one for s, result in enumerate(results) for e, one in running.add(result).items()
+    }
+    expected = naive(results, task_E.tolist())
+    assert found.keys() == expected.keys()
+    assert len(found) > 80
+    for key, one in found.items():
+        assert one.return_ == pytest.approx(expected[key].return_, abs=1e-12)
+        assert one._replace(return_=0) == expected[key]._replace(return_=0)
+    kinds = {(one.success, one.success_last) for one in found.values()}
+    assert kinds == {(True, True), (True, False), (False, False)}
+
+
+NAN = float("nan")
+GO, STOP = [False, False], [True, True]
+
+
+def informed(energy, truncated, valid=(True, True)):
+    """Make a step of two environments that report an energy; NaN for none."""
+    result = step_result([1.0, 1.0], GO, truncated, GO, valid)
+    return result._replace(info={"energy": np.array(energy)})
+
+
+def test_info_is_averaged_over_steps_that_report_it():
+    running = RunningEpisodes(np.array([0, 1]), ["energy"])
+    running.add(informed([1.0, NAN], GO))
+    running.add(informed([NAN, NAN], GO))
+    ended = running.add(informed([4.0, NAN], STOP))
+    assert ended[0].info == {"energy": 2.5, "energy_last": 4.0}
+    assert ended[1].info == {}, "it reported nothing"
+    running.add(informed([7.0, 3.0], GO))
+    running.add(informed([0.0, 5.0], GO, [False, True]))
+    ended = running.add(informed([9.0, NAN], STOP))
+    assert ended[0].info == {"energy": 9.0, "energy_last": 9.0}, "the rebuilt one began again"
+    assert ended[1].info == {"energy": 4.0, "energy_last": 5.0}
+
+
+def test_info_resumes_and_new_numbers_start_there():
+    running, resumed = (RunningEpisodes(np.array([0, 1]), ["energy"]) for _ in range(2))
+    new = RunningEpisodes(np.array([0, 1]), ["energy", "heat"])
+    resumed.add(informed([50.0, 50.0], GO))
+    running.add(informed([1.0, 2.0], GO))
+    state = json.loads(json.dumps(running.state_dict()))
+    resumed.load_state_dict(state)
+    new.load_state_dict(state)
+    last = informed([3.0, NAN], STOP)
+    assert resumed.add(last) == running.add(last)
+    hot = last._replace(info={**last.info, "heat": np.array([8.0, NAN])})
+    assert new.add(hot)[0].info == {
+        "energy": 2.0,
+        "energy_last": 3.0,
+        "heat": 8.0,
+        "heat_last": 8.0,
+    }
+
+
+# ---- windows ----
 
 
 def test_scores_are_of_the_last_episodes_from_a_reset():
     windows = EpisodeWindows(2, 5)
     outcomes = [(6, False, False), (9, True, False), (4, True, False), (7, False, True)]
     for return_, success, midway in [*outcomes, (2, False, False)]:
-        windows.add([Episode(0, float(return_), 10, success, success, midway=midway)])
-    windows.add([Episode(1, 1.0, 10, True, True, midway=True)] * 4)
+        windows.add([episode(0, float(return_), success=success, midway=midway)])
+    windows.add([episode(1, 1.0, success=True, midway=True)] * 4)
     assert windows.recent_score(0, 3, SPEC) == pytest.approx(2 / 3)
     assert windows.recent_from_reset(0, 3) == pytest.approx((2 / 3, 5.0))
     assert windows.recent_score(0, 5, SPEC) is None
@@ -74,50 +136,15 @@ def test_success_from_reset_leaves_out_midway_starts():
     outcomes = [(0, True, True), (0, True, False), (0, False, False), (0, False, False)]
     outcomes += [(1, True, True), (0, True, False)]
     for task, success, midway in outcomes:
-        windows.add([Episode(task, 0.0, 10, success, success, env=task, midway=midway)])
+        windows.add([episode(task, 0.0, success=success, env=task, midway=midway)])
     # task 0 keeps the last four of its five, of which none began midway; task 1 has no other
     assert windows.success_from_reset() == {0: 0.5}
-    restored = EpisodeWindows(3, 4)
-    restored.load_state_dict(json.loads(json.dumps(windows.state_dict())))
-    assert restored.success_from_reset() == {0: 0.5}
     assert EpisodeWindows(3, 4).success_from_reset() == {}
 
 
-@pytest.mark.parametrize("broken", [0.0, 0.05])
-def test_episodes_equal_those_of_a_naive_loop(broken):
-    task_E = np.array([2, 0, 1, 0])
-    results = random_results(200, 4, broken=broken)
-    running = RunningEpisodes(task_E)
-    found = {
-        (s, e): episode
-        for s, result in enumerate(results)
-        for e, episode in running.add(result).items()
-    }
-    expected = naive(results, task_E.tolist())
-    assert found.keys() == expected.keys()
-    assert len(found) > 80
-    for key, episode in found.items():
-        assert episode.return_ == pytest.approx(expected[key].return_, abs=1e-12)
-        assert episode._replace(return_=0) == expected[key]._replace(return_=0)
-    kinds = {(episode.success, episode.success_last) for episode in found.values()}
-    assert kinds == {(True, True), (True, False), (False, False)}
-
-
-def test_reset_forgets_what_runs():
-    running = RunningEpisodes(np.array([0]))
-    running.add(step_result([1.0], [False], [False], [True], [True]))
-    running.reset()
-    assert running.add(step_result([2.0], [True], [False], [False], [True])) == {
-        0: Episode(0, 2.0, 1, False, False, env=0)
-    }
-
-
-def episode(task, return_, length=1, success=False, success_last=False):
-    return Episode(task, return_, length, success, success_last)
-
-
-def test_windows_by_hand():
-    windows = EpisodeWindows(num_tasks=3, size=10)
+def test_windows_hold_the_last_episodes_of_each_task():
+    windows = EpisodeWindows(num_tasks=3, size=4)
+    windows.add(episode(0, 99.0, 99) for _ in range(3))
     windows.add([episode(0, 1.0, 5, True), episode(2, -4.0, 7)])
     windows.add([episode(0, 2.0, 6), episode(0, 6.0, 10, True, True), episode(0, -1.0, 3, True)])
     assert windows.summary() == {
@@ -132,15 +159,6 @@ def test_windows_by_hand():
             "success": {"mean": 0.0, "min": 0.0, "max": 0.0, "std": 0.0},
         },
     }
-
-
-def test_windows_hold_the_last_episodes_of_each_task():
-    windows = EpisodeWindows(num_tasks=2, size=3)
-    windows.add(episode(0, float(k)) for k in range(10))
-    windows.add([episode(1, 50.0)])
-    summary = windows.summary()
-    assert summary[0]["return"] == {"mean": 8.0, "min": 7.0, "max": 9.0, "std": (2 / 3) ** 0.5}
-    assert summary[1]["return"] == {"mean": 50.0, "min": 50.0, "max": 50.0, "std": 0.0}
 
 
 def test_spreads_of_the_window_by_hand():
@@ -169,57 +187,10 @@ def test_spreads_of_the_window_by_hand():
     assert EpisodeWindows(3, 10).metrics(("a", "b", "c")) == {}
 
 
-NAN = float("nan")
-
-
-def informed(energy, truncated, valid=(True, True)):
-    """Make a step of two environments that report an energy; NaN for none."""
-    go = [False, False]
-    result = step_result([1.0, 1.0], go, truncated, go, valid)
-    return result._replace(info={"energy": np.array(energy)})
-
-
-def test_info_is_averaged_over_steps_that_report_it():
-    running = RunningEpisodes(np.array([0, 1]), ["energy"])
-    go, stop = [False, False], [True, True]
-    running.add(informed([1.0, NAN], go))
-    running.add(informed([NAN, NAN], go))
-    ended = running.add(informed([4.0, NAN], stop))
-    assert ended[0].info == {"energy": 2.5, "energy_last": 4.0}
-    assert ended[1].info == {}, "it reported nothing"
-    running.add(informed([7.0, 3.0], go))
-    running.add(informed([0.0, 5.0], go, [False, True]))
-    ended = running.add(informed([9.0, NAN], stop))
-    assert ended[0].info == {"energy": 9.0, "energy_last": 9.0}, "the rebuilt one began again"
-    assert ended[1].info == {"energy": 4.0, "energy_last": 5.0}
-
-
-def test_info_resumes_and_new_numbers_start_there():
-    running, resumed = (RunningEpisodes(np.array([0, 1]), ["energy"]) for _ in range(2))
-    new = RunningEpisodes(np.array([0, 1]), ["energy", "heat"])
-    go, stop = [False, False], [True, True]
-    resumed.add(informed([50.0, 50.0], go))
-    running.add(informed([1.0, 2.0], go))
-    state = json.loads(json.dumps(running.state_dict()))
-    resumed.load_state_dict(state)
-    new.load_state_dict(state)
-    last = informed([3.0, NAN], stop)
-    assert resumed.add(last) == running.add(last)
-    hot = last._replace(info={**last.info, "heat": np.array([8.0, NAN])})
-    assert new.add(hot)[0].info == {
-        "energy": 2.0,
-        "energy_last": 3.0,
-        "heat": 8.0,
-        "heat_last": 8.0,
-    }
-
-
 def test_windows_average_info_over_episodes_that_have_it():
     windows = EpisodeWindows(num_tasks=3, size=2)
     infos = [(0, {"x": 50.0}), (0, {"x": 1.0}), (0, {"x": 2.0, "y": 7.0}), (2, {"x": 4.5})]
-    windows.add(
-        episode(task, 0.0)._replace(env=task, info=info) for task, info in [*infos, (1, {})]
-    )
+    windows.add(episode(task, 0.0, env=task, info=info) for task, info in [*infos, (1, {})])
     found = windows.metrics(("a", "b", "c"))
     assert {name: value for name, value in found.items() if "/info/" in name} == {
         "rollout/info/x": 3.0,

@@ -1,4 +1,4 @@
-"""Environments that are paused: not stepped, their episodes go on later, nothing counts twice."""
+"""Environments that are paused: not stepped, and their episodes continue later."""
 
 from __future__ import annotations
 
@@ -8,22 +8,15 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.envs import ToyReach, VectorEnv
+from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.rollout import Collector, PauseSolved
 from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.transitions import Episode
+from tests.helpers.episodes import windows_with
 from tests.helpers.fakes import Constant, Scripted
 
-TASKS = [0, 0, 0, 1, 1, 1]
+TASK_E = np.array([0, 0, 0, 1, 1, 1])
 SPEC = ToyReach(2).spec
-
-
-def windows_with(success_of_task, num_episodes=10):
-    """The windows after episodes of which a fraction has succeeded, the last ones."""
-    windows = EpisodeWindows(2, 50)
-    for task, success in enumerate(success_of_task):
-        successes = np.arange(num_episodes) >= num_episodes * (1 - success)
-        windows.add(Episode(task, 0.0, 10, bool(s), bool(s)) for s in successes)
-    return windows
 
 
 @pytest.mark.parametrize(
@@ -34,66 +27,49 @@ def test_the_number_falls_from_all_to_the_minimum(success, expected):
     assert PauseSolved(0.5, 0.01).num_stepped(3, 1.0) == 1, "one at least"
 
 
-def test_of_each_task_the_last_environments_pause():
-    task_E = np.array(TASKS)
-    pausing = PauseSolved(0.5, 1 / 3, 10)
-    assert pausing.paused(SPEC, task_E, windows_with((1.0, 0.4))).tolist() == (
-        [False, True, True, False, False, False]
-    )
-    assert not pausing.paused(SPEC, task_E, EpisodeWindows(2, 50)).any(), "nothing is known"
-
-
-def test_a_task_with_few_episodes_is_not_paused():
-    pausing = PauseSolved(0.5, 1 / 3, episodes=10)
-    assert not pausing.paused(SPEC, np.array(TASKS), windows_with((1.0, 1.0), 9)).any()
-    assert pausing.paused(SPEC, np.array(TASKS), windows_with((1.0, 1.0), 10)).sum() == 4
-
-
-def test_without_pausing_all_are_stepped_from_the_next_choice_on():
-    """As in a run that continues without the option that it had."""
-    collector = collector_of([0, 1])
-    collector.choose_paused()
-    collector.step("explore")
-    other = collector_of()
-    other.pausing = None
-    other.set_state(collector.get_state())
-    assert other.paused_E.tolist() == [True, True, False]
-    other.choose_paused()
-    assert not other.paused_E.any()
-
-
-def test_the_most_recent_episodes_decide():
-    windows = windows_with((0.5, 0.5), num_episodes=20)
-    pausing = PauseSolved(0.5, 1 / 3, episodes=10)
-    assert pausing.paused(SPEC, np.array(TASKS), windows).sum() == 4
+@pytest.mark.parametrize(
+    ("windows", "paused"),
+    [
+        (windows_with(1.0, 0.4, num_episodes=10), [1, 2]),
+        (windows_with(0.5, 0.5), [1, 2, 4, 5]),
+        (windows_with(1.0, 1.0, num_episodes=9), []),
+        (EpisodeWindows(2, 50), []),
+    ],
+    ids=["one is solved", "the last ten episodes are", "few episodes", "none"],
+)
+def test_of_each_solved_task_the_last_environments_pause(windows, paused):
+    paused_E = PauseSolved(0.5, 1 / 3, episodes=10).paused(SPEC, TASK_E, windows)
+    assert np.flatnonzero(paused_E).tolist() == paused
 
 
 def test_without_success_the_score_decides_pausing():
     spec = SPEC._replace(has_success=False, max_return=10.0)
     windows = EpisodeWindows(2, 50)
     windows.add([Episode(0, 9.9, 10, False, False), Episode(1, 3.0, 10, False, False)])
-    paused_E = PauseSolved(0.5, 1 / 3, episodes=1).paused(spec, np.array(TASKS), windows)
-    assert paused_E.tolist() == [False, True, True, False, False, False]
+    paused_E = PauseSolved(0.5, 1 / 3, episodes=1).paused(spec, TASK_E, windows)
+    assert np.flatnonzero(paused_E).tolist() == [1, 2]
+
+
+# ---- vector environments ----
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_paused_environment_keeps_its_episode(workers):
     """Each environment's own steps are those of an environment that was never paused."""
-    tasks = [0, 1, 2, 1]
+    tasks, action_EA = [0, 1, 2, 1], np.full((4, 2), 0.5)
     envs = VectorEnv(Scripted(3), tasks, num_workers=workers)
     steady = VectorEnv(Scripted(3), tasks, num_workers=0)
     envs.reset(seed=[0, 0, 0, 0])
     steady.reset(seed=[0, 0, 0, 0])
     expected = []
     for _ in range(12):
-        steady.send(np.full((4, 2), 0.5))
+        steady.send(action_EA)
         expected.append(steady.receive())
     generator = np.random.default_rng(0)
     num_steps_E = np.zeros(4, np.int64)
     for _ in range(12):
         paused_E = generator.random(4) < 0.5
-        before_ED = envs._arrays["observation"].copy()
-        envs.send(np.full((4, 2), 0.5), paused_E)
+        envs.send(action_EA, paused_E)
         result = envs.receive()
         assert result.paused_E.tolist() == paused_E.tolist()
         assert result.valid_E.tolist() == (~paused_E).tolist()
@@ -104,9 +80,33 @@ def test_a_paused_environment_keeps_its_episode(workers):
             assert result.reward_E[e] == one.reward_E[e]
             assert result.done_E[e] == one.done_E[e]
         for e in np.flatnonzero(paused_E):
-            assert result.observation_ED[e].tolist() == before_ED[e].tolist()
+            if num_steps_E[e]:
+                before_D = expected[num_steps_E[e] - 1].observation_ED[e]
+                assert result.observation_ED[e].tolist() == before_D.tolist()
             assert not result.reward_E[e] and not result.done_E[e] and not result.success_E[e]
         num_steps_E += ~paused_E
+    envs.close()
+
+
+def test_a_rebuilt_environment_is_reported_although_it_is_paused():
+    envs = VectorEnv(ToyReach(3), [0, 1, 2], num_workers=0, max_restarts=1)
+    envs.reset(seed=0)
+    envs.remake()
+    envs.send(np.zeros((3, 2)), np.array([True, False, False]))
+    result = envs.receive()
+    assert result.done_E.all() and not result.valid_E.any() and not result.paused_E.any()
+
+
+def test_numbers_of_info_are_not_reported_by_paused_environments():
+    envs = VectorEnv(WithInfo(ToyReach(2), ["success"]), [0, 1], num_workers=0)
+    envs.reset(seed=0)
+    envs.step(np.zeros((2, 2)))
+    envs.send(np.zeros((2, 2)), np.array([True, False]))
+    result = envs.receive()
+    assert math.isnan(result.info["success"][0]) and not math.isnan(result.info["success"][1])
+
+
+# ---- collectors ----
 
 
 class Script:
@@ -116,9 +116,7 @@ class Script:
         self._paused = iter(paused)
 
     def paused(self, spec, task_E, windows):
-        paused_E = np.zeros(len(task_E), np.bool_)
-        paused_E[list(next(self._paused))] = True
-        return paused_E
+        return np.isin(np.arange(len(task_E)), next(self._paused))
 
 
 def collector_of(*paused, num_envs=3):
@@ -143,30 +141,17 @@ def test_a_collector_counts_the_steps_that_were_made():
     assert collector.counters.dropped_transitions == 0
     assert collector.counters.vector_steps == 6
     assert episodes == [(1, 1), (2, 4), (0, 3), (0, 1)]
+    collector.reset()
+    assert not collector.paused_E.any()
 
 
-def test_a_reset_ends_all_pauses():
+def test_pauses_resume_and_end_in_a_run_without_them():
     collector = collector_of([0, 1])
     collector.choose_paused()
-    sample = collector.sample(num_episodes=6, mode="exploit")
-    assert len(sample.episodes) == 6 and not collector.paused_E.any()
-
-
-def test_a_rebuilt_environment_is_told_of_although_it_is_paused():
-    envs = VectorEnv(ToyReach(3), [0, 1, 2], num_workers=0, max_restarts=1)
-    envs.reset(seed=0)
-    envs.remake()
-    envs.send(np.zeros((3, 2)), np.array([True, False, False]))
-    result = envs.receive()
-    assert result.done_E.all() and not result.valid_E.any() and not result.paused_E.any()
-
-
-def test_numbers_of_info_are_not_reported_by_paused_environments():
-    from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
-
-    envs = VectorEnv(WithInfo(ToyReach(2), ["success"]), [0, 1], num_workers=0)
-    envs.reset(seed=0)
-    envs.step(np.zeros((2, 2)))
-    envs.send(np.zeros((2, 2)), np.array([True, False]))
-    result = envs.receive()
-    assert math.isnan(result.info["success"][0]) and not math.isnan(result.info["success"][1])
+    collector.step("explore")
+    other = collector_of()
+    other.pausing = None
+    other.set_state(collector.get_state())
+    assert other.paused_E.tolist() == [True, True, False]
+    other.choose_paused()
+    assert not other.paused_E.any()
