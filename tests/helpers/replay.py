@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,19 +145,6 @@ def assert_same_columns(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> 
 def assert_same_batch(found: TransitionBatch, wanted: TransitionBatch) -> None:
     assert_same_columns(columns_in(found), columns_in(wanted))
     assert torch.equal(found.task_Rn, wanted.task_Rn)
-
-
-class NaiveRings:
-    """What a ``RingStorage`` should hold, as lists of numbers."""
-
-    def __init__(self, num_rings: int, capacity: int) -> None:
-        self.rings: list[deque[int]] = [deque(maxlen=capacity) for _ in range(num_rings)]
-        self.added = [0] * num_rings
-
-    def add(self, rings: Iterable[int], ids: Iterable[int]) -> None:
-        for ring, number in zip(rings, ids, strict=True):
-            self.rings[ring].append(number)
-            self.added[ring] += 1
 
 
 def newest(storage: Storage, ring: int) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Rings in memory against lists."""
+"""Rings in memory and in files: types, sizes and limits; ``test_state_machine.py`` has the rest."""
 
 from __future__ import annotations
 
@@ -14,138 +14,77 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import bytes_needed
 from tests.helpers.replay import (
     assert_same_columns,
     columns_of,
     encode,
-    ids_of,
     make_fields,
     make_rings,
     newest,
 )
 
 
-def test_more_rows_at_once_than_a_ring_holds_are_refused():
-    storage = make_rings(1, 2)
-    with pytest.raises(AssertionError, match="more rows at once"):
-        storage.add(np.array([0, 0, 0]), encode([0, 1, 2]))
-
-
-@pytest.mark.parametrize(("first", "end"), [(0, 4), (1, 7), (-1, 3)])
-def test_rows_that_are_gone_or_yet_to_come_cannot_be_read(first, end):
-    storage = make_rings(1, 5)
-    storage.add(np.zeros(5, np.int64), encode(range(5)))
-    storage.add(np.zeros(1, np.int64), encode([5]))
-    with pytest.raises(AssertionError):
-        storage.take(*storage.numbers(0, first, end))
-
-
-def test_rows_read_do_not_change_when_overwritten():
-    storage = make_rings(1, 2)
-    storage.add(np.zeros(2, np.int64), encode([1, 2]))
-    rows = newest(storage, 0)
-    storage.add(np.zeros(2, np.int64), encode([3, 4]))
-    assert ids_of(rows).tolist() == [1, 2]
+@pytest.mark.parametrize(
+    ("dtype", "stored"),
+    [(np.float64, torch.float32), (np.float32, torch.float32), (np.uint8, torch.uint8)],
+)
+def test_columns_keep_values_and_types_in_memory_and_files(tmp_path, dtype, stored):
+    number_N2 = np.random.default_rng(0).integers(0, 256, (6, 2, 2, 3))
+    given = columns_of(
+        number_N2[:, 0].astype(dtype) / (1 if dtype is np.uint8 else 7),
+        np.arange(12.0).reshape(6, 2) / 3,
+        np.arange(6.0) / 7,
+        number_N2[:, 1].astype(dtype),
+        np.arange(6) % 3 == 0,
+    )
+    plain, mapped, restored = (
+        make_rings(1, 4, folder, dtype=dtype, shape=(2, 3)) for folder in (None, tmp_path, None)
+    )
+    for storage in (plain, mapped):
+        for half in (slice(0, 3), slice(3, 6)):
+            columns = {name: column[half] for name, column in given.items()}
+            storage.add(np.zeros(3, np.int64), columns)
+    snapshots = ReplaySnapshots(tmp_path / "replay")
+    snapshots.load(snapshots.save(mapped), restored)
+    types = {name: torch.float32 for name in given} | {"terminated": torch.bool}
+    types |= dict.fromkeys(("observation", "next_observation"), stored)
+    expected = {name: torch.tensor(column[2:]).to(types[name]) for name, column in given.items()}
+    for storage in (plain, mapped, restored):
+        assert_same_columns(newest(storage, 0), expected)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "stored"), [(np.float64, torch.float32), (np.float32, torch.float32)]
+    ("dtype", "shape", "expected"),
+    [
+        # 2 observations of 3 floats, 2 actions, 1 reward, 1 byte of termination
+        (np.float32, (3,), 2 * 3 * 4 + 2 * 4 + 4 + 1),
+        (np.float64, (3,), 2 * 3 * 4 + 2 * 4 + 4 + 1),
+        (np.uint8, (9, 84, 84), 2 * 9 * 84 * 84 + 2 * 4 + 4 + 1),
+    ],
 )
-def test_floating_point_observations_are_stored_as_float32(dtype, stored):
-    storage = make_rings(1, 2, dtype=dtype)
-    value = np.full((1, 3), 1 / 3, dtype)
-    storage.add(
-        np.zeros(1, np.int64),
-        columns_of(value, np.zeros((1, 2)), np.zeros(1), value, np.zeros(1, bool)),
-    )
-    rows = newest(storage, 0)
-    assert rows["observation"].dtype == rows["next_observation"].dtype == stored
-    assert rows["observation"].numpy().tolist() == value.astype(np.float32).tolist()
+def test_bytes_needed_are_those_of_all_columns(dtype, shape, expected):
+    fields = make_fields(dtype=dtype, shape=shape)
+    assert bytes_needed(fields, 10) == 10 * expected
+    storage = make_rings(1, 1, dtype=dtype, shape=shape)
+    rows = storage.take(torch.tensor([0]), torch.tensor([0]))
+    assert sum(column.nbytes for column in rows.values()) == expected
 
 
-def test_pixels_stay_bytes():
-    storage = make_rings(1, 2, dtype=np.uint8, shape=(3, 4, 4))
-    pixels = np.arange(48, dtype=np.uint8).reshape(1, 3, 4, 4) + 200
-    storage.add(
-        np.zeros(1, np.int64),
-        columns_of(pixels, np.zeros((1, 2)), np.zeros(1), 255 - pixels, np.ones(1, bool)),
-    )
-    rows = newest(storage, 0)
-    assert rows["observation"].dtype == rows["next_observation"].dtype == torch.uint8
-    assert np.array_equal(rows["observation"].numpy(), pixels)
-    assert np.array_equal(rows["next_observation"].numpy(), 255 - pixels)
-
-
-def test_bytes_needed_by_hand():
-    # 2 observations of 3 floats, 2 actions, 1 reward, 1 byte of termination
-    assert bytes_needed(make_fields(), 10) == 10 * (2 * 3 * 4 + 2 * 4 + 4 + 1)
-    assert bytes_needed(make_fields(dtype=np.float64), 1) == 2 * 3 * 4 + 2 * 4 + 4 + 1
-    assert bytes_needed(make_fields(dtype=np.uint8, shape=(9, 84, 84)), 2) == 2 * (
-        2 * 9 * 84 * 84 + 2 * 4 + 4 + 1
-    )
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape"), [(np.float32, (3,)), (np.float64, (5,)), (np.uint8, (3, 8, 8))]
-)
-def test_bytes_needed_is_what_is_taken(monkeypatch, dtype, shape):
-    taken = []
-    empty = torch.empty
-
-    def spy(*args, **kwargs):
-        made = empty(*args, **kwargs)
-        taken.append(made.numel() * made.element_size())
-        return made
-
-    monkeypatch.setattr(torch, "empty", spy)
-    make_rings(3, 17, dtype=dtype, shape=shape)
-    assert sum(taken) == bytes_needed(make_fields(dtype=dtype, shape=shape), 3 * 17)
-
-
-def test_too_large_a_replay_is_refused_before_memory_is_taken(monkeypatch):
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_too_large_a_replay_is_refused_before_allocation(tmp_path, monkeypatch, is_mapped):
     free = bytes_needed(make_fields(), 1_000)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    memory, disk = (0, free) if is_mapped else (free, 0)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=memory))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=disk))
+    folder = tmp_path if is_mapped else None
     with monkeypatch.context() as patched:
-        patched.setattr(torch, "empty", lambda *args, **kwargs: pytest.fail("memory was taken"))
-        patched.setattr(torch, "zeros", lambda *args, **kwargs: pytest.fail("memory was taken"))
-        with pytest.raises(ConfigurationError, match="2,000 transitions"):
-            make_rings(2, 1_000)
-    assert make_rings(2, 500).capacity == 500
-
-
-# ---- mapped from a file ----
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.uint8])
-def test_other_types_are_kept_in_a_file_too(tmp_path, dtype):
-    storages = [make_rings(1, 4, folder, dtype=dtype, shape=(2, 3)) for folder in (tmp_path, None)]
-    values = np.random.default_rng(0).integers(0, 256, (3, 2, 3)).astype(dtype)
-    for storage in storages:
-        storage.add(
-            np.zeros(3, np.int64),
-            columns_of(values, np.ones((3, 2)), np.ones(3), values[::-1].copy(), np.eye(3)[0] > 0),
-        )
-    mapped, plain = (newest(storage, 0) for storage in storages)
-    assert_same_columns(mapped, plain)
-
-
-def test_too_large_a_file_is_refused_before_allocation(tmp_path, monkeypatch):
-    free = bytes_needed(make_fields(), 1_000)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=0))
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda folder: SimpleNamespace(free=free if folder == tmp_path else 0)
-    )
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            tempfile, "TemporaryFile", lambda *args, **kwargs: pytest.fail("disk was taken")
-        )
-        with pytest.raises(
-            ConfigurationError,
-            match=f"{tmp_path}",
-        ):
-            make_rings(2, 1_000, tmp_path)
-    assert make_rings(2, 500, tmp_path).capacity == 500, "memory is not asked for"
+        for owner, name in ((torch, "empty"), (torch, "zeros"), (tempfile, "TemporaryFile")):
+            patched.setattr(owner, name, lambda *args, **kwargs: pytest.fail("room was taken"))
+        with pytest.raises(ConfigurationError, match="at most 1,000"):
+            make_rings(2, 1_000, folder)
+    assert make_rings(2, 500, folder).capacity == 500
 
 
 def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
@@ -158,12 +97,17 @@ def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- rows that were never restored ----
-
-
-def test_rows_that_were_never_restored_cannot_be_read():
-    storage = make_rings(1, 8)
-    storage.added_E[:], storage.oldest_E[:] = 7, 5
-    storage.numbers(0, 5, 7)
+def test_rows_that_are_not_there_are_programming_errors():
+    storage = make_rings(1, 5)
+    with pytest.raises(AssertionError, match="more rows at once"):
+        storage.add(np.zeros(6, np.int64), encode(range(6)))
+    for first in (0, 3):
+        storage.add(np.zeros(3, np.int64), encode(range(first, first + 3)))
+    storage.numbers(0, 1, 6)
+    for first, end in ((0, 4), (1, 7), (-1, 3)):
+        with pytest.raises(AssertionError):
+            storage.numbers(0, first, end)
+    storage.oldest_E[:] = 4  # restored from there on
+    storage.numbers(0, 4, 6)
     with pytest.raises(AssertionError):
-        storage.numbers(0, 4, 7)
+        storage.numbers(0, 3, 6)
