@@ -22,6 +22,8 @@ from mtrl_lightning.utils.devices import CPU
 OBSERVATION_DIM, ACTION_DIM = 3, 2
 ROW_BYTES = 37
 """Bytes of one transition of ``make_spec``."""
+TENSORS = torch.device("cpu", 0)
+"""The CPU by a name that replays take for another device, whose memory NumPy cannot write."""
 
 
 def make_spec(

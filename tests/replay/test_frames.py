@@ -15,8 +15,10 @@ from mtrl_lightning.replay import FrameStorage, ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.frame_columns import compressed, decompressed
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import RingStorage, bytes_needed
+from mtrl_lightning.rollout.sample import concatenated
 from mtrl_lightning.transitions import Transitions, transition_fields
 from tests.helpers.replay import (
+    TENSORS,
     assert_same_batch,
     assert_same_columns,
     make_snapshots,
@@ -92,8 +94,8 @@ def frames_for(horizon):
 ENOUGH = frames_for(1)
 
 
-def make_buffer(storage, seed=3, folder=None):
-    return ReplayBuffer(SPEC, CAPACITY, seed, tasks=TASKS, storage=storage, folder=folder)
+def make_buffer(storage, seed=3, **options):
+    return ReplayBuffer(SPEC, CAPACITY, seed, tasks=TASKS, storage=storage, **options)
 
 
 def sizes(buffer):
@@ -109,8 +111,7 @@ def assert_newest(storage, stacks):
         assert_same_columns(found, {name: rows[first:] for name, rows in wanted.items()})
 
 
-@pytest.mark.parametrize("shades", [2, 256])
-@pytest.mark.parametrize("longest", [1, 2, 3, 9, 40])
+@pytest.mark.parametrize(("longest", "shades"), [(1, 256), (3, 2), (9, 256), (40, 2)])
 def test_batches_from_single_frames_are_those_from_stacks(longest, shades):
     frames, stacks = make_buffer(ENOUGH), make_buffer(RingStorage)
     source = Stacks(longest, longest, shades)
@@ -126,7 +127,7 @@ def test_batches_from_single_frames_are_those_from_stacks(longest, shades):
     assert frames.mean_rewards().tolist() == stacks.mean_rewards().tolist()
 
 
-@pytest.mark.parametrize("horizon", [1, 4, 12, 1_000])
+@pytest.mark.parametrize("horizon", [1, 4, 1_000])
 def test_adding_many_rows_equals_adding_single_ones(horizon):
     """Also of more frames than fit."""
     source = Stacks(5, longest=2)
@@ -134,11 +135,11 @@ def test_adding_many_rows_equals_adding_single_ones(horizon):
     single = FrameStorage(transition_fields(SPEC), len(TASKS), 12, horizon=horizon)
     many = FrameStorage(transition_fields(SPEC), len(TASKS), 12, horizon=horizon)
     for first in range(0, 48, 12):
-        for step in steps[first : first + 12]:
+        some = steps[first : first + 12]
+        for step in some:
             single.add(step.env_E, step.columns())
-        columns = [step.columns() for step in steps[first : first + 12]]
-        env_N = np.concatenate([step.env_E for step in steps[first : first + 12]])
-        many.add(env_N, {name: np.concatenate([c[name] for c in columns]) for name in columns[0]})
+        columns = concatenated(some).columns()
+        many.add(columns["env"], columns)
         assert many.size_E.tolist() == single.size_E.tolist()
         for ring in range(len(TASKS)):
             assert_same_columns(newest(many, ring), newest(single, ring))
@@ -164,15 +165,14 @@ def test_no_frame_is_kept_twice_in_full_episodes():
     columns, stack_N = episode(10)
     for number in range(1, 8):
         storage.add(np.zeros(10, np.int64), columns)
-        assert storage._frames_added_E.tolist() == [11 * number]
+        # it has room for 30 + 3 frames, and those of the oldest transition's stack
         assert storage.size_E.tolist() == [min(30, 10 * number)]
-    assert len(storage._frames) == 30 + 3 + STACK
     rows = newest(storage, 0)
     assert np.array_equal(rows["observation"], np.concatenate([stack_N[:-1]] * 3))
     assert np.array_equal(rows["next_observation"], np.concatenate([stack_N[1:]] * 3))
 
 
-@pytest.mark.parametrize("horizon", [2, 3, 6, 100])
+@pytest.mark.parametrize("horizon", [2, 6, 100])
 def test_transitions_that_lost_frames_are_not_sampled(horizon):
     few = make_buffer(frames_for(horizon))
     stacks = make_buffer(RingStorage)
@@ -202,7 +202,7 @@ def test_transitions_that_were_skipped_are_not_there():
 
 @pytest.mark.parametrize(
     ("chunk_rows", "save_last", "horizon", "shades"),
-    [(4, None, 1, 256), (17, None, 100, 256), (1_000, None, 3, 2), (4, 20, 1, 2)],
+    [(4, None, 1, 256), (1_000, None, 3, 2), (17, 20, 100, 2)],
 )
 def test_batches_after_resumes_are_those_of_uninterrupted_stacks(
     tmp_path, chunk_rows, save_last, horizon, shades
@@ -212,7 +212,7 @@ def test_batches_after_resumes_are_those_of_uninterrupted_stacks(
     resumed, uninterrupted, stacks = map(make_buffer, (kind, kind, RingStorage))
     source = Stacks(7, longest=6, shades=shades)
     snapshots = make_snapshots(tmp_path, chunk_rows, save_last)
-    for step in range(1, 91):
+    for step in range(1, 71):
         transitions = source.step()
         for buffer in (resumed, uninterrupted, stacks):
             buffer.add(transitions)
@@ -231,7 +231,7 @@ def test_batches_after_resumes_are_those_of_uninterrupted_stacks(
             if step > 3:
                 assert_same_batch(resumed.sample(32), uninterrupted.sample(32))
         assert_newest(resumed.storage, stacks.storage)
-    assert len(resumed) >= (20 if horizon == 1 else 12)
+    assert len(resumed) >= 12
 
 
 def test_rings_move_to_other_processes_with_their_frames(tmp_path):
@@ -255,52 +255,41 @@ def test_rings_move_to_other_processes_with_their_frames(tmp_path):
         assert newest(part, now)["observation"][-1].tolist() == moved["observation"][0].tolist()
 
 
-def test_files_hold_compressed_frames(tmp_path):
+def test_a_replay_of_another_layout_is_refused(tmp_path):
     buffer = make_buffer(ENOUGH)
-    source = Stacks(2)
-    for _ in range(20):
-        buffer.add(source.step())
+    buffer.add(Stacks(2).step())
     snapshots = make_snapshots(tmp_path)
     manifest = snapshots.save(buffer.storage)
-    (chunk,) = manifest["all_ranks"]["chunks"]
-    with (tmp_path / chunk["file"]).open("rb") as file:
-        columns = {name: np.load(file) for name in buffer.storage.column_names}
-    assert columns["frames"].ndim == 1 and columns["frames"].dtype == np.uint8
-    shape = (int(columns["num_frames"].sum()), *PIXELS)
-    assert decompressed(columns["frames"], shape).shape == shape
-    for wrong in (shape[0] + 1, shape[0] - 1):
-        with pytest.raises(ValueError, match="frames"):
-            decompressed(columns["frames"], (wrong, *PIXELS))
-    with pytest.raises(ConfigurationError, match="laid out as"):
-        snapshots.load(manifest, make_buffer(frames_for(5)).storage)
-    with pytest.raises(ConfigurationError, match="frames"):
-        snapshots.load(manifest, make_buffer(RingStorage).storage)
+    for other in (frames_for(5), RingStorage):
+        with pytest.raises(ConfigurationError, match="laid out as"):
+            snapshots.load(manifest, make_buffer(other).storage)
 
 
 def test_compression_is_lossless_and_small_for_still_scenes():
     frame_N = np.random.default_rng(0).integers(0, 256, (50, 3, 8, 8), np.uint8)
-    assert np.array_equal(decompressed(compressed(frame_N), frame_N.shape), frame_N)
+    content = compressed(frame_N)
+    assert np.array_equal(decompressed(content, frame_N.shape), frame_N)
+    for number in (49, 51):
+        with pytest.raises(ValueError, match="frames"):
+            decompressed(content, (number, 3, 8, 8))
     still_N = frame_N[:1].repeat(50, axis=0)
     assert len(compressed(still_N)) < 2 * frame_N[0].size
 
 
-def test_frames_in_a_file_or_as_on_a_gpu_are_equal(tmp_path):
-    mapped, as_on_gpu, plain = make_buffer(ENOUGH, folder=tmp_path), *map(make_buffer, [ENOUGH] * 2)
-    as_on_gpu.storage._frame_array = None  # then tensors are written
+def test_frames_in_a_file_or_in_tensors_are_equal(tmp_path):
+    mapped, plain = make_buffer(ENOUGH, folder=tmp_path), make_buffer(ENOUGH)
+    tensors = make_buffer(ENOUGH, device=TENSORS)
     source = Stacks(4)
     for _ in range(30):
         transitions = source.step()
-        for buffer in (mapped, as_on_gpu, plain):
+        none = {name: column[:0] for name, column in transitions.columns().items()}
+        for buffer in (mapped, plain, tensors):
             buffer.add(transitions)
-            buffer.storage.add(np.zeros(0, np.int64), _none_of(transitions))
-    assert not list(tmp_path.iterdir()), "the files have no names"
+            buffer.storage.add(none["env"], none)
+    assert not list(tmp_path.iterdir()), "the file has no name"
     batch = plain.sample(32)
     assert_same_batch(mapped.sample(32), batch)
-    assert_same_batch(as_on_gpu.sample(32), batch)
-
-
-def _none_of(transitions):
-    return {name: column[:0] for name, column in transitions.columns().items()}
+    assert_same_batch(tensors.sample(32), batch)
 
 
 def test_observations_that_are_no_stacks_are_refused():

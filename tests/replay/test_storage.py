@@ -17,6 +17,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import bytes_needed
 from tests.helpers.replay import (
+    TENSORS,
     assert_same_columns,
     columns_of,
     encode,
@@ -39,10 +40,11 @@ def test_columns_keep_values_and_types_in_memory_and_files(tmp_path, dtype, stor
         number_N2[:, 1].astype(dtype),
         np.arange(6) % 3 == 0,
     )
-    plain, mapped, restored = (
-        make_rings(1, 4, folder, dtype=dtype, shape=(2, 3)) for folder in (None, tmp_path, None)
-    )
-    for storage in (plain, mapped):
+    options = {"dtype": dtype, "shape": (2, 3)}
+    plain, restored = (make_rings(1, 4, **options) for _ in range(2))
+    mapped = make_rings(1, 4, tmp_path, **options)
+    tensors = make_rings(1, 4, device=TENSORS, **options)
+    for storage in (plain, mapped, tensors):
         for half in (slice(0, 3), slice(3, 6)):
             columns = {name: column[half] for name, column in given.items()}
             storage.add(np.zeros(3, np.int64), columns)
@@ -51,7 +53,7 @@ def test_columns_keep_values_and_types_in_memory_and_files(tmp_path, dtype, stor
     types = {name: torch.float32 for name in given} | {"terminated": torch.bool}
     types |= dict.fromkeys(("observation", "next_observation"), stored)
     expected = {name: torch.tensor(column[2:]).to(types[name]) for name, column in given.items()}
-    for storage in (plain, mapped, restored):
+    for storage in (plain, mapped, tensors, restored):
         assert_same_columns(newest(storage, 0), expected)
 
 
