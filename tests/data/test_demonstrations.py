@@ -16,6 +16,7 @@ from mtrl_lightning.spec import Field
 from mtrl_lightning.utils.devices import CPU
 from tests.helpers.algorithms import make_spec, pixel_spec
 from tests.helpers.demonstrations import need_minari, read_episodes, write_demonstrations
+from tests.helpers.replay import newest
 
 NAMES = ("far", "near", "between")
 LENGTHS = [3, 9, 1, 2]
@@ -59,12 +60,6 @@ def written(tmp_path):
     return str(tmp_path / "demonstrations")
 
 
-def held(replay, ring):
-    """Return the columns of a ring, in their order."""
-    size = int(replay.storage.size_E[ring])
-    return replay.storage.take(*replay.storage.numbers(ring, 0, size))
-
-
 def test_tasks_are_matched_by_name_and_padded_as_they_are_here(written):
     # fewer tasks, in another order, whose largest is smaller: less padding
     spec = make_spec(2, 3, 2)._replace(
@@ -74,7 +69,7 @@ def test_tasks_are_matched_by_name_and_padded_as_they_are_here(written):
     assert identity["transitions"] == {"between": 2, "near": 4}
     for ring, name in enumerate(spec.task_names):
         episodes = episodes_of(SPEC)[name]
-        found = held(replay, ring)
+        found = newest(replay.storage, ring)
         columns = {
             "observation": [one.observations[:-1, :3] for one in episodes],
             "next_observation": [one.observations[1:, :3] for one in episodes],
@@ -85,31 +80,27 @@ def test_tasks_are_matched_by_name_and_padded_as_they_are_here(written):
         for key, parts in columns.items():
             expected = torch.from_numpy(np.concatenate(parts)).to(found[key].dtype)
             assert torch.equal(found[key], expected), key
-    assert held(replay, 1)["action"][1, 0] == 1.0, "clipped as in the environment"
+    assert newest(replay.storage, 1)["action"][1, 0] == 1.0, "clipped as in the environment"
     wider = SPEC._replace(
         observation_space=make_spec(3, 6).observation_space,
         action_space=make_spec(3, 6, 5).action_space,
     )
-    replay, _ = load_demonstrations(written, wider, 0, CPU)
-    assert held(replay, 0)["observation"].shape == (9, 6)
-    assert not held(replay, 0)["observation"][:, 4:].any()
-    assert not held(replay, 0)["action"][:, 2:].any()
+    found = newest(load_demonstrations(written, wider, 0, CPU)[0].storage, 0)
+    assert found["observation"].shape == (9, 6)
+    assert not found["observation"][:, 4:].any() and not found["action"][:, 2:].any()
 
 
 def test_batches_have_equally_many_rows_of_trained_tasks(written):
     spec = SPEC._replace(train_tasks=(0, 2))
     replay, identity = load_demonstrations(written, spec, 0, CPU)
     assert identity["transitions"] == {"far": 9, "between": 2}
-    counts = {}
-    for _ in range(300):
-        batch = replay.sample(8)
-        assert batch.task_Rn.tolist() == [[0] * 4, [2] * 4]
-        assert batch.observation_RnD[..., 0].tolist() == [[0] * 4, [20] * 4]
-        for row in batch.observation_RnD[1, :, 1].tolist():
-            counts[row] = counts.get(row, 0) + 1
+    batch = replay.sample(2_400)
+    assert batch.task_Rn[:, 0].tolist() == [0, 2]
+    assert batch.observation_RnD[..., 0].tolist() == [[0] * 1_200, [20] * 1_200]
     # the short task's two transitions, each with probability 1/2: four standard deviations
-    assert sum(counts.values()) == 1200 and len(counts) == 2
-    assert all(abs(count - 600) < 4 * np.sqrt(1200 / 4) for count in counts.values())
+    counts = batch.observation_RnD[1, :, 1].unique(return_counts=True)[1]
+    assert len(counts) == 2
+    assert (counts - 600).abs().max() < 4 * np.sqrt(1200 / 4)
 
 
 def test_what_the_demonstrator_chose_is_in_the_batches(tmp_path):
@@ -205,7 +196,7 @@ def test_images_of_short_episodes_are_all_held(tmp_path):
     write_data_sets(tmp_path / "images", spec, {spec.task_names[0]: episodes}, {})
     replay, identity = load_demonstrations(str(tmp_path / "images"), spec, 0, CPU)
     assert len(replay) == identity["transitions"][spec.task_names[0]] == 80
-    found = held(replay, 0)
+    found = newest(replay.storage, 0)
     for name, rows in (("observation", slice(-1)), ("next_observation", slice(1, None))):
         expected = np.concatenate([one.observations[rows] for one in episodes])
         assert torch.equal(found[name], torch.from_numpy(expected))

@@ -29,10 +29,11 @@ def test_callbacks_with_a_wrong_result_are_refused(callback):
 
 
 def test_other_callbacks_are_accepted():
-    accepted = [
-        EarlyStopping("eval/success", mode="max"),
-        EarlyStopping("train/critic_loss", mode="min"),
-        ModelCheckpoint(),
-        ModelCheckpoint(monitor="eval/length", mode="min"),
-    ]
-    check_callbacks(accepted)
+    check_callbacks(
+        [
+            EarlyStopping("eval/success", mode="max"),
+            EarlyStopping("train/critic_loss", mode="min"),
+            ModelCheckpoint(),
+            ModelCheckpoint(monitor="eval/length", mode="min"),
+        ]
+    )

@@ -34,6 +34,7 @@ def test_batch_has_equally_many_rows_per_task_in_order():
     assert {column.shape[:2] for column in columns_in(batch).values()} == {(3, 4)}
     assert batch.observation_RnD.shape == batch.next_observation_RnD.shape == (3, 4, 3)
     assert batch.action_RnA.shape == (3, 4, 2)
+    assert batch.extra == {}
 
 
 def test_a_replay_on_a_device_does_not_wait_for_it():

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from mtrl_lightning.envs import VectorEnv
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.spec import Field
-from mtrl_lightning.transitions import STORED, StepResult, Transitions, transition_fields
+from mtrl_lightning.transitions import STORED, transition_fields
 from tests.helpers.fakes import (
     CONTACTS,
     COST,
@@ -25,76 +24,10 @@ from tests.helpers.fakes import (
     number_of,
     step_result,
 )
-from tests.helpers.replay import (
-    ROW_BYTES,
-    assert_same_batch,
-    make_spec,
-    make_transitions,
-)
+from tests.helpers.replay import ROW_BYTES, assert_same_batch, make_spec
 
-LOG_PROB = Field("log_prob", (), "float64")
-POLICY_FIELDS = (LOG_PROB,)
+POLICY_FIELDS = (Field("log_prob", (), "float64"),)
 EXTRA = ["cost", "contacts", "log_prob"]
-
-
-def assert_extra_belongs(extra, observation):
-    assert list(extra) == EXTRA
-    for name, wanted in extra_of(observation[..., 0].numpy()).items():
-        assert np.array_equal(extra[name].numpy(), wanted), name
-
-
-def with_extra(ids, tasks) -> Transitions:
-    return make_transitions(ids, tasks)._replace(extra=extra_of(ids))
-
-
-def filled(rows, seed=0, **options) -> ReplayBuffer:
-    spec = make_spec(2, info_fields=INFO_FIELDS)
-    buffer = ReplayBuffer(spec, 20, seed, policy_fields=POLICY_FIELDS, **options)
-    for row in range(rows):
-        buffer.add(with_extra([row, 1000 + row], [0, 1]))
-    return buffer
-
-
-def test_fields_are_the_core_then_the_others_in_float32():
-    fields = transition_fields(make_spec(2, info_fields=INFO_FIELDS), POLICY_FIELDS)
-    assert [field.name for field in fields] == [*STORED, *EXTRA]
-    assert fields[-3:] == (COST, CONTACTS, Field("log_prob", (), "float32"))
-    assert [field.name for field in transition_fields(make_spec(2))] == list(STORED)
-
-
-def test_memory_is_estimated_with_every_field():
-    fields = transition_fields(make_spec(2, info_fields=INFO_FIELDS), POLICY_FIELDS)
-    assert bytes_needed(fields, 10) == 10 * (ROW_BYTES + 4 + 4 * 8 + 4)
-
-
-@pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize("rows", [4, 25])
-def test_further_fields_stay_with_their_transition(tmp_path, rows, mapped):
-    batch = filled(rows, folder=tmp_path if mapped else None).sample(2_000)
-    assert_extra_belongs(batch.extra, batch.observation_RnD)
-    assert {name: column.dtype for name, column in batch.extra.items()} == {
-        "cost": torch.float32,
-        "contacts": torch.int64,
-        "log_prob": torch.float32,
-    }
-    assert batch.extra["contacts"].shape == (2, 1_000, 2, 2)
-
-
-def test_a_batch_without_further_fields_has_no_extra():
-    buffer = ReplayBuffer(make_spec(2), 20)
-    buffer.add(make_transitions([0, 1], [0, 1]))
-    assert buffer.sample(4).extra == {}
-
-
-def test_a_replay_without_a_field_is_not_read_as_one_with_it(tmp_path):
-    plain = ReplayBuffer(make_spec(2), 20)
-    plain.add(make_transitions([0, 1], [0, 1]))
-    manifest = ReplaySnapshots(tmp_path).save(plain.storage)
-    with pytest.raises(ConfigurationError, match="log_prob"):
-        ReplaySnapshots(tmp_path).load(manifest, filled(0).storage)
-
-
-# ---- from environments and policy to the batch ----
 
 
 class Confident(Constant):
@@ -105,22 +38,23 @@ class Confident(Constant):
         return action_EA, {"log_prob": extra_of(number_of(observation_ED))["log_prob"]}
 
 
-def assert_numbers_belong(extra, observation):
-    number = number_of(observation.numpy())
-    assert_extra_belongs(extra, torch.from_numpy(number)[..., None])
+def test_fields_are_the_core_then_the_others_in_float32():
+    fields = transition_fields(make_spec(2, info_fields=INFO_FIELDS), POLICY_FIELDS)
+    assert [field.name for field in fields] == [*STORED, *EXTRA]
+    assert fields[-3:] == (COST, CONTACTS, Field("log_prob", (), "float32"))
+    assert [field.name for field in transition_fields(make_spec(2))] == list(STORED)
+    assert bytes_needed(fields, 10) == 10 * (ROW_BYTES + 4 + 4 * 8 + 4)
 
 
 def test_collector_passes_fields_and_drops_faults():
-    spec = Scripted(2).spec._replace(info_fields=INFO_FIELDS)
-
     def result(values, valid):
         plain = step_result(values, [False] * 2, [False] * 2, [False] * 2, valid)
         extra = extra_of(plain.next_observation_ED[:, 0])
         return plain._replace(extra={name: extra[name] for name in ("cost", "contacts")})
 
-    results: list[StepResult] = [result([1, 5], [True, True]), result([2, 6], [True, False])]
-    envs = ReplayedEnvs([0, 1], results)
-    collector = Collector(envs, Confident())
+    results = [result([1, 5], [True, True]), result([2, 6], [True, False])]
+    collector = Collector(ReplayedEnvs([0, 1], results), Confident())
+    spec = Scripted(2).spec._replace(info_fields=INFO_FIELDS)
     buffer = ReplayBuffer(spec, 20, policy_fields=POLICY_FIELDS)
     for kept in ([0, 1], [0]):
         transitions, _ = collector.step("explore")
@@ -153,7 +87,12 @@ def test_field_passes_from_workers_to_files_and_batches(tmp_path, num_workers):
         snapshots.write_full_chunk(buffer.storage)
     envs.close()
     batch = buffer.sample(150)
-    assert_numbers_belong(batch.extra, batch.observation_RnD)
+    wanted = extra_of(number_of(batch.observation_RnD.numpy()))
+    assert list(batch.extra) == EXTRA
+    types = {"cost": torch.float32, "contacts": torch.int64, "log_prob": torch.float32}
+    for name, column in batch.extra.items():
+        assert np.array_equal(column.numpy(), wanted[name]), name
+        assert column.dtype == types[name]
     assert len(set(batch.extra["cost"].flatten().tolist())) > 50
 
     restored = ReplayBuffer(benchmark.spec, 200, 9, **given)

@@ -46,7 +46,6 @@ class Stacks:
         self._shades = shades
         self._stacks = [self._reset() for _ in TASKS]
         self._left = [self._length() for _ in TASKS]
-        self.episodes = [1] * len(TASKS)
 
     def _frame(self):
         pixels = PIXELS if self._shades > 2 else (1, 1)  # the latter are often equal by chance
@@ -83,7 +82,6 @@ class Stacks:
     def _begin(self, env):
         self._stacks[env] = self._reset()
         self._left[env] = self._length()
-        self.episodes[env] += 1
 
 
 def frames_for(horizon):
