@@ -386,9 +386,7 @@ def limited(steps, **kwargs):
     return lambda: TimeLimit(Line(**kwargs), steps)
 
 
-COST = Field("cost")
-CONTACTS = Field("contacts", (2, 2), "int64")
-INFO_FIELDS = (COST, CONTACTS)
+INFO_FIELDS = (Field("cost"), Field("contacts", (2, 2), "int64"))
 """What the environments of ``Costly`` report of a step."""
 
 

@@ -13,8 +13,6 @@ from mtrl_lightning.rollout import Collector
 from mtrl_lightning.spec import Field
 from mtrl_lightning.transitions import STORED, transition_fields
 from tests.helpers.fakes import (
-    CONTACTS,
-    COST,
     INFO_FIELDS,
     Constant,
     Costly,
@@ -41,7 +39,7 @@ class Confident(Constant):
 def test_fields_are_the_core_then_the_others_in_float32():
     fields = transition_fields(make_spec(2, info_fields=INFO_FIELDS), POLICY_FIELDS)
     assert [field.name for field in fields] == [*STORED, *EXTRA]
-    assert fields[-3:] == (COST, CONTACTS, Field("log_prob", (), "float32"))
+    assert fields[-3:] == (*INFO_FIELDS, Field("log_prob", (), "float32"))
     assert [field.name for field in transition_fields(make_spec(2))] == list(STORED)
     assert bytes_needed(fields, 10) == 10 * (ROW_BYTES + 4 + 4 * 8 + 4)
 
