@@ -11,9 +11,10 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning import read_metrics, train
 from mtrl_lightning.algorithms import PPO
-from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
+from mtrl_lightning.envs import Benchmark
 from mtrl_lightning.envs.vector.success_limit import SuccessLimit
 from mtrl_lightning.rollout import EndAfterSuccess
+from mtrl_lightning.spec import EnvSpec
 
 HORIZON = 12
 
@@ -26,7 +27,6 @@ class Scheduled(gym.Env):
 
     def __init__(self, *successes):
         self._successes = successes
-        self.steps = 0
 
     def reset(self, *, seed=None, options=None):
         self.steps = 0
@@ -61,68 +61,32 @@ def length(env):
         ((HORIZON,), 0, HORIZON),
     ],
 )
-def test_an_episode_ends_so_many_steps_after_its_first_success(successes, num_steps, expected):
+def test_episode_ends_some_steps_after_its_first_success(successes, num_steps, expected):
     env = SuccessLimit(Scheduled(*successes), num_steps)
     assert [length(env), length(env)] == [expected, expected], "and so does the next one"
-
-
-def test_a_reset_before_the_end_forgets_the_success():
-    env = SuccessLimit(Scheduled(2), 5)
     env.reset()
-    for _ in range(4):
+    for _ in range(expected - 1):
         env.step(np.zeros(1))
-    assert length(env) == 7
+    assert length(env) == expected, "a reset before the end forgets the success"
 
 
-@pytest.mark.usefixtures("few_goals")
-def test_metaworld_episode_ends_after_its_experts_success():
-    """The scripted expert of reach-v3; without the option the episode lasts 60 steps."""
-    from metaworld.policies import SawyerReachV3Policy
+class SucceedsAtOnce(Benchmark):
+    spaces = Scheduled.observation_space, Scheduled.action_space
+    spec = EnvSpec(("a",), *spaces, HORIZON, True, (0,), {"benchmark": "scheduled"})
 
-    benchmark = MetaWorld(["reach"], horizon=60, num_goals=2)
-    ends, firsts = [], []
-    for after_success in (None, 4):
-        envs = VectorEnv(benchmark, [0], seed=1, num_workers=0, after_success=after_success)
-        observation_ED, _ = envs.reset()
-        expert = SawyerReachV3Policy()
-        successes = []
-        while True:
-            action_A = expert.get_action(observation_ED[0].copy()).clip(-1, 1)
-            envs.send(action_A[None].astype(np.float32))
-            result = envs.receive()
-            observation_ED = result.observation_ED
-            successes.append(bool(result.success_E[0]))
-            if result.truncated_E[0]:
-                break
-        ends.append(len(successes))
-        firsts.append(successes.index(True) + 1)
-    assert firsts[0] == firsts[1] < 56
-    assert ends == [60, firsts[1] + 4]
+    def make_env(self, task, split, seed):
+        return Scheduled(1)
 
 
-@pytest.mark.slow
 def test_only_training_episodes_end_after_a_success(tmp_path):
-    def metrics_of(after_success, name):
-        run = train(
-            ToyReach(2, horizon=40),
-            partial(PPO, num_steps=80, num_minibatches=4),
-            total_steps=16_000,
-            seed=0,
-            data={
-                "envs_per_task": 5,
-                "extras": [] if after_success is None else [EndAfterSuccess(after_success)],
-            },
-            evaluation={"every": 4_000, "num_episodes": 4},
-            name=name,
-            root=tmp_path,
-        )
-        curves = read_metrics(run.folder)
-        return {
-            name: curves[name][1][-1] for name in ("eval/success", "eval/return", "rollout/length")
-        }
-
-    limited, whole = metrics_of(10, "limited"), metrics_of(None, "whole")
-    assert limited["rollout/length"] < 30.0 < whole["rollout/length"] == 40.0
-    assert limited["eval/success"] == whole["eval/success"] == 1.0
-    # each step has a reward of at most 1, so that a shorter test episode has a smaller return
-    assert limited["eval/return"] > 30.0
+    run = train(
+        SucceedsAtOnce(),
+        partial(PPO, num_steps=20, num_minibatches=2),
+        total_steps=40,
+        data={"num_workers": 0, "extras": [EndAfterSuccess(3)]},
+        evaluation={"every": 40, "num_episodes": 1, "num_workers": 0},
+        root=tmp_path,
+    )
+    last = {name: values[-1] for name, (_, values) in read_metrics(run.folder).items()}
+    assert last["rollout/length"] == 4
+    assert last["eval/return"] == HORIZON, "the reward of each step is 1"
