@@ -16,15 +16,16 @@ from gymnasium.error import (
     ResetNeeded,
 )
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers.vector import ClipReward, NormalizeReward, RecordEpisodeStatistics
 
-from mtrl_lightning.envs import DMControl, VectorEnv
-from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
+from mtrl_lightning.envs import ToyReach, VectorEnv
+from mtrl_lightning.envs.vector.episodes import Episodes
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from tests.helpers.fakes import Faulty, Scripted
+from tests.helpers.fakes import Faulty, Scripted, scripted_length, scripted_return
 
 TASKS = [0, 1, 2, 1]
 ZEROS = np.zeros((4, 2), np.float32)
+SPACES = ("single_observation_space", "observation_space", "single_action_space", "action_space")
 
 
 @pytest.fixture(params=[0, 1])
@@ -35,17 +36,83 @@ def envs(request):
     vector.close()
 
 
-def sync(benchmark, tasks=TASKS):
-    makers = [lambda task=task: benchmark.make_env(task, "train", 0) for task in tasks]
-    space = benchmark.spec.observation_space
-    return SyncVectorEnv(
-        makers,
-        observation_mode=(batch_space(space, len(tasks)), space),
-        autoreset_mode=AutoresetMode.SAME_STEP,
-    )
+def sync(benchmark):
+    def maker(task):
+        return lambda: Episodes(benchmark.make_env(task, "train", 0), 0, is_numbered=False)
+
+    return SyncVectorEnv(map(maker, TASKS), autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-# ---- seeding ----
+def draw(num_steps, seed=0):
+    generator = np.random.default_rng(seed)
+    return generator.uniform(-1, 1, (num_steps, 4, 2)).astype(np.float32)
+
+
+# ---- steps ----
+
+
+def test_steps_give_what_gymnasiums_own_vector_environment_gives(envs):
+    theirs = sync(Scripted(3))
+    assert envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    assert all(getattr(envs, name) == getattr(theirs, name) for name in ("num_envs", *SPACES))
+    assert np.array_equal(envs.reset(seed=3)[0], theirs.reset(seed=3)[0])
+    ends = 0
+    for action_EA in draw(40):
+        *arrays, info = envs.step(action_EA)
+        *expected, expected_info = theirs.step(action_EA)
+        for array, other in zip(arrays, expected, strict=True):
+            assert array.dtype == other.dtype and np.array_equal(array, other)
+        assert ("final_obs" in info) == ("final_obs" in expected_info)
+        if "final_obs" in info:
+            done_E = arrays[2] | arrays[3]
+            ends += done_E.sum()
+            for name in ("_final_obs", "_final_info"):
+                assert np.array_equal(info[name], expected_info[name])
+                assert np.array_equal(info[name], done_E)
+            for e in range(4):
+                assert np.array_equal(info["final_obs"][e], expected_info["final_obs"][e])
+            success_E, expected_E = (i["final_info"]["success"] for i in (info, expected_info))
+            assert np.array_equal(success_E[done_E], expected_E[done_E])
+    assert ends > 20
+
+
+def test_final_info_holds_the_episodes_return_and_length(envs):
+    episodes, ended = [5, 6, 7, 8], 0
+    envs.reset(seed=episodes)
+    for action_EA in draw(30):
+        *_, terminated_E, truncated_E, info = envs.step(action_EA)
+        for e in np.flatnonzero(terminated_E | truncated_E):
+            episode = info["final_info"]["episode"]
+            assert episode["r"][e] == scripted_return(TASKS[e], episodes[e])
+            assert episode["l"][e] == scripted_length(TASKS[e], episodes[e])
+            assert info["final_info"]["_episode"][e]
+            episodes[e], ended = episodes[e] + 1, ended + 1
+    assert ended > 15
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [RecordEpisodeStatistics, NormalizeReward, lambda envs: ClipReward(envs, -0.1, 0.4)],
+    ids=["RecordEpisodeStatistics", "NormalizeReward", "ClipReward"],
+)
+def test_gymnasiums_vector_wrappers_work(wrap):
+    benchmark = ToyReach(3, horizon=5)
+    ours, theirs = wrap(VectorEnv(benchmark, TASKS, num_workers=0)), wrap(sync(benchmark))
+    assert np.array_equal(ours.reset(seed=2)[0], theirs.reset(seed=2)[0])
+    recorded = 0
+    for action_EA in draw(17, seed=3):
+        *arrays, info = ours.step(action_EA)
+        *expected, expected_info = theirs.step(action_EA)
+        assert all(map(np.array_equal, arrays, expected))
+        assert ("episode" in info) == ("episode" in expected_info)
+        if "episode" in info:
+            recorded += 1
+            assert np.array_equal(info["episode"]["r"], expected_info["episode"]["r"])
+            assert info["episode"]["l"].tolist() == [5, 5, 5, 5]
+    assert recorded == (3 if wrap is RecordEpisodeStatistics else 0)
+
+
+# ---- seeds, and a reset of some ----
 
 
 def test_seeds_are_those_of_gymnasium(envs):
@@ -62,15 +129,14 @@ def test_seeds_are_those_of_gymnasium(envs):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_generators_of_all_environments(workers):
-    envs = VectorEnv(DMControl(["walker-walk"]), [0] * 3, num_workers=workers)
+    envs = VectorEnv(ToyReach(1), [0] * 3, num_workers=workers)
     envs.reset(seed=5)
     assert envs.np_random_seed == (5, 6, 7)
-    expected = [np.random.default_rng(seed).random() for seed in (5, 6, 7)]
-    assert [generator.random() for generator in envs.np_random] == expected
+    expected = [np.random.default_rng(seed) for seed in (5, 6, 7)]
+    drawn = [generator.uniform(-1, 1, 2) for generator in expected]
+    assert np.array_equal(np.float32(drawn), envs.reset(seed=5)[0])
+    assert [one.random() for one in envs.np_random] == [one.random() for one in expected]
     envs.close()
-
-
-# ---- a reset of some ----
 
 
 def test_a_mask_resets_some_environments(envs):
@@ -84,18 +150,14 @@ def test_a_mask_resets_some_environments(envs):
     assert options == {"reset_mask": mask_E}, "the caller's options are not changed"
     expected_ED, _ = theirs.reset(seed=[9, 8, 7, 6], options={"reset_mask": mask_E})
     assert np.array_equal(observation_ED, expected_ED)
-    assert observation_ED[:, 1].tolist() == [0, 8, 2, 6]
-    assert observation_ED[:, 2].tolist() == [1, 0, 1, 0]
+    assert observation_ED[:, 1:3].tolist() == [[0, 1], [8, 0], [2, 1], [6, 0]]  # episode, step
     lengths = []
     for _ in range(20):
-        *_, info = envs.step(ZEROS)
-        *_, expected = theirs.step(ZEROS)
-        assert ("final_obs" in info) == ("final_obs" in expected)
+        *arrays, info = envs.step(ZEROS)
+        assert all(map(np.array_equal, arrays, theirs.step(ZEROS)))
         if "final_obs" in info:
-            rows = np.flatnonzero(info["_final_obs"])
-            lengths += [
-                (info["final_obs"][e][2], info["final_info"]["episode"]["l"][e]) for e in rows
-            ]
+            length_E = info["final_info"]["episode"]["l"]
+            lengths += [(info["final_obs"][e][2], length_E[e]) for e in np.flatnonzero(length_E)]
     assert lengths and all(step == length for step, length in lengths)
 
 
@@ -104,28 +166,24 @@ def test_a_mask_resets_some_environments(envs):
     [[True] * 4, np.ones(3, np.bool_), np.ones(4, np.int64), np.zeros(4, np.bool_)],
     ids=["list", "short", "integers", "none"],
 )
-def test_a_mask_that_cannot_be_used_is_refused_as_by_gymnasium(mask):
-    envs = VectorEnv(Scripted(3), TASKS, num_workers=0)
+def test_a_mask_that_cannot_be_used_is_refused(mask):
     with pytest.raises(ConfigurationError, match="of 4"):
-        envs.reset(options={"reset_mask": mask})
-    with pytest.raises((TypeError, ValueError)):
-        sync(Scripted(3)).reset(options={"reset_mask": mask})
+        VectorEnv(Scripted(3), TASKS, num_workers=0).reset(options={"reset_mask": mask})
 
 
 # ---- the order of calls ----
 
 
 def test_a_step_needs_a_reset_of_every_environment(envs):
-    with pytest.raises(ResetNeeded, match="call reset"):
-        envs.step(ZEROS)
-    envs.reset(options={"reset_mask": np.array([True, True, False, True])})
-    with pytest.raises(ResetNeeded, match="call reset"):
-        envs.step(ZEROS)
+    for mask in (None, [True, True, False, True]):
+        if mask:
+            envs.reset(options={"reset_mask": np.array(mask)})
+        with pytest.raises(ResetNeeded, match="call reset"):
+            envs.step(ZEROS)
     envs.reset(options={"reset_mask": np.array([False, False, True, False])})
     envs.step(ZEROS)
-    state = envs.get_state()
     other = VectorEnv(Scripted(3), TASKS, num_workers=0)
-    other.set_state(state)
+    other.set_state(envs.get_state())
     assert np.array_equal(other.step(ZEROS)[0], envs.step(ZEROS)[0])
     remade = VectorEnv(Scripted(3), TASKS, num_workers=0)
     remade.remake()
@@ -143,10 +201,6 @@ def test_a_step_is_received_before_anything_else(envs):
     assert envs.receive().observation_ED[:, 2].tolist() == [1] * 4
     with pytest.raises(NoAsyncCallError, match="call send"):
         envs.receive()
-    theirs = sync(Scripted(3))
-    theirs.reset(seed=0)
-    theirs.step(ZEROS)
-    assert np.array_equal(envs.step(ZEROS)[0], theirs.step(ZEROS)[0])
 
 
 # ---- closing ----
@@ -155,18 +209,12 @@ def test_a_step_is_received_before_anything_else(envs):
 def test_closed_environments_say_so(envs):
     envs.reset(seed=0)
     envs.close()
-    assert envs.closed
     envs.close()
-    calls = (
-        lambda: envs.step(ZEROS),
-        envs.reset,
-        envs.get_state,
-        envs.remake,
-        lambda: envs.call("num_resets"),
-    )
-    for call in calls:
+    assert envs.closed
+    step, call = (lambda: envs.step(ZEROS)), (lambda: envs.call("num_resets"))
+    for asked in (step, envs.reset, envs.get_state, envs.remake, call):
         with pytest.raises(ClosedEnvironmentError, match="make a new VectorEnv"):
-            call()
+            asked()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -180,36 +228,25 @@ def test_environments_can_be_closed_at_any_time(workers, when):
         with pytest.raises(EnvironmentFaultError):
             envs.receive()
     envs.close()
-    envs.close()
     assert envs.closed
 
 
-class Closing(gym.Wrapper):
-    """Counts how often it is closed; one raises."""
-
-    closed: list[int] = []  # noqa: RUF012
-
-    def __init__(self, env, task):
-        super().__init__(env)
-        self.task = task
-
-    def close(self):
-        self.closed.append(self.task)
-        if self.task == 1:
-            raise RuntimeError("the window is gone")
-
-
-class WithClosing(Scripted):
-    def make_env(self, task, split, seed):
-        return Closing(super().make_env(task, split, seed), task)
-
-
 def test_an_environment_that_cannot_be_closed_keeps_none_open():
-    Closing.closed.clear()
-    benchmark: Benchmark = WithClosing(3)
-    envs = VectorEnv(benchmark, [0, 1, 2], num_workers=0)
+    closed = []
+
+    class Closing(gym.Wrapper):
+        def close(self):
+            closed.append(self.unwrapped.task)
+            if self.unwrapped.task == 1:
+                raise RuntimeError("the window is gone")
+
+    class WithClosing(Scripted):
+        def make_env(self, task, split, seed):
+            return Closing(super().make_env(task, split, seed))
+
+    envs = VectorEnv(WithClosing(3), [0, 1, 2], num_workers=0)
     envs.reset()
     with pytest.raises(RuntimeError, match="the window is gone"):
         envs.close()
     envs.close()
-    assert Closing.closed == [0, 1, 2] and envs.closed
+    assert closed == [0, 1, 2] and envs.closed
