@@ -27,9 +27,6 @@ class Hill(gym.Env):
         self._success_from = success_from
         self._repeats = repeats
         self._generator = np.random.default_rng(0)
-        self.seed = 0
-        self.steps = 0
-        self.total = 0.0
 
     def reset(self, *, seed=None, options=None):
         self.seed = seed
@@ -66,8 +63,12 @@ class Noisy(Clocked):
         return np.append(observation, np.random.random()), np.float64(reward), *rest
 
 
-def noisy():
-    return GlobalRandom(Noisy(), 0)
+def noisy(success_from=None):
+    return GlobalRandom(Noisy(success_from), 0)
+
+
+def not_started(env, fraction=1.0, spec=SPEC, seed=7):
+    return Episodes(MidwayStarts(env, spec, fraction), seed, is_numbered=False)
 
 
 def started(env, fraction=1.0, spec=SPEC):
@@ -76,174 +77,150 @@ def started(env, fraction=1.0, spec=SPEC):
     return wrapped
 
 
-def not_started(env, fraction=1.0, spec=SPEC, seed=7):
-    return Episodes(MidwayStarts(env, spec, fraction), seed, is_numbered=False)
-
-
 def continue_from(other, env):
     """Repeat the running episode of an environment in another one."""
-    observation = other.repeat(through_a_file(env.get_state()))
+    other.repeat(through_a_file(env.get_state()))
     assert other.get_state() == env.get_state()
-    return observation
 
 
-def episode(env, best_step=None, largest=0.5, num_steps=None):
+def small(step):
+    return 0.01 * (step % 7)
+
+
+def episode(env, best_step=None, largest=0.5, num_steps=HORIZON):
     """Step to the episode's end; one step has the largest reward. Return its number of steps."""
-    for step in range(1, 1 + (num_steps or HORIZON)):
-        reward = largest if step == best_step else 0.01 * (step % 7)
+    for step in range(1, 1 + num_steps):
+        reward = largest if step == best_step else small(step)
         _, _, _, truncated, _ = env.step(np.array([reward, 0.0], np.float32))
         if truncated:
             return step
     return step
 
 
-@pytest.mark.parametrize(("best_step", "expected"), [(25, 20), (31, 30), (30, 20), (11, 10)])
+def starts(env, number):
+    """At which steps the next episodes begin."""
+    return [env.reset() and env.unwrapped.steps for _ in range(number)]
+
+
+def beginnings(env):
+    return env.get_state()["midway"]["beginnings"]
+
+
+def lengths(env):
+    return [len(beginning["action_SA"]) for beginning in beginnings(env)]
+
+
+# ---- where episodes begin ----
+
+
+@pytest.mark.parametrize(
+    ("best_step", "expected"), [(25, 20), (31, 30), (30, 20), (11, 10), (10, 0), (4, 0)]
+)
 def test_the_next_episode_begins_just_before_the_largest_reward(best_step, expected):
     env = started(Hill())
     first = env.unwrapped.seed
     episode(env, best_step)
     observation, _ = env.reset()
-    assert env.unwrapped.seed == first, "the same episode"
-    total = sum(np.float32(0.01 * (step % 7)) for step in range(1, expected + 1))
-    assert observation.tolist() == [first, pytest.approx(total)]
+    assert (env.unwrapped.seed == first) == (expected > 0), "the same episode"
+    total = sum(np.float32(small(step)) for step in range(1, expected + 1))
+    assert observation.tolist() == [env.unwrapped.seed, pytest.approx(total)]
     assert episode(env) == HORIZON - expected, "it is shorter by the repeated steps"
 
 
 def test_clock_gives_the_new_episode_all_steps():
     env = started(Clocked())
-    episode(env, 25)
-    env.reset()
-    assert episode(env) == HORIZON
-
-
-def test_what_is_before_the_first_moment_begins_nothing():
-    env = started(Hill())
-    episode(env, best_step=4)
-    seed = env.unwrapped.seed
-    env.reset()
-    assert env.unwrapped.seed != seed and env.unwrapped.steps == 0
-
-
-def test_an_episode_that_is_no_better_later_on_adds_nothing():
-    env = started(Clocked())
     episode(env, best_step=35)
     env.reset()
-    episode(env, best_step=6, largest=0.9)  # before the first moment after the repeated steps
-    assert [len(beginning.action_SA) for beginning in env.env._beginnings] == [30]
+    # the best step is before the first moment after the repeated steps: it adds nothing
+    assert episode(env, best_step=6, largest=0.9) == HORIZON
+    assert lengths(env) == [30]
 
 
 def test_midway_starts_follow_one_another_up_to_some_horizons():
     env = started(Clocked())
     episode(env, best_step=35)
     for number in range(12):
+        state = env.get_state()["midway"]
+        best = {"source": 0, "num_repeated": lengths(env)[0]}
+        env.env.set_state({**state, **best})  # the next episode begins from the best one
         env.reset()
-        env.env._start_from(env.env._beginnings[0], len(env.env._beginnings[0].action_SA), 0, None)
         episode(env, best_step=25, largest=0.51 + 0.01 * number)
-    found = [len(beginning.action_SA) for beginning in env.env._beginnings]
-    assert found == [150, 130, 110, 90, 70], "by 20 each; the next one is beyond 160"
+    assert lengths(env) == [150, 130, 110, 90, 70], "by 20 each; the next one is beyond 160"
 
 
 def test_the_best_beginnings_are_kept_and_all_of_them_are_used():
-    env = started(Hill(), fraction=0.0)
+    env, other = started(Hill(), fraction=0.0), not_started(Hill())
     rewards = [0.3, 0.9, 0.2, 0.5, 0.4, 0.8, 0.7]
     seeds = {}
     for reward in rewards:
         seeds[env.unwrapped.seed] = reward
         episode(env, 15, largest=reward)
         env.reset()
-    env.env._fraction = 1.0
-    found = set()
-    for _ in range(60):
-        env.reset()
-        found.add(seeds[env.unwrapped.seed])
+    continue_from(other, env)
+    found = {other.reset() and seeds[other.unwrapped.seed] for _ in range(60)}
     assert found == set(sorted(rewards)[-NUM_BEGINNINGS:])
 
 
 def test_a_reward_after_the_first_success_counts_nothing():
-    env = started(Hill(success_from=0.8), fraction=1.0)
-    env.env._success = 0.0
+    env = started(Hill(success_from=0.8))
     for step in range(1, HORIZON + 1):
         reward = {15: 0.5, 25: 0.85, 35: 0.95}.get(step, 0.1)
         env.step(np.array([reward, 0.0], np.float32))
-    env.env._success = 0.0  # as if it had been luck
-    env.reset()
-    assert env.unwrapped.steps == 10
-
-
-def test_more_success_means_fewer_midway_starts():
-    env = started(Hill(success_from=0.4), fraction=0.6)
-    shares = []
-    for has_success in (False, True):
-        num_midway = 0
-        for _ in range(400):
-            num_midway += env.unwrapped.steps > 0
-            episode(env, 25, largest=0.5 if has_success else 0.3)
-            env.reset()
-        shares.append(num_midway / 400)
-    assert shares[0] == pytest.approx(0.6, abs=0.08)
-    assert shares[1] < 0.03
+    assert lengths(env) == [10]
 
 
 def test_with_each_success_episodes_may_begin_earlier_on_the_way():
     env = started(Hill(success_from=0.9))
     episode(env, 38)
-    assert {env.reset() and env.unwrapped.steps for _ in range(9)} == {30}
+    assert set(starts(env, 9)) == {30}
     for expected in ((20, 30), (10, 20, 30), (10, 20, 30)):
         episode(env, 5, largest=1.0)
-        starts = [env.reset() and env.unwrapped.steps for _ in range(300)]
-        assert set(starts) == set(expected)
-        shares = [starts.count(steps) / 300 for steps in expected]
+        found = starts(env, 300)
+        assert set(found) == set(expected)
+        shares = [found.count(steps) / 300 for steps in expected]
         assert shares == pytest.approx([1 / len(expected)] * len(expected), abs=0.08)
     observation, _ = env.reset()
-    assert observation[1] == pytest.approx(
-        sum(0.01 * (step % 7) for step in range(1, env.unwrapped.steps + 1)), abs=1e-6
-    )
-    before = env.env._beginnings.copy()
+    total = sum(small(step) for step in range(1, env.unwrapped.steps + 1))
+    assert observation[1] == pytest.approx(total, abs=1e-6)
+    before = beginnings(env)
     episode(env, 8, largest=0.8)
-    assert env.env._beginnings == before, "a longer beginning is not needed"
+    assert beginnings(env) == before, "a longer beginning is not needed"
 
 
-def test_restored_env_knows_where_its_episode_began():
-    env, other = started(Hill(success_from=0.9)), not_started(Hill(0.9), seed=8)
-    episode(env, 38)
-    env.reset()
-    continue_from(other, env)
-    for one in (env, other):
-        episode(one, 5, largest=1.0)
-    starts, others = (
-        [one.reset() and one.unwrapped.steps for _ in range(20)] for one in (env, other)
-    )
-    assert starts == others and set(starts) == {20, 30}
+# ---- how many begin midway ----
+
+
+@pytest.mark.parametrize(("largest", "share"), [(0.3, 0.6), (0.5, 0.0)])
+def test_more_success_means_fewer_midway_starts(largest, share):
+    env = started(Hill(success_from=0.4), fraction=0.6)
+    num_midway = 0
+    for _ in range(400):
+        num_midway += env.is_midway
+        episode(env, 25, largest=largest)
+        env.reset()
+    assert num_midway / 400 == pytest.approx(share, abs=0.08 if share else 0.03)
 
 
 def test_a_task_without_a_success_signal_follows_its_score():
-    env = started(Hill(), spec=SPEC._replace(has_success=False, max_return=10.0))
+    spec = SPEC._replace(has_success=False, max_return=10.0)
+    env = started(Hill(), fraction=0.0, spec=spec)
     for _ in range(60):
-        env.env._num_repeated = 0  # as if it had begun with a reset
         episode(env, 15, largest=0.7)
         env.reset()
-    of_one = sum(0.01 * (step % 7) for step in range(1, HORIZON + 1)) - 0.01 + 0.7
-    assert 0 < env.env._success < 0.3
-    assert env.env._success <= of_one / 10 + 0.01
+    score = (sum(small(step) for step in range(1, HORIZON + 1)) - small(15) + 0.7) / 10
+    assert env.get_state()["midway"]["success"] == pytest.approx(score, rel=1e-4)
 
 
-def test_seeded_reset_starts_from_the_beginning():
-    def run():
-        env = started(Hill(), fraction=0.5)
-        found = []
-        for _ in range(3):
-            episode(env, 15)
-            env.reset()
-        observation, _ = env.reset(seed=5)
-        assert observation.tolist() == [5, 0.0]
-        for _ in range(8):
-            found.append((env.unwrapped.seed, env.unwrapped.steps))
-            episode(env, 25)
-            env.reset()
-        return found
+def test_seeded_reset_forgets_the_episodes_before():
+    env = started(Hill(success_from=0.5))
+    episode(env, 25)
+    assert beginnings(env) and env.get_state()["midway"]["success"]
+    observation, _ = env.reset(seed=5)
+    assert observation.tolist() == [5, 0.0]
+    assert not beginnings(env) and not env.get_state()["midway"]["success"]
 
-    assert run() == run()
-    assert any(steps for _, steps in run()) and not all(steps for _, steps in run())
+
+# ---- repeating ----
 
 
 def test_reset_follows_where_repeating_diverges():
@@ -251,13 +228,14 @@ def test_reset_follows_where_repeating_diverges():
     episode(env, 25)
     with pytest.warns(UserWarning, match="StartMidway"):
         env.reset()
-    assert env.unwrapped.steps == 0 and not env.env._beginnings
+    assert env.unwrapped.steps == 0 and not beginnings(env)
     assert episode(env, 25) == HORIZON
 
 
 @pytest.mark.parametrize("num_steps", [0, 13, HORIZON - 1])
-def test_restored_env_continues_as_uninterrupted(num_steps):
-    env, other = started(noisy(), fraction=0.5), not_started(noisy(), 0.5, seed=8)
+@pytest.mark.parametrize("make", [noisy, lambda: noisy(0.4), lambda: Hill(0.9)])
+def test_restored_env_continues_as_uninterrupted(make, num_steps):
+    env, other = started(make(), fraction=0.5), not_started(make(), 0.5, seed=8)
     for _ in range(4):
         episode(env, 25)
         env.reset()
@@ -265,7 +243,7 @@ def test_restored_env_continues_as_uninterrupted(num_steps):
         episode(env, 11, num_steps=num_steps)
     continue_from(other, env)
     for _ in range(10):
-        assert episode(env, 21) == episode(other, 21)
+        assert episode(env, 21, largest=0.95) == episode(other, 21, largest=0.95)
         (observation, _), (other_observation, _) = env.reset(), other.reset()
         assert observation.tolist() == other_observation.tolist()
 
@@ -277,11 +255,10 @@ def test_episodes_with_one_beginning_have_noise_of_their_own():
     for _ in range(30):
         observation, _ = env.reset()
         starts.append(observation[:2].tolist())
-        following = [env.step(np.zeros(2, np.float32))[0] for _ in range(3)]
-        noise.append(np.stack(following)[:, 1:])
+        noise.append(env.step(np.zeros(2, np.float32))[0])
     assert starts == [starts[0]] * 30
-    assert len(np.unique(np.stack(noise)[:, 0, 0])) == 30, "np_random"
-    assert len(np.unique(np.stack(noise)[:, 0, 1])) == 30, "np.random"
+    assert len({row[1] for row in noise}) == 30, "np_random"
+    assert len({row[2] for row in noise}) == 30, "np.random"
 
 
 TASKS = ["push", "pick-place", "door-open", "hammer"]
@@ -310,9 +287,8 @@ def test_metaworld_repeats_and_continues_bit_exact(tasks):
 
     envs.reset()
     for _ in range(5 * HORIZON + HORIZON // 2):
-        step(envs)
-    starts = [env.is_midway for env in envs._groups[0]._group._envs]
-    assert np.mean(starts) > 0.5
+        (last,) = step(envs)
+    assert last.midway_E.mean() > 0.5
     other.set_state(through_a_file(envs.get_state()))
     for _ in range(4 * HORIZON):
         here, there = step(envs, other)
@@ -320,45 +296,32 @@ def test_metaworld_repeats_and_continues_bit_exact(tasks):
         assert np.array_equal(here.reward_E, there.reward_E)
 
 
-class CountedReach(ToyReach):
-    """Its environments count all their steps."""
+def test_repeated_steps_are_counted_and_shorten_episodes():
+    taken = []
 
-    def make_env(self, task, split, seed):
-        return CountSteps(super().make_env(task, split, seed))
+    class CountSteps(gym.Wrapper):
+        def step(self, action):
+            taken.append(1)
+            return super().step(action)
 
+    class Counted(ToyReach):
+        def make_env(self, task, split, seed):
+            return CountSteps(super().make_env(task, split, seed))
 
-class CountSteps(gym.Wrapper):
-    steps_taken = 0
-
-    def step(self, action):
-        CountSteps.steps_taken += 1
-        return super().step(action)
-
-
-def test_repeated_steps_are_all_that_are_in_no_vector_step():
-    CountSteps.steps_taken = 0
-    benchmark = CountedReach(2, HORIZON)
-    envs = VectorEnv(benchmark, [0, 1], num_workers=0, seed=3, midway_starts=0.5)
+    envs = VectorEnv(Counted(2, HORIZON), [0, 1], num_workers=0, seed=3, midway_starts=0.5)
     envs.reset()
     generator = np.random.default_rng(0)
-    repeated_steps = []
+    repeated_steps, midway, running_E = 0, [], [[], []]
     for _ in range(20 * HORIZON):
         envs.send(generator.uniform(-1, 1, (2, 2)).astype(np.float32))
-        envs.receive()
-        repeated_steps.append(envs.take_repeated_steps())
-    assert CountSteps.steps_taken == 2 * 20 * HORIZON + sum(repeated_steps)
-    assert sum(repeated_steps) > 0
-
-
-def test_steps_say_whether_their_episode_began_midway():
-    envs = VectorEnv(ToyReach(2, HORIZON), [0, 1, 1], num_workers=0, seed=3, midway_starts=0.5)
-    envs.reset()
-    wrappers = envs._groups[0]._group._envs
-    generator = np.random.default_rng(0)
-    seen = []
-    for _ in range(20 * HORIZON):
-        expected = [env.is_midway for env in wrappers]
-        envs.send(generator.uniform(-1, 1, (3, 2)).astype(np.float32))
-        assert envs.receive().midway_E.tolist() == expected
-        seen += expected
-    assert 0.1 < np.mean(seen) < 0.5
+        result = envs.receive()
+        repeated_steps += envs.take_repeated_steps()
+        for e in range(2):
+            running_E[e].append(bool(result.midway_E[e]))
+            if result.truncated_E[e]:
+                is_midway = len(running_E[e]) < HORIZON
+                assert running_E[e] == [is_midway] * len(running_E[e])
+                midway.append(is_midway)
+                running_E[e] = []
+    assert 0.1 < np.mean(midway) < 0.6
+    assert len(taken) == 2 * 20 * HORIZON + repeated_steps and repeated_steps > 0
