@@ -18,7 +18,6 @@ from gymnasium.wrappers import (
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers, with_layers_of
-from mtrl_lightning.envs.layers import layers_of
 from mtrl_lightning.envs.names import values_text
 from tests.helpers.fakes import half, point_in_space, point_on_a_line
 
@@ -29,8 +28,6 @@ WITH_TIME = {
     "class_path": "gymnasium.wrappers.TimeAwareObservation",
     "init_args": {"normalize_time": True, "flatten": False},
 }
-
-
 OWN = {"class_path": "tests.helpers.fakes.Drift", "init_args": {"step": 0.25}}
 HALF = {
     "class_path": "gymnasium.wrappers.TransformReward",
@@ -86,26 +83,23 @@ def test_dict_is_flattened_and_time_known_everywhere():
     assert found_SED[:, 0, 2] == pytest.approx([step / HORIZON for step in steps])
 
 
-def test_a_shorter_time_limit_is_the_horizon():
-    limit = {"class_path": "gymnasium.wrappers.TimeLimit", "init_args": {"max_episode_steps": 3}}
-    wrapped = WithWrappers(ToyReach(2, HORIZON), [limit])
-    assert wrapped.spec.horizon == wrapped.horizon_of("eval") == 3
+class LongerTests(ToyReach):
+    def horizon_of(self, split):
+        return HORIZON + 2 if split == "eval" else HORIZON
 
 
-def test_a_longer_horizon_of_test_episodes_is_kept():
-    class Longer(ToyReach):
-        def horizon_of(self, split):
-            return HORIZON + 2 if split == "eval" else HORIZON
-
-    wrapped = WithWrappers(Longer(1, HORIZON), [HALF])
-    for split, horizon in (("train", HORIZON), ("eval", HORIZON + 2)):
-        assert wrapped.horizon_of(split) == horizon
-        (limit,) = [
-            layer._max_episode_steps
-            for layer in layers_of(wrapped.make_env(0, split, seed=0))
-            if isinstance(layer, TimeLimit)
-        ]
-        assert limit == horizon
+@pytest.mark.parametrize(
+    ("wrapper", "horizons"),
+    [(HALF, (HORIZON, HORIZON + 2)), (partial(TimeLimit, max_episode_steps=3), (3, 3))],
+)
+def test_horizon_is_the_splits_or_a_wrappers_shorter_one(wrapper, horizons):
+    wrapped = WithWrappers(LongerTests(1, HORIZON), [wrapper])
+    assert (wrapped.spec.horizon, wrapped.horizon_of("eval")) == horizons
+    with_time = WithWrappers(LongerTests(1, HORIZON), [wrapper, WITH_TIME])
+    for split, horizon in zip(("train", "eval"), horizons, strict=True):
+        env = with_time.make_env(0, split, seed=0)
+        env.reset(seed=0)
+        assert env.step(np.zeros(2, np.float32))[0][2] == pytest.approx(1 / horizon)
 
 
 def test_tasks_of_different_sizes_are_wrapped_then_padded():
@@ -140,17 +134,16 @@ def test_actions_may_be_rescaled_back():
 def test_replacing_benchmark_keeps_wrappers_and_info():
     toy = ToyReach(2, HORIZON)
     assert with_layers(toy, None, None) is toy and with_layers(toy, [], None) is toy
-    former = WithInfo(WithWrappers(toy, [STACK, FLATTEN]), ["place"])
-    assert with_layers_of(former, former) is former
+    previous = WithInfo(WithWrappers(toy, [STACK, FLATTEN]), ["place"])
+    assert with_layers_of(previous, previous) is previous
     for changed in (ToyReach(2, 3), WithWrappers(ToyReach(2, 3), [STACK, FLATTEN])):
-        spec = with_layers_of(former, changed).spec
+        spec = with_layers_of(previous, changed).spec
         assert (spec.observation_space.shape, spec.horizon) == ((6,), 3)
         assert spec.info_keys == ("place",)
-    envs = VectorEnv(former, [0, 1], num_workers=0)
+    envs = VectorEnv(previous, [0, 1], num_workers=0)
     envs.reset()
     envs.remake(ToyReach(2, 3))
     assert envs.step(np.zeros((2, 2)))[0].shape == (2, 6)
-    assert isinstance(envs.get_attr("env")[0], FrameStackObservation)
     assert with_layers_of(toy, ToyReach(2, 3)).spec.horizon == 3
 
 
@@ -173,9 +166,8 @@ def test_wrapped_benchmark_keeps_splits_and_rendering():
     assert [benchmark.split_tasks(split) for split in benchmark.splits] == [(0,), (1,)]
     assert benchmark.camera(1) == "camera 1"
     env = benchmark.make_rendered_env(1, "eval", seed=0)
-    assert env.render_mode == "rgb_array"
+    assert env.render_mode == "rgb_array" and env.render().ndim == 3
     assert env.observation_space == benchmark.spec.observation_space
-    assert env.render().ndim == 3
 
 
 class Scored(ToyReach):
@@ -198,20 +190,18 @@ def test_no_score_where_wrappers_change_the_max_return(wrappers, expected):
     assert WithWrappers(Scored(2, horizon=HORIZON), wrappers).spec.max_return == expected
 
 
-class Plain:
-    """An object without a text of its own."""
-
-
 def test_the_protocol_has_the_values_of_objects():
     def protocol(low):
-        box = {"class_path": "gymnasium.spaces.Box", "init_args": {"low": low, "high": 9.0}}
-        box["init_args"]["shape"] = [2]
-        wrapper = {
-            "class_path": "gymnasium.wrappers.TransformObservation",
-            "init_args": {"func": "numpy.asarray", "observation_space": box},
+        box = {"low": low, "high": 9.0, "shape": [2]}
+        arguments = {
+            "func": "numpy.asarray",
+            "observation_space": {"class_path": "gymnasium.spaces.Box", "init_args": box},
         }
-        return WithWrappers(ToyReach(), [wrapper]).spec.protocol["wrappers"]
+        path = "gymnasium.wrappers.TransformObservation"
+        wrapped = WithWrappers(ToyReach(), [{"class_path": path, "init_args": arguments}])
+        return wrapped.spec.protocol["wrappers"]
 
     assert protocol(-9.0) == protocol(-9.0) != protocol(-8.0)
     assert "Box(-9.0, 9.0, (2,), float32)" in protocol(-9.0)
-    assert values_text([Plain(), {"b", "a"}]) == f'["{__name__}.Plain", ["\\"a\\"", "\\"b\\""]]'
+    found = values_text([Halves.__new__(Halves), {"b", "a"}])  # an object without a text of its own
+    assert found == f'["{__name__}.Halves", ["\\"a\\"", "\\"b\\""]]'
