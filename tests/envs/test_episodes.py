@@ -6,7 +6,6 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
 from gymnasium.wrappers import FrameStackObservation, StickyAction
 
 from mtrl_lightning.envs import (
@@ -19,6 +18,7 @@ from mtrl_lightning.envs import (
     VectorEnv,
     WithWrappers,
 )
+from tests.helpers.altered_reach import Dice
 from tests.helpers.environments import through_a_file
 
 HORIZON = 8
@@ -37,22 +37,25 @@ def metaworld(tasks=("push", "door-open"), **options):
     return MetaWorld(tasks, horizon=HORIZON, num_goals=6, **options)
 
 
+def dice():
+    return GymnasiumTasks({"dice": Dice}, HORIZON)
+
+
 BENCHMARKS = {
     "toy": lambda: ToyReach(2, HORIZON),
     "MetaWorld": metaworld,
-    "MetaWorld's own classes": lambda: metaworld(fast=False),
+    "MetaWorld's own classes": lambda: metaworld(["push"], fast=False),
     "suite": lambda: DMControl(["walker-walk", "reacher-hard"], horizon=2 * HORIZON),
     "suite's own code": lambda: DMControl(["walker-walk"], horizon=2 * HORIZON, fast=False),
-    "family": lambda: DMControlFamily("cartpole_pole", horizon=2 * HORIZON),
+    "family": lambda: DMControlFamily("cartpole_pole", [0.2], [], [], [], horizon=2 * HORIZON),
     "classic control": lambda: GymnasiumTasks(["Pendulum-v1", "MountainCarContinuous-v0"], HORIZON),
     "Gymnasium's MuJoCo": lambda: GymnasiumTasks(MUJOCO, HORIZON),
     "wrappers": lambda: WithWrappers(ToyReach(2, HORIZON), [sticky, stacked]),
     "pixels": lambda: Pixels(ToyReach(2, HORIZON), size=12),
-}
-EVERY_TASK = {
     "MT50": lambda: metaworld("MT50"),
     "DMC21": lambda: DMControl("DMC21", horizon=2 * HORIZON),
 }
+SLOW = ("MT50", "DMC21")
 
 
 def run(envs, action_SEA):
@@ -70,96 +73,59 @@ def actions(envs, num_steps):
     return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
 
 
-def saved(envs, action_SEA):
+def saved(envs, num_steps):
     """Step, and return the state and the last observations."""
     observation_ED, _ = envs.reset()
-    for action_EA in action_SEA:
+    for action_EA in actions(envs, num_steps):
         observation_ED, *_ = envs.step(action_EA)
     return through_a_file(envs.get_state()), observation_ED
 
 
-def assert_continues(make, workers=(0, 0), num_steps=3 * HORIZON + 5, **options):
+def assert_continues(make, workers=(0, 0), num_steps=3 * HORIZON + 5, seeds=(1, 2), **options):
     tasks = [*range(make().spec.num_tasks), 0]
-    envs = VectorEnv(make(), tasks, seed=1, num_workers=workers[0], **options)
-    other = VectorEnv(make(), tasks, seed=2, num_workers=workers[1], **options)
-    action_SEA = actions(envs, num_steps + 2 * HORIZON)
-    state, observation_ED = saved(envs, action_SEA[:num_steps])
-    saved(other, action_SEA[:3])  # what came before does not matter
+    envs, other = (
+        VectorEnv(make(), tasks, seed=seed, num_workers=number, **options)
+        for seed, number in zip(seeds, workers, strict=True)
+    )
+    state, observation_ED = saved(envs, num_steps)
+    saved(other, 3)  # what came before does not matter
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.array_equal(other.set_state(state), observation_ED)
     assert other.get_state() == state
-    following = action_SEA[num_steps:]
+    following = actions(envs, 2 * HORIZON)
     assert run(other, following) == run(envs, following)
     envs.close()
     other.close()
 
 
 @pytest.mark.usefixtures("few_goals")
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in BENCHMARKS],
+)
 def test_an_episode_continues_bit_for_bit(name):
     assert_continues(BENCHMARKS[name])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("few_goals")
-@pytest.mark.parametrize("name", EVERY_TASK)
-def test_an_episode_of_every_task_continues_bit_for_bit(name):
-    assert_continues(EVERY_TASK[name])
+@pytest.mark.parametrize("num_steps", [0, HORIZON - 1, HORIZON])
+def test_it_continues_at_a_reset_and_before_the_last_step(num_steps):
+    assert_continues(BENCHMARKS["toy"], num_steps=num_steps)
 
 
-@pytest.mark.usefixtures("few_goals")
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0)])
-@pytest.mark.parametrize(
-    "make",
-    [lambda: ToyReach(2, 30), lambda: MetaWorld(["push", "door-open"], horizon=30, num_goals=6)],
-    ids=["toy", "MetaWorld"],
-)
-def test_it_continues_with_other_workers_and_midway_starts(make, workers):
-    assert_continues(make, workers, num_steps=125, midway_starts=1.0, after_success=2)
-
-
-def test_it_continues_at_a_reset_and_before_the_last_step():
-    for num_steps in (0, HORIZON - 1, HORIZON):
-        assert_continues(BENCHMARKS["toy"], num_steps=num_steps)
-
-
-def test_the_state_is_bounded_by_the_actions_of_an_episode():
-    envs = VectorEnv(ToyReach(1, HORIZON), [0], num_workers=0)
-    envs.reset()
-    action_SEA = actions(envs, 5 * HORIZON + 3)
-    for action_EA in action_SEA:
-        envs.step(action_EA)
-    (state,) = envs.get_state()
-    assert np.array_equal(np.float32(state["state"]["actions"]), action_SEA[-3:, 0])
-
-
-class Counting(gym.Wrapper):
-    """Depends on the number of resets, which no seed decides.
-
-    Args:
-        change: of the first number of an observation per reset.
-    """
-
-    def __init__(self, env, change):
-        super().__init__(env)
-        self.change = change
-        self.resets = 0
-
-    def reset(self, **kwargs):
-        self.resets += 1
-        observation, info = self.env.reset(**kwargs)
-        return self.changed(observation), info
-
-    def step(self, action):
-        observation, *rest = self.env.step(action)
-        return self.changed(observation), *rest
-
-    def changed(self, observation):
-        return observation + np.array([self.change * self.resets, 0], observation.dtype)
+def test_it_continues_with_other_workers_and_midway_starts(workers):
+    options = {"num_steps": 125, "midway_starts": 1.0, "after_success": 2}
+    assert_continues(lambda: ToyReach(2, 30), workers, **options)
 
 
 class OneCounting(ToyReach):
+    """The second task's observations depend on the number of resets, which no seed decides.
+
+    Args:
+        change: of an observation's first number per reset.
+    """
+
     def __init__(self, change):
         super().__init__(3, HORIZON)
         self.change = change
@@ -169,70 +135,51 @@ class OneCounting(ToyReach):
         return Counting(env, self.change) if task == 1 else env
 
 
+class Counting(gym.ObservationWrapper):
+    def __init__(self, env, change):
+        super().__init__(env)
+        self.change = change
+        self.resets = 0
+
+    def reset(self, **kwargs):
+        self.resets += 1
+        return super().reset(**kwargs)
+
+    def observation(self, observation):
+        return observation + np.array([self.change * self.resets, 0], observation.dtype)
+
+
 def test_new_episode_starts_if_repeating_diverges():
     envs, other = (VectorEnv(OneCounting(0.01), [0, 1, 2], num_workers=0) for _ in range(2))
-    state, _ = saved(envs, actions(envs, HORIZON + 3))
+    state, _ = saved(envs, HORIZON + 3)
     with pytest.warns(UserWarning, match="goal-1"):
         other.set_state(state)
-    steps = []
+    valid = []
     for action_EA in actions(envs, 2):
-        envs.send(action_EA)
-        other.send(action_EA)
-        steps.append((envs.receive(), other.receive()))
-    assert [other.valid_E.tolist() for _, other in steps] == [[True, False, True], [True] * 3]
-    for uninterrupted, resumed in steps:
-        assert np.array_equal(uninterrupted.reward_E[[0, 2]], resumed.reward_E[[0, 2]])
+        for one in (envs, other):
+            one.send(action_EA)
+        expected, found = envs.receive(), other.receive()
+        assert np.array_equal(expected.reward_E[[0, 2]], found.reward_E[[0, 2]])
+        valid.append(found.valid_E.tolist())
+    assert valid == [[True, False, True], [True] * 3]
     assert [len(one["state"]["actions"]) for one in other.get_state()] == [5, 1, 5]
 
 
 def test_an_episode_that_differs_by_rounding_continues():
     envs, other = (VectorEnv(OneCounting(1e-7), [0, 1, 2], num_workers=0) for _ in range(2))
-    state, _ = saved(envs, actions(envs, HORIZON + 3))
-    other.set_state(state)
+    other.set_state(saved(envs, HORIZON + 3)[0])
     assert run(other, actions(other, 1)) and not any(one["new"] for one in other.get_state())
 
 
-class Dice(gym.Env):
-    """Draws from the global generators, when it is made, too."""
-
-    observation_space = Box(0, 1, (3,), np.float64)
-    action_space = Box(-1, 1, (1,), np.float32)
-
-    def __init__(self):
-        self.bias = random.random() + np.random.random()
-
-    def reset(self, *, seed=None, options=None):
-        self.steps = 0
-        return self.drawn(), {}
-
-    def step(self, action):
-        self.steps += 1
-        return self.drawn(), np.random.normal(), False, self.steps == HORIZON, {}
-
-    def drawn(self):
-        return np.array([self.bias, np.random.random(), random.gauss(0, 1)])
-
-
 def test_draws_of_global_generators_depend_on_the_seed_alone():
-    benchmark = GymnasiumTasks({"dice": Dice}, HORIZON)
-    found = []
+    found, benchmark = [], dice()
     before = np.random.get_state()[1].tolist(), random.getstate()
-    for workers in (0, 2, 0):
+    for workers in (0, 2):
         envs = VectorEnv(benchmark, [0, 0, 0], seed=3, num_workers=workers)
         observation_ED, _ = envs.reset()
         found.append((observation_ED.tolist(), run(envs, actions(envs, 2 * HORIZON))))
         envs.close()
-    assert found[0] == found[1] == found[2]
-    drawn = np.array(found[0][0])
-    assert len(np.unique(drawn)) == drawn.size, "each environment has draws of its own"
+    assert found[0] == found[1]
+    assert len(np.unique(observation_ED)) == 9, "each environment has draws of its own"
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before
-
-
-def test_episode_with_global_draws_continues_bit_exact():
-    def make():
-        return GymnasiumTasks({"dice": Dice}, HORIZON)
-
-    envs, other = (VectorEnv(make(), [0, 0], seed=3, num_workers=0) for _ in range(2))
-    state, observation_ED = saved(envs, actions(envs, HORIZON + 3))
-    assert np.array_equal(other.set_state(state), observation_ED)
-    assert run(other, actions(other, 2 * HORIZON)) == run(envs, actions(envs, 2 * HORIZON))
+    assert_continues(dice, seeds=(3, 3))

@@ -10,7 +10,6 @@ from gymnasium.spaces import Box
 from gymnasium.wrappers import (
     FlattenObservation,
     FrameStackObservation,
-    RescaleAction,
     TimeLimit,
     TransformReward,
 )
@@ -120,15 +119,6 @@ def test_spaces_that_no_wrapper_changes_are_the_benchmarks_own():
 
     assert WithWrappers(Wider(2), [HALF]).spec.observation_space.high.tolist() == [5, 5]
     assert WithWrappers(Wider(2), [OWN]).spec.observation_space.high.tolist() == [np.inf, np.inf]
-
-
-def test_actions_may_be_rescaled_back():
-    there = partial(RescaleAction, min_action=-2.0, max_action=2.0)
-    back = partial(RescaleAction, min_action=-1.0, max_action=1.0)
-    toy = ToyReach(1, HORIZON)
-    actions_SEA = np.full((2, 1, 2), 0.5, np.float32)
-    found_SED, _ = taken(WithWrappers(toy, [there, back]), actions_SEA)
-    assert found_SED == pytest.approx(taken(toy, actions_SEA)[0])
 
 
 def test_replacing_benchmark_keeps_wrappers_and_info():
