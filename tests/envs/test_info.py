@@ -15,6 +15,10 @@ from tests.helpers.fakes import Uniform
 KEYS = ("place", "steps", "score", "odd")
 
 
+def collector_of(benchmark):
+    return Collector(VectorEnv(benchmark, [0, 1, 2], num_workers=0), Uniform())
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_step_has_the_numbers_and_nan_where_it_reports_none(workers):
     envs = VectorEnv(WithInfo(Reporting(3, horizon=2), KEYS), [0, 1, 2, 1], num_workers=workers)
@@ -35,27 +39,16 @@ def test_a_step_has_the_numbers_and_nan_where_it_reports_none(workers):
 
 def test_what_is_stored_is_a_field_of_the_transition_too():
     benchmark = WithInfo(Reporting(3, horizon=2), ["place", "steps"], store=True)
-    assert [field.name for field in transition_fields(benchmark.spec)] == [
-        *STORED,
-        "place",
-        "steps",
-    ]
-    collector = Collector(VectorEnv(benchmark, [0, 1, 2], num_workers=0), Uniform())
-    transitions = collector.sample(num_steps=12, seed=0).transitions
+    names = [field.name for field in transition_fields(benchmark.spec)]
+    assert names == [*STORED, "place", "steps"]
+    transitions = collector_of(benchmark).sample(num_steps=12, seed=0).transitions
     assert np.array_equal(transitions.extra["place"], transitions.next_observation_ED[:, 0])
     assert transitions.extra["steps"].tolist() == [1] * 3 + [2] * 3 + [1] * 3 + [2] * 3
-    only_logged = WithInfo(Reporting(3), ["place"]).spec
-    assert [field.name for field in transition_fields(only_logged)] == list(STORED)
-
-
-def test_a_field_of_the_benchmark_may_be_logged_too():
-    class Costly(Reporting):
-        @property
-        def spec(self):
-            return super().spec._replace(info_fields=(Field("place"),))
-
-    spec = check_spec(WithInfo(Costly(3), ["place"]).spec)
-    assert (spec.info_fields, spec.info_keys) == ((Field("place"),), ("place",))
+    only_logged = transition_fields(WithInfo(Reporting(3), ["place"]).spec)
+    assert [field.name for field in only_logged] == list(STORED)
+    logged_too = check_spec(WithInfo(benchmark, ["place"]).spec)
+    assert logged_too.info_fields == (Field("place"), Field("steps"))
+    assert logged_too.info_keys == ("place", "steps")
 
 
 def test_an_evaluation_averages_them_by_task():
@@ -63,45 +56,32 @@ def test_an_evaluation_averages_them_by_task():
         WithInfo(Reporting(2, horizon=4), ["steps", "score", "odd"]), num_episodes=3, num_workers=0
     )
     metrics = evaluator.evaluate(Uniform()).metrics(("goal-0", "goal-1"))
-    evaluator.close()
     known = metric_names(WithInfo(ToyReach(2), ["steps", "score", "odd"]))
-    assert set(known) - set(metrics) == {
-        f"eval/info/{name}/goal-0" for name in ("odd", "odd_last")
-    }, "only even tasks never report it"
-    assert {name: value for name, value in metrics.items() if "/info/" in name} == {
-        "eval/info/steps": 2.5,
-        "eval/info/steps/goal-0": 2.5,
-        "eval/info/steps/goal-1": 2.5,
-        "eval/info/steps_last": 4.0,
-        "eval/info/steps_last/goal-0": 4.0,
-        "eval/info/steps_last/goal-1": 4.0,
-        "eval/info/score": 5.0,
-        "eval/info/score/goal-0": 0.0,
-        "eval/info/score/goal-1": 10.0,
-        "eval/info/score_last": 5.0,
-        "eval/info/score_last/goal-0": 0.0,
-        "eval/info/score_last/goal-1": 10.0,
-        "eval/info/odd": 1.0,
-        "eval/info/odd/goal-1": 1.0,
-        "eval/info/odd_last": 1.0,
-        "eval/info/odd_last/goal-1": 1.0,
+    assert set(known) - set(metrics) == {"eval/info/odd/goal-0", "eval/info/odd_last/goal-0"}, (
+        "only even tasks never report it"
+    )
+    expected = {  # the mean, then that of each task
+        "steps": (2.5, 2.5, 2.5),
+        "steps_last": (4.0, 4.0, 4.0),
+        "score": (5.0, 0.0, 10.0),
+        "score_last": (5.0, 0.0, 10.0),
+        "odd": (1.0, None, 1.0),
+        "odd_last": (1.0, None, 1.0),
     }
+    assert {name: value for name, value in metrics.items() if "/info/" in name} == {
+        f"eval/info/{key}{task}": value
+        for key, values in expected.items()
+        for task, value in zip(("", "/goal-0", "/goal-1"), values, strict=True)
+        if value is not None
+    }
+    evaluator.remake_envs(Reporting(2, horizon=6))
+    assert evaluator.evaluate(Uniform()).info["steps"] == {0: 3.5, 1: 3.5}
+    evaluator.close()
 
 
 def test_a_number_that_no_environment_reports_is_named_once():
-    benchmark = WithInfo(Reporting(3, horizon=4), ["steps", "speed", "odd"])
-    collector = Collector(VectorEnv(benchmark, [0, 1, 2], num_workers=0), Uniform())
+    collector = collector_of(WithInfo(Reporting(3, horizon=4), ["steps", "speed", "odd"]))
     collector.sample(num_steps=9)
     with pytest.warns(UserWarning, match="reported") as warned:
         collector.sample(num_steps=30)
     assert len(warned) == 1
-
-
-def test_replaced_benchmark_logs_the_same_numbers():
-    evaluator = Evaluator(
-        WithInfo(Reporting(3, horizon=2), ["steps"]), num_episodes=1, num_workers=0
-    )
-    evaluator.remake_envs(Reporting(3, horizon=4))
-    evaluation = evaluator.evaluate(Uniform())
-    assert evaluation.info["steps"] == {0: 2.5, 1: 2.5, 2: 2.5}
-    evaluator.close()

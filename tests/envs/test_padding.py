@@ -1,3 +1,5 @@
+"""Tasks of different sizes in one benchmark: zeros follow observations, and actions are cut."""
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -5,83 +7,105 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import check_same, check_spec
-from mtrl_lightning.envs.benchmarks.padding import Padded, padded_spaces
+from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.spec import pad_to
+from tests.helpers.properties import given, st
 
-
-def box(size, bound=1.0, dtype=np.float32):
-    return Box(-bound, bound, (size,), dtype)
+SIZES = st.integers(1, 5)
+TASKS = st.tuples(
+    SIZES, SIZES, st.sampled_from([1.0, 2.0, 3.0]), st.sampled_from([np.float32, np.float64])
+)
+"""A task's sizes of observations and actions, and the bound and type of its observations."""
 
 
 class Walk(gym.Env):
-    """The observation counts up by the action's sum; its state is the place."""
+    """Each number of the observation is the place, which the sum of an action moves."""
 
-    def __init__(self, observation_size=2, action_size=1):
-        self.observation_space = box(observation_size, 9.0, np.float64)
-        self.action_space = box(action_size)
-        self.place = 0.0
+    def __init__(self, size, action_size, bound, dtype):
+        self.observation_space = Box(-bound, bound, (size,), dtype)
+        self.action_space = Box(-1.0, 1.0, (action_size,), np.float32)
 
     def reset(self, *, seed=None, options=None):
-        self.place = 1.0
-        return np.full(self.observation_space.shape, self.place), {}
+        self.place = 0.5
+        return self.observe(), {}
 
     def step(self, action):
         assert action.shape == self.action_space.shape
-        self.place += float(action.sum())
-        return np.full(self.observation_space.shape, self.place), 0.0, False, False, {}
+        self.place -= float(action.sum())
+        return self.observe(), 0.0, False, False, {}
+
+    def observe(self):
+        return np.full(self.observation_space.shape, self.place, self.observation_space.dtype)
 
 
-def test_zeros_follow_an_observation_and_actions_are_cut():
-    env = Padded(Walk(2, 1), 4, 3)
-    assert env.reset()[0].tolist() == [1, 1, 0, 0]
-    observation, *_ = env.step(np.array([0.5, 100.0, np.nan], np.float32))
-    assert observation.tolist() == [1.5, 1.5, 0, 0]
-    assert observation.dtype == np.float64
-    high = np.array([9.0, 9, 0, 0])
-    assert env.observation_space == Box(-high, high, dtype=np.float64)
-    assert env.action_space == box(3)
+@given(st.lists(TASKS, min_size=1, max_size=4))
+def test_tasks_share_the_largest_spaces(tasks):
+    envs = [Walk(*task) for task in tasks]
+    sizes, action_sizes, _, dtypes = zip(*tasks, strict=True)
+    spaces = {f"{i}": (env.observation_space, env.action_space) for i, env in enumerate(envs)}
+    shared = padded_spaces(spaces)
+    dtype = np.result_type(*dtypes)
+    high = [max(bound for size, _, bound, _ in tasks if size > i) for i in range(max(sizes))]
+    high = np.array(high, dtype)
+    assert shared.observation_space == Box(-high, high, dtype=dtype.type)
+    assert shared.action_space == Box(-1.0, 1.0, (max(action_sizes),), np.float32)
+    assert shared.observation_sizes == (sizes if len(set(sizes)) > 1 else ())
+    assert shared.action_sizes == (action_sizes if len(set(action_sizes)) > 1 else ())
+
+    spec = check_spec(ToyReach(len(tasks)).spec._replace(**shared._asdict()))
+    is_own = np.arange(max(sizes)) < np.array(sizes)[:, None]
+    assert np.array_equal(spec.observation_mask_TD, is_own)
+    is_own_action = np.arange(max(action_sizes)) < np.array(action_sizes)[:, None]
+    assert np.array_equal(spec.action_mask_TA, is_own_action)
+    for task, env in enumerate(envs):
+        padded = pad_to_spec(env, spec)
+        action_A = np.where(is_own_action[task], 0.125, np.nan).astype(np.float32)
+        observations = [padded.reset()[0], padded.step(action_A)[0]]
+        places = (0.5, 0.5 - 0.125 * action_sizes[task])
+        for observation, place in zip(observations, places, strict=True):
+            assert observation.dtype == dtypes[task]
+            assert observation.tolist() == (is_own[task] * place).tolist()
+            assert observation.astype(dtype) in spec.observation_space
 
 
-def test_tasks_share_the_largest_spaces():
-    found = padded_spaces(
-        {"a": (box(2, 3.0), box(1)), "b": (box(4, 2.0, np.float64), box(1)), "c": (box(2), box(1))}
-    )
-    high = np.array([3.0, 3, 2, 2])
-    assert found.observation_space == Box(-high, high, dtype=np.float64)
-    assert found.action_space == box(1)
-    assert found.observation_sizes == (2, 4, 2)
-    assert found.action_sizes == ()
+@given(st.lists(st.integers(1, 3), max_size=2), SIZES, SIZES)
+def test_rows_are_padded_with_zeros_or_cut(axes, own, size):
+    rows = np.random.default_rng(0).normal(size=(*axes, own)).astype(np.float32)
+    found = pad_to(rows, (size,))
+    kept = min(own, size)
+    assert found.dtype == rows.dtype and found.shape == (*axes, size)
+    assert np.array_equal(found[..., :kept], rows[..., :kept])
+    assert not found[..., kept:].any()
 
 
-def test_tasks_with_equal_spaces_keep_them():
-    image = Box(0, 255, (3, 4, 4), np.uint8)
-    found = padded_spaces({"a": (image, box(2)), "b": (image, box(2))})
-    assert found.observation_space == image
-    assert found.observation_sizes == found.action_sizes == ()
+def test_tasks_with_equal_images_keep_them():
+    image, actions = Box(0, 255, (3, 4, 4), np.uint8), Box(-1.0, 1.0, (2,), np.float32)
+    found = padded_spaces({"a": (image, actions), "b": (image, actions)})
+    assert found == (image, actions, (), ())
+    rows = np.ones((5, 3, 4, 4), np.uint8)
+    assert pad_to(rows, (3, 4, 4)) is rows
 
 
-def test_masks_say_what_is_a_tasks_own():
-    spec = ToyReach(2).spec
-    assert spec.observation_mask_TD.tolist() == [[True, True]] * 2
-    assert spec.action_mask_TA.tolist() == [[True, True]] * 2
-    padded = check_spec(spec._replace(observation_sizes=(1, 2), action_sizes=(2, 1)))
-    assert padded.observation_mask_TD.tolist() == [[True, False], [True, True]]
-    assert padded.action_mask_TA.tolist() == [[True, True], [True, False]]
+SPEC = ToyReach(2).spec._replace(max_return=10.0)
 
 
-def test_benchmark_with_another_max_return_is_refused():
-    spec = ToyReach(2).spec._replace(max_return=10.0)
-    check_same(spec, spec._replace(horizon=2 * spec.horizon, max_return=20.0))
-    for changed in (20.0, None):
-        with pytest.raises(ConfigurationError, match=f"{changed}"):
-            check_same(spec, spec._replace(max_return=changed))
-    with pytest.raises(ConfigurationError, match="max_return"):
-        check_same(spec, spec._replace(horizon=2, max_return=None))
-
-
-@pytest.mark.parametrize("name", ["observation_sizes", "action_sizes"])
-def test_a_benchmark_of_other_sizes_takes_no_place_of_another(name):
-    spec = ToyReach(2).spec
-    check_same(spec, spec._replace(**{name: (2, 2)}))
-    with pytest.raises(ConfigurationError, match=f"{name}"):
-        check_same(spec, spec._replace(**{name: (1, 2)}))
+@pytest.mark.parametrize(
+    ("name", "changed", "is_same"),
+    [
+        ("max_return", {"horizon": 2 * SPEC.horizon, "max_return": 20.0}, True),
+        ("max_return", {"max_return": 20.0}, False),
+        ("max_return", {"max_return": None}, False),
+        ("max_return", {"horizon": 2, "max_return": None}, False),
+        ("observation_sizes", {"observation_sizes": (2, 2)}, True),
+        ("observation_sizes", {"observation_sizes": (1, 2)}, False),
+        ("action_sizes", {"action_sizes": (2, 2)}, True),
+        ("action_sizes", {"action_sizes": (1, 2)}, False),
+    ],
+)
+def test_benchmark_replaces_another_of_the_same_sizes_and_score(name, changed, is_same):
+    if is_same:
+        check_same(SPEC, SPEC._replace(**changed))
+        return
+    with pytest.raises(ConfigurationError, match=name):
+        check_same(SPEC, SPEC._replace(**changed))
