@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from gymnasium.wrappers import TransformObservation
 
 from mtrl_lightning.envs import DMControl, Pixels, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.envs.benchmarks.wrappers import WithWrappers, with_layers_of
-from mtrl_lightning.envs.render import pixels
 from mtrl_lightning.envs.render.frame_recorder import VideoFormat, WithFrameRecorder, decompressed
 from mtrl_lightning.envs.render.renderer import SimulationRenderer
 from mtrl_lightning.errors import EnvironmentFaultError
@@ -33,19 +33,21 @@ def actions_of(benchmark, num_envs, steps):
 def test_observations_stack_frames_and_repeat_the_first():
     benchmark = Pixels(ToyReach(2, horizon=5), size=32, frame_stack=3)
     env = benchmark.make_env(1, "train", seed=0)
+
+    def assert_drawn(frame):
+        # each of the 32 pixels of a side is the mean of 4 of the image's 128, rounded twice
+        image = env.unwrapped.render().astype(float).reshape(32, 4, 32, 4, 3).mean((1, 3))
+        assert np.abs(frame - image.transpose(2, 0, 1)).max() <= 1
+
     observation, _ = env.reset(seed=4)
-    assert observation.shape == (3, 3, 32, 32) and observation.dtype == np.uint8
-    assert env.observation_space == benchmark.spec.observation_space
-    # each of the 32 pixels of a side is the mean of 4 of the image's 128, rounded twice
-    whole = env.unwrapped.render().astype(float).reshape(32, 4, 32, 4, 3).mean((1, 3))
-    assert np.abs(observation[0] - whole.transpose(2, 0, 1)).max() <= 1
+    assert observation in env.observation_space == benchmark.spec.observation_space
     frames = [observation[0]] * 3
     for action in actions_of(benchmark, 1, 5)[:, 0]:
-        frames.append(env.step(action)[0][-1])
-        following = env.unwrapped.render()
-        assert np.array_equal(env._stack, np.stack(frames[-3:]))
+        assert np.array_equal(observation, np.stack(frames[-3:]))
+        assert_drawn(frames[-1])
+        observation, *_ = env.step(action)
+        frames.append(observation[-1])
         assert not np.array_equal(frames[-1], frames[-2])
-        assert np.array_equal(pixels._scaled(following, 32).transpose(2, 0, 1), frames[-1])
     again, _ = env.reset(seed=5)
     assert np.array_equal(again[0], again[2]) and not np.array_equal(again[0], frames[-1])
 
@@ -69,18 +71,16 @@ def test_step_draws_one_image_and_keeps_the_model(suite, monkeypatch):
     monkeypatch.setattr(
         SimulationRenderer, "__call__", lambda self: drawn.append(self) or draw(self)
     )
-    env = Pixels(DMControl(TASKS[:1], horizon=20, action_repeat=5), 16).make_env(0, "train", 0)
-    model = env.unwrapped.model
-    quality = model.vis.quality
-    former = DMControl(TASKS[:1]).make_env(0, "train", 0).unwrapped.model.vis
-    assert quality.shadowsize == former.quality.shadowsize > 0
-    assert quality.offsamples == former.quality.offsamples > 0
-    assert model.vis.global_.offwidth == former.global_.offwidth
+    states = DMControl(TASKS[:1], horizon=20, action_repeat=5)
+    env = Pixels(states, 16).make_env(0, "train", 0)
+    found, own = (one.unwrapped.model.vis for one in (env, states.make_env(0, "train", 0)))
+    assert found.quality.shadowsize == own.quality.shadowsize > 0
+    assert found.quality.offsamples == own.quality.offsamples > 0
+    assert found.global_.offwidth == own.global_.offwidth
     drawn.clear()
     env.reset(seed=0)
-    ended = False
-    while not ended:
-        *_, ended, _ = env.step(np.ones(6, np.float32))
+    for _ in range(4):
+        env.step(np.ones(6, np.float32))
     assert len(drawn) == 1 + 4
     env.close()
 
@@ -88,32 +88,25 @@ def test_step_draws_one_image_and_keeps_the_model(suite, monkeypatch):
 @pytest.mark.slow
 def test_frames_are_equal_in_workers_and_resume_in_mid_episode(suite):
     """With an episode that ends after the state was taken, so that a stack begins there."""
-    actions = actions_of(suite, 2, 16)
 
-    def steps(envs, first, end):
-        found = []
-        for action_EA in actions[first:end]:
+    def steps(num_workers, state=None):
+        envs = VectorEnv(suite, [0, 1], seed=3, num_workers=num_workers)
+        envs.reset(seed=7 if state is None else 8)
+        if state is not None:
+            envs.set_state(state)
+        found, states = [], []
+        for action_EA in actions_of(suite, 2, 16)[0 if state is None else 6 :]:
+            states.append(envs.get_state())
             envs.send(action_EA)
             result = envs.receive()
             found += [result.observation_ED, result.next_observation_ED, result.reward_E]
-        return found
+        envs.close()
+        return [array.tobytes() for array in found], states
 
-    envs = VectorEnv(suite, [0, 1], seed=3, num_workers=0)
-    envs.reset(seed=7)
-    before = steps(envs, 0, 6)
-    state = envs.get_state()
-    after = steps(envs, 6, 16)
-    envs.close()
+    found, states = steps(0)
+    assert steps(1)[0] == found
     for num_workers in (0, 1):
-        others = VectorEnv(suite, [0, 1], seed=99, num_workers=num_workers)
-        others.reset(seed=7)
-        for found, wanted in zip(steps(others, 0, 6), before, strict=True):
-            assert np.array_equal(found, wanted)
-        others.reset(seed=8)
-        others.set_state(state)
-        for found, wanted in zip(steps(others, 6, 16), after, strict=True):
-            assert np.array_equal(found, wanted)
-        others.close()
+        assert steps(num_workers, states[6])[0] == found[18:]
 
 
 def test_videos_are_the_same_with_and_without_observed_images(suite):
@@ -131,15 +124,19 @@ def test_videos_are_the_same_with_and_without_observed_images(suite):
 
 
 def test_nonfinite_state_behind_an_image_is_a_fault():
-    benchmark = Pixels(ToyReach(1, horizon=9), size=8)
-    envs = VectorEnv(benchmark, [0], num_workers=0)
+    factor = [1.0]
+
+    class Breaking(ToyReach):
+        def make_env(self, task, split, seed):
+            env = super().make_env(task, split, seed)
+            return TransformObservation(env, lambda state: state * factor[0], None)
+
+    envs = VectorEnv(Pixels(Breaking(1, horizon=9), size=8), [0], num_workers=0)
     envs.reset(seed=0)
-    envs.step(np.zeros((1, 2), np.float32))
-    (env,) = envs._groups[0]._group._envs
-    env.unwrapped._position = np.array([np.nan, 0.0])
-    with pytest.raises(EnvironmentFaultError, match="state"):
-        envs.step(np.zeros((1, 2), np.float32))
-    envs.close()
+    factor[0] = np.nan
+    for call in (lambda: envs.step(np.zeros((1, 2), np.float32)), envs.reset):
+        with pytest.raises(EnvironmentFaultError, match="state"):
+            call()
 
 
 def test_a_benchmark_that_replaces_another_is_drawn_as_that_one():

@@ -1,6 +1,7 @@
 """Worker processes: a program of ours that gets the benchmark, not the user's main module."""
 
 import gc
+import importlib
 import os
 import subprocess
 import sys
@@ -83,19 +84,14 @@ print(found[0] == found[1], len(found[0]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["a file", "no file"])
-def test_workers_step_envs_of_an_unguarded_script(tmp_path, how):
+@pytest.mark.parametrize("has_file", [True, False])
+def test_workers_step_envs_of_an_unguarded_script(tmp_path, has_file):
     """Without a file, as in a notebook: its cells are no module that a worker could import."""
-    log = tmp_path / "log"
-    if how == "a file":
-        script = tmp_path / "script.py"
-        script.write_text(SCRIPT)
-        command = [sys.executable, str(script), str(log)]
-    else:
-        command = [sys.executable, "-", str(log)]
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    script.write_text(SCRIPT)
     ended = subprocess.run(
-        command,
-        input=SCRIPT if how == "no file" else None,
+        [sys.executable, str(script) if has_file else "-", str(log)],
+        input=None if has_file else SCRIPT,
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -110,36 +106,29 @@ def test_workers_step_envs_of_an_unguarded_script(tmp_path, how):
 
 
 MODULE = """
+import numpy as np
 from mtrl_lightning.envs import ToyReach
-
-
-class Mine(ToyReach):
-    def make_env(self, task, split, seed):
-        return super().make_env(task, split, seed)
-"""
-
-
-def test_workers_find_modules_of_the_main_process(tmp_path, monkeypatch):
-    (tmp_path / "a_module_of_the_user.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    import a_module_of_the_user  # type: ignore[import-not-found]
-
-    envs = VectorEnv(a_module_of_the_user.Mine(), [0, 1], num_workers=2)
-    assert np.isfinite(envs.reset()[0]).all()
-    envs.close()
 
 
 class Heavy(ToyReach):
     def __init__(self):
         super().__init__()
         self.ballast = np.arange(500_000.0)
+"""
 
 
-def test_a_benchmark_may_be_larger_than_a_pipe():
-    envs = VectorEnv(Heavy(), [0, 1, 2], num_workers=3)
-    envs.reset()
-    envs.step(np.zeros((3, 2)))
-    envs.close()
+def test_workers_import_modules_of_the_user_and_large_benchmarks(tmp_path, monkeypatch):
+    """The benchmark is larger than a pipe, and its module is on the main process's path only."""
+    (tmp_path / "a_module_of_the_user.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    benchmark = importlib.import_module("a_module_of_the_user").Heavy()
+    results = []
+    for workers in (0, 2):
+        envs = VectorEnv(benchmark, [0, 1], num_workers=workers)
+        envs.reset(seed=1)
+        results.append(envs.step(np.zeros((2, 2)))[0].tolist())
+        envs.close()
+    assert results[0] == results[1]
 
 
 @pytest.mark.slow
