@@ -252,9 +252,7 @@ def test_unknown_observation_is_saved_and_voids_one_step():
 
 def test_worker_killed_in_a_large_answer_keeps_others_in_step():
     reasons = []
-    envs = VectorEnv(
-        Large(), [0, 1, 2], num_workers=3, max_restarts=5, on_restart=reasons.append
-    )
+    envs = VectorEnv(Large(), [0, 1, 2], num_workers=3, max_restarts=5, on_restart=reasons.append)
     envs.reset()
     pid = envs.worker_pids[1]
     threading.Timer(0.3, lambda: os.kill(pid, signal.SIGKILL)).start()
@@ -288,7 +286,7 @@ def test_worker_that_hangs_in_a_large_message_is_killed():
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "budget", "fatal"), [(3, 0, AT), (0, 1, 2 * AT + 1)])
 def test_exhausted_budget_returns_the_step_then_raises(workers, budget, fatal):
-    first_ED, expected = undisturbed()
+    _, expected = undisturbed()
     envs, reasons = make("raise", workers, max_restarts=budget)
     envs.reset()
     run(envs, actions(fatal))
