@@ -212,8 +212,10 @@ def test_a_task_without_a_success_signal_follows_its_score():
 
 
 def test_seeded_reset_forgets_the_episodes_before():
-    env = started(Hill(success_from=0.5))
-    episode(env, 25)
+    env = started(Hill(success_from=0.9), fraction=0.0)
+    for best_step, largest in ((25, 0.5), (15, 1.0)):
+        episode(env, best_step, largest)
+        env.reset()
     assert beginnings(env) and env.get_state()["midway"]["success"]
     observation, _ = env.reset(seed=5)
     assert observation.tolist() == [5, 0.0]
