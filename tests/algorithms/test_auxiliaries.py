@@ -14,26 +14,17 @@ from tests.helpers.sac import FULL
 
 
 class NextFeatures(Auxiliary):
-    """Predict the target encoder's features of the next observation, from noisy features.
+    """Predict the target encoder's features of the next observation, from noisy features."""
 
-    Args:
-        spec: the tasks.
-        encoder: the encoder that it trains.
-        noise: standard deviation of the noise.
-        options: of every auxiliary.
-    """
-
-    def __init__(self, spec, encoder: Encoder, noise: float = 0.1, **options) -> None:
+    def __init__(self, spec, encoder: Encoder, **options) -> None:
         super().__init__(spec, encoder, **options)
-        feature_dim = encoder.out_dim
-        self.noise = noise
-        self.context_TZ = nn.Embedding(spec.num_tasks, feature_dim)
-        self.predictor = nn.Linear(feature_dim, feature_dim)
+        self.context_TZ = nn.Embedding(spec.num_tasks, encoder.out_dim)
+        self.predictor = nn.Linear(encoder.out_dim, encoder.out_dim)
 
     def loss(self, batch, inputs):
         z_RnZ = inputs.encoder(batch.observation_RnD, batch.task_Rn)
-        noise_RnZ = torch.randn(z_RnZ.shape, generator=inputs.generator, device=z_RnZ.device)
-        noisy_RnZ = z_RnZ + self.noise * noise_RnZ + self.context_TZ(batch.task_Rn)
+        noise_RnZ = torch.randn(z_RnZ.shape, generator=inputs.generator)
+        noisy_RnZ = z_RnZ + 0.1 * noise_RnZ + self.context_TZ(batch.task_Rn)
         with torch.no_grad():
             target_RnZ = inputs.target_encoder(batch.next_observation_RnD, batch.task_Rn)
         return (self.predictor(noisy_RnZ) - target_RnZ).square().sum(-1).mean(1)
@@ -65,21 +56,15 @@ def test_metrics_of_two_of_one_class_have_names_of_their_own():
     }
 
 
-def small_sac(learning_rate=1e-3, **options):
-    auxiliary = partial(NextFeatures, learning_rate=learning_rate)
-    return make_sac(auxiliaries=[auxiliary], tau=0.1, **{**FULL, **options})
-
-
 def test_auxiliary_uses_target_encoder_and_its_own_generator():
-    states = []
-    for auxiliaries in ([], [NextFeatures]):
-        sac = train(make_sac(auxiliaries=auxiliaries, **FULL), 2)
-        used = sac.generators.state_dict()["per_rank"][0]
-        states.append(used)
-    assert set(states[1]) - set(states[0]) == {"auxiliary_0"}
-    assert torch.equal(states[0]["learn"]["state"], states[1]["learn"]["state"])
-    one, other = small_sac(), small_sac()
+    plain, one, other = (
+        make_sac(auxiliaries=auxiliaries, **FULL)
+        for auxiliaries in ([], [NextFeatures], [NextFeatures])
+    )
     with torch.no_grad():
         other.target_encoder.linear.weight.add_(1.0)
     first, second = (train(sac, 1).drain_metrics() for sac in (one, other))
     assert first["train/nextfeatures_loss"] != second["train/nextfeatures_loss"]
+    without, used = (sac.generators.state_dict()["per_rank"][0] for sac in (train(plain, 1), one))
+    assert used.keys() - without.keys() == {"auxiliary_0"}
+    assert torch.equal(used["learn"]["state"], without["learn"]["state"])

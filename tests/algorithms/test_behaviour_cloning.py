@@ -1,63 +1,23 @@
-"""Behaviour cloning: its losses, its policies, and runs through the command line."""
+"""Behaviour cloning: its losses, its policies, and a run through the command line."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
-from mtrl_lightning.algorithms import (
-    PPO,
-    SAC,
-    BehaviourCloning,
-)
 from mtrl_lightning.algorithms.bc import squared_errors
 from mtrl_lightning.networks import (
     ClippedGaussian,
-    MultiHead,
     SquashedGaussian,
-    Standardize,
     StateDependentStd,
     StateIndependentStd,
 )
-from tests.helpers.algorithms import (
-    changed,
-    copy_of,
-    make_batch,
-    make_bc,
-    make_spec,
-    train,
-)
+from tests.helpers.algorithms import changed, copy_of, make_batch, make_bc, make_spec, train
 from tests.helpers.demonstrations import write_demonstrations
 
-OPTIONS = [
-    "--model.init_args.actor.init_args.width=16",
-    "--model.init_args.actor.init_args.output_bound=1.0",
-    "--data.batch_size=96",
-    "--evaluation.num_workers=0",
-    "--evaluation.every=300",
-    "--evaluation.num_episodes=1",
-    "--metrics.every=150",
-    "--checkpoint.every_n_env_steps=300",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.accelerator=cpu",
-]
-CONFIGS = ("base", "env/toy", "algorithm/bc", "network/mlp")
 POLICIES = {"squashed": None, "clipped": StateIndependentStd, "dependent": StateDependentStd}
-MASK_A = torch.tensor([True, False, True])
-
-
-@pytest.fixture(scope="module")
-def demonstrations(tmp_path_factory):
-    return write_demonstrations(tmp_path_factory.mktemp("toy") / "expert")
-
-
-def clone(command_line, demonstrations, *options):
-    given = [*OPTIONS, f"--data.demonstrations={demonstrations}", *options]
-    command_line("fit", *given, configs=CONFIGS, small=False)
 
 
 def test_density_at_the_bounds_is_finite_and_has_a_gradient():
@@ -71,13 +31,13 @@ def test_density_at_the_bounds_is_finite_and_has_a_gradient():
 def test_squared_error_leaves_padded_dimensions_out():
     mean_BA = torch.tensor([[0.5, 9.0, -2.0]])
     action_BA = torch.tensor([[0.1, 0.0, 0.4]])
-    zeros_BA = torch.zeros(1, 3)
-    clipped = ClippedGaussian(mean_BA, zeros_BA, MASK_A)
+    numbers = (mean_BA, torch.zeros(1, 3), torch.tensor([True, False, True]))
     # also beyond the bounds: (0.5 - 0.1)^2 + (-2 - 0.4)^2
+    clipped = ClippedGaussian(*numbers)
     torch.testing.assert_close(squared_errors(clipped, action_BA), torch.tensor([0.16 + 5.76]))
-    squashed = SquashedGaussian(mean_BA, zeros_BA, MASK_A)
     expected = (np.tanh(0.5) - 0.1) ** 2 + (np.tanh(-2) - 0.4) ** 2
-    assert squared_errors(squashed, action_BA).item() == pytest.approx(expected, rel=1e-6)
+    error_B = squared_errors(SquashedGaussian(*numbers), action_BA)
+    assert error_B.item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("noise", POLICIES.values(), ids=POLICIES)
@@ -95,16 +55,11 @@ def test_a_tasks_loss_is_the_mean_over_its_own_rows(loss, noise):
     expected_Rn = error_Rn if loss == "mse" else -log_prob_Rn
     torch.testing.assert_close(loss_R, expected_Rn.mean(1))
     torch.testing.assert_close(error, error_Rn.mean())
-
-
-def test_noise_of_the_demonstrator_is_not_imitated():
-    algorithm = make_bc()
-    batch = make_batch(algorithm.spec)
+    # the noise of the demonstrator is not imitated
     chosen_RnA = 0.5 * batch.action_RnA
-    loss_R, _ = algorithm.actor_loss(batch._replace(extra={"policy_action": chosen_RnA}))
-    expected_R, _ = algorithm.actor_loss(batch._replace(action_RnA=chosen_RnA))
-    assert torch.equal(loss_R, expected_R)
-    assert not torch.equal(loss_R, algorithm.actor_loss(batch)[0])
+    found_R, _ = algorithm.actor_loss(batch._replace(extra={"policy_action": chosen_RnA}))
+    wanted_R, _ = algorithm.actor_loss(batch._replace(action_RnA=chosen_RnA))
+    assert torch.equal(found_R, wanted_R) and not torch.equal(found_R, loss_R)
 
 
 def test_a_batch_gives_the_step_of_its_mean_loss():
@@ -114,8 +69,8 @@ def test_a_batch_gives_the_step_of_its_mean_loss():
     reference.actor_loss(make_batch(reference.spec))[0].mean().backward()
     torch.nn.utils.clip_grad_norm_(reference.actor.parameters(), 1.0)
     optimizer.step()
-    for name, value in reference.actor.state_dict().items():
-        torch.testing.assert_close(algorithm.actor.state_dict()[name], value, rtol=0, atol=1e-7)
+    found, wanted = (dict(one.actor.named_parameters()) for one in (algorithm, reference))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("loss", ["mse", "log_prob"])
@@ -126,30 +81,28 @@ def test_standard_deviations_are_trained_by_densities_alone(loss):
     assert ("noise.log_std_TA" in changed(algorithm, before)) is (loss == "log_prob")
 
 
-@pytest.mark.parametrize(("kind", "noise"), [(SAC, None), (PPO, StateIndependentStd)])
-def test_another_algorithm_acts_with_its_networks(kind, noise):
-    network = partial(MultiHead, width=8, depth=1, output_bound=1.0)
-    spec = make_spec()
-    cloned = train(BehaviourCloning(spec, actor=network, encoder=Standardize, noise=noise), 3)
-    other = kind(spec, actor=network, encoder=Standardize, seed=5)
-    assert cloned.acting_modules().keys() == other.acting_modules().keys()
-    other.set_weights(cloned.get_weights(), 0)
-    observation_ED = np.random.default_rng(0).normal(size=(6, 4))
-    task_E = np.array([0, 1, 2, 0, 1, 2])
-    noise_EA = np.ones((6, 2), np.float32)
-    for mode in ("exploit", "explore"):
-        found, expected = (
-            one.act(observation_ED, task_E, mode, noise_EA) for one in (other, cloned)
-        )
-        np.testing.assert_array_equal(found[0] if isinstance(found, tuple) else found, expected)
-
-
 @pytest.mark.slow
-def test_it_trains_through_the_command_line_and_its_loss_falls(command_line, demonstrations):
-    clone(command_line, demonstrations, "--data.total_steps=1500")
-    logged = [row["train/actor_loss"] for row in command_line.rows() if "train/actor_loss" in row]
-    losses = [float(loss) for loss in logged]
+def test_it_trains_through_the_command_line_and_its_loss_falls(command_line, tmp_path):
+    demonstrations = write_demonstrations(tmp_path / "expert")
+    command_line(
+        "fit",
+        f"--data.demonstrations={demonstrations}",
+        "--data.total_steps=1500",
+        "--data.batch_size=96",
+        "--model.init_args.actor.init_args.width=16",
+        "--model.init_args.actor.init_args.output_bound=1.0",
+        "--evaluation.num_workers=0",
+        "--evaluation.every=300",
+        "--evaluation.num_episodes=1",
+        "--metrics.every=150",
+        "--checkpoint.every_n_env_steps=300",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.accelerator=cpu",
+        configs=("base", "env/toy", "algorithm/bc", "network/mlp"),
+        small=False,
+    )
+    rows = command_line.rows()
+    losses = [float(row["train/actor_loss"]) for row in rows if "train/actor_loss" in row]
     assert len(losses) > 4 and losses[-1] < 0.5 * losses[0], losses
-    assert not any("train/critic_loss" in row for row in command_line.rows())
-    successes = [row["eval/success"] for row in command_line.rows() if "eval/success" in row]
-    assert float(successes[-1]) == 1.0
+    assert not any("train/critic_loss" in row for row in rows)
+    assert [float(row["eval/success"]) for row in rows if "eval/success" in row][-1] == 1.0

@@ -40,32 +40,6 @@ def test_compiled_losses_give_the_same_updates(make, num_metrics, backend, monke
     assert found == pytest.approx(wanted, rel=1e-3, abs=1e-4) and len(wanted) >= num_metrics
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
-def test_the_losses_are_compiled_in_the_given_mode(mode, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        torch, "compile", lambda function, mode: asked.append((function.__name__, mode)) or function
-    )
-    make_sac()
-    assert asked == []
-    make_sac(compile=mode)
-    assert asked == [(name, mode) for name in ("critic_target", "critic_loss", "actor_loss")]
-
-
-@pytest.mark.slow
-def test_compiled_update_clears_gradients_and_marks_a_new_step(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, mode: function)
-    sac = train(make_sac(compile="reduce-overhead"), 1)
-    found = []
-    monkeypatch.setattr(
-        torch.compiler,
-        "cudagraph_mark_step_begin",
-        lambda: found.append({p.grad for update in sac.updates for p in update.parameters}),
-    )
-    train(sac, 2, first=1)
-    assert found == [{None}] * 2
-
-
 @pytest.mark.slow
 def test_distral_target_is_one_graph_with_untrained_tasks():
     distral = make_distral(make_spec(3, train_tasks=(0, 2)))
@@ -78,7 +52,37 @@ def test_distral_target_is_one_graph_with_untrained_tasks():
         torch.testing.assert_close(found, wanted)
 
 
-def test_what_is_differentiated_task_by_task_cannot_be_compiled():
+@pytest.fixture
+def asked(monkeypatch):
+    """What ``torch.compile``, which compiles nothing here, is asked for."""
+    found = []
+    monkeypatch.setattr(
+        torch, "compile", lambda function, mode: found.append((function.__name__, mode)) or function
+    )
+    return found
+
+
+def test_the_losses_are_compiled_in_the_given_mode(asked):
+    make_sac()
+    assert asked == []
+    make_sac(compile="max-autotune")
+    losses = ("critic_target", "critic_loss", "actor_loss")
+    assert asked == [(name, "max-autotune") for name in losses]
+
+
+def test_compiled_update_clears_gradients_and_marks_a_new_step(asked, monkeypatch):
+    sac = make_sac(compile="reduce-overhead")
+    found = []
+    monkeypatch.setattr(
+        torch.compiler,
+        "cudagraph_mark_step_begin",
+        lambda: found.append({p.grad for update in sac.updates for p in update.parameters}),
+    )
+    train(sac, 3)
+    assert found == [{None}] * 3
+
+
+def test_what_is_differentiated_task_by_task_cannot_be_compiled(asked):
     with pytest.raises(ConfigurationError, match="PCGrad"):
         make_sac(compile="default", actor_gradient=PCGrad)
     make_sac(compile="default", actor_gradient=FAMO)

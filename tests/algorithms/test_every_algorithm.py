@@ -31,7 +31,6 @@ from tests.helpers.sac import FULL, OBSERVATION_ED, TASK_E
 HEADS = partial(MultiHead, width=16, depth=1, output_bound=0.3)
 ENCODER = partial(MLPEncoder, width=8, out_dim=5)
 ALGORITHMS = {
-    "sac": make_sac,
     "sac with every part": partial(
         make_sac, actor=HEADS, critic=HEADS, encoder=ENCODER, auxiliaries=[Reconstruction]
     ),
@@ -51,8 +50,10 @@ def act(algorithm, mode, observation_ED=OBSERVATION_ED, task_E=TASK_E):
     return chosen[0] if isinstance(chosen, tuple) else chosen
 
 
-def global_states():
-    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+def assert_targets_are_copies(algorithm):
+    for name in ("actor", "critic", "encoder"):
+        target = getattr(algorithm, f"target_{name}", None)
+        assert target is None or changed(target, copy_of(getattr(algorithm, name))) == set()
 
 
 @every_algorithm
@@ -64,37 +65,38 @@ def test_every_parameter_is_in_an_optimizer_and_learns(make):
     assert set(given) == {id(p) for p in trained.values()}
     if not getattr(algorithm, "auxiliaries", None):
         assert len(given) == len(trained), "none is in two"
-    for name in ("actor", "critic", "encoder"):
-        target = getattr(algorithm, f"target_{name}", None)
-        assert target is None or changed(target, copy_of(getattr(algorithm, name))) == set()
+    assert_targets_are_copies(algorithm)
     before = copy_of(algorithm)
     train(algorithm, 5)
     moved = changed(algorithm, before)
     assert moved >= trained.keys()
-    targets = {name for name in before if name.startswith("target_")}
-    assert {name.split(".")[0] for name in targets} == {
-        name.split(".")[0] for name in moved if name in targets
-    }
+    targets = {name.split(".")[0] for name in before if name.startswith("target_")}
+    assert targets == {name.split(".")[0] for name in moved if name.startswith("target_")}
     assert all(p.grad is None for p in algorithm.parameters() if not p.requires_grad)
     assert all(math.isfinite(value) for value in algorithm.drain_metrics().values())
 
 
+def global_states():
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+
+
 @every_algorithm
-def test_seed_decides_weights_and_draws_without_global_state(make):
+def test_seed_decides_weights_and_draws_without_global_state(make, monkeypatch):
+    seeds_of_gpus = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds_of_gpus.append)
     runs = []
     for seed in (3, 3, 4):
-        torch.manual_seed(len(runs))
+        torch.default_generator.manual_seed(len(runs))
         before = global_states()
         algorithm = train(make(seed=seed), 2)
         drawn = [act(algorithm, mode) for mode in MODES]
-        assert global_states() == before
+        assert global_states() == before and seeds_of_gpus == []
         runs.append((algorithm, drawn, algorithm.drain_metrics()))
     (first, drawn, metrics), (second, again, same), (other, others, _) = runs
     assert changed(second, copy_of(first)) == set() and same == metrics
     assert all(map(np.array_equal, drawn, again))
-    assert changed(other.actor, copy_of(first.actor)) >= {
-        n for n, _ in first.actor.named_parameters()
-    }
+    names = {name for name, _ in first.actor.named_parameters()}
+    assert changed(other.actor, copy_of(first.actor)) >= names
     assert not any(map(np.array_equal, drawn, others))
 
 
@@ -102,8 +104,8 @@ def test_seed_decides_weights_and_draws_without_global_state(make):
 def test_actions_have_their_shape_and_exploiting_draws_nothing(make):
     algorithm, reference = train(make(), 1), train(make(), 1)
     observation_ED, batch = OBSERVATION_ED.copy(), learning_batch(algorithm)
-    algorithm.training_step(batch, 1)
-    reference.training_step(learning_batch(reference), 1)
+    for one in (algorithm, reference):
+        one.training_step(batch, 1)
     for one, other in zip(batch[:-1], learning_batch(algorithm)[:-1], strict=True):
         assert torch.equal(one, other), "a batch is not changed"
     exploited = [act(algorithm, "exploit", observation_ED) for _ in range(2)]
@@ -136,22 +138,19 @@ def test_run_continues_exactly_from_a_file(make, tmp_path):
 
 @every_algorithm
 def test_reset_draws_new_weights_and_clears_their_optimizers(make):
-    algorithm = train(make(), 2)
+    algorithm, second = train(make(), 2), train(make(), 2)
+    names = {f"actor.{name}" for name, p in algorithm.actor.named_parameters() if p.ndim > 1}
     before = copy_of(algorithm)
     algorithm.reset_networks()
-    weights = [name for name, p in algorithm.actor.named_parameters() if p.ndim > 1]
-    assert {f"actor.{name}" for name in weights} <= changed(algorithm, before)
-    for name in ("actor", "critic", "encoder"):
-        target = getattr(algorithm, f"target_{name}", None)
-        assert target is None or changed(target, copy_of(getattr(algorithm, name))) == set()
+    assert names <= changed(algorithm, before)
+    assert_targets_are_copies(algorithm)
     networks = [algorithm.actor, *([algorithm.critic] if hasattr(algorithm, "critic") else [])]
     kept = {p for update in algorithm.updates for p in update.optimizer.state}
     assert not any(p in kept for network in networks for p in network.parameters())
-    second = train(make(), 2)
     second.reset_networks()
     assert changed(second, copy_of(algorithm)) == set(), "the seed decides"
     second.reset_networks()
-    assert {f"actor.{name}" for name in weights} <= changed(second, copy_of(algorithm))
+    assert names <= changed(second, copy_of(algorithm))
     train(algorithm, 1, first=2)
 
 

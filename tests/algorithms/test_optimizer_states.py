@@ -14,7 +14,6 @@ OPTIMIZERS = [
     partial(torch.optim.Adam, lr=1e-3, fused=True),
     partial(torch.optim.Adam, lr=1e-3, amsgrad=True),
     partial(torch.optim.AdamW, lr=torch.tensor(1e-3), capturable=False),
-    partial(torch.optim.SGD, lr=0.1),
     partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     partial(torch.optim.RMSprop, lr=0.1, centered=True),
     partial(torch.optim.Adafactor, lr=0.1),
@@ -22,23 +21,22 @@ OPTIMIZERS = [
 
 
 def trained(make):
-    parameters = [
-        nn.Parameter(torch.ones(3, 2)),
-        nn.Parameter(torch.ones(4)),
-        nn.Parameter(torch.ones(1)),
-    ]
+    parameters = [nn.Parameter(torch.ones(shape)) for shape in ((3, 2), (4,), (1,))]
     optimizer = make(parameters)
-    for _ in range(2):
-        for parameter in parameters[:2]:  # the last one has no state
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
+    for parameter in parameters[:2]:  # the last one has no state
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
     return parameters, optimizer
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
-def test_its_own_state_fits_every_optimizer(make):
+def test_only_its_own_state_fits_every_optimizer(make):
     parameters, optimizer = trained(make)
     check_optimizer(optimizer.state_dict(), make(parameters))
+    if make is not OPTIMIZERS[0]:
+        _, other = trained(OPTIMIZERS[0])
+        with pytest.raises(ConfigurationError, match="does not fit"):
+            check_optimizer(other.state_dict(), optimizer)
 
 
 @pytest.mark.parametrize("value", [torch.zeros(6), torch.zeros(3, 2, dtype=torch.float64)])
@@ -48,13 +46,6 @@ def test_fused_kernels_get_no_state_of_another_shape_or_type(value):
     saved["state"][0]["exp_avg"] = value
     with pytest.raises(ConfigurationError, match="exp_avg"):
         check_optimizer(saved, optimizer)
-
-
-@pytest.mark.parametrize("make", OPTIMIZERS[1:])
-def test_the_state_of_another_optimizer_is_refused(make):
-    parameters, optimizer = trained(OPTIMIZERS[0])
-    with pytest.raises(ConfigurationError, match="does not fit"):
-        check_optimizer(optimizer.state_dict(), make(parameters))
 
 
 def test_new_options_keep_the_factor_of_a_schedule():

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning import gradients, networks
+from mtrl_lightning import networks
 from mtrl_lightning.algorithms import PPO, SAC, TD3, BehaviourCloning, Distral
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, LossInputs, Reconstruction
 from mtrl_lightning.policy import load_policy
-from tests.helpers.algorithms import attach, copy_of, make_batch, make_spec
+from tests.helpers.algorithms import STACKS, attach, copy_of, make_batch, make_spec
 from tests.helpers.checkpoints import save
-from tests.helpers.padding import NAMES, NETWORKS
+from tests.helpers.gradients import METHODS
+from tests.helpers.padding import NAMES
 
 T, D, A = 3, 7, 2
 MORE_D, MORE_A = 3, 2
@@ -27,63 +28,6 @@ LARGEST = 1
 """The task whose observations and actions are larger in the padded set."""
 ROWS = 4
 """Transitions of each task."""
-
-SMALL = {"width": 6, "depth": 1, "out_dim": 5}
-ENCODERS = {
-    "append_task": (
-        partial(networks.AppendTask, conditioning=partial(networks.Embedding, dim=4)),
-        networks.NoConditioning,
-    ),
-    "care": (
-        partial(
-            networks.CARE, num_experts=2, conditioning=networks.Embedding, context_dim=5, **SMALL
-        ),
-        networks.NoConditioning,
-    ),
-    **{
-        f"mixture_{assignment.__name__.lower()}": (
-            partial(networks.MixtureOfEncoders, num_experts=3, assignment=assignment, **SMALL),
-            None,
-        )
-        for assignment in (
-            networks.Attention,
-            networks.UniformGate,
-            networks.TopKGate,
-            networks.OneHotGate,
-        )
-    },
-    "mixture_clusters": (
-        partial(
-            networks.MixtureOfEncoders,
-            num_experts=3,
-            assignment=partial(networks.Clusters, words=[["reach"], ["push"], ["door"]]),
-            **SMALL,
-        ),
-        None,
-    ),
-    "language": (networks.Identity, networks.Language),
-    "mlp_encoder": (partial(networks.MLPEncoder, width=6, out_dim=5), None),
-    "mlp_encoder_context": (
-        partial(
-            networks.MLPEncoder, width=6, out_dim=5, context=partial(networks.Embedding, dim=4)
-        ),
-        networks.NoConditioning,
-    ),
-    "standardize": (partial(networks.Standardize, per_task=True), None),
-    "task_encoder": (networks.Identity, partial(networks.TaskEncoder, width=6, depth=1, out_dim=5)),
-}
-STACKS = {
-    **{name: {"actor": network, "critic": network} for name, network in NETWORKS.items()},
-    **{
-        name: {
-            "actor": NETWORKS["mlp"],
-            "critic": NETWORKS["mlp"],
-            "encoder": encoder,
-            "conditioning": conditioning,
-        }
-        for name, (encoder, conditioning) in ENCODERS.items()
-    },
-}
 
 
 def specs(largest=LARGEST):
@@ -176,157 +120,111 @@ def noises(seed=3):
     return padded_RnA[..., :A], padded_RnA
 
 
-def standardize(algorithms, pair):
-    for algorithm, batch in zip(algorithms, pair, strict=True):
-        algorithm.encoder.observe(batch.observation_RnD, batch.task_Rn)
-        if isinstance(algorithm, (SAC, TD3)):
-            algorithm.target_encoder.observe(batch.observation_RnD, batch.task_Rn)
+# ---- losses ----
 
 
-def assert_close(padded, alone):
-    torch.testing.assert_close(padded, alone, rtol=1e-4, atol=1e-6)
+def losses_of(algorithm, batch, noise_RnA):
+    """Return each task's losses, ``[R]`` each."""
+    if isinstance(algorithm, PPO):
+        return losses_of_ppo(algorithm, batch, noise_RnA)
+    if isinstance(algorithm, BehaviourCloning):
+        return [algorithm.actor_loss(batch)[0]]
+    target = algorithm.critic_target(batch, noise_RnA)
+    losses = [algorithm.critic_loss(batch, target)[0]]
+    inputs = LossInputs(algorithm.encoder, algorithm.target_encoder, None)
+    losses += [auxiliary.loss(batch, inputs) for auxiliary in algorithm.auxiliaries]
+    if isinstance(algorithm, TD3):
+        return [*losses, algorithm.actor_loss(batch)[0]]
+    actor_loss_R, log_prob_Rn = algorithm.actor_loss(batch, noise_RnA)
+    if isinstance(algorithm, Distral):
+        return [*losses, actor_loss_R, algorithm.distilled_loss(batch)[0]]
+    return [*losses, actor_loss_R, algorithm.temperature_loss(log_prob_Rn, batch.task_Rn)[0]]
 
 
-def assert_losses_agree(indices, algorithms, losses):
-    """Compare each task's loss and its gradients of all parameters, but for the largest task."""
-    parameters, padded_parameters = (
-        {name: p for name, p in algorithm.named_parameters() if p.requires_grad}
-        for algorithm in algorithms
-    )
-    num_reached = 0
-    for task in set(range(T)) - {LARGEST}:
-        loss, padded_loss = (loss_R[task] for loss_R in losses)
-        assert_close(padded_loss, loss)
-        gradients = gradients_of(loss, parameters)
-        padded_gradients = gradients_of(padded_loss, padded_parameters)
-        assert padded_gradients.keys() == gradients.keys()
-        for name, gradient in gradients.items():
-            num_reached += bool(gradient.any())
-            found = padded_gradients[name]
-            assert_close(found[indices[name]], gradient)
-            found[indices[name]] = 0
-            assert not found.any(), f"the padded places of {name} have a gradient"
-    assert num_reached > 0
-    assert losses[1].isfinite().all()
+def losses_of_ppo(ppo, batch, noise_RnA):
+    policy = ppo.policy(batch.observation_RnD, batch.task_Rn)
+    sample_RnA = policy.draw(noise_RnA).detach()
+    log_prob_Rn = policy.log_prob(sample_RnA)
+    generator = torch.Generator().manual_seed(7)
+    extra = {
+        name: torch.randn(T, ROWS, generator=generator) for name in ("advantage", "value", "target")
+    }
+    shift_Rn = 0.3 * torch.randn(T, ROWS, generator=generator)
+    extra |= {"weight": torch.ones(T, ROWS), "unclipped_action": sample_RnA}
+    batch = batch._replace(extra={**extra, "log_prob": log_prob_Rn.detach() + shift_Rn})
+    losses = [ppo.actor_loss(batch)[0], ppo.critic_loss(batch)[0]]
+    return [*losses, log_prob_Rn.mean(1), policy.entropy().mean(1)]
 
 
-def gradients_of(loss, parameters):
+def gradients_of(loss, algorithm):
+    parameters = {name: p for name, p in algorithm.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(
         loss, list(parameters.values()), retain_graph=True, allow_unused=True
     )
     return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
 
 
-@pytest.mark.parametrize(
-    ("kind", "stack"),
-    [
-        *((SAC, stack) for stack in STACKS),
-        *((TD3, stack) for stack in STACKS),
-        *((Distral, stack) for stack in ("mlp", "moore", "multi_head", "standardize")),
-    ],
-)
-def test_padding_changes_no_loss_and_no_gradient(kind, stack):
-    *algorithms, indices = make_pair(kind, **STACKS[stack])
-    pair = batches(algorithms)
-    standardize(algorithms, pair)
-    is_compared_R = torch.arange(T) != LARGEST
-    losses = {name: [] for name in ("critic", "actor", "last")}
-    targets = []
-    for algorithm, batch, noise_RnA in zip(algorithms, pair, noises(), strict=True):
-        target = algorithm.critic_target(batch, noise_RnA)
-        targets.append(target)
-        losses["critic"].append(algorithm.critic_loss(batch, target)[0])
-        if kind is TD3:
-            losses["actor"].append(algorithm.actor_loss(batch)[0])
-            continue
-        actor_loss_R, log_prob_Rn = algorithm.actor_loss(batch, noise_RnA)
-        losses["actor"].append(actor_loss_R)
-        if kind is Distral:
-            losses["last"].append(algorithm.distilled_loss(batch)[0])
-        else:
-            losses["last"].append(algorithm.temperature_loss(log_prob_Rn, batch.task_Rn)[0])
-    assert_close(targets[1].next_cost_Rn[is_compared_R], targets[0].next_cost_Rn[is_compared_R])
-    for both in filter(None, losses.values()):
+def assert_losses_agree(indices, algorithms, losses):
+    """Compare each task's loss and its gradients of all parameters, but for the largest task."""
+    num_reached = 0
+    for task in set(range(T)) - {LARGEST}:
+        torch.testing.assert_close(losses[1][task], losses[0][task], rtol=1e-4, atol=1e-6)
+        gradients, padded_gradients = (
+            gradients_of(loss_R[task], algorithm)
+            for loss_R, algorithm in zip(losses, algorithms, strict=True)
+        )
+        assert padded_gradients.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            num_reached += bool(gradient.any())
+            found = padded_gradients[name]
+            torch.testing.assert_close(found[indices[name]], gradient, rtol=1e-4, atol=1e-6)
+            found[indices[name]] = 0
+            assert not found.any(), f"the padded places of {name} have a gradient"
+    assert num_reached > 0
+    assert losses[1].isfinite().all()
+
+
+AUXILIARIES = {
+    "latent dynamics": partial(LatentDynamics, width=6),
+    "bisimulation": partial(HiPBMDP, width=6, distance_weight=0.5),
+    "reconstruction": partial(Reconstruction, latent_weight=0.5),
+}
+CASES = [
+    *((SAC, stack, {}) for stack in STACKS),
+    *((SAC, "mlp_encoder_context", {"auxiliaries": [make]}) for make in AUXILIARIES.values()),
+    *((TD3, stack, {}) for stack in ("multi_head", "mlp_encoder", "standardize")),
+    *((Distral, stack, {}) for stack in ("mlp", "moore", "multi_head", "standardize")),
+    *((PPO, stack, {"entropy_coef": 0.3}) for stack in STACKS),
+    *((PPO, stack, {"noise": networks.StateDependentStd}) for stack in ("mlp", "multi_head")),
+    *(
+        (BehaviourCloning, "mlp", {"loss": loss, "noise": noise})
+        for loss in ("log_prob", "mse")
+        for noise in (None, networks.StateDependentStd)
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "stack", "options"), CASES)
+def test_padding_changes_no_loss_and_no_gradient(kind, stack, options):
+    parts = dict(STACKS[stack])
+    if kind is BehaviourCloning:
+        del parts["critic"]
+    *algorithms, indices = make_pair(kind, **parts, **options)
+    found = []
+    for algorithm, batch, noise_RnA in zip(algorithms, batches(algorithms), noises(), strict=True):
+        algorithm.encoder.observe(batch.observation_RnD, batch.task_Rn)
+        if algorithm.targets is not None:
+            algorithm.targets.copy_buffers()
+        found.append(losses_of(algorithm, batch, noise_RnA))
+    for both in zip(*found, strict=True):
         assert_losses_agree(indices, algorithms, both)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        partial(LatentDynamics, width=6),
-        partial(HiPBMDP, width=6, distance_weight=0.5),
-        partial(Reconstruction, latent_weight=0.5),
-    ],
-)
-def test_padding_changes_no_auxiliary_loss(make):
-    *algorithms, indices = make_pair(SAC, auxiliaries=[make], **STACKS["mlp_encoder_context"])
-    losses = [
-        sac.auxiliaries[0].loss(batch, LossInputs(sac.encoder, sac.target_encoder, None))
-        for sac, batch in zip(algorithms, batches(algorithms), strict=True)
-    ]
-    assert_losses_agree(indices, algorithms, losses)
-
-
-@pytest.mark.parametrize(
-    ("stack", "noise"),
-    [
-        *((stack, networks.StateIndependentStd) for stack in STACKS),
-        ("mlp", networks.StateDependentStd),
-        ("multi_head", networks.StateDependentStd),
-    ],
-)
-def test_padding_changes_no_loss_of_ppo(stack, noise):
-    *algorithms, indices = make_pair(PPO, noise=noise, entropy_coef=0.3, **STACKS[stack])
-    pair = batches(algorithms)
-    standardize(algorithms, pair)
-    generator = torch.Generator().manual_seed(7)
-    columns = {
-        name: torch.randn(T, ROWS, generator=generator) for name in ("advantage", "value", "target")
-    }
-    old_log_prob_Rn = None
-    actor_losses = []
-    critic_losses = []
-    entropies = []
-    for ppo, batch, noise_RnA in zip(algorithms, pair, noises(), strict=True):
-        policy = ppo.policy(batch.observation_RnD, batch.task_Rn)
-        sample_RnA = policy.draw(noise_RnA).detach()
-        log_prob_Rn = policy.log_prob(sample_RnA).detach()
-        if old_log_prob_Rn is None:
-            shift_Rn = 0.3 * torch.randn(T, ROWS, generator=generator)
-            old_log_prob_Rn = log_prob_Rn + shift_Rn
-        extra = {
-            **columns,
-            "weight": torch.ones(T, ROWS),
-            "unclipped_action": sample_RnA,
-            "log_prob": old_log_prob_Rn,
-        }
-        batch = batch._replace(extra=extra)
-        loss_R, (log_ratio_Rn, _) = ppo.actor_loss(batch)
-        assert_close(log_ratio_Rn, log_prob_Rn - old_log_prob_Rn)
-        actor_losses.append(loss_R)
-        critic_losses.append(ppo.critic_loss(batch)[0])
-        entropies.append(policy.entropy().mean(1))
-    for both in (actor_losses, critic_losses, entropies):
-        assert_losses_agree(indices, algorithms, both)
-
-
-METHODS = (
-    gradients.AlignedMTL,
-    gradients.CAGrad,
-    gradients.FAMO,
-    gradients.FairGrad,
-    gradients.GradNorm,
-    gradients.Mean,
-    gradients.NashMTL,
-    gradients.PCGrad,
-)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_padding_alone_changes_no_gradient_method(method):
     """Three tasks of one size, in larger spaces, learn in two updates what they learn alone."""
-    options = {"actor_gradient": method, "critic_gradient": method, **STACKS["mlp"]}
-    *algorithms, indices = make_pair(SAC, largest=None, **options)
+    options = dict.fromkeys(("actor_gradient", "critic_gradient"), METHODS[method])
+    *algorithms, indices = make_pair(SAC, largest=None, **options, **STACKS["mlp"])
     for sac in algorithms:
         attach(sac)
     before = copy_of(algorithms[1])
@@ -334,17 +232,19 @@ def test_padding_alone_changes_no_gradient_method(method):
         for sac, batch, noise_RnA in zip(
             algorithms, batches(algorithms, seed), noises(seed), strict=True
         ):
-            target = sac.critic_target(batch, noise_RnA)
-            sac.critic_update(lambda: sac.critic_loss(batch, target))  # noqa: B023
-            sac.actor_update(lambda: sac.actor_loss(batch, noise_RnA))  # noqa: B023
+            sac.generators.normal_like = lambda *_, noise_RnA=noise_RnA: noise_RnA
+            sac.training_step(batch, seed)
     padded = dict(algorithms[1].named_parameters())
     for name, parameter in algorithms[0].named_parameters():
         found = padded[name].detach().clone()
-        if name.startswith(("actor.", "critic.")):
-            assert not torch.equal(found, before[name]), f"{name} learns nothing"
+        assert not torch.equal(found, before[name]), f"{name} learns nothing"
         torch.testing.assert_close(found[indices[name]], parameter.detach(), rtol=1e-3, atol=1e-5)
         found[indices[name]] = before[name][indices[name]]
-        assert torch.equal(found, before[name]), f"padded places of {name} have changed"
+        if not name.startswith("target_"):
+            assert torch.equal(found, before[name]), f"padded places of {name} have changed"
+
+
+# ---- actions and what is derived of their sizes ----
 
 
 @pytest.mark.parametrize("kind", [SAC, PPO, TD3, Distral])
@@ -352,8 +252,7 @@ def test_padding_alone_changes_no_gradient_method(method):
 def test_what_is_not_a_tasks_own_is_zero_in_every_action(kind, mode):
     algorithm = make_pair(kind, **STACKS["mlp"])[1]
     task_E = np.array([0, LARGEST, 2, LARGEST])
-    observation_ED = np.ones((4, D + MORE_D), np.float32)
-    chosen = algorithm.act(observation_ED, task_E, mode)
+    chosen = algorithm.act(np.ones((4, D + MORE_D), np.float32), task_E, mode)
     action_EA, fields = chosen if isinstance(chosen, tuple) else (chosen, {})
     is_own_EA = algorithm.spec.action_mask_TA[task_E]
     assert (action_EA[~is_own_EA] == 0).all()
@@ -365,7 +264,8 @@ def test_what_is_not_a_tasks_own_is_zero_in_every_action(kind, mode):
 def test_each_task_aims_at_the_entropy_of_its_own_dimensions():
     spec = specs()[1]
     assert SAC(spec).target_entropy_T.tolist() == [-A, -A - MORE_A, -A]
-    assert SAC(spec, target_entropy=-1.5).target_entropy_T.tolist() == [-1.5] * T
+    for given in (-1.5, 0):
+        assert SAC(spec, target_entropy=given).target_entropy_T.tolist() == [given] * T
 
 
 def test_the_logged_noise_is_that_of_a_tasks_own_dimensions():
@@ -378,16 +278,6 @@ def test_the_logged_noise_is_that_of_a_tasks_own_dimensions():
     assert stds == pytest.approx([1.5, 2.75, 1.5])
 
 
-@pytest.mark.parametrize("loss", ["log_prob", "mse"])
-@pytest.mark.parametrize("noise", [None, networks.StateDependentStd])
-def test_behaviour_cloning_counts_a_tasks_own_dimensions(loss, noise):
-    options = {"loss": loss, "noise": noise}
-    *algorithms, indices = make_pair(BehaviourCloning, actor=NETWORKS["mlp"], **options)
-    pair = batches(algorithms)
-    losses = [model.actor_loss(batch)[0] for model, batch in zip(algorithms, pair, strict=True)]
-    assert_losses_agree(indices, algorithms, losses)
-
-
 def test_no_task_is_masked_where_none_is_padded():
     alone, _ = specs()
     for spec in (alone, alone._replace(action_sizes=(A,) * T, observation_sizes=(D,) * T)):
@@ -397,8 +287,8 @@ def test_no_task_is_masked_where_none_is_padded():
 
 
 def test_a_loaded_policy_takes_and_gives_a_tasks_own_size(tmp_path):
-    sac = make_pair(SAC, encoder=networks.Standardize, **STACKS["mlp"])[1]
-    batch = batches(make_pair(SAC, **STACKS["mlp"])[:2])[1]
+    pair = make_pair(SAC, encoder=partial(networks.Standardize, per_task=True), **STACKS["mlp"])
+    sac, (_, batch) = pair[1], batches(pair[:2])
     sac.encoder.observe(batch.observation_RnD, batch.task_Rn)
     policy = load_policy(save(sac, tmp_path))
     observation_BD = batch.observation_RnD.flatten(0, 1).numpy()

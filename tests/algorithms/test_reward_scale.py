@@ -1,4 +1,4 @@
-"""Rewards brought to one scale, by hand."""
+"""Rewards brought to one scale: by hand, and with the statistics of slow loops."""
 
 from __future__ import annotations
 
@@ -6,26 +6,84 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import MeanReward, ReturnRange, RewardScale
+from mtrl_lightning.algorithms import MeanReward, NormalizeReward, ReturnRange, RewardScale
 from mtrl_lightning.transitions import TransitionBatch, Transitions
-from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
+from tests.helpers.algorithms import attach, changed, copy_of, make_batch, make_sac, make_spec
 from tests.helpers.command_line import SHORT
 from tests.helpers.runs import checkpoint
 
+SPEC = make_spec(3)
 TASK_RN = torch.tensor([[0, 0], [1, 1], [2, 2]])
 REWARD_RN = torch.tensor([[1.0, -2.0], [3.0, 0.5], [4.0, -1.0]])
+TASK_E = np.array([0, 0, 1, 2])
+"""The tasks of four environments."""
+DISCOUNT = 0.9
 
 
-def step(rewards, tasks, envs, terminated=(), truncated=()):
-    n = len(rewards)
-    empty = np.zeros((n, 1), np.float32)
-    ended = [np.array([env in which for env in envs]) for which in (terminated, truncated)]
-    return Transitions(
-        empty, empty, np.array(rewards), empty, *ended, np.array(tasks), np.array(envs)
-    )
+def step(reward_E, env_E, terminated_E, truncated_E):
+    """Return the transitions of one vector step."""
+    empty_ED = np.zeros((len(env_E), 1), np.float32)
+    columns = (empty_ED, empty_ED, reward_E, empty_ED, terminated_E, truncated_E)
+    return Transitions(*columns, TASK_E[env_E], env_E)
+
+
+def random_steps(num_steps=60):
+    """Return vector steps with pauses and ends, and which environments were rebuilt after each."""
+    random = np.random.default_rng(0)
+    scale_E = np.array([1.0, 1.0, 100.0, 0.01])
+    for _ in range(num_steps):
+        env_E = np.flatnonzero(random.random(4) < 0.8)
+        reward_E = scale_E[env_E] * random.normal(0.2, 3, len(env_E))
+        kind_E = random.choice(3, len(env_E), p=[0.7, 0.15, 0.15])
+        rebuilt_N = np.flatnonzero(random.random(4) < 0.1)
+        yield step(reward_E, env_E, kind_E == 1, kind_E == 2), rebuilt_N
+
+
+def slow_statistics():
+    """Return each task's discounted returns so far, and the largest return of an episode."""
+    returns, largest = [[] for _ in range(3)], [0.0] * 3
+    episodes = [[] for _ in TASK_E]
+    for transitions, rebuilt_N in random_steps():
+        ends = transitions.terminated_E, transitions.truncated_E
+        for env, reward, terminated, truncated in zip(
+            transitions.env_E, transitions.reward_E, *ends, strict=True
+        ):
+            rewards = episodes[env]
+            rewards.append(reward)
+            powers = DISCOUNT ** np.arange(len(rewards))
+            returns[TASK_E[env]].append(powers[::-1] @ rewards)
+            if not (terminated or truncated):
+                continue
+            # a truncated episode goes on with its mean reward
+            after = np.mean(rewards) / (1 - DISCOUNT) if truncated else 0.0
+            for first in range(len(rewards)):
+                later = [*rewards[first:], after]
+                total = abs(DISCOUNT ** np.arange(len(later)) @ later)
+                largest[TASK_E[env]] = max(largest[TASK_E[env]], total)
+            episodes[env] = []
+        for env in rebuilt_N:
+            episodes[env] = []
+    return returns, largest
+
+
+def observed(make):
+    """Return a scale after all steps; its state passes to another in the middle of episodes."""
+    scale = make(SPEC, discount=DISCOUNT)
+    scale.drop_episodes(np.array([3]))  # of an environment that has not been seen
+    steps = list(random_steps())
+    for i, (transitions, rebuilt_N) in enumerate(steps):
+        if i == 20:
+            state = scale.state_dict()
+            scale.observe(transitions)  # a saved state does not move
+            scale = make(SPEC, discount=DISCOUNT)
+            scale.load_state_dict(state)
+        scale.observe(transitions)
+        scale.drop_episodes(rebuilt_N)
+    return scale
 
 
 def scaled(scale, alpha=(0.0, 0.0, 0.0), target_entropy=-2.0):
+    """Return the scaled rewards ``[R][n]``."""
     observation_RnD = torch.arange(12.0).view(3, 2, 2)
     batch = TransitionBatch(
         observation_RnD, observation_RnD, REWARD_RN, observation_RnD, REWARD_RN > 9, TASK_RN
@@ -34,89 +92,76 @@ def scaled(scale, alpha=(0.0, 0.0, 0.0), target_entropy=-2.0):
         "temperature_T": torch.tensor(alpha),
         "target_entropy_T": torch.full((3,), target_entropy),
     }
-    changed = scale(batch, **{name: quantities[name] for name in scale.requires})
-    for name, value in batch._replace(reward_Rn=changed.reward_Rn)._asdict().items():
-        assert getattr(changed, name) is value, "the rewards alone are changed"
-    return changed.reward_Rn.tolist()
+    found = scale(batch, **{name: quantities[name] for name in scale.requires})
+    for name, value in batch._replace(reward_Rn=found.reward_Rn)._asdict().items():
+        assert getattr(found, name) is value, "the rewards alone are changed"
+    return found.reward_Rn.tolist()
 
 
 def test_without_a_scale_rewards_stay_as_they_are():
-    assert scaled(RewardScale(make_spec(3))) == REWARD_RN.tolist()
+    assert scaled(RewardScale(SPEC)) == REWARD_RN.tolist()
+
+
+# ---- the mean reward ----
 
 
 def test_mean_reward_makes_the_means_equal():
-    scale = MeanReward(make_spec(3))
+    scale = MeanReward(SPEC)
     assert scaled(scale) == REWARD_RN.tolist(), "before the replay is known"
     scale.begin_learning(np.array([0.5, 4.0, -1.0]))
     # 4 / 0.5, 4 / 4 and 4 / |-1|
     assert scaled(scale) == [[8.0, -16.0], [3.0, 0.5], [16.0, -4.0]]
 
 
-def test_mean_reward_is_bounded_for_tasks_without_rewards():
-    scale = MeanReward(make_spec(3), max_factor=50.0)
-    scale.begin_learning(np.array([0.0, 4.0, 2.0]))
-    assert scale.factor_T.tolist() == [50, 1, 2]
-    scale.begin_learning(np.zeros(3))
-    assert scale.factor_T.tolist() == [1, 1, 1]
+@pytest.mark.parametrize(
+    ("means", "factors"),
+    [([0.0, 4.0, 2.0], [50, 1, 2]), ([1.0, np.nan, 4.0], [4, 50, 1]), ([0.0] * 3, [1, 1, 1])],
+)
+def test_mean_reward_is_bounded_for_tasks_without_rewards(means, factors):
+    scale = MeanReward(SPEC, max_factor=50.0)
+    scale.begin_learning(np.array(means))
+    assert scale.factor_T.tolist() == factors
+
+
+# ---- the range of returns ----
+
+
+def test_return_range_is_the_largest_return_of_a_loop():
+    scale = observed(ReturnRange)
+    _, largest = slow_statistics()
+    assert scale.largest_T.tolist() == pytest.approx(largest, rel=1e-6)
 
 
 def test_return_range_by_hand():
-    scale = ReturnRange(make_spec(3), discount=0.5, bound=10.0)
-    scale.observe(step([1.0, -1.0], [0, 1], [0, 1]))
-    assert scale.largest_T.tolist() == [0, 0, 0], "no episode has ended"
-    scale.observe(step([3.0, -5.0], [0, 1], [0, 1], terminated=[0], truncated=[1]))
-    # task 0 ends: 3 and 1 + 1.5. Task 1 is cut off: it goes on with 2 x its mean of -3: -5 - 3 = -8
-    # and -1 - 4 = -5
-    assert scale.largest_T.tolist() == [3, 8, 0]
+    scale = ReturnRange(SPEC, discount=0.5, bound=10.0)
+    assert scaled(scale, alpha=(0.5, 0.5, 0.5), target_entropy=0.0) == REWARD_RN.tolist()
+    scale.largest_T.copy_(torch.tensor([3.0, 8.0, 0.0]))
     # the temperature's term is alpha H target_entropy / 2 = -2 alpha
     found_Rn = scaled(scale, alpha=(0.5, 0.0, 1.0))
-    assert found_Rn[0] == pytest.approx([10 / 4, -20 / 4])
-    assert found_Rn[1] == pytest.approx([30 / 8, 5 / 8])
-    assert found_Rn[2] == pytest.approx([40 / 2, -10 / 2])
+    for found, factor, rewards in zip(found_Rn, (10 / 4, 10 / 8, 10 / 2), REWARD_RN, strict=True):
+        assert found == pytest.approx((factor * rewards).tolist())
 
 
-def test_return_range_keeps_the_largest_of_all_episodes():
-    scale = ReturnRange(make_spec(3), discount=0.5)
-    scale.observe(step([8.0], [0], [0], terminated=[0]))
-    scale.observe(step([1.0], [0], [0], terminated=[0]))
-    assert scale.largest_T[0] == 8
+# ---- the deviation of returns ----
 
 
-def test_return_range_keeps_the_episode_of_a_paused_environment():
-    scale = ReturnRange(make_spec(3), discount=0.5)
-    scale.observe(step([8.0, 1.0], [0, 1], [0, 1]))
-    scale.observe(step([1.0], [1], [1]))
-    scale.observe(step([2.0, 1.0], [0, 1], [0, 1], terminated=[0]))
-    assert scale.largest_T.tolist() == [8 + 0.5 * 2, 0, 0]
+def test_rewards_are_divided_by_the_std_of_a_loops_returns():
+    scale = observed(NormalizeReward)
+    returns, _ = slow_statistics()
+    counts, means, variances = (
+        [function(of_task) for of_task in returns] for function in (len, np.mean, np.var)
+    )
+    assert scale.moments.count_T.tolist() == counts
+    np.testing.assert_allclose(scale.moments.mean_T, means, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(scale.moments.variance_T, variances, rtol=1e-9)
+    clipped = NormalizeReward(SPEC, discount=DISCOUNT, clip=0.3)
+    clipped.load_state_dict(scale.state_dict())
+    wanted_Rn = REWARD_RN / torch.tensor(variances).float().sqrt()[:, None]
+    assert (wanted_Rn.abs() > 0.3).any() and (wanted_Rn.abs() < 0.3).any()
+    torch.testing.assert_close(torch.tensor(scaled(clipped)), wanted_Rn.clamp(-0.3, 0.3))
 
 
-def test_return_range_drops_the_episode_of_a_rebuilt_environment():
-    scale = ReturnRange(make_spec(3), discount=0.5)
-    scale.observe(step([100.0, 1.0], [0, 1], [0, 1]))
-    scale.drop_episodes(np.array([0, 2]))
-    scale.observe(step([1.0], [1], [1]))
-    scale.observe(step([2.0, 1.0], [0, 1], [0, 1], terminated=[0]))
-    assert scale.largest_T.tolist() == [2, 0, 0]
-
-
-def test_return_range_goes_on_in_the_middle_of_an_episode():
-    scale, other = ReturnRange(make_spec(3), discount=0.5), ReturnRange(make_spec(3), discount=0.5)
-    scale.observe(step([4.0, 1.0], [0, 1], [0, 1]))
-    other.load_state_dict(scale.state_dict())
-    for one in (scale, other):
-        one.observe(step([2.0, 1.0], [0, 1], [0, 1], terminated=[0]))
-    assert scale.largest_T.tolist() == other.largest_T.tolist() == [5, 0, 0]
-
-
-def test_return_range_leaves_rewards_before_any_episode():
-    scale = ReturnRange(make_spec(3), discount=0.5)
-    assert scaled(scale, alpha=(0.5, 0.5, 0.5), target_entropy=0.0) == REWARD_RN.tolist()
-
-
-def test_a_task_without_transitions_has_the_largest_factor():
-    scale = MeanReward(make_spec(3), max_factor=10.0)
-    scale.begin_learning(np.array([1.0, np.nan, 4.0]))
-    assert scale.factor_T.tolist() == [4, 10, 1]
+# ---- in an algorithm ----
 
 
 class Tenfold(RewardScale):
@@ -128,14 +173,12 @@ class Tenfold(RewardScale):
 
 
 def test_sac_learns_from_the_scaled_rewards():
-    spec = make_spec(3)
-    batch = make_batch(spec)
-    one, two = make_sac(spec, reward_scale=Tenfold), make_sac(spec)
+    batch = make_batch(SPEC)
+    one, two = make_sac(SPEC, reward_scale=Tenfold), make_sac(SPEC)
     for sac, given in ((one, batch), (two, batch._replace(reward_Rn=10 * batch.reward_Rn))):
         attach(sac)
         sac.training_step(given, 0)
-    for a, b in zip(one.critic.parameters(), two.critic.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert changed(one.critic, copy_of(two.critic)) == set()
 
 
 def test_a_run_drops_the_rewards_of_rebuilt_environments(command_line):

@@ -9,27 +9,9 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Standardize
-from tests.helpers.algorithms import (
-    attach,
-    changed,
-    copy_of,
-    make_batch,
-    make_sac,
-    make_spec,
-    train,
-)
-from tests.helpers.checkpoints import (
-    checkpoint_of,
-)
+from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, train
+from tests.helpers.checkpoints import checkpoint_of
 from tests.helpers.sac import FULL, Reconstruction, act, fit
-
-
-def types_in(value):
-    if isinstance(value, dict):
-        return {type(value)}.union(*(types_in(item) for pair in value.items() for item in pair))
-    if isinstance(value, (list, tuple)):
-        return {type(value)}.union(*(types_in(item) for item in value))
-    return {type(value)}
 
 
 def test_trainer_checkpoint_loads_with_weights_only(tmp_path):
@@ -45,19 +27,15 @@ def test_trainer_checkpoint_loads_with_weights_only(tmp_path):
 def test_a_checkpoint_does_not_move_with_the_run():
     sac = train(make_sac(seed=3), 2)
     added = checkpoint_of(sac)["mtrl_lightning"]
-    wanted, state = (
-        sac.drain_metrics(),
-        added["generators"]["per_rank"][0]["learn"]["state"].clone(),
-    )
+    generator = added["generators"]["per_rank"][0]["learn"]["state"]
+    wanted, state = sac.drain_metrics(), generator.clone()
     train(sac, 2, first=2)
     assert added["counters"]["updates"] == 2
-    assert torch.equal(added["generators"]["per_rank"][0]["learn"]["state"], state)
+    assert torch.equal(generator, state)
     other = make_sac()
     other.mean_metrics.load_state_dict(added["metrics"])
     restored = other.drain_metrics()
-    assert {name: restored[name] for name in restored if "temperature/" not in name} == {
-        name: value for name, value in wanted.items() if "temperature/" not in name
-    }
+    assert all(restored[name] == wanted[name] for name in wanted if "temperature/" not in name)
 
 
 def of_tasks(*names):
@@ -71,27 +49,17 @@ def of_tasks(*names):
         (of_tasks("task-0", "task-1"), "task-2"),
         (of_tasks("task-1", "task-0", "task-2"), "task-1"),
         ({"actor": partial(MLP, width=24, depth=2)}, "actor.trunk.0.weight"),
-        ({"critic": partial(MLP, width=16, depth=3)}, "critic.members.0.trunk.4.weight"),
         ({"num_critics": 3}, "critic.members.2.trunk.0.weight"),
         ({"num_critics": 1}, "critic.members.1.trunk.0.weight"),
         ({"encoder": Standardize}, "encoder.mean_D"),
         ({"spec": make_spec()._replace(action_sizes=(2, 2, 1))}, "action"),
     ],
 )
-def test_other_tasks_and_networks_are_refused_by_name(options, word):
-    checkpoint = checkpoint_of(make_sac())
+def test_other_tasks_and_networks_are_refused_and_change_nothing(options, word):
+    checkpoint = checkpoint_of(train(make_sac(seed=3), 2))
+    sac, reference = make_sac(seed=5, **options), make_sac(seed=5, **options)
     with pytest.raises(ConfigurationError, match=word):
-        make_sac(**options).on_load_checkpoint(checkpoint)
-
-
-def test_a_checkpoint_that_is_refused_changes_nothing():
-    checkpoint = checkpoint_of(train(make_sac(seed=3, num_critics=3), 2))
-    sac, reference = make_sac(seed=5), make_sac(seed=5)
-    with pytest.raises(ConfigurationError):
         sac.on_load_checkpoint(checkpoint)
     assert sac.counters == reference.counters
     assert sac.drain_metrics() == {}
-    for algorithm in (sac, reference):
-        attach(algorithm)
-        algorithm.training_step(make_batch(algorithm.spec), 0)
-    assert changed(sac, copy_of(reference)) == set()
+    assert changed(train(sac, 1), copy_of(train(reference, 1))) == set()

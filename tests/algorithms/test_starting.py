@@ -8,10 +8,8 @@ import torch
 from gymnasium.spaces import Box
 
 from examples.custom_network import GatedMLP
-from mtrl_lightning import ToyReach
 from mtrl_lightning.algorithms import (
     Algorithm,
-    BehaviourCloning,
     Categorical,
     NormalizeReward,
     PopArt,
@@ -26,66 +24,53 @@ from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradNorm
 from mtrl_lightning.networks import (
-    CARE,
     MLP,
-    MOORE,
     AppendTask,
     Embedding,
-    FiLM,
-    Language,
-    MixtureOfEncoders,
     MLPEncoder,
     MultiHead,
     Network,
-    NoConditioning,
     OneHot,
     OneHotGate,
-    PaCo,
     Separate,
-    SoftModularization,
     Standardize,
     StateDependentStd,
     StateIndependentStd,
     TaskAxis,
     TaskConditioning,
     TaskEncoder,
-    TopKGate,
 )
 from mtrl_lightning.policy import LoadedPolicy, load_policy
 from mtrl_lightning.runs import best_checkpoint
+from mtrl_lightning.transitions import Transitions
 from tests.helpers.algorithms import (
+    MIXTURE,
+    STACKS,
     changed,
     copy_of,
     make_batch,
+    make_bc,
     make_distral,
     make_ppo,
     make_sac,
     make_td3,
-    small_mlp,
     train,
 )
 from tests.helpers.checkpoints import checkpoint_of
+from tests.helpers.padding import NAMES
+from tests.helpers.specs import spec_of
 
-TOY = ToyReach(6).spec
-THERE = TOY._replace(task_names=("goal-0", "goal-1", "goal-2", "goal-3"), train_tasks=(0, 1, 2, 3))
-HERE = TOY._replace(task_names=("goal-3", "goal-5", "goal-1"), train_tasks=(0, 1, 2))
+THERE = spec_of([*NAMES, "door-close-v3"])
+HERE = spec_of(["door-close-v3", "reach-wall-v3", "push-v3"])
+AS_MANY = spec_of([*HERE.task_names, "push-wall-v3"])
+PERMUTED = spec_of(THERE.task_names[::-1])
+OTHER = spec_of(["reach-wall-v3", "push-wall-v3"])
 COMMON = {0: 3, 2: 1}
 """Indices here and there of the tasks that both have; task 1 here is new."""
-SMALL = {"width": 8, "depth": 2, "output_bound": 0.3}
-
-
-def spec_of(*names, trained=None):
-    return TOY._replace(
-        task_names=names, train_tasks=tuple(range(len(names))) if trained is None else trained
-    )
-
-
-def small(kind, **options):
-    return partial(kind, **{**SMALL, **options})
 
 
 def networks(kind, **options):
-    return {"actor": small(kind, **options), "critic": small(kind, **options)}
+    return dict.fromkeys(("actor", "critic"), partial(kind, width=8, **options))
 
 
 def trained(make, spec=THERE, **options):
@@ -109,12 +94,11 @@ def started(make, source, spec=HERE, new_tasks="fresh", **options):
     return fresh, algorithm, table
 
 
-def actions(algorithm, task, num_rows=16):
-    observation = torch.randn(num_rows, 2, generator=torch.Generator().manual_seed(3))
-    task_B = torch.full((num_rows,), task)
-    policy = algorithm.policy(observation, task_B)
-    noise = torch.randn(num_rows, 2, generator=torch.Generator().manual_seed(4))
-    return torch.cat([policy.mode(), policy.sample(noise)[0]])
+def actions(algorithm, task):
+    generator = torch.Generator().manual_seed(3)
+    observation_BD, noise_BA = (torch.randn(16, n, generator=generator) for n in (4, 2))
+    policy = algorithm.policy(observation_BD, torch.full((16,), task))
+    return torch.cat([policy.mode(), policy.sample(noise_BA)[0]])
 
 
 def assert_acts_as(algorithm, source, common=None):
@@ -123,6 +107,9 @@ def assert_acts_as(algorithm, source, common=None):
             torch.testing.assert_close(
                 actions(algorithm, here), actions(source, there), rtol=0, atol=1e-6
             )
+
+
+# ---- the policy ----
 
 
 class Table(TaskConditioning):
@@ -162,40 +149,18 @@ class DeclaredOneHot(PlainOneHot):
         return {weight: TaskAxis(1, start)}
 
 
-NONE = {"conditioning": NoConditioning}
 POLICIES = {
-    "one-hot MLP": networks(MLP),
-    "residual": networks(MLP, residual=True),
-    "multi-head": networks(MultiHead),
-    "wide heads": networks(MultiHead, head_width=5),
-    "soft modularization": networks(SoftModularization, embedding_dim=8),
-    "film": networks(FiLM),
-    "paco": networks(PaCo),
-    "moore": networks(MOORE),
-    "separate": networks(Separate),
-    "embedding": {**networks(MLP), "conditioning": partial(Embedding, dim=5)},
-    "task encoder": {**networks(MLP), "conditioning": partial(TaskEncoder, width=5)},
+    **{name: options for name, options in STACKS.items() if name != "mixture_one_hot_gate"},
+    "embedding": {**STACKS["mlp"], "conditioning": partial(Embedding, dim=5)},
     "encoded one-hot": {
-        **networks(MultiHead),
+        **STACKS["multi_head"],
         "conditioning": partial(TaskEncoder, width=5, embedding=OneHot),
     },
-    "language": {**networks(PaCo, max_loss=None), "conditioning": Language},
-    "appended embedding": {
-        **networks(MLP),
-        **NONE,
-        "encoder": partial(AppendTask, conditioning=partial(Embedding, dim=5)),
-    },
-    "care": {**networks(MLP), **NONE, "encoder": partial(CARE, num_experts=3, width=6)},
-    "gate": {
-        **networks(MLP),
-        "encoder": partial(MixtureOfEncoders, num_experts=3, width=6, assignment=TopKGate),
-    },
-    "projection": {**networks(MOORE), "encoder": partial(MLPEncoder, width=8, out_dim=5)},
-    "statistics": {**networks(MLP), "encoder": partial(Standardize, per_task=True)},
-    "shared statistics": {**networks(MLP), "encoder": Standardize},
-    "own embedding": {**networks(MLP), "conditioning": DeclaredTable},
-    "own one-hot": {**networks(MLP), "conditioning": DeclaredOneHot},
-    "own network": {"actor": partial(GatedMLP, width=8), "critic": partial(GatedMLP, width=8)},
+    "projection": {**STACKS["moore"], "encoder": partial(MLPEncoder, width=8, out_dim=5)},
+    "shared statistics": {**STACKS["mlp"], "encoder": Standardize},
+    "own embedding": {**STACKS["mlp"], "conditioning": DeclaredTable},
+    "own one-hot": {**STACKS["mlp"], "conditioning": DeclaredOneHot},
+    "own network": networks(GatedMLP),
 }
 
 
@@ -205,14 +170,28 @@ def test_a_policy_acts_on_common_tasks_as_it_did(options):
     _, algorithm, table = started(make_sac, source, **options)
     assert_acts_as(algorithm, source)
     assert not torch.allclose(actions(source, 1), actions(source, 3), atol=1e-3)
-    assert "Tasks copied: goal-3, goal-1\nNew tasks: goal-5" in table
-    assert "Left out, not in this run: goal-0, goal-2" in table
+    assert "Tasks copied: door-close-v3, push-v3\nNew tasks: reach-wall-v3" in table
+    assert "Left out, not in this run: door-open-v3, reach-v3" in table
     assert "critic" in table and "fresh: " not in table
     train(algorithm, 1)  # all is consistent
     # shapes do not tell as many tasks in another order apart
-    as_many = spec_of("goal-3", "goal-5", "goal-1", "goal-7")
-    _, algorithm, _ = started(make_sac, source, as_many, **options)
+    _, algorithm, _ = started(make_sac, source, AS_MANY, **options)
     assert_acts_as(algorithm, source)
+
+
+def test_each_task_may_have_an_expert_of_its_own():
+    experts = partial(MIXTURE, assignment=OneHotGate)
+    source = trained(make_sac, encoder=partial(experts, num_experts=4))
+    _, algorithm, _ = started(make_sac, source, encoder=experts)
+    assert_acts_as(algorithm, source)
+
+
+@pytest.mark.parametrize("make", [make_td3, make_ppo, make_distral])
+def test_other_algorithms_act_on_common_tasks_as_they_did(make):
+    source = trained(make)
+    _, algorithm, table = started(make, source)
+    assert_acts_as(algorithm, source)
+    assert "fresh: " not in table
 
 
 def test_a_policy_of_the_package_starts_a_run_of_other_tasks():
@@ -229,56 +208,57 @@ def test_a_policy_of_the_package_starts_a_run_of_other_tasks():
     assert "New tasks: coffee-button-v3" in table
 
 
-def test_each_task_may_have_an_expert_of_its_own():
-    mixtures = [
-        partial(MixtureOfEncoders, num_experts=number, width=6, assignment=OneHotGate)
-        for number in (THERE.num_tasks, HERE.num_tasks)
-    ]
-    source = trained(make_sac, encoder=mixtures[0])
-    _, algorithm, _ = started(make_sac, source, encoder=mixtures[1])
-    assert_acts_as(algorithm, source)
+def test_a_task_that_was_not_trained_counts_as_new():
+    source = trained(make_sac, THERE._replace(train_tasks=(0, 1, 2)), **networks(MultiHead))
+    fresh, algorithm, table = started(make_sac, source, **networks(MultiHead))
+    assert_acts_as(algorithm, source, {2: 1})
+    assert torch.equal(algorithm.actor.heads.bias[:4], fresh.actor.heads.bias[:4])
+    assert "New tasks, not trained in the checkpoint: door-close-v3" in table
 
 
-@pytest.mark.parametrize("make", [make_td3, make_ppo, make_distral])
-def test_other_algorithms_act_on_common_tasks_as_they_did(make):
-    source = trained(make)
-    _, algorithm, table = started(make, source)
-    assert_acts_as(algorithm, source)
-    assert "fresh: " not in table
+def test_a_policy_of_other_tasks_gives_what_they_share():
+    source = trained(make_sac, **networks(MultiHead))
+    _, algorithm, table = started(make_sac, source, OTHER, **networks(MultiHead))
+    assert torch.equal(algorithm.actor.trunk[2].weight, source.actor.trunk[2].weight)
+    assert "Tasks copied" not in table
+    with pytest.raises(ConfigurationError):
+        started(make_sac, trained(make_sac, **networks(Separate)), OTHER, **networks(Separate))
+    # the distilled policy is of no task
+    source = trained(make_distral)
+    fresh, algorithm, table = started(make_distral, source, OTHER)
+    assert changed(algorithm.distilled, copy_of(source.distilled)) == set()
+    assert changed(algorithm.actor, copy_of(fresh.actor)) == set()
+    assert "distilled" in table
 
 
-def test_the_weights_of_a_multi_head_network_by_name():
+# ---- critics, temperatures, statistics ----
+
+
+def test_weights_of_new_tasks_are_fresh_and_all_others_copied():
     source = trained(make_sac, **networks(MultiHead))
     fresh, algorithm, _ = started(make_sac, source, **networks(MultiHead))
-    there, here, initial = (a.state_dict() for a in (source, algorithm, fresh))
-    assert here.keys() == there.keys()
-    for part, num_features, num_outputs in (
-        ("actor", 2, 4),
-        ("critic.members.0", 4, 1),
-        ("critic.members.1", 4, 1),
-        ("target_critic.members.1", 4, 1),
+    for actor_or_critic, num_features in (
+        (lambda sac: sac.actor, 4),
+        (lambda sac: sac.critic.members[0], 6),
+        (lambda sac: sac.critic.members[1], 6),
     ):
-        of_online = part.replace("target_", "")
-        for name in ("trunk.0.bias", "trunk.2.weight", "trunk.2.bias"):
-            assert torch.equal(here[f"{part}.{name}"], there[f"{of_online}.{name}"])
-        columns = (f"{part}.trunk.0.weight", f"{of_online}.trunk.0.weight")
-        assert here[columns[0]].shape == (8, num_features + 3)
-        assert torch.equal(here[columns[0]][:, :num_features], there[columns[1]][:, :num_features])
-        for name in ("heads.weight", "heads.bias"):
-            heads = here[f"{part}.{name}"].unflatten(0, (3, num_outputs))
-            heads_there = there[f"{of_online}.{name}"].unflatten(0, (4, num_outputs))
-            initial_heads = initial[f"{part}.{name}"].unflatten(0, (3, num_outputs))
+        here, there, initial = map(actor_or_critic, (algorithm, source, fresh))
+        assert changed(here.trunk[2], copy_of(there.trunk[2])) == set()
+        weights = [network.trunk[0].weight.split(num_features, 1) for network in (here, there)]
+        assert torch.equal(weights[0][0], weights[1][0])
+        new = num_features + 1
+        assert torch.equal(here.trunk[0].weight[:, new], initial.trunk[0].weight[:, new])
+        for name in ("weight", "bias"):
+            heads, heads_there, initial_heads = (
+                getattr(network.heads, name).unflatten(0, (num_tasks, -1))
+                for network, num_tasks in ((here, 3), (there, 4), (initial, 3))
+            )
             assert torch.equal(heads[1], initial_heads[1])
-            for task, task_there in COMMON.items():
-                assert torch.equal(heads[task], heads_there[task_there])
-                column = here[columns[0]][:, num_features + task]
-                assert torch.equal(column, there[columns[1]][:, num_features + task_there])
-        new_column = here[columns[0]][:, num_features + 1]
-        assert torch.equal(new_column, initial[columns[0]][:, num_features + 1])
-    assert torch.equal(
-        here["temperature.log_alpha"][[0, 2]], there["temperature.log_alpha"][[3, 1]]
-    )
-    assert here["temperature.log_alpha"][1] == initial["temperature.log_alpha"][1]
+            assert torch.equal(heads[[0, 2]], heads_there[[3, 1]])
+    assert changed(algorithm.target_critic, copy_of(algorithm.critic)) == set()
+    log_alpha = algorithm.temperature.log_alpha
+    assert torch.equal(log_alpha[[0, 2]], source.temperature.log_alpha[[3, 1]])
+    assert log_alpha[1] == fresh.temperature.log_alpha[1]
 
 
 def test_a_new_task_starts_from_the_mean_of_the_trained_ones():
@@ -289,8 +269,8 @@ def test_a_new_task_starts_from_the_mean_of_the_trained_ones():
     rows = [0, 1, 3]
     heads = source.actor.heads.weight.view(4, 2, 8)
     torch.testing.assert_close(algorithm.actor.heads.weight.view(3, 2, 8)[1], heads[rows].mean(0))
-    columns = source.actor.trunk[0].weight[:, 2:]
-    found = algorithm.actor.trunk[0].weight[:, 3]
+    columns = source.actor.trunk[0].weight[:, 4:]
+    found = algorithm.actor.trunk[0].weight[:, 5]
     torch.testing.assert_close(found, columns[:, rows].mean(1))
     torch.testing.assert_close(algorithm.noise.log_std_TA[1], source.noise.log_std_TA[rows].mean(0))
     assert algorithm.return_scale.mean_T[1] == 0, "statistics are the task's own"
@@ -305,17 +285,16 @@ def test_popart_keeps_the_values_of_common_tasks(make_network):
         there = source.return_scale.state_dict()[name]
         assert torch.equal(value[[0, 2]], there[[3, 1]]), name
         assert torch.equal(value[1], fresh.return_scale.state_dict()[name][1]), name
-    observation = torch.randn(5, 2)
-    with torch.no_grad():
-        for here, there in COMMON.items():
-            values = [
-                one.return_scale.denormalize(
-                    one._normalized_values(observation, torch.full((5,), task)),
-                    torch.full((5,), task),
-                )
-                for one, task in ((algorithm, here), (source, there))
-            ]
-            torch.testing.assert_close(*values)
+    observation_BD = torch.randn(5, 4)
+
+    @torch.no_grad()
+    def values(ppo, task):
+        task_B = torch.full((5,), task)
+        scale = ppo.return_scale
+        return scale.denormalize(scale(ppo.critic(observation_BD, task_B), task_B), task_B)
+
+    for here, there in COMMON.items():
+        torch.testing.assert_close(values(algorithm, here), values(source, there))
 
 
 def test_new_tasks_observe_statistics_and_common_ones_keep_them():
@@ -340,21 +319,20 @@ def test_new_tasks_observe_statistics_and_common_ones_keep_them():
     assert changed(again.encoder, after) == set()
 
 
-def test_statistics_of_transforms_are_copied_without_episodes():
-    options = {"reward_scale": partial(NormalizeReward, discount=0.99)}
-    source = make_sac(THERE, **options)
-    rng = np.random.default_rng(0)
-    for transform in source.transforms:
-        transform.moments.add(rng.normal(3.0, 2.0, 40), np.repeat(np.arange(4), 10))
-        transform._use_moments()
-    source.transforms[0]._return_E = np.array([5.0])
-    _, algorithm, _ = started(make_sac, source, **options)
-    assert_acts_as(algorithm, source)
-    assert not algorithm.transforms[0]._return_E.any()
-    for here, there in zip(algorithm.transforms, source.transforms, strict=True):
-        assert here.moments.count_T.tolist() == [10, 0, 10]
-        assert torch.equal(here.moments.mean_T[[0, 2]], there.moments.mean_T[[3, 1]])
-        assert torch.equal(here.moments.variance_T[[0, 2]], there.moments.variance_T[[3, 1]])
+def test_statistics_of_reward_scales_are_copied_without_episodes():
+    source = make_sac(THERE, reward_scale=NormalizeReward)
+    random = np.random.default_rng(0)
+    nothing_ED, never_E = np.zeros((4, 4)), np.zeros(4, np.bool_)
+    for _ in range(10):
+        columns = [nothing_ED, nothing_ED, random.normal(3.0, 2.0, 4), nothing_ED]
+        task_E = np.arange(4)
+        source.transforms.observe(Transitions(*columns, never_E, never_E, task_E, task_E))
+    _, algorithm, _ = started(make_sac, source, reward_scale=NormalizeReward)
+    here, there = algorithm.transforms[0], source.transforms[0]
+    assert here.get_extra_state()["per_env"] == {"returns": []}
+    assert here.moments.count_T.tolist() == [10, 0, 10]
+    assert torch.equal(here.moments.mean_T[[0, 2]], there.moments.mean_T[[3, 1]])
+    assert torch.equal(here.moments.variance_T[[0, 2]], there.moments.variance_T[[3, 1]])
     largest = trained(make_sac, reward_scale=ReturnRange)
     largest.transforms[0].largest_T = torch.arange(4.0)
     _, algorithm, _ = started(make_sac, largest, reward_scale=ReturnRange)
@@ -371,91 +349,76 @@ def test_counters_optimizers_and_generators_start_anew():
     assert "fresh: a gradient method's state is a run's own" in table
 
 
-def test_a_task_that_was_not_trained_counts_as_new():
-    source = trained(make_sac, THERE._replace(train_tasks=(0, 1, 2)), **networks(MultiHead))
-    fresh, algorithm, table = started(make_sac, source, **networks(MultiHead))
-    assert_acts_as(algorithm, source, {2: 1})
-    assert torch.equal(algorithm.actor.heads.bias[:4], fresh.actor.heads.bias[:4])
-    assert "New tasks, not trained in the checkpoint: goal-3" in table
-
-
-def test_a_policy_of_other_tasks_gives_what_they_share():
-    source = trained(make_sac, **networks(MultiHead))
-    other = spec_of("goal-8", "goal-9")
-    _, algorithm, table = started(make_sac, source, other, **networks(MultiHead))
-    assert torch.equal(algorithm.actor.trunk[2].weight, source.actor.trunk[2].weight)
-    assert "Tasks copied" not in table
-    with pytest.raises(ConfigurationError):
-        started(make_sac, trained(make_sac, **networks(Separate)), other, **networks(Separate))
-    # the distilled policy is of no task
-    source = trained(make_distral)
-    fresh, algorithm, table = started(make_distral, source, other)
-    assert changed(algorithm.distilled, copy_of(source.distilled)) == set()
-    assert changed(algorithm.actor, copy_of(fresh.actor)) == set()
-    assert "distilled" in table
+# ---- critics that do not fit ----
 
 
 def test_a_policy_without_a_critic_gives_actor_and_encoder():
     encoder = partial(Standardize, per_task=True)
-    source = trained(BehaviourCloning, actor=small(MLP), encoder=encoder)
-    fresh, algorithm, table = started(make_sac, source, actor=small(MLP), encoder=encoder)
+    source = trained(make_bc, encoder=encoder)
+    fresh, algorithm, table = started(make_sac, source, encoder=encoder)
     assert_acts_as(algorithm, source)
     assert changed(algorithm.critic, copy_of(fresh.critic)) == set()
     assert "fresh: the checkpoint is of BehaviourCloning" in table
-    _, back, table = started(BehaviourCloning, algorithm, actor=small(MLP), encoder=encoder)
+    _, back, table = started(make_bc, algorithm, encoder=encoder)
     assert_acts_as(back, algorithm, {0: 0, 2: 2})
     assert "left out: this run has none" in table
     # with the clipped Gaussian of PPO
-    source = trained(BehaviourCloning, actor=small(MLP), noise=StateIndependentStd)
-    _, algorithm, table = started(make_ppo, source, actor=small(MLP))
+    source = trained(make_bc, noise=StateIndependentStd)
+    _, algorithm, table = started(make_ppo, source)
     assert_acts_as(algorithm, source)
 
 
-def test_a_critic_of_another_size_is_fresh():
-    source = trained(make_sac, actor=small(MLP), critic=small(MLP, width=9))
-    fresh, algorithm, table = started(make_sac, source, **networks(MLP))
-    assert_acts_as(algorithm, source)
-    assert changed(algorithm.critic, copy_of(fresh.critic)) == set()
-    assert changed(algorithm.target_critic, copy_of(fresh.critic)) == set()
-    shapes = "has the shape (9, 8) there, (8, 8) here, for as many tasks"
-    assert f"fresh: critic.members.0.trunk.0.weight {shapes}" in table
+def bounded(value_or_scale, bound):
+    return partial(value_or_scale, bound=bound)
 
 
-OF_RETURNS = {
+CRITICS = {
+    "size": (make_sac, {"critic": partial(MLP, width=9)}, {"critic": partial(MLP, width=8)}),
     "PopArt there": (make_ppo, {"return_scale": PopArt}, {"return_scale": ReturnScale}),
     "PopArt here": (make_ppo, {"return_scale": ReturnScale}, {"return_scale": PopArt}),
     "normalized there": (make_sac, {"reward_scale": NormalizeReward}, {}),
     "normalized here": (make_sac, {}, {"reward_scale": NormalizeReward}),
     "bound": (
         make_sac,
-        {"reward_scale": partial(ReturnRange, bound=1.0)},
-        {"reward_scale": partial(ReturnRange, bound=10.0)},
+        {"reward_scale": bounded(ReturnRange, 1.0)},
+        {"reward_scale": bounded(ReturnRange, 10.0)},
     ),
     "value": (
         make_sac,
-        {"value": partial(Categorical, bound=5.0)},
-        {"value": partial(Categorical, bound=10.0)},
+        {"value": bounded(Categorical, 5.0)},
+        {"value": bounded(Categorical, 10.0)},
     ),
     "discount": (make_ppo, {"discount": 0.9}, {"discount": 0.99}),
 }
 
 
-@pytest.mark.parametrize(("make", "there", "here"), OF_RETURNS.values(), ids=OF_RETURNS)
-def test_a_critic_of_returns_of_another_scale_is_fresh(make, there, here):
+@pytest.mark.parametrize(("make", "there", "here"), CRITICS.values(), ids=CRITICS)
+def test_critics_of_another_size_or_scale_are_fresh(make, there, here):
     source = trained(make, **there)
     fresh, algorithm, table = started(make, source, **here)
     assert_acts_as(algorithm, source)
-    assert changed(algorithm.critic, copy_of(fresh.critic)) == set()
-    if make is make_ppo:
-        assert changed(algorithm.return_scale, copy_of(fresh.return_scale)) == set()
-    assert "fresh: the policy's returns have another scale" in table
+    for name in ("critic", "target_critic", "return_scale"):
+        if name in dict(algorithm.named_children()):
+            part, initial = algorithm.get_submodule(name), fresh.get_submodule(name)
+            assert changed(part, copy_of(initial)) == set()
+    reason = "critic.members.0.trunk.0.weight has the shape" if "critic" in there else "the policy"
+    assert f"fresh: {reason}" in table
+
+
+def test_returns_of_given_and_of_default_options_are_compared():
+    source = trained(make_sac, discount=0.99, reward_scale=RewardScale, value=Scalar)
+    fresh, algorithm, _ = started(make_sac, source)
+    assert changed(algorithm.critic, copy_of(fresh.critic)) != set()
+
+
+# ---- policies that do not fit ----
 
 
 class Looked(MLP):
     """Has a table that it forgets to declare."""
 
-    def __init__(self, in_dim, out_dim, spec, **options):
-        super().__init__(in_dim, out_dim, spec, **options)
+    def __init__(self, in_dim, out_dim, spec):
+        super().__init__(in_dim, out_dim, spec, width=8)
         self.scale_T = torch.nn.Parameter(torch.ones(spec.num_tasks))
 
     def forward(self, x_BD, task_B):
@@ -478,14 +441,8 @@ REFUSED = {
     "TD3 to PPO": (make_td3, {}, make_ppo, {}, {}),
     "PPO to TD3": (make_ppo, {}, make_td3, {}, {}),
     "SAC to PPO": (make_sac, {}, make_ppo, {"noise": StateDependentStd}, {}),
-    "TD3 to cloning": (
-        make_td3,
-        {},
-        BehaviourCloning,
-        {"actor": small_mlp, "noise": StateIndependentStd},
-        {},
-    ),
-    "width": (make_sac, networks(MLP), make_sac, networks(MLP, width=9), {}),
+    "TD3 to cloning": (make_td3, {}, make_bc, {"noise": StateIndependentStd}, {}),
+    "width": (make_sac, networks(MLP), make_sac, {"actor": partial(MLP, width=9)}, {}),
     "depth": (make_sac, networks(MLP), make_sac, networks(MLP, depth=1), {}),
     "class": (make_sac, networks(MLP), make_sac, networks(MultiHead), {}),
     "conditioning": (make_sac, {}, make_sac, {"conditioning": partial(Embedding, dim=4)}, {}),
@@ -508,7 +465,7 @@ def test_a_policy_that_does_not_fit_is_refused(make_source, there, make, here, s
 @pytest.mark.parametrize(
     "options",
     [
-        {"actor": small(Looked)},
+        {"actor": Looked},
         {"actor": Plain},
         {"encoder": AppendTask},
         {**networks(MLP), "conditioning": Table},
@@ -517,18 +474,8 @@ def test_a_policy_that_does_not_fit_is_refused(make_source, there, make, here, s
 )
 def test_task_axes_have_to_be_declared_where_tasks_differ(options):
     source = trained(make_sac, **options)
-    with pytest.raises(ConfigurationError):
-        started(make_sac, source, **options)
-    with pytest.raises(ConfigurationError):
-        permuted = spec_of(*reversed(THERE.task_names))
-        started(make_sac, source, permuted, **options)
+    for spec in (HERE, PERMUTED):
+        with pytest.raises(ConfigurationError):
+            started(make_sac, source, spec, **options)
     _, algorithm, _ = started(make_sac, source, THERE, **options)
     assert_acts_as(algorithm, source, {1: 1, 3: 3})
-
-
-def test_returns_of_given_and_of_default_options_are_compared():
-    source = trained(make_sac, discount=0.99, reward_scale=RewardScale, value=Scalar)
-    algorithm = make_sac(HERE, seed=2)
-    before = copy_of(algorithm.critic)
-    start_from(algorithm, checkpoint_of(source), "fresh")
-    assert changed(algorithm.critic, before) != set()

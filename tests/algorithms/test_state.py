@@ -9,20 +9,24 @@ from mtrl_lightning.algorithms.state import global_generators, restore_global_ge
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.metrics import MeanMetrics
 
-CPU = torch.device("cpu")
-
 
 def draw(generators, name, count=5):
-    return torch.rand(count, generator=generators.get(name, CPU)).tolist()
+    return torch.rand(count, generator=generators.get(name, torch.device("cpu"))).tolist()
 
 
-def test_each_name_has_a_stream_of_its_own():
-    generators = Generators(3)
-    first = draw(generators, "act")
-    assert draw(generators, "learn") != first
+# ---- generators ----
+
+
+def test_names_and_neighbouring_seeds_have_streams_of_their_own():
     other = Generators(3)
     draw(other, "learn", 1000)
-    assert draw(other, "act") == first
+    assert draw(other, "act") == draw(Generators(3), "act")
+    streams = torch.tensor(
+        [draw(Generators(seed), name, 1000) for seed in range(4) for name in ("act", "learn")]
+    )
+    correlation = torch.corrcoef(streams)
+    # five standard deviations
+    assert correlation[~torch.eye(8, dtype=torch.bool)].abs().max() < 0.16
 
 
 def test_restored_generators_continue_used_or_not(tmp_path):
@@ -36,30 +40,27 @@ def test_restored_generators_continue_used_or_not(tmp_path):
     draw(between, "other")
     after.load_state_dict(between.state_dict())
     for name in ("act", "learn", "unused before"):
-        wanted = draw(before, name)
-        assert draw(after, name) == wanted
+        assert draw(after, name) == draw(before, name)
     before.load_state_dict(state)
     assert draw(before, "act") == draw(between, "act"), "a saved state does not move"
 
 
-def test_neighbouring_seeds_give_uncorrelated_streams():
-    streams = torch.tensor(
-        [draw(Generators(seed), name, 1000) for seed in range(4) for name in ("act", "learn")]
-    )
-    correlation = torch.corrcoef(streams)
-    # five standard deviations
-    assert correlation[~torch.eye(8, dtype=torch.bool)].abs().max() < 0.16
-
-
 def test_generator_of_another_device_begins_with_the_seed():
-    state = {
-        "seed": 3,
-        "used": {"act": {"device": "cuda", "state": torch.zeros(16, dtype=torch.uint8)}},
-        "per_rank": {},
-    }
-    generators = Generators(3)
-    generators.load_state_dict(state)
+    saved = {"device": "cuda", "state": torch.zeros(16, dtype=torch.uint8)}
+    generators = Generators(5)
+    generators.load_state_dict({"seed": 3, "used": {"act": saved}, "per_rank": {}})
     assert draw(generators, "act") == draw(Generators(3), "act")
+
+
+@pytest.mark.parametrize("position", [625, -1])
+def test_numpys_generator_is_not_read_outside_its_buffer(position):
+    state = global_generators()
+    state["numpy"][2] = position
+    with pytest.raises(ValueError, match="position"):
+        restore_global_generators(state)
+
+
+# ---- running means ----
 
 
 def test_means_by_hand_have_counts_of_their_own_and_begin_anew():
@@ -77,6 +78,17 @@ def test_means_by_hand_have_counts_of_their_own_and_begin_anew():
     assert metrics.drain() == {}
 
 
+def test_means_of_tasks_continue_exactly():
+    value_R = torch.tensor([0.1, 0.2, 0.7])
+    metrics, restored = MeanMetrics(), MeanMetrics()
+    metrics.add({"a": value_R})
+    restored.load_state_dict(metrics.state_dict())
+    ((_, _, sum_, _),) = restored.state_dict()["all_ranks"]["sums"]
+    assert torch.equal(sum_, value_R)
+    restored.add({"a": 3 * value_R})
+    assert restored.drain()["a"] == pytest.approx(2 / 3)
+
+
 def test_half_precision_is_summed_in_single_precision():
     metrics = MeanMetrics()
     for _ in range(1000):
@@ -90,27 +102,5 @@ def test_scalars_and_rows_of_one_count_alike_in_an_update():
         metrics.add({"q": torch.tensor([1.0]), "loss": torch.tensor(5.0)})
         metrics.add({"q": torch.tensor(2.0)})
     assert metrics.drain() == {"q": 1.5, "loss": 5.0}
-
-
-def test_sums_of_tasks_continue_exactly():
-    value_R = torch.tensor([0.1, 0.2, 0.7])
-    metrics, restored = MeanMetrics(), MeanMetrics()
-    metrics.add({"a": value_R})
-    restored.load_state_dict(metrics.state_dict())
-    ((_, _, sum_, _),) = restored.state_dict()["all_ranks"]["sums"]
-    assert torch.equal(sum_, value_R)
-    restored.add({"a": 3 * value_R})
-    assert restored.drain()["a"] == pytest.approx(2 / 3)
-
-
-def test_metric_of_another_shape_is_refused():
     with pytest.raises(ValueError, match="shape"):
-        MeanMetrics().add({"a": torch.ones(2, 3)})
-
-
-def test_numpys_generator_is_not_read_outside_its_buffer():
-    state = global_generators()
-    for position in (625, -1, 10**6):
-        state["numpy"][2] = position
-        with pytest.raises(ValueError, match="position"):
-            restore_global_generators(state)
+        metrics.add({"a": torch.ones(2, 3)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from functools import partial
 
 import pytest
 import torch
@@ -10,9 +10,10 @@ from torch import nn
 
 from mtrl_lightning.gradients import FAMO, Mean, PCGrad, per_task_forward
 from mtrl_lightning.networks import MLP, MOORE, FiLM, MultiHead, PaCo, SoftModularization
-from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
+from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, train
 from tests.helpers.networks import uniform
 from tests.helpers.specs import spec_of
+from tests.helpers.tiers import slow_unless
 
 T, ROWS = 3, 4
 
@@ -49,17 +50,13 @@ def test_each_backward_pass_enters_only_its_tasks_graph(method):
     assert network.entered == [0, 1, 2]
 
 
-@pytest.mark.parametrize("method", [Mean, FAMO])
-def test_one_pass_methods_compute_all_rows_at_once(method):
-    network = Noting()
-    per_task_forward(method(spec_of(T)), network, 0, uniform(T, ROWS, 2))
-    assert network.calls == [(T, ROWS)]
-
-
-@pytest.mark.parametrize("method", [PCGrad(spec_of(T)), None])
-def test_another_device_than_a_cpu_computes_all_rows_at_once(method):
-    network = Noting().to("meta")
-    per_task_forward(method, network, 0, torch.zeros(T, ROWS, 2, device="meta"))
+@pytest.mark.parametrize(
+    ("method", "device"),
+    [(Mean, "cpu"), (FAMO, "cpu"), (PCGrad, "meta"), (lambda spec: None, "meta")],
+)
+def test_one_pass_methods_and_other_devices_compute_all_rows_at_once(method, device):
+    network = Noting().to(device)
+    per_task_forward(method(spec_of(T)), network, 0, uniform(T, ROWS, 2).to(device))
     assert network.calls == [(T, ROWS)]
 
 
@@ -85,24 +82,18 @@ class Apart(Mean):
     is_one_pass = False
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("network", [MLP, MultiHead, FiLM, PaCo, MOORE, SoftModularization])
-def test_an_update_is_the_same_task_by_task(network, layer_norm):
-    options = {"layer_norm": True} if layer_norm and network in (MLP, MultiHead) else {}
+NORMALIZED = partial(MLP, layer_norm=True)
+NETWORKS = [NORMALIZED, MultiHead, FiLM, PaCo, MOORE, SoftModularization]
 
-    def make(*sizes):
-        return network(*sizes, width=16, depth=2, output_bound=0.3, **options)
 
-    spec = make_spec(4, train_tasks=(0, 1, 3))
-    whole = make_sac(spec, actor=make, critic=make)
-    apart = make_sac(spec, actor=make, critic=make, actor_gradient=Apart, critic_gradient=Apart)
-    batch = make_batch(spec, rows=6)
-    before = copy.deepcopy(whole.state_dict())
+@pytest.mark.parametrize("network", slow_unless((NORMALIZED, MultiHead), NETWORKS))
+def test_an_update_is_the_same_task_by_task(network):
+    small = partial(network, width=16, depth=2, output_bound=0.3)
+    make = partial(make_sac, make_spec(4, train_tasks=(0, 1, 3)), actor=small, critic=small)
+    whole, apart = make(), make(actor_gradient=Apart, critic_gradient=Apart)
+    before = copy_of(whole)
     for sac in (whole, apart):
-        attach(sac)
-        for update in range(2):
-            sac.training_step(batch, update)
+        train(sac, 2)
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(apart.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
-    assert any(not torch.equal(before[name], value) for name, value in whole.state_dict().items())
+    assert changed(whole, before) >= {name for name in before if name.startswith("actor.")}

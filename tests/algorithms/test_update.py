@@ -22,11 +22,17 @@ from tests.helpers.runs import assert_same
 from tests.helpers.specs import spec_of
 
 
-def make_update(modules, **options):
+class Numbers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.x = nn.Parameter(torch.tensor([1.0, -2.0]))
+
+
+def make_update(module, **options):
     metrics = MeanMetrics()
     update = Update(
         "thing",
-        modules,
+        [module],
         partial(SGD, lr=0.5),
         generators=Generators(0),
         metrics=metrics,
@@ -38,70 +44,72 @@ def make_update(modules, **options):
     return update, metrics
 
 
-class Numbers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.x = nn.Parameter(torch.tensor([1.0, -2.0]))
-
-
-def test_step_follows_the_mean_loss_and_returns_the_rest():
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        # the mean's gradient is x, the step half of it
+        ({}, [0.5, -1.0]),
+        ({"weights": lambda: torch.tensor([0.0, 2.0])}, [1.0, 0.0]),
+    ],
+)
+def test_step_follows_the_weighted_mean_loss_and_logs_the_plain_one(options, wanted):
     module = Numbers()
-    update, metrics = make_update([module])
+    update, metrics = make_update(module, **options)
     assert update(lambda: (module.x.square(), "extra")) == "extra"
-    # the mean's gradient is x, the step half of it
-    assert module.x.tolist() == [0.5, -1.0]
-    assert metrics.drain() == {"thing_loss": 2.5}
-
-
-def test_weights_multiply_the_losses_and_not_the_metric():
-    module = Numbers()
-    update, metrics = make_update([module], weights=lambda: torch.tensor([0.0, 2.0]))
-    update(lambda: (module.x.square(), None))
-    assert module.x.tolist() == [1.0, 0.0]
+    assert module.x.tolist() == wanted
     assert metrics.drain() == {"thing_loss": 2.5}
 
 
 def test_parameters_are_frozen_only_during_the_update():
     module, through = Numbers(), Numbers()
-    update, _ = make_update([module], frozen=[through.x])
+    update, _ = make_update(module, frozen=[through.x])
     update(lambda: ((module.x * through.x).square(), None))
     assert through.x.grad is None and through.x.requires_grad
     assert module.x.tolist() == [0.5, 2.0]
 
 
-def test_losses_after_a_step_have_the_same_precision():
-    module, seen = Numbers(), []
-    update, _ = make_update([module], method=FAMO(spec_of(2)))
+def test_losses_that_are_not_one_per_task_are_refused():
+    module = Numbers()
+    update, _ = make_update(module)
+    with pytest.raises(ValueError, match="shape"):
+        update(lambda: (module.x[:, None].expand(-1, 3), None))
+    assert module.x.tolist() == [1.0, -2.0]
 
-    def losses():
-        seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()))
-        return module.x.square() + 1, None
 
+# ---- precision ----
+
+
+def test_gradients_are_computed_without_autocast():
+    seen = []
+    module = Numbers()
+    module.x.register_hook(lambda gradient: seen.append(torch.is_autocast_enabled("cpu")))
+    update, _ = make_update(module)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        update(losses)
-    assert seen == [(True, True), (True, False)]
+        update(lambda: (module.x.square(), None))
+    assert seen == [False]
 
 
-def test_losses_after_a_step_use_the_new_rounded_weights():
+def test_losses_after_a_step_use_the_new_weights_in_the_same_precision():
     module, seen = nn.Linear(2, 2), []
-    update, _ = make_update([module], method=FAMO(spec_of(2)))
+    update, _ = make_update(module, method=FAMO(spec_of(2)))
 
     def losses():
-        seen.append(module(torch.ones(2, 2)).float().square().mean(1))
-        return seen[-1], None
+        loss_R = module(torch.ones(2, 2)).float().square().mean(1)
+        seen.append((torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), loss_R))
+        return loss_R, None
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         update(losses)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # without weights that were rounded before
         wanted, _ = losses()
-    assert torch.equal(seen[1], wanted) and not torch.equal(seen[1], seen[0])
+    assert [kind for *kind, _ in seen[:2]] == [[True, True], [True, False]]
+    assert torch.equal(seen[1][2], wanted) and not torch.equal(seen[1][2], seen[0][2])
 
 
-def with_encoder():
-    return make_sac(encoder=partial(MLPEncoder, width=8))
-
-
-@pytest.mark.parametrize("make", [with_encoder, make_distral, make_td3])
+@pytest.mark.parametrize(
+    "make",
+    [partial(make_sac, encoder=partial(MLPEncoder, width=8)), make_distral, make_td3],
+)
 def test_later_losses_of_an_update_use_the_new_weights_in_bf16(make):
     """Autocast keeps rounded weights: the encoder's, which the critic's step has changed."""
 
@@ -114,14 +122,7 @@ def test_later_losses_of_an_update_use_the_new_weights_in_bf16(make):
     assert_same(weights(cache_enabled=True), weights(cache_enabled=False))
 
 
-def test_gradients_are_computed_without_autocast():
-    seen = []
-    module = Numbers()
-    module.x.register_hook(lambda gradient: seen.append(torch.is_autocast_enabled("cpu")))
-    update, _ = make_update([module])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        update(lambda: (module.x.square(), None))
-    assert seen == [False]
+# ---- ranks ----
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -142,17 +143,7 @@ def test_every_gradient_is_reduced_before_the_step(name, monkeypatch):
     sac = make_sac(actor_gradient=METHODS[name], critic_gradient=METHODS[name])
     before = copy_of(sac)
     train(sac, 1)
-    moved = {key for key in changed(sac, before) if "gradient" not in key}
-    assert moved == set()
-    tasks = [shape[0][0] for shape in shapes if shape[0][1:] == sac.actor.trunk[0].weight.shape]
-    per_task = [num for num in tasks if num == 3]
+    assert {key for key in changed(sac, before) if "gradient" not in key} == set()
     if name not in ("mean", "famo", "gradnorm", "nash_mtl_kept"):
-        assert len(per_task) >= 1, "each task's gradient is reduced before they are combined"
-
-
-def test_losses_that_are_not_one_per_task_are_refused():
-    module = Numbers()
-    update, _ = make_update([module])
-    with pytest.raises(ValueError, match="shape"):
-        update(lambda: (module.x[:, None].expand(-1, 3), None))
-    assert module.x.tolist() == [1.0, -2.0]
+        of_tasks = (3, *sac.actor.trunk[0].weight.shape)
+        assert of_tasks in [first for first, *_ in shapes], "each task's, before they are combined"

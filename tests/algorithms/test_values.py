@@ -1,4 +1,7 @@
-"""What critics' outputs mean, by hand and by loops."""
+"""What critics' outputs mean: categorical values against loops.
+
+The losses of scalar values are in the updates of ``test_sac.py`` and ``test_td3.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,49 +11,19 @@ import math
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import Categorical, Scalar
+from mtrl_lightning.algorithms import Categorical, losses
 
-Q = 2
-R = 3
-ROWS = 2
-NUM_BINS = 5
+Q, R, ROWS, NUM_BINS = 2, 3, 2, 5
+BINS = [-2.0, -1.0, 0.0, 1.0, 2.0]
+REST_RN = torch.tensor([[0.9, 0.0], [0.9, 0.9], [0.0, 0.9]])
+"""The discount, and 0 where an episode has terminated."""
 
 
 def draws(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def arguments():
-    terminated_Rn = torch.tensor([[False, True], [False, False], [True, False]])
-    return {
-        "reward_Rn": draws(R, ROWS, seed=1),
-        "terminated_Rn": terminated_Rn,
-        "next_cost_Rn": draws(R, ROWS, seed=2),
-        "discount": 0.9,
-    }
-
-
-def all_rows():
-    return itertools.product(range(R), range(ROWS))
-
-
-def test_scalar_value_learns_by_squared_error():
-    output = draws(Q, R, ROWS, 1, seed=4)
-    following = draws(Q, R, ROWS, 1, seed=5)
-    given = arguments()
-    wanted_R = [0.0] * R
-    for row in all_rows():
-        smallest = min(following[(i, *row, 0)].item() for i in range(Q))
-        value = smallest - given["next_cost_Rn"][row].item()
-        target = given["reward_Rn"][row].item()
-        target += 0 if given["terminated_Rn"][row] else 0.9 * value
-        for i in range(Q):
-            wanted_R[row[0]] += (output[(i, *row, 0)].item() - target) ** 2 / ROWS
-    assert Scalar().loss(output, following, **given).tolist() == pytest.approx(wanted_R, rel=1e-5)
-    assert torch.equal(Scalar().q(output), output[..., 0])
-
-
-def projection(probabilities, values, low, high):
+def slow_projection(probabilities, values, low, high):
     """C51's projection, one value at a time (Bellemare et al. 2017, algorithm 1)."""
     width = (high - low) / (len(probabilities) - 1)
     result = [0.0] * len(probabilities)
@@ -67,66 +40,51 @@ def projection(probabilities, values, low, high):
 
 def test_distribution_learns_by_projected_cross_entropy():
     value = Categorical(num_bins=NUM_BINS, bound=2.0)
-    output = draws(Q, R, ROWS, NUM_BINS, seed=4)
-    following = draws(Q, R, ROWS, NUM_BINS, seed=5)
-    given = arguments()
-    bins = [-2.0, -1.0, 0.0, 1.0, 2.0]
+    output, following = (draws(Q, R, ROWS, NUM_BINS, seed=seed) for seed in (4, 5))
+    reward_Rn, cost_Rn = draws(R, ROWS, seed=1), draws(R, ROWS, seed=2)
     wanted_R = [0.0] * R
-    for row in all_rows():
+    for row in itertools.product(range(R), range(ROWS)):
         mean = following[(slice(None), *row)].softmax(-1).mean(0).tolist()
-        cost = given["next_cost_Rn"][row].item()
-        rest = 0.0 if given["terminated_Rn"][row] else 0.9
-        moved = [given["reward_Rn"][row].item() + rest * (z - cost) for z in bins]
-        target = projection(mean, moved, -2.0, 2.0)
+        moved = [(reward_Rn[row] + REST_RN[row] * (z - cost_Rn[row])).item() for z in BINS]
+        target = slow_projection(mean, moved, -2.0, 2.0)
         for i in range(Q):
             log_q = output[(i, *row)].log_softmax(-1).tolist()
             wanted_R[row[0]] -= sum(p * x for p, x in zip(target, log_q, strict=True)) / ROWS
-    assert value.loss(output, following, **given).tolist() == pytest.approx(wanted_R, rel=1e-4)
+    loss_R = value.loss(output, following, reward_Rn, REST_RN == 0, cost_Rn, 0.9)
+    assert loss_R.tolist() == pytest.approx(wanted_R, rel=1e-4)
 
 
 def test_value_is_the_mean_of_the_expectations():
     value, output = Categorical(num_bins=NUM_BINS, bound=2.0), draws(Q, R, ROWS, NUM_BINS)
-    q = value.q(output)
-    assert q.shape == (1, R, ROWS)
-    bins = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])
-    wanted = [
-        sum(float(output[(i, *row)].softmax(-1) @ bins) for i in range(Q)) / Q for row in all_rows()
-    ]
-    assert q.flatten().tolist() == pytest.approx(wanted, rel=1e-5)
-
-
-def moved_bins(value, num_tasks):
-    """Return probabilities and values of 4 rows per task as learning projects them.
-
-    The first row of each task has ended.
-    """
-    probability = (3 * draws(num_tasks, 4, value.out_dim)).softmax(-1)
-    reward, cost = draws(num_tasks, 4, 1, seed=1), draws(num_tasks, 4, 1, seed=2)
-    rest = torch.tensor([0.0, 0.99, 0.99, 0.99])[:, None]
-    return probability, reward + rest * (value.bin_O - cost)
+    wanted_1Rn = (output.softmax(-1) @ torch.tensor(BINS)).mean(0, keepdim=True)
+    torch.testing.assert_close(value.q(output), wanted_1Rn)
 
 
 def test_a_projection_is_that_of_a_loop():
     value = Categorical(num_bins=101, bound=10.0)
-    probability, moved = moved_bins(value, 8)
+    probability = (3 * draws(8, 4, 101)).softmax(-1)
+    reward, cost = draws(8, 4, 1, seed=1), draws(8, 4, 1, seed=2)
+    rest = torch.tensor([0.0, 0.99, 0.99, 0.99])[:, None]
+    moved = reward + rest * (value.bin_O - cost)
     projected = value.project(probability, moved)
     for row in itertools.product(range(8), range(4)):
-        wanted = projection(probability[row].tolist(), moved[row].tolist(), -10.0, 10.0)
+        wanted = slow_projection(probability[row].tolist(), moved[row].tolist(), -10.0, 10.0)
         assert projected[row].tolist() == pytest.approx(wanted, abs=5e-6)
-    assert torch.equal(projected, value.project(probability, moved))
 
 
 def test_nonfinite_value_makes_only_its_row_nan():
     value = Categorical(num_bins=NUM_BINS, bound=2.0)
-    probability = draws(1, 3, NUM_BINS).softmax(-1)
     moved = draws(1, 3, NUM_BINS, seed=1)
     moved[0, 1] = math.nan
-    projected = value.project(probability, moved)
+    projected = value.project(draws(1, 3, NUM_BINS).softmax(-1), moved)
     assert projected.isfinite().all(-1).tolist() == [[True, False, True]]
 
 
-def test_the_target_has_no_gradient_and_the_outputs_have():
-    value = Categorical(num_bins=NUM_BINS, bound=2.0)
-    output = draws(Q, R, ROWS, NUM_BINS).requires_grad_()
-    value.loss(output, draws(Q, R, ROWS, NUM_BINS, seed=5), **arguments()).sum().backward()
-    assert output.grad.abs().sum(-1).gt(0).all()
+@pytest.mark.parametrize("next_q", [math.inf, math.nan])
+def test_what_comes_after_a_termination_is_not_looked_at(next_q):
+    terminated_Rn = torch.tensor([[True]])
+    next_q_QRn = torch.full((2, 1, 1), next_q)
+    target_Rn = losses.critic_target(
+        torch.ones(1, 1), terminated_Rn, next_q_QRn, next_q_QRn[0], 0.9
+    )
+    assert target_Rn.item() == 1

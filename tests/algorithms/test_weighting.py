@@ -1,4 +1,4 @@
-"""How much each task counts."""
+"""How much the entropy and each task count."""
 
 from __future__ import annotations
 
@@ -14,27 +14,57 @@ from mtrl_lightning.algorithms import (
     ManualWeights,
     Temperature,
     TemperatureWeights,
+    losses,
 )
 from mtrl_lightning.errors import ConfigurationError
-from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec
+from tests.helpers.algorithms import attach, make_batch, make_sac, make_spec, train
+
+TASK_RN = torch.tensor([[0, 0], [1, 1], [2, 2]])
+SPEC = make_spec(3)
+
+# ---- the temperature ----
+
+
+@pytest.mark.parametrize(
+    ("per_task", "wanted"),
+    [
+        (True, [0.5 / 3, 4 / 3, 0.5 / 3]),  # -(mean log prob of the task - 2) / 3
+        (False, [2 - 2 / 6]),  # -(mean log prob of all - 2)
+    ],
+)
+def test_temperatures_follow_the_entropy_of_their_tasks(per_task, wanted):
+    temperature = Temperature(SPEC, per_task=per_task)
+    log_prob_Rn = torch.tensor([[1.0, 2.0], [-3.0, -1.0], [0.5, 2.5]])
+    losses.temperature_loss(temperature(TASK_RN), log_prob_Rn, -2.0).mean().backward()
+    assert temperature.log_alpha.grad.tolist() == pytest.approx(wanted)
+
+
+def test_each_row_has_the_temperature_of_its_task():
+    temperature = Temperature(SPEC)
+    with torch.no_grad():
+        temperature.log_alpha.copy_(torch.tensor([0.1, 0.2, 0.3]))
+    assert temperature(torch.tensor([2, 0, 0, 1])).tolist() == pytest.approx([0.3, 0.1, 0.1, 0.2])
+    assert temperature.values().tolist() == pytest.approx([math.exp(v) for v in (0.1, 0.2, 0.3)])
+
+
+def test_fixed_temperature_weights_the_entropy_and_stays():
+    sac = train(make_sac(temperature=partial(FixedTemperature, value=0.3)), 3)
+    assert sac.temperature.values().tolist() == pytest.approx([0.3] * 3)
+    log_alpha_Rn = sac.temperature(TASK_RN)
+    torch.testing.assert_close(log_alpha_Rn, torch.full((3, 2), math.log(0.3)))
+    assert [update.name for update in sac.updates] == ["critic", "actor"]
+    assert not [name for name in (*sac.drain_metrics(), *sac.state_dict()) if "temperat" in name]
+
+
+# ---- the tasks ----
 
 
 def test_temperature_weights_are_a_softmax_by_hand():
-    log_alpha = [math.log(1.0), math.log(0.5), math.log(0.25)]
+    log_alpha_R = torch.tensor([1.0, 0.5, 0.25]).log().requires_grad_()
+    weight_R = TemperatureWeights(SPEC)(log_alpha_R)
     # exp(-log alpha) is 1, 2 and 4: shares 1/7, 2/7, 4/7 of three tasks
-    weights = TemperatureWeights(make_spec(3))(torch.tensor(log_alpha, requires_grad=True))
-    assert weights.tolist() == pytest.approx([3 / 7, 6 / 7, 12 / 7], rel=1e-5)
-    assert not weights.requires_grad
-
-
-def test_manual_weights_sum_to_the_number_of_tasks():
-    assert ManualWeights(make_spec(3), {"task-1": 4.0})(torch.zeros(3)).tolist() == pytest.approx(
-        [0.5, 2.0, 0.5]
-    )
-    trained = make_spec(3, train_tasks=(0, 2))
-    assert ManualWeights(trained, {"task-2": 3.0})(torch.zeros(2)).tolist() == pytest.approx(
-        [0.5, 1.5]
-    )
+    assert weight_R.tolist() == pytest.approx([3 / 7, 6 / 7, 12 / 7], rel=1e-5)
+    assert not weight_R.requires_grad
 
 
 @pytest.mark.parametrize("temperature", [FixedTemperature, partial(Temperature, per_task=False)])
@@ -43,28 +73,36 @@ def test_temperature_weights_need_learned_temperatures_per_task(temperature):
         make_sac(task_weighting=TemperatureWeights, temperature=temperature)
 
 
+@pytest.mark.parametrize(
+    ("trained", "weights", "wanted"),
+    [((0, 1, 2), {"task-1": 4.0}, [0.5, 2.0, 0.5]), ((0, 2), {"task-2": 3.0}, [0.5, 1.5])],
+)
+def test_manual_weights_sum_to_the_number_of_tasks(trained, weights, wanted):
+    weighting = ManualWeights(make_spec(3, train_tasks=trained), weights)
+    assert weighting(torch.zeros(len(trained))).tolist() == pytest.approx(wanted)
+
+
 def test_weights_scale_gradients_and_not_the_logged_loss():
     """A task of weight 0 has no effect: the result is that of the other task, counted twice."""
+    sgd = partial(SGD, lr=0.1)
+    options = {
+        "critic_optimizer": sgd,
+        "actor_optimizer": sgd,
+        "critic_max_grad_norm": None,
+        "actor_max_grad_norm": None,
+    }
     spec, alone = make_spec(2), make_spec(2, train_tasks=(0,))
-    still = partial(SGD, lr=0.1)
-    options = {"critic_optimizer": still, "actor_optimizer": still, "actor_max_grad_norm": None}
-    weighted = make_sac(
-        spec,
-        task_weighting=lambda s: ManualWeights(s, {"task-1": 0.0}),
-        critic_max_grad_norm=None,
-        **options,
-    )
-    plain = make_sac(alone, critic_max_grad_norm=None, **options)
+    weights = partial(ManualWeights, weights={"task-1": 0.0})
+    weighted = make_sac(spec, task_weighting=weights, **options)
+    plain = make_sac(alone, **options)
     batch = make_batch(spec, rows=4)
-    first = type(batch)(*(field[:1] for field in batch[:-1]))
+    first = type(batch)(*(column[:1] for column in batch[:6]))
     for sac, given in ((weighted, batch), (plain, first)):
         attach(sac)
         sac.generators.normal_like = lambda _, action_RnA: torch.ones_like(action_RnA)
         sac.training_step(given, 0)
-    for a, b in zip(weighted.actor.parameters(), plain.actor.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    for a, b in zip(weighted.critic.parameters(), plain.critic.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-    assert (
-        weighted.drain_metrics()["train/critic_loss"] != plain.drain_metrics()["train/critic_loss"]
-    )
+    for name in ("actor", "critic"):
+        found, wanted = (dict(getattr(s, name).named_parameters()) for s in (weighted, plain))
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    losses_of = [sac.drain_metrics()["train/critic_loss"] for sac in (weighted, plain)]
+    assert losses_of[0] != losses_of[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,13 +11,55 @@ import torch
 from gymnasium.spaces import Box
 from torch.optim import Optimizer
 
+from mtrl_lightning import networks
 from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, BehaviourCloning, Distral
 from mtrl_lightning.networks import MLP, Network
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
+from tests.helpers.padding import NETWORKS
 from tests.helpers.specs import spec_of
 
 Trained = TypeVar("Trained", bound=Algorithm)
+
+EMBEDDING = partial(networks.Embedding, dim=4)
+MIXTURE = partial(networks.MixtureOfEncoders, num_experts=3, width=6, depth=1, out_dim=5)
+WORDS = partial(networks.Clusters, words=[["reach"], ["push"], ["door"]])
+CARE = partial(networks.CARE, num_experts=2, context_dim=5, width=6, depth=1, out_dim=5)
+ENCODER = partial(networks.MLPEncoder, width=6, out_dim=5)
+ASSIGNMENTS = {
+    "attention": networks.Attention,
+    "uniform_gate": networks.UniformGate,
+    "top_k_gate": networks.TopKGate,
+    "one_hot_gate": networks.OneHotGate,
+    "clusters": WORDS,
+}
+UNCONDITIONED = {"conditioning": networks.NoConditioning}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "append_task": {
+        "encoder": partial(networks.AppendTask, conditioning=EMBEDDING),
+        **UNCONDITIONED,
+    },
+    "care": {"encoder": partial(CARE, conditioning=networks.Embedding), **UNCONDITIONED},
+    "mlp_encoder": {"encoder": ENCODER},
+    "mlp_encoder_context": {"encoder": partial(ENCODER, context=EMBEDDING), **UNCONDITIONED},
+    "standardize": {"encoder": partial(networks.Standardize, per_task=True)},
+    "language": {"conditioning": networks.Language},
+    "task_encoder": {
+        "conditioning": partial(networks.TaskEncoder, width=6, depth=1, out_dim=5),
+    },
+    **{
+        f"mixture_{name}": {"encoder": partial(MIXTURE, assignment=assignment)}
+        for name, assignment in ASSIGNMENTS.items()
+    },
+}
+STACKS: dict[str, dict[str, Any]] = {
+    **{name: {"actor": network, "critic": network} for name, network in NETWORKS.items()},
+    **{
+        name: {"actor": NETWORKS["mlp"], "critic": NETWORKS["mlp"], **options}
+        for name, options in ENCODERS.items()
+    },
+}
+"""Networks, encoders and task conditionings; there have to be three tasks of ``padding.NAMES``."""
 
 
 def make_spec(

@@ -1,8 +1,7 @@
-"""SAC with networks whose numbers are worked out by hand."""
+"""Parts of SAC that learn, and what it acts on."""
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
@@ -13,45 +12,9 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
-from mtrl_lightning.networks import Encoder, MultiHead, Network, TaskConditioning
+from mtrl_lightning.networks import MLP, Encoder, MultiHead, TaskConditioning
 from mtrl_lightning.transitions import TransitionBatch
-from tests.helpers.algorithms import (
-    make_batch,
-)
-
-BATCH = TransitionBatch(
-    observation_RnD=torch.tensor([[[0.5], [-1.0]], [[2.0], [0.3]]]),
-    action_RnA=torch.tensor([[[0.1], [-0.4]], [[0.9], [0.6]]]),
-    reward_Rn=torch.tensor([[1.0, -0.5], [2.0, 0.25]]),
-    next_observation_RnD=torch.tensor([[[0.7], [-0.8]], [[1.5], [-0.2]]]),
-    terminated_Rn=torch.tensor([[False, True], [False, False]]),
-    task_Rn=torch.tensor([[0, 0], [1, 1]]),
-)
-
-
-class HandCritic(Network):
-    """``w0 z + w1 a + w2``."""
-
-    def __init__(self, weights: list[float]) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor(weights))
-
-    def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
-        return (x_BD @ self.w[:2] + self.w[2])[..., None]
-
-
-def draw_action(mean, log_std, noise):
-    """Action, its log density, and the gradients of both to mean and log standard deviation."""
-    std = math.exp(log_std)
-    a = math.tanh(mean + std * noise)
-    log_prob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi) - math.log(1 - a**2)
-    da = (1 - a**2, (1 - a**2) * std * noise)
-    dlog_prob = (2 * a, -1 + 2 * a * std * noise)
-    return a, log_prob, da, dlog_prob
-
-
-def linear_encoder(spec):
-    return LinearEncoder(spec)
+from tests.helpers.algorithms import make_batch
 
 
 class LinearEncoder(Encoder):
@@ -59,10 +22,6 @@ class LinearEncoder(Encoder):
         super().__init__(spec)
         self.out_dim = out_dim
         self.linear = nn.Linear(spec.observation_space.shape[0], out_dim)
-        self.heard = []
-
-    def observe(self, observation_BD: torch.Tensor, task_B: torch.Tensor) -> None:
-        self.heard.append(observation_BD)
 
     def forward(self, observation_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
         return self.linear(observation_BD).tanh()
@@ -81,11 +40,7 @@ class Embedding(TaskConditioning):
 embedded_heads = partial(
     MultiHead, width=16, depth=2, output_bound=0.3, conditioning=Embedding, layer_norm=True
 )
-FULL = {"actor": embedded_heads, "critic": embedded_heads, "encoder": linear_encoder}
-
-
-def still(parameters):
-    return SGD(parameters, lr=0.0)
+FULL = {"actor": embedded_heads, "critic": embedded_heads, "encoder": LinearEncoder}
 
 
 class Reconstruction(Auxiliary):
@@ -99,6 +54,24 @@ class Reconstruction(Auxiliary):
         z_RnZ = inputs.encoder(batch.observation_RnD, batch.task_Rn)
         error_RnD = self.decoder(z_RnZ) - batch.observation_RnD
         return error_RnD.square().mean(-1).mean(1)
+
+
+class TypeSpy(MLP):
+    """Notes the type of its outputs in learning."""
+
+    def __init__(self, *sizes, seen, **options) -> None:
+        super().__init__(*sizes, width=16, depth=2, output_bound=0.3, **options)
+        self.seen = seen
+
+    def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x_BD, task_B)
+        if torch.is_grad_enabled():
+            self.seen.add(out.dtype)
+        return out
+
+
+def still(parameters):
+    return SGD(parameters, lr=0.0)
 
 
 def fit(sac, num_updates):
