@@ -9,7 +9,7 @@ from tests.helpers.specs import spec_of
 
 
 def double_loop(gradients, order):
-    """Algorithm 1 of the paper on whole vectors, with the mean instead of the sum."""
+    """Algorithm 1 of the paper on vectors, with the mean instead of the sum."""
     projected = []
     for i, gradient in enumerate(gradients):
         gradient = gradient.clone()
@@ -32,16 +32,15 @@ def test_conflicting_gradients_by_hand():
     )
 
 
-@pytest.mark.parametrize("num_tasks", [2, 7, 20])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_it_is_the_double_loop(num_tasks, seed):
+@pytest.mark.parametrize(("num_tasks", "seed"), [(2, 0), (7, 1), (20, 0)])
+def test_update_is_that_of_the_double_loop(num_tasks, seed):
     gradients = random_gradients(num_tasks, 4, seed)
     order = orders(num_tasks, torch.Generator().manual_seed(5)).tolist()
     found = update(PCGrad(spec_of(num_tasks)), gradients, torch.Generator().manual_seed(5))
     assert_near(found, double_loop(gradients.double(), order))
 
 
-def test_orders_are_of_the_others_each_as_likely():
+def test_all_orders_of_the_others_are_equally_likely():
     generator = torch.Generator().manual_seed(0)
     drawn = torch.stack([orders(4, generator) for _ in range(3000)])
     for i in range(4):
@@ -50,5 +49,5 @@ def test_orders_are_of_the_others_each_as_likely():
         for place in range(3):
             counts = torch.bincount(drawn[:, i, place], minlength=4)[others]
             assert (counts / 3000 - 1 / 3).abs().max() < 0.04  # 4.6 standard deviations
-    # the rows' orders have nothing to do with each other
+    # the orders of different tasks are independent
     assert abs(float((drawn[:, 0, 0] == drawn[:, 1, 0]).double().mean()) - 2 / 9) < 0.035

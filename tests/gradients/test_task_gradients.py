@@ -1,4 +1,4 @@
-"""Every task's own gradient, and how they are put together."""
+"""Every task's own gradient, and how the gradients are combined."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from mtrl_lightning.gradients.task_gradients import (
     TaskGradients,
     batched_gradients,
     statistics,
-    weight_statistics,
     weighted_backward,
     weights_from,
 )
@@ -16,55 +15,36 @@ from tests.helpers.gradients import Problem, Quadratic, assert_near, random_grad
 ROWS = [[3.0, 0.0, 4.0], [0.0, 2.0, 0.0], [-1.0, 0.0, 0.0]]
 
 
-def test_gradients_of_each_task_and_their_products():
+def test_gradients_of_each_task_and_their_combination_by_hand():
     problem = Problem(ROWS)
     found = TaskGradients.from_losses(problem.losses(), problem.parameters)
     assert_near(torch.cat([g.flatten(1) for g in found.shared[:2]], 1), torch.tensor(ROWS))
     assert torch.equal(found.shared[2], torch.zeros(3, 3))
-    assert_near(found.own[0], torch.tensor([1.0, 2.0, 3.0]) / 3)
     gram = found.gram()
     assert gram.dtype == torch.float64
     assert_near(gram, [[25.0, 0, -3], [0, 4, 0], [-3, 0, 1]])
-
-
-def test_one_batched_pass_gives_the_same():
-    problem = Quadratic(ROWS)
-    loss_R = problem.losses()
-    shared = problem.parameters.shared
-    found = batched_gradients(loss_R, [*shared, *problem.own], retain_graph=True)
-    expected = TaskGradients.from_losses(loss_R, problem.parameters)
-    for gradient, other in zip(found[:-1], expected.shared, strict=True):
-        assert gradient.shape == other.shape
-        assert_near(gradient, other)
-    assert_near(found[-1].mean(0), expected.own[0])
-
-
-def test_the_combination_by_hand():
-    problem = Problem(ROWS)
-    TaskGradients.from_losses(problem.losses(), problem.parameters).combine(
-        torch.tensor([1.0, 0.5, -2.0])
-    )
+    found.combine(torch.tensor([1.0, 0.5, -2.0]))
     assert_near(torch.cat([p.grad.flatten() for p in problem.shared]), [5.0, 1.0, 4.0])
     assert_near(problem.own[0].grad, torch.tensor([1.0, 2.0, 3.0]) / 3)
     assert torch.equal(problem.unused.grad, torch.zeros(3))
+    shares = torch.tensor([0.5, 0.25, 0.25])
+    of_groups = TaskGradients.from_losses(problem.losses(), problem.parameters, shares)
+    assert_near(of_groups.own[0], [0.5, 0.5, 0.75])
 
 
-def test_shares_are_those_of_the_mean_loss():
-    problem = Problem(ROWS)
-    found = TaskGradients.from_losses(
-        problem.losses(), problem.parameters, torch.tensor([0.5, 0.25, 0.25])
-    )
-    assert_near(found.own[0], [0.5, 0.5, 0.75])
-
-
-def test_the_graph_can_be_kept():
+def test_one_batched_pass_and_a_kept_graph_give_the_same():
     problem = Quadratic(ROWS)
-    loss_R = problem.losses()
-    first = TaskGradients.from_losses(loss_R, problem.parameters, retain_graph=True)
-    second = TaskGradients.from_losses(loss_R, problem.parameters)
-    assert_near(first.gram(), second.gram())
-    with pytest.raises(RuntimeError, match="second time"):
-        TaskGradients.from_losses(loss_R, problem.parameters)
+    loss_R, parameters = problem.losses(), problem.parameters
+    trained = [*parameters.shared, *problem.own]
+    batched = batched_gradients(loss_R, trained, retain_graph=True)
+    kept = TaskGradients.from_losses(loss_R, parameters, retain_graph=True)
+    last = TaskGradients.from_losses(loss_R, parameters)
+    for found in (batched[:-1], last.shared):
+        for gradient, other in zip(found, kept.shared, strict=True):
+            assert gradient.shape == other.shape
+            assert_near(gradient, other)
+    assert_near(batched[-1].mean(0), kept.own[0])
+    assert_near(last.own[0], kept.own[0])
 
 
 @pytest.mark.parametrize("keep_own", [True, False])
@@ -89,18 +69,8 @@ def test_statistics_by_hand():
     assert {name: float(value) for name, value in found.items()} == pytest.approx(
         {"conflicts": 2 / 6, "cosine": -1 / 6, "weight_min": 0.5, "weight_max": 2.0}
     )
-    assert {
-        name: float(value)
-        for name, value in weight_statistics(torch.tensor([2.0, 1.0, 4.0])).items()
-    } == {
-        "weight_min": 1.0,
-        "weight_max": 4.0,
-    }
-
-
-def test_one_task_has_no_pairs():
     found = statistics(torch.ones(1, 1, dtype=torch.float64), torch.ones(1), torch.ones(1))
-    assert float(found["conflicts"]) == float(found["cosine"]) == 0
+    assert float(found["conflicts"]) == float(found["cosine"]) == 0, "one task has no pairs"
 
 
 def test_where_there_is_no_answer_the_mean_is_followed():

@@ -1,19 +1,21 @@
-"""Slow references of networks, and comparisons with them."""
+"""Small networks, encoders and task conditionings, and their equations for one row."""
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
+
 import torch
 from torch import nn
 
-from mtrl_lightning.networks import MLP, Encoder, MultiHead
-from mtrl_lightning.networks.conditioning import (
-    TaskConditioning,
-)
+from mtrl_lightning import networks
+from mtrl_lightning.networks.conditioning import TaskConditioning
+from mtrl_lightning.networks.language import EMBEDDINGS, load_embeddings
+from tests.helpers.specs import spec_of
 
 ALWAYS_FUSED = {torch.float32: 0, torch.bfloat16: 0, torch.float64: 0}
 """Numbers of outputs from which hidden layers are fused."""
-ARCHITECTURES = [pytest.param(MLP, id="mlp"), pytest.param(MultiHead, id="multi_head")]
+IN_DIM, OUT_DIM, NUM_TASKS = 4, 2, 3
+SPEC = spec_of(["reach-v3", "door-open-v3", "push-v3"])
 
 
 def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -21,7 +23,23 @@ def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
     return 2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed)) - 1
 
 
-class Convolutions(Encoder):
+def randomize(module, seed=0):
+    """Give every parameter numbers of its own, including parameters initialized with zeros."""
+    with torch.no_grad():
+        for i, parameter in enumerate(module.parameters()):
+            parameter.copy_(uniform(*parameter.shape, seed=seed + i))
+    return module
+
+
+def gradients_of(out, inputs, weights=None, retain_graph=True):
+    """Gradients of the weighted sum of outputs; zeros for inputs that have no effect."""
+    total = out.sum() if weights is None else (out * weights).sum()
+    return torch.autograd.grad(
+        total, inputs, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
+    )
+
+
+class Convolutions(networks.Encoder):
     """The smallest encoder of stacked frames."""
 
     def __init__(self, spec):
@@ -38,22 +56,6 @@ class Convolutions(Encoder):
         return self.layers(picture_BCHW / 255).view(*task_B.shape, self.out_dim)
 
 
-IN_DIM = 4
-OUT_DIM = 2
-NUM_TASKS = 3
-ORDERS = [[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2], [2, 1, 0], [0, 2, 1, 1, 2, 0, 0], [1, 1, 1]]
-"""Tasks of rows ``[B]``: in order with three rows and with one, backwards, mixed, one alone."""
-GROUPS = [
-    [[0, 0, 0], [1, 1, 1], [2, 2, 2]],
-    [[0], [1], [2]],
-    [[0, 0, 0, 0], [2, 2, 2, 2]],
-    [[1, 1], [2, 2]],
-    [[1, 1, 1]],
-]
-"""Tasks of learning batches ``[R, n]``: of all tasks, of two of them, of one alone."""
-BATCHES = [*ORDERS, *GROUPS]
-
-
 class Dense(TaskConditioning):
     """A learned vector for each task."""
 
@@ -66,76 +68,282 @@ class Dense(TaskConditioning):
         return self.table(task_B)
 
 
-def randomize(module, seed=0):
-    """Give every parameter numbers of its own, also those that begin as zeros."""
-    with torch.no_grad():
-        for i, parameter in enumerate(module.parameters()):
-            parameter.copy_(uniform(*parameter.shape, seed=seed + i))
-    return module
+SMALL = {"width": 8, "depth": 2, "output_bound": 0.5}
+SOFT = {"num_modules": 2, "embedding_dim": 5}
+NETWORKS = {
+    "mlp": partial(networks.MLP, **SMALL),
+    "mlp, layer norm": partial(networks.MLP, layer_norm=True, **SMALL),
+    "mlp, residual": partial(networks.MLP, residual=True, **SMALL),
+    "multi-head": partial(networks.MultiHead, **SMALL),
+    "multi-head of one output": lambda in_dim, _, spec, **options: networks.MultiHead(
+        in_dim, 1, spec, **{**SMALL, **options}
+    ),
+    "multi-head, residual": partial(networks.MultiHead, head_width=6, residual=True, **SMALL),
+    "film": partial(networks.FiLM, **SMALL),
+    "film, scalar": partial(networks.FiLM, scalar=True, **SMALL),
+    "moore": partial(networks.MOORE, width=12, depth=3, num_experts=4, output_bound=0.5),
+    "moore, shallow": partial(networks.MOORE, width=12, depth=1, num_experts=2, output_bound=0.5),
+    "paco": partial(networks.PaCo, num_sets=4, max_loss=None, **SMALL),
+    "separate": partial(networks.Separate, **SMALL),
+    "soft modularization": partial(networks.SoftModularization, **SMALL, **SOFT),
+    "soft modularization, deep": partial(
+        networks.SoftModularization, **{**SMALL, **SOFT, "depth": 4}
+    ),
+    "one per task": partial(networks.OnePerTask, make=partial(networks.MLP, **SMALL)),
+}
+EXPERTS = {"num_experts": 3, "width": 6, "depth": 1, "out_dim": 5}
+BY_EMBEDDING = {"conditioning": partial(networks.Embedding, dim=3), "width": 6}
+WORDS = [["reach"], ["push", "open"], ["door"]]
+CLUSTERS = [[1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 1.0, 0.0]]
+"""Weights of the experts for each task by ``WORDS``."""
+ENCODERS = {
+    "care": partial(networks.CARE, context_dim=5, **EXPERTS),
+    "care of an embedding": partial(
+        networks.CARE, conditioning=networks.Embedding, context_dim=5, **EXPERTS
+    ),
+    **{
+        f"mixture, {name}": partial(networks.MixtureOfEncoders, assignment=assignment, **EXPERTS)
+        for name, assignment in {
+            "one-hot": networks.OneHotGate,
+            "uniform": networks.UniformGate,
+            "clusters": partial(networks.Clusters, words=WORDS),
+            "gate": networks.TopKGate,
+            "gate of an embedding": partial(networks.TopKGate, **BY_EMBEDDING),
+            "attention": networks.Attention,
+            "attention of an embedding": partial(
+                networks.Attention, temperature=0.3, **BY_EMBEDDING
+            ),
+        }.items()
+    },
+}
+CONDITIONINGS = {
+    "one-hot": networks.OneHot,
+    "none": networks.NoConditioning,
+    "embedding": partial(networks.Embedding, dim=6),
+    "embedding, unit norm": partial(networks.Embedding, dim=6, unit_norm=True),
+    "task encoder": partial(networks.TaskEncoder, width=7, out_dim=5),
+    "task encoder of a one-hot": partial(
+        networks.TaskEncoder, embedding=networks.OneHot, depth=1, out_dim=3
+    ),
+}
+MODULES = {**NETWORKS, **ENCODERS, **CONDITIONINGS}
+TAKE_CONDITIONING = [name for name in NETWORKS if name not in ("separate", "one per task")]
 
 
-def gradients(out, inputs, weights):
-    return torch.autograd.grad(
-        (out * weights).sum(), inputs, allow_unused=True, materialize_grads=True
-    )
+def make(name, seed=0, **options):
+    """Return a module of ``MODULES`` with random parameters."""
+    sizes = (IN_DIM, OUT_DIM) if name in NETWORKS else ()
+    return randomize(MODULES[name](*sizes, SPEC, **options), seed)
 
 
-def assert_equals_row_by_row(network, slow, tolerance=1e-11):
-    """Outputs and all gradients are those of ``slow(network, x_D, task)`` for each row.
-
-    Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``.
-    """
-    network = randomize(network).double()
-    for i, tasks in enumerate(BATCHES):
-        task_B = torch.tensor(tasks)
-        x_BD = uniform(*task_B.shape, IN_DIM, seed=50 + i).double().requires_grad_()
-        fast = network(x_BD, task_B)
-        rows = zip(x_BD.view(-1, IN_DIM), task_B.flatten().tolist(), strict=True)
-        wanted = torch.stack([slow(network, x_D, task) for x_D, task in rows])
-        wanted = wanted.view(*task_B.shape, OUT_DIM)
-        torch.testing.assert_close(fast, wanted, rtol=tolerance, atol=tolerance)
-        weights, inputs = uniform(*fast.shape, seed=80).double(), [x_BD, *network.parameters()]
-        for ours, theirs in zip(
-            gradients(fast, inputs, weights), gradients(wanted, inputs, weights), strict=True
-        ):
-            torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+# the equations, for the features ``x_D`` and the task of one row
 
 
-def num_parameters(network):
-    return sum(parameter.numel() for parameter in network.parameters())
-
-
-def perceptron(experts, k, x_D, relu_last=False):
-    """Return the output of expert ``k`` for one row."""
+def perceptron(experts, k, x_D):
+    """Return the output of expert ``k``."""
     num_layers = len(experts.weights)
     for i, (weight_KDH, bias_K1H) in enumerate(zip(experts.weights, experts.biases, strict=True)):
         x_D = x_D @ weight_KDH[k] + bias_K1H[k, 0]
-        x_D = x_D.clamp(min=0) if relu_last or i + 1 < num_layers else x_D
+        x_D = x_D if i + 1 == num_layers else x_D.clamp(min=0)
     return x_D
 
 
-def layers(x_D, linears):
-    """Return the output of linear layers with ReLU between them for one row."""
-    for i, linear in enumerate(linears):
-        x_D = linear.weight @ x_D + linear.bias
-        x_D = x_D if i + 1 == len(linears) else x_D.clamp(min=0)
+def linear(layer, x_D):
+    return layer.weight @ x_D + layer.bias
+
+
+def hidden_layers(module, x_D, size=2):
+    """Return the output of linear maps with ReLU; with LayerNorm, each has 4 parameters."""
+    parameters = list(module.parameters())
+    for i in range(0, len(parameters), size):
+        x_D = normalized(parameters[i : i + size], x_D).clamp(min=0)
     return x_D
 
 
-DTYPES = [
-    pytest.param(torch.float32, 1e-5, id="float32"),
-    pytest.param(torch.float64, 1e-11, id="float64"),
-]
+def normalized(parameters, x_D):
+    """Return ``LN(W x + b)``, or ``W x + b`` without the parameters of LayerNorm."""
+    weight_HD, bias_H, *gain_and_shift = parameters
+    h_H = weight_HD @ x_D + bias_H
+    if not gain_and_shift:
+        return h_H
+    centered_H = h_H - h_H.sum() / len(h_H)
+    variance = centered_H.square().sum() / len(h_H)
+    return centered_H / (variance + 1e-5).sqrt() * gain_and_shift[0] + gain_and_shift[1]
 
 
-def assert_same_output_and_gradients(module, out_BC, wanted_BC, tolerance):
-    """Compare outputs, and the gradients of all parameters for a gradient of the output."""
-    torch.testing.assert_close(out_BC, wanted_BC, rtol=tolerance, atol=tolerance)
-    given_BC = uniform(*out_BC.shape, seed=77).to(out_BC)
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    found, wanted = (
-        torch.autograd.grad((output_BC * given_BC).sum(), parameters)
-        for output_BC in (out_BC, wanted_BC)
-    )
-    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
-    assert all(gradient.any() for gradient in wanted), "a gradient of 0 compares nothing"
+def residual_layers(module, x_D):
+    """Nauman et al. 2024, BroNet: a layer, and blocks ``h + LN(W2 relu(LN(W1 h)))``."""
+    parameters = list(module.parameters())
+    layer, *inner = [parameters[i : i + 4] for i in range(0, len(parameters), 4)]
+    h_H = normalized(layer, x_D).clamp(min=0)
+    for first, second in zip(inner[::2], inner[1::2], strict=True):
+        h_H = h_H + normalized(second, normalized(first, h_H).clamp(min=0))
+    return h_H
+
+
+def told(network, task):
+    """Return the features of the task."""
+    return network.conditioning(torch.tensor([task]))[0]
+
+
+def mlp(network, x_D, task, layers=hidden_layers):
+    h_H = layers(network.trunk, torch.cat([x_D, told(network, task)]))
+    if hasattr(network, "head"):
+        return linear(network.head, h_H)
+    if isinstance(network.heads, nn.Linear):
+        return head_of(network.heads, h_H, task)
+    return perceptron(network.heads.experts, task, h_H)
+
+
+def head_of(heads, h_H, task):
+    rows = slice(task * heads.out_dim, (task + 1) * heads.out_dim)
+    return heads.weight[rows] @ h_H + heads.bias[rows]
+
+
+def film(network, x_D, task):
+    """Perez et al. 2018: scale and shift of each feature, or one of each layer."""
+    numbers = network.modulation.weight @ told(network, task)
+    size = len(numbers) // (2 * SMALL["depth"])
+    for layer in network.layers:
+        delta_F, beta_F, numbers = numbers[:size], numbers[size : 2 * size], numbers[2 * size :]
+        x_D = ((1 + delta_F) * linear(layer, x_D) + beta_F).clamp(min=0)
+    assert len(numbers) == 0
+    return linear(network.head, x_D)
+
+
+def moore(network, x_D, task):
+    """Hendawy et al. 2024, with classical Gram-Schmidt."""
+    basis = []
+    for k in range(network.experts.num_experts):
+        u_H = perceptron(network.experts, k, x_D)
+        rest_H = u_H - sum((u_H @ v_H) / (v_H @ v_H) * v_H for v_H in basis)
+        basis.append(rest_H / rest_H.norm())
+    w_K = network.mixture.weight @ told(network, task)
+    features_H = torch.tanh(sum(w * v_H for w, v_H in zip(w_K, basis, strict=True)))
+    return head_of(network.heads, features_H, task)
+
+
+def paco(network, x_D, task):
+    """Sun et al. 2022: every parameter is a sum over the sets."""
+    w_K = network.composition.weight @ told(network, task)
+    last = len(network.weights) - 1
+    for i, (weight_KDH, bias_KH) in enumerate(zip(network.weights, network.biases, strict=True)):
+        weight_DH, bias_H = (
+            sum(w * own for w, own in zip(w_K, of_sets, strict=True))
+            for of_sets in (weight_KDH, bias_KH)
+        )
+        x_D = x_D @ weight_DH + bias_H
+        x_D = x_D if i == last else x_D.clamp(min=0)
+    return x_D
+
+
+def separate(network, x_D, task):
+    return perceptron(network.own.experts, task, x_D)
+
+
+def one_per_task(network, x_D, task):
+    return network.networks[task](x_D[None], torch.tensor([0]))[0]
+
+
+def soft_modularization(network, x_D, task):
+    """Yang et al. 2020, module by module."""
+    f_E = linear(network.encoder[2], linear(network.encoder[0], x_D).clamp(min=0))
+    z_E = f_E * linear(network.task_encoder, told(network, task))
+    num_modules, depth = SOFT["num_modules"], len(network.layers)
+    g = [f_E.clamp(min=0)] * num_modules
+    p = linear(network.routing[0], z_E.clamp(min=0))
+    for layer, modules in enumerate(network.layers):
+        outputs = [perceptron(modules, j, g[j]).clamp(min=0) for j in range(num_modules)]
+        num_taken = 1 if layer + 1 == depth else num_modules
+        g = [
+            sum(
+                share * output
+                for share, output in zip(
+                    softmax(p[num_modules * i : num_modules * (i + 1)]), outputs, strict=True
+                )
+            )
+            for i in range(num_taken)
+        ]
+        if layer + 1 < depth:
+            into = linear(network.routing_inputs[layer], p)
+            p = linear(network.routing[layer + 1], (into * z_E).clamp(min=0))
+    return linear(network.head, g[0])
+
+
+def softmax(score_K):
+    power_K = score_K.exp()
+    return power_K / power_K.sum()
+
+
+def encoded_task(encoder, embedding_C):
+    return linear(encoder.output, hidden_layers(encoder.hidden, embedding_C))
+
+
+def care(encoder, x_D, task):
+    """Sodhani et al. 2021, section 4: encoders, context, attention, and what the policy sees."""
+    embedding = encoder.context.embedding
+    table_TC = torch.from_numpy(load_embeddings(EMBEDDINGS, SPEC.task_names)).to(x_D)
+    told_C = getattr(embedding, "weight_TC", table_TC)[task]
+    context_C = encoded_task(encoder.context, told_C)
+    z = [perceptron(encoder.experts, k, x_D) for k in range(3)]
+    attention_K = softmax(torch.stack([z_Z @ context_C.detach() for z_Z in z]))
+    mixed_Z = sum(a * z_Z for a, z_Z in zip(attention_K, z, strict=True))
+    return torch.cat([mixed_Z, context_C])
+
+
+def mixture(encoder, x_D, task):
+    weight_K = gate(encoder.assignment, task)
+    return sum(weight_K[k] * perceptron(encoder.experts, k, x_D) for k in range(3))
+
+
+def gate(assignment, task):
+    """Return the weights of the experts from the definition of each assignment."""
+    one_hot_T = torch.eye(NUM_TASKS)[task]
+    if isinstance(assignment, networks.OneHotGate):
+        return one_hot_T
+    if isinstance(assignment, networks.UniformGate):
+        return torch.full((3,), 1 / 3)
+    if isinstance(assignment, networks.Clusters):
+        return CLUSTERS[task]
+    embedding = getattr(assignment.scores.conditioning, "weight_TC", None)
+    told_C = one_hot_T.double() if embedding is None else embedding[task].detach()
+    score_K = encoded_task(assignment.scores, told_C)
+    if isinstance(assignment, networks.Attention):
+        return softmax(score_K / (1.0 if embedding is None else 0.3))
+    best = sorted(range(3), key=lambda k: -score_K[k].item())[:2]
+    shares = dict(zip(best, softmax(score_K[best]), strict=True))
+    return [shares.get(k, 0.0) for k in range(3)]
+
+
+def task_encoder(encoder, _, task):
+    return encoded_task(encoder, encoder.embedding.weight_TC[task])
+
+
+EQUATIONS = {
+    **dict.fromkeys(["mlp", "multi-head", "multi-head of one output"], mlp),
+    "mlp, layer norm": partial(mlp, layers=partial(hidden_layers, size=4)),
+    "mlp, residual": partial(mlp, layers=residual_layers),
+    "multi-head, residual": partial(mlp, layers=residual_layers),
+    "film": film,
+    "film, scalar": film,
+    "moore": moore,
+    "moore, shallow": moore,
+    "paco": paco,
+    "separate": separate,
+    "soft modularization": soft_modularization,
+    "soft modularization, deep": soft_modularization,
+    "one per task": one_per_task,
+    "care": care,
+    "care of an embedding": care,
+    **{name: mixture for name in ENCODERS if name.startswith("mixture")},
+    "one-hot": lambda conditioning, _, task: torch.eye(NUM_TASKS).double()[task],
+    "none": lambda conditioning, _, task: torch.zeros(0).double(),
+    "embedding": lambda conditioning, _, task: conditioning.weight_TC[task],
+    "embedding, unit norm": lambda conditioning, _, task: (
+        conditioning.weight_TC[task] / conditioning.weight_TC[task].square().sum().sqrt()
+    ),
+    "task encoder": task_encoder,
+    "task encoder of a one-hot": lambda encoder, _, task: encoded_task(
+        encoder, torch.eye(NUM_TASKS).double()[task]
+    ),
+}

@@ -1,4 +1,4 @@
-"""How far a policy explores, and the bounds of it."""
+"""The standard deviations of Gaussian policies, and their bounds."""
 
 from __future__ import annotations
 
@@ -16,39 +16,31 @@ from mtrl_lightning.utils.counters import Counters
 from tests.helpers.networks import uniform
 from tests.helpers.specs import spec_of
 
-NUM_TASKS, ACTION_DIM = 3, 2
+SPEC = spec_of(3, action_dim=2)
 TASK_B = torch.tensor([2, 0, 0, 1])
-KINDS = [StateIndependentStd, StateDependentStd]
+each_kind = pytest.mark.parametrize("kind", [StateIndependentStd, StateDependentStd])
 
 
-def make(kind, **options) -> PolicyStd:
-    return kind(spec_of(NUM_TASKS, action_dim=ACTION_DIM), **options)
+def make(kind, log_std_TA=None, **options) -> PolicyStd:
+    made = kind(SPEC, **options)
+    if log_std_TA is not None:
+        made.load_state_dict({"log_std_TA": torch.as_tensor(log_std_TA)})
+    return made
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_dimension_begins_with_the_initial_deviation(kind):
-    made = make(kind, initial=-0.5)
-    assert made.log_std_TA.tolist() == [[-0.5] * ACTION_DIM] * NUM_TASKS
-    mean = uniform(4, ACTION_DIM)
-    change = torch.zeros(4, ACTION_DIM * (made.outputs_per_action - 1))
-    policy = made.distribution(torch.cat([mean, change], dim=1), TASK_B)
-    assert torch.equal(policy.mean_BA, mean)
-    assert policy.log_std_BA.tolist() == [[-0.5] * ACTION_DIM] * 4
-
-
-def test_each_row_has_the_deviation_of_its_task():
-    made = make(StateIndependentStd)
-    with torch.no_grad():
-        made.log_std_TA.copy_(torch.tensor([[0.1, 0.2], [-1.0, -1.1], [-2.0, 0.3]]))
-    policy = made.distribution(uniform(4, ACTION_DIM), TASK_B)
+def test_state_independent_deviations_are_those_of_the_rows_tasks():
+    made = make(StateIndependentStd, [[0.1, 0.2], [-1.0, -1.1], [-2.0, 0.3]])
+    mean_BA = uniform(4, 2)
+    policy = made.distribution(mean_BA, TASK_B)
+    assert torch.equal(policy.mean_BA, mean_BA)
     wanted = torch.tensor([[-2.0, 0.3], [0.1, 0.2], [0.1, 0.2], [-1.0, -1.1]])
     assert torch.equal(policy.log_std_BA, wanted)
 
 
-def test_state_dependent_deviation_stays_within_its_bounds():
-    made = make(StateDependentStd, initial=-1.0, minimum=-2.0, maximum=0.5)
-    with torch.no_grad():
-        made.log_std_TA[2] = torch.tensor([-0.5, 0.25])
+def test_state_dependent_deviations_are_added_and_stay_in_their_bounds():
+    made = make(
+        StateDependentStd, [[-1.0, -1.0], [-1.0, -1.0], [-0.5, 0.25]], minimum=-2.0, maximum=0.5
+    )
     output_BO = torch.tensor(
         [[1.0, 2.0, 0.125, 0.125], [3.0, 4.0, 0.5, -5.0], [5.0, 6.0, -1.0, 1.5], [0.0] * 4]
     )
@@ -57,51 +49,37 @@ def test_state_dependent_deviation_stays_within_its_bounds():
     assert policy.log_std_BA.tolist() == [[-0.375, 0.375], [-0.5, -2], [-2, 0.5], [-1, -1]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_groups_of_tasks_have_the_noise_of_their_rows(kind):
-    made = make(kind)
-    with torch.no_grad():
-        made.log_std_TA.copy_(0.3 * uniform(NUM_TASKS, ACTION_DIM))
-    output_RnO = uniform(2, 3, ACTION_DIM * made.outputs_per_action)
+@each_kind
+def test_groups_have_the_distributions_of_rows_in_single_precision(kind):
+    made = make(kind, 0.3 * uniform(3, 2))
+    output_RnO = uniform(2, 3, 2 * made.outputs_per_action).bfloat16()
     task_Rn = torch.tensor([[0] * 3, [2] * 3])
     policy = made.distribution(output_RnO, task_Rn)
     rows = made.distribution(output_RnO.flatten(0, 1), task_Rn.flatten())
     for found, wanted in zip(policy[:2], rows[:2], strict=True):
+        assert found.dtype == torch.float32
         assert torch.equal(found.expand(2, 3, -1).flatten(0, 1), wanted)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_half_precision_is_left_behind(kind):
-    made = make(kind)
-    output_BO = torch.zeros(4, ACTION_DIM * made.outputs_per_action, dtype=torch.bfloat16)
-    policy = made.distribution(output_BO, TASK_B)
-    assert {value.dtype for value in policy[:2]} == {torch.float32}
-
-
-def update_of(made, learning_rate=1.0):
-    """What makes optimizer steps, as an algorithm does."""
+@each_kind
+def test_step_beyond_a_bound_is_clipped_and_can_return(kind):
+    made = make(kind, initial=-1.0, minimum=-2.0, maximum=0.5)
+    assert (made.log_std_TA == -1).all()
     update = Update(
         "actor",
         [made],
-        partial(SGD, lr=learning_rate),
+        partial(SGD, lr=1.0),
         generators=Generators(0),
         metrics=MeanMetrics(),
         guard=DivergenceGuard("stop", 0, ["a", "b", "c"], Counters()),
-        spec=spec_of(NUM_TASKS),
+        spec=SPEC,
     )
     update.configure_optimizer()
-    return update
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_step_beyond_a_bound_is_clipped_and_can_return(kind):
-    made = make(kind, initial=-1.0, minimum=-2.0, maximum=0.5)
-    update = update_of(made)
     push_T1 = torch.tensor([[30.0], [-30.0], [0.3]])
 
     def push(sign):
         # the gradient of the mean over the tasks is a third of the push
-        update(lambda: (sign * (push_T1 * made.log_std_TA).mean(1) * ACTION_DIM, None))
+        update(lambda: (sign * (push_T1 * made.log_std_TA).mean(1) * 2, None))
 
     push(1)
     assert made.log_std_TA[:2].tolist() == [[-2, -2], [0.5, 0.5]]

@@ -1,0 +1,211 @@
+"""Initial weights, and the default sizes of the papers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from mtrl_lightning import networks
+from tests.helpers.networks import uniform
+from tests.helpers.specs import spec_of
+
+SPEC = spec_of(10)
+IN_DIM, OUT_DIM, WIDTH, BOUND = 90, 30, 256, 0.25
+
+
+def he(num_inputs):
+    return math.sqrt(6 / num_inputs)
+
+
+HEAD = {"head.weight": BOUND, "head.bias": BOUND}
+HEADS = {"heads.weight": BOUND, "heads.bias": BOUND}
+TRUNK = {"trunk.0.weight": he(100), "trunk.2.weight": he(WIDTH)}
+NORMALIZED = {"trunk.0.weight": he(100), "trunk.3.weight": he(WIDTH)}
+BLOCKS = {f"trunk.{block}.{layer}.weight": he(WIDTH) for block in (3, 4) for layer in (0, 3)}
+INITIAL = {
+    "mlp": (networks.MLP, {}, {**TRUNK, **HEAD}),
+    "mlp, layer norm": (networks.MLP, {"layer_norm": True}, {**NORMALIZED, **HEAD}),
+    "mlp, residual": (
+        networks.MLP,
+        {"residual": True},
+        {"trunk.0.weight": he(100), **BLOCKS, **HEAD},
+    ),
+    "multi-head": (networks.MultiHead, {}, {**TRUNK, **HEADS}),
+    "hidden heads": (
+        networks.MultiHead,
+        {"head_width": 100},
+        {
+            **TRUNK,
+            "heads.experts.weights.0": he(WIDTH),
+            "heads.experts.weights.1": BOUND,
+            "heads.experts.biases.1": BOUND,
+        },
+    ),
+    "film": (
+        networks.FiLM,
+        {},
+        {"layers.0.weight": he(IN_DIM), "layers.1.weight": he(WIDTH), **HEAD},
+    ),
+    "moore": (
+        networks.MOORE,
+        {},
+        {
+            "experts.weights.0": he(IN_DIM),
+            "experts.weights.1": he(WIDTH),
+            "mixture.weight": he(10 + 4),  # Glorot's bound
+            **HEADS,
+        },
+    ),
+    "paco": (
+        networks.PaCo,
+        {},
+        {
+            "weights.0": he(IN_DIM),
+            "weights.1": he(WIDTH),
+            "weights.2": BOUND,
+            "biases.2": BOUND,
+        },
+    ),
+    "separate": (
+        networks.Separate,
+        {},
+        {
+            "own.experts.weights.0": he(IN_DIM),
+            "own.experts.weights.1": he(WIDTH),
+            "own.experts.weights.2": BOUND,
+            "own.experts.biases.2": BOUND,
+        },
+    ),
+    "soft modularization": (
+        networks.SoftModularization,
+        {"embedding_dim": 200},
+        {
+            "encoder.0.weight": he(IN_DIM),
+            "encoder.2.weight": he(200),
+            "routing.0.weight": 3e-3,
+            "routing.1.weight": 3e-3,
+            "layers.0.weights.0": he(200),
+            "layers.1.weights.0": he(WIDTH),
+            **HEAD,
+        },
+    ),
+}
+OTHERS = ("modulation.", "composition.", "task_encoder.", "routing")
+"""Initialized otherwise."""
+
+
+def assert_uniform(values, bound):
+    """Check that numbers fill the interval between the bounds evenly."""
+    values = values.detach()
+    assert 0.85 * bound < values.max() <= bound and 0.85 * bound < -values.min() <= bound
+    count = values.numel()
+    assert values.mean().item() == pytest.approx(0, abs=4 * bound / math.sqrt(3 * count))
+    assert values.var().item() == pytest.approx(bound**2 / 3, rel=max(0.02, 4 / math.sqrt(count)))
+
+
+@pytest.mark.parametrize("name", INITIAL)
+def test_weights_are_uniform_within_their_bounds_and_biases_zero(name):
+    kind, options, bounds = INITIAL[name]
+    torch.manual_seed(0)
+    network = kind(IN_DIM, OUT_DIM, SPEC, width=WIDTH, depth=2, output_bound=BOUND, **options)
+    parameters = dict(network.named_parameters())
+    for parameter, bound in bounds.items():
+        assert_uniform(parameters.pop(parameter), bound)
+    for rest, values in parameters.items():
+        if not rest.startswith(OTHERS):
+            assert "bias" in rest or name in ("mlp, layer norm", "mlp, residual")
+            assert (values == (0 if "bias" in rest else 1)).all()
+
+
+def test_an_output_bound_of_zero_is_that_of_pytorch():
+    torch.manual_seed(0)
+    for network in (
+        networks.MLP(IN_DIM, OUT_DIM, SPEC, width=WIDTH, depth=1, output_bound=0),
+        networks.MultiHead(IN_DIM, OUT_DIM, SPEC, width=WIDTH, depth=1, output_bound=0),
+        networks.PaCo(IN_DIM, OUT_DIM, SPEC, width=WIDTH, depth=1, output_bound=0),
+    ):
+        *_, weight, bias = sorted(network.parameters(), key=lambda p: OUT_DIM in p.shape)
+        assert_uniform(weight, 1 / math.sqrt(WIDTH))
+        assert bias.abs().max() <= 1 / math.sqrt(WIDTH)
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_film_begins_as_the_same_network_for_every_task(scalar):
+    network, x_BD = networks.FiLM(4, 2, spec_of(3), width=8, scalar=scalar), uniform(5, 4)
+    h_BH = x_BD
+    for layer in network.layers:
+        h_BH = layer(h_BH).relu()
+    for task in range(3):
+        assert torch.equal(network(x_BD, torch.full((5,), task)), network.head(h_BH))
+
+
+@pytest.mark.parametrize(
+    "conditioning", [networks.OneHot, networks.TaskEncoder, networks.Embedding]
+)
+def test_composed_weights_of_paco_begin_with_the_variance_of_one_set(conditioning):
+    torch.manual_seed(0)
+    options = {"width": 200, "depth": 2, "max_loss": None, "conditioning": conditioning}
+    network = networks.PaCo(4, 2, spec_of(6), **options)
+    w_TK = network.composition(network.conditioning(torch.arange(6)))
+    assert w_TK.square().sum(1).mean().item() == pytest.approx(1, rel=1e-5)
+    assert w_TK.min() < 0 and not torch.equal(network.weights[1][0], network.weights[1][1])
+    if conditioning is networks.OneHot:
+        torch.testing.assert_close(w_TK.square().sum(1), torch.ones(6))
+        composed_DH = torch.einsum("k,kdh->dh", w_TK[1], network.weights[1])
+        assert composed_DH.var().item() == pytest.approx(2 / 200, rel=0.05)
+
+
+def test_routing_begins_nearly_even_and_its_shares_add_up_to_one():
+    torch.manual_seed(0)
+    options = {"width": 20, "depth": 4, "num_modules": 3, "embedding_dim": 50}
+    network = networks.SoftModularization(4, 2, spec_of(3), **options)
+    routes = network.route(uniform(4, 50), torch.tensor([0, 1, 2, 2]))
+    assert [tuple(route.shape) for route in routes] == [(4, 3, 3)] * 3 + [(4, 1, 3)]
+    for p_BMM in routes:
+        torch.testing.assert_close(p_BMM.sum(-1), torch.ones(p_BMM.shape[:2]))
+        torch.testing.assert_close(p_BMM, torch.full(p_BMM.shape, 1 / 3), rtol=0, atol=0.1)
+        assert not torch.equal(p_BMM[2], p_BMM[0])
+
+
+def test_members_of_an_ensemble_have_their_own_weights_and_outputs():
+    ensemble = networks.Ensemble(lambda: networks.MLP(4, 1, spec_of(3), width=8), 3)
+    x_BD, task_B = uniform(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
+    q_QB = ensemble(x_BD, task_B)
+    assert q_QB.shape == (3, 6, 1) and len(q_QB.unique()) == 18
+    for member, q_B in zip(ensemble.members, q_QB, strict=True):
+        assert torch.equal(q_B, member(x_BD, task_B))
+
+
+def test_an_embedding_begins_normal():
+    torch.manual_seed(0)
+    embedding = networks.Embedding(spec_of(500))
+    assert embedding.weight_TC.mean().item() == pytest.approx(0, abs=0.03)
+    assert embedding.weight_TC.std().item() == pytest.approx(1, abs=0.03)
+
+
+def test_images_are_encoded_by_orthogonal_maps():
+    space = Box(0, 255, (1, 3, 17, 17), np.uint8)
+    encoder = networks.PixelEncoder(spec_of(1, space), channels=4, strides=(1, 1))
+    second = encoder.convolutions[2].weight
+    center_OI = second[:, :, 1, 1]
+    torch.testing.assert_close(center_OI @ center_OI.t(), 2 * torch.eye(4))  # ReLU's gain squared
+    assert int((second != 0).sum()) == 16, "zero except for the center"
+    weight = encoder.projection.linear.weight
+    torch.testing.assert_close(weight[:9] @ weight[:9].t(), torch.eye(9), atol=1e-5, rtol=0)
+    assert not any(layer.bias.any() for layer in encoder.convolutions[::2])
+
+
+def test_default_sizes_are_those_of_the_papers():
+    spec = spec_of(["reach-v3", "push-v3"], Box(-1, 1, (5,), np.float32))
+    care, mixture = networks.CARE(spec), networks.MixtureOfEncoders(spec)
+    assert [tuple(w.shape) for w in care.experts.weights] == [(6, 5, 50), *[(6, 50, 50)] * 2]
+    assert [tuple(w.shape) for w in mixture.experts.weights] == [(10, 5, 50), *[(10, 50, 50)] * 2]
+    assert [tuple(w.shape) for w in care.context.parameters()][::2] == [(50, 384), *[(50, 50)] * 2]
+    of_tasks = networks.TaskEncoder(spec)
+    assert [p.numel() for p in of_tasks.parameters()] == [100, *[2500, 50] * 3]
+    assert networks.Embedding(spec).out_dim == 32
+    assert (networks.TopKGate(3, spec)(torch.arange(2)) > 0).sum(-1).tolist() == [2, 2]

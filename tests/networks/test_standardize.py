@@ -1,0 +1,173 @@
+"""Statistics of observations against NumPy's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from mtrl_lightning.networks import Identity, Standardize
+from mtrl_lightning.networks.standardize import ROUNDS
+from tests.helpers.specs import spec_of
+
+DIM = 3
+SPACE = Box(-np.inf, np.inf, (DIM,), np.float32)
+TASK_N = np.array([0, 2, 2, 0, 2, 0, 2, 2])
+"""Tasks of a batch's rows; task 1 is not trained."""
+each_kind = pytest.mark.parametrize("per_task", [False, True])
+
+
+def make(num_tasks=3, sizes=(), **options):
+    return Standardize(spec_of(num_tasks, SPACE, observation_sizes=sizes), **options)
+
+
+def batches(count, rows=8, seed=0):
+    """Batches whose mean and scale differ from batch to batch and from feature to feature."""
+    generator = np.random.default_rng(seed)
+    scale, shift = np.array([1.0, 5.0, 0.3]), np.array([0.0, -7.0, 2.0])
+    data = generator.normal(size=(count, rows, DIM)) * scale + shift
+    return (data + generator.normal(size=(count, 1, DIM))).astype(np.float32)
+
+
+def observe(encoder, data, task_N=None):
+    for batch in data:
+        task_B = np.zeros(len(batch), np.int64) if task_N is None else task_N
+        encoder.observe(torch.from_numpy(batch), torch.from_numpy(task_B))
+    return encoder
+
+
+def standardized(encoder, rows, task=0):
+    x_BD = torch.as_tensor(np.asarray(rows, np.float32))
+    return encoder(x_BD, torch.full((len(x_BD),), task)).numpy()
+
+
+def assert_statistics(mean_D, variance_D, rows):
+    rows = rows.reshape(-1, DIM).astype(np.float64)
+    np.testing.assert_allclose(mean_D, rows.mean(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(variance_D, rows.var(0), rtol=1e-5)
+
+
+@each_kind
+def test_learning_batches_are_standardized_as_rows_in_any_order(per_task):
+    grouped, any_order = (make(per_task=per_task) for _ in range(2))
+    task_Rn = torch.tensor([[0] * 4, [2] * 4])
+    order_B = torch.randperm(8, generator=torch.Generator().manual_seed(0))
+    for batch in batches(5):
+        x_RnD = torch.from_numpy(batch).view(2, 4, DIM)
+        assert grouped.observe(x_RnD, task_Rn)
+        assert any_order.observe(x_RnD.flatten(0, 1)[order_B], task_Rn.flatten()[order_B])
+    for name, value in grouped.state_dict().items():
+        torch.testing.assert_close(value, any_order.state_dict()[name], rtol=1e-5, atol=1e-6)
+    out_RnD = grouped(x_RnD, task_Rn)
+    out_BD = grouped(x_RnD.flatten(0, 1)[order_B], task_Rn.flatten()[order_B])
+    assert torch.equal(out_RnD, out_BD[order_B.argsort()].view(2, 4, DIM))
+    assert not torch.allclose(out_RnD, x_RnD)
+    assert torch.equal(Identity(spec_of(3, SPACE))(x_RnD, task_Rn), x_RnD)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_statistics_and_outputs_are_those_of_all_rows(count):
+    data, encoder = batches(count), make()
+    assert (standardized(encoder, np.ones((1, DIM))) == 1).all(), "nothing was observed"
+    observe(encoder, data)
+    assert_statistics(encoder.mean_D, encoder.variance_D, data)
+    rows = data.reshape(-1, DIM)
+    wanted = (rows - rows.mean(0, dtype=np.float64)) / rows.std(0, dtype=np.float64)
+    np.testing.assert_allclose(standardized(encoder, rows), wanted, rtol=1e-4, atol=1e-5)
+    assert encoder.count.item() == count
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_statistics_per_task_are_those_of_the_tasks_rows(count):
+    data = batches(count)
+    encoder = observe(make(per_task=True), data, TASK_N)
+    for task in (0, 2):
+        rows = data[:, task == TASK_N].reshape(-1, DIM).astype(np.float64)
+        assert_statistics(encoder.mean_TD[task], encoder.variance_TD[task], rows)
+        wanted = (rows - rows.mean(0)) / rows.std(0)
+        np.testing.assert_allclose(standardized(encoder, rows, task), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_statistics_per_task_weight_all_rows_equally():
+    data = 1e-3 * batches(1, rows=9)[0]  # far from the initial variances of 1
+    encoder = observe(make(1, per_task=True), (data[:2], data[2:3], data[3:]))
+    np.testing.assert_allclose(encoder.mean_TD[0], data.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(encoder.variance_TD[0], data.var(0), rtol=1e-5)
+
+
+def test_deviations_have_a_lower_bound_and_outputs_are_clipped():
+    # deviations 0, 2, 0.1
+    encoder = observe(make(min_std=0.5), np.float32([[[4.0, -2.0, 0.0], [4.0, 2.0, 0.2]]]))
+    np.testing.assert_allclose(standardized(encoder, [[5.0, 6.0, 0.6]]), [[2.0, 3.0, 1.0]], 1e-6)
+    encoder = observe(make(clip=2.5), np.float32([[[-1.0] * 3, [1.0] * 3]]))
+    found = standardized(encoder, [[2.4, 2.6, -1e6]])
+    np.testing.assert_allclose(found, [[2.4, 2.5, -2.5]], 1e-6)
+
+
+def test_statistics_of_clipped_rows_are_those_of_a_loop():
+    encoder = observe(make(clip=1.5, min_std=1e-3), batches(1, rows=30))
+    x_ND = batches(1, rows=30)[0].astype(np.float64)
+    clipped_ND = x_ND
+    for _ in range(ROUNDS):
+        reach_D = 1.5 * clipped_ND.std(0)
+        mean_D = clipped_ND.mean(0)
+        clipped_ND = np.minimum(np.maximum(x_ND, mean_D - reach_D), mean_D + reach_D)
+    assert (clipped_ND.std(0) < 0.95 * x_ND.std(0)).all()
+    np.testing.assert_allclose(encoder.mean_D, clipped_ND.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(encoder.variance_D.sqrt(), clipped_ND.std(0), rtol=1e-4)
+
+
+@each_kind
+@pytest.mark.parametrize("number", [1, 20])
+def test_rare_outliers_do_not_decide_the_deviation(number, per_task):
+    plain = batches(number, rows=4_000)
+    falling = plain.copy()
+    falling[:, [0, 2], 0] = [-100.0, -190.0]  # rows of the first task, which has every second one
+    encoder = observe(make(2, per_task=per_task), falling, np.tile([0, 1], 2_000))
+    own = slice(None, None, 2 if per_task else 1)
+    wanted_D = plain[:, own].reshape(-1, DIM).std(0)
+    assert falling[:, own, 0].std() > 2 * wanted_D[0]
+    variance_D = encoder.variance_TD[0] if per_task else encoder.variance_D
+    np.testing.assert_allclose(variance_D.sqrt(), wanted_D, rtol=0.1)
+
+
+@each_kind
+@pytest.mark.parametrize("saved_after", [0, 1, 6, 9])
+def test_restored_statistics_continue_and_freeze(saved_after, per_task):
+    data = batches(10)
+    before, after = (make(num_updates=6, per_task=per_task) for _ in range(2))
+    observe(before, data[:saved_after], TASK_N)
+    observe(after, batches(8, seed=5), TASK_N)
+    after.load_state_dict(before.state_dict())
+    for encoder in (before, after):
+        observe(encoder, data[saved_after:], TASK_N)
+    for name, value in before.state_dict().items():
+        assert torch.equal(value, after.state_dict()[name])
+    if per_task:
+        assert after.rows_T.tolist() == [18, 0, 30]
+    else:
+        assert_statistics(after.mean_D, after.variance_D, data[:6])
+
+
+def test_untrained_task_has_the_statistics_of_its_size():
+    encoder, data = make(5, sizes=[3, 3, 3, 2, 1]), batches(4)
+    task_N = np.array([0, 2, 2, 0, 3, 0, 2, 3])
+    data[:, task_N == 3, 2:] = 0
+    observe(encoder, data, task_N)
+    same = np.concatenate([data[:, task_N == task].reshape(-1, DIM) for task in (0, 2)])
+    assert_statistics(encoder.mean_TD[1], encoder.variance_TD[1], same)  # 3 rows of each
+    assert standardized(encoder, [[1.5, 0, 0]], 4).tolist() == [[1.5, 0, 0]], "none has its size"
+    assert not standardized(encoder, np.zeros((1, DIM)), 3)[:, 2:].any()
+    own = batches(2, seed=3)
+    observe(encoder, own, np.full(8, 1))
+    np.testing.assert_allclose(encoder.mean_TD[1], own.reshape(-1, DIM).mean(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "per_task", "is_per_task"),
+    [([3, 3], None, False), ([3, 3], True, True), ([3, 2], None, True), ([3, 3], False, False)],
+)
+def test_tasks_are_separated_where_their_sizes_differ(sizes, per_task, is_per_task):
+    names = make(2, sizes=sizes, per_task=per_task).state_dict().keys()
+    assert ("mean_TD" in names, "mean_D" in names) == (is_per_task, not is_per_task)
