@@ -1,10 +1,9 @@
-"""DeepMDP's and HiP-BMDP's losses by loops over rows, and what they train."""
+"""DeepMDP's and HiP-BMDP's losses by their equations, and what they train."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,94 +12,65 @@ from mtrl_lightning.auxiliaries import (
     Deterministic,
     HiPBMDP,
     LatentDynamics,
-    Probabilistic,
     TransitionEnsemble,
 )
+from mtrl_lightning.auxiliaries.transitions import Gaussians
 from mtrl_lightning.networks import CARE, Embedding
 from tests.helpers.algorithms import make_batch, make_spec
 from tests.helpers.auxiliaries import STATES, STATES_CONTEXT, inputs, make_encoder, reached
+from tests.helpers.networks import uniform
 
 SPEC = make_spec(4, train_tasks=[0, 2, 3])
-ROWS = 3
-BATCH = make_batch(SPEC, ROWS)
+BATCH = make_batch(SPEC, rows=3)
+LOW, HIGH = 0.1, 2.0
+BOUNDS = {"width": 6, "min_std": LOW, "max_std": HIGH}
 MODELS = {
     "deterministic": partial(Deterministic, width=6),
-    "probabilistic": partial(Probabilistic, width=6, max_std=2.0),
-    "ensemble": partial(TransitionEnsemble, size=3, width=6),
+    "ensemble": partial(TransitionEnsemble, size=3, **BOUNDS),
 }
+each_model = pytest.mark.parametrize("model", MODELS)
 
 
-class Row(NamedTuple):
-    """One transition of the batch, as tensors of one row."""
-
-    observation_BD: torch.Tensor
-    action_BA: torch.Tensor
-    reward_B: torch.Tensor
-    next_observation_BD: torch.Tensor
-    task_B: torch.Tensor
+def model_inputs(encoder, task_Rn=BATCH.task_Rn):
+    """Return latent features, contexts of these tasks, and actions."""
+    z_RnZ = encoder.latent(BATCH.observation_RnD, BATCH.task_Rn)
+    context = [] if encoder.context is None else [encoder.context(task_Rn)]
+    return torch.cat([z_RnZ, *context, BATCH.action_RnA], -1)
 
 
-def all_rows():
-    columns = (
-        BATCH.observation_RnD,
-        BATCH.action_RnA,
-        BATCH.reward_Rn,
-        BATCH.next_observation_RnD,
-        BATCH.task_Rn,
-    )
-    parts = zip(*(column.flatten(0, 1).split(1) for column in columns), strict=True)
-    return [Row(*part) for part in parts]
+def model_losses(auxiliary, encoder):
+    """Return each task's loss of both models."""
+    x_RnI = model_inputs(encoder)
+    next_z_RnZ = encoder.latent(BATCH.next_observation_RnD, BATCH.task_Rn)
+    mean_KRnZ, std_KRnZ = auxiliary.transition(x_RnI)
+    members = [
+        (((mean - next_z_RnZ) / std) ** 2 / 2 + std.log()).sum(-1) / 5
+        for mean, std in zip(mean_KRnZ, std_KRnZ, strict=True)
+    ]
+    error_Rn = auxiliary.reward(x_RnI)[..., 0] - BATCH.reward_Rn
+    return (sum(members) / len(members) + error_Rn**2).mean(1)
 
 
-def features(encoder, transition):
-    z = encoder.latent(transition.observation_BD, transition.task_B)
-    next_z = encoder.latent(transition.next_observation_BD, transition.task_B)
-    return z, next_z
-
-
-def members_of(model):
-    """Return the mean and the standard deviation of each member for one input."""
-    if isinstance(model, TransitionEnsemble):
-        return [pair for member in model.members for pair in members_of(member)]
-    if isinstance(model, Deterministic):
-        return [lambda x: (model.layers(x), torch.ones(1))]
-
-    def member(x):
-        hidden = model.hidden(x)
-        low, high = model._min_std, model._max_std
-        return model.mean(hidden), low + (high - low) / (1 + torch.exp(-model.std(hidden)))
-
-    return [member]
-
-
-def naive_losses(auxiliary, encoder):
-    """Return the models' loss of each trained task, row after row."""
-    losses = []
-    for transition in all_rows():
-        z, next_z = features(encoder, transition)
-        parts = [z, transition.action_BA]
-        if encoder.context is not None:
-            parts.insert(1, encoder.context(transition.task_B))
-        x = torch.cat(parts, 1)
-        total = (auxiliary.reward(x)[0, 0] - transition.reward_B[0]) ** 2
-        members = members_of(auxiliary.transition)
-        for member in members:
-            mean, std = member(x)
-            for i in range(5):
-                s = std.flatten()[i % std.numel()]
-                nll = ((mean[0, i] - next_z[0, i]) / s) ** 2 / 2 + torch.log(s)
-                total = total + nll / 5 / len(members)
-        losses.append(total)
-    return torch.stack(losses).view(3, ROWS).mean(1)
+def test_predictions_of_the_models():
+    x_BI = uniform(5, 4)
+    deterministic = Deterministic(4, 3, width=6)
+    mean_KBZ, std_KBZ = deterministic(x_BI)
+    assert torch.equal(mean_KBZ, deterministic.layers(x_BI)[None]) and (std_KBZ == 1).all()
+    ensemble = TransitionEnsemble(4, 3, size=2, **BOUNDS)
+    for member, mean_BZ, std_BZ in zip(ensemble.members, *ensemble(x_BI), strict=True):
+        hidden_BH = member.hidden(x_BI)
+        torch.testing.assert_close(mean_BZ, member.mean(hidden_BH))
+        wanted_BZ = LOW + (HIGH - LOW) / (1 + torch.exp(-member.std(hidden_BH)))
+        torch.testing.assert_close(std_BZ, wanted_BZ)
 
 
 @pytest.mark.parametrize("make", [STATES, STATES_CONTEXT])
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 def test_the_loss_of_a_latent_model(make, model):
     encoder = make_encoder(SPEC, make)
     auxiliary = LatentDynamics(SPEC, encoder, transition=MODELS[model], width=6)
     loss_R = auxiliary.loss(BATCH, inputs(encoder))
-    torch.testing.assert_close(loss_R, naive_losses(auxiliary, encoder))
+    torch.testing.assert_close(loss_R, model_losses(auxiliary, encoder))
     if model == "deterministic":
         found = auxiliary.metrics()
         total = found["transition_error"] / 2 + found["reward_error"]
@@ -115,106 +85,96 @@ def test_the_loss_of_a_latent_model(make, model):
     assert not encoder.hidden[0].weight.grad.any()
 
 
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 def test_the_reward_may_be_of_the_predicted_next_features(model):
     encoder = make_encoder(SPEC)
-    auxiliary = LatentDynamics(
-        SPEC, encoder, transition=MODELS[model], width=6, reward_from="next_features"
-    )
-    assert auxiliary.reward[0].in_features == 5
+    options = {"transition": MODELS[model], "width": 6, "reward_from": "next_features"}
+    auxiliary = LatentDynamics(SPEC, encoder, **options)
     first, again, other = (auxiliary.loss(BATCH, inputs(encoder, s)) for s in (0, 0, 1))
     assert torch.equal(first, again)
     assert torch.equal(first, other) == (model == "deterministic"), "only a distribution is drawn"
-    z_RnZ = encoder.latent(BATCH.observation_RnD, BATCH.task_Rn)
-    x_RnI = torch.cat([z_RnZ, encoder.context(BATCH.task_Rn), BATCH.action_RnA], -1)
-    if model == "deterministic":
-        reward_Rn = auxiliary.reward(auxiliary.transition.layers(x_RnI))[..., 0]
-        error_Rn = (reward_Rn - BATCH.reward_Rn) ** 2
-        torch.testing.assert_close(auxiliary.metrics()["reward_error"], error_Rn.detach().mean())
+    predicted = auxiliary.transition(model_inputs(encoder))
+    drawn_RnZ = auxiliary.transition.draw(predicted, torch.Generator().manual_seed(1))
+    error_Rn = (auxiliary.reward(drawn_RnZ)[..., 0] - BATCH.reward_Rn) ** 2
+    torch.testing.assert_close(auxiliary.metrics()["reward_error"], error_Rn.detach().mean())
     trained = reached(first.sum(), encoder, auxiliary)
     assert trained == {"hidden", "projection", "context", "transition", "reward"}
 
 
-def test_the_standard_deviations_stay_in_their_bounds():
-    model = Probabilistic(2, 3, width=4, min_std=0.5, max_std=2.0)
-    with torch.no_grad():
-        model.std.weight *= 1e3
-    std = model(torch.randn(5, 10, 2)).std_KRnZ
-    assert std.shape == (1, 5, 10, 3)
-    assert 0.5 <= std.min() < 0.51 and 1.99 < std.max() <= 2.0
+def test_samples_are_of_one_member_with_its_deviation():
+    mean_KRnZ = torch.tensor([0.0, 100.0]).view(2, 1, 1, 1).expand(2, 1, 4000, 1)
+    std_KRnZ = torch.tensor([1.0, 10.0]).view(2, 1, 1, 1).expand(2, 1, 4000, 1)
+    drawn = set()
+    for seed in range(8):
+        sample_RnZ = Gaussians(mean_KRnZ, std_KRnZ).sample(torch.Generator().manual_seed(seed))
+        member = int(sample_RnZ.mean() > 50)
+        drawn.add(member)
+        assert sample_RnZ.mean().item() == pytest.approx(100 * member, abs=1)
+        assert sample_RnZ.std().item() == pytest.approx((1, 10)[member], rel=0.1)
+    assert drawn == {0, 1}
 
 
 @pytest.mark.parametrize("form", ["squared", "absolute"])
-@pytest.mark.parametrize("model", MODELS)
+@each_model
 def test_the_distance_loss(form, model):
     encoder = make_encoder(SPEC)
     options = {"transition": MODELS[model], "width": 6, "distance_loss": form}
     auxiliary = HiPBMDP(SPEC, encoder, distance_weight=0.5, **options)
-    plain = naive_losses(auxiliary, encoder)
-    theta = {task: encoder.context(torch.tensor([task]))[0] for task in (0, 2, 3)}
-    members = members_of(auxiliary.transition)
-    expected, distances = [], []
-    for transition in all_rows():
-        z, _ = features(encoder, transition)
-        own = int(transition.task_B[0])
+    theta_TC = encoder.context(torch.arange(4)).detach()
+    expected_R, distances = [], []
+    for row, own in enumerate(SPEC.train_tasks):
+        losses = []
         for other in {0, 2, 3} - {own}:
-            distance = math.dist(theta[own].tolist(), theta[other].tolist())
-            distances.append(distance)
-            predicted = 0.0
-            for member in members:
-                (mean, std), (other_mean, other_std) = (
-                    member(torch.cat([z[0], theta[task], transition.action_BA[0]])[None])
-                    for task in (own, other)
-                )
-                square = ((mean - other_mean) ** 2).sum() + ((std - other_std) ** 2).sum()
-                predicted += math.sqrt(square) / len(members)
-            difference = distance - predicted
-            expected.append(difference**2 if form == "squared" else abs(difference))
-    by_task = torch.tensor(expected).view(3, -1).mean(1)
+            distances.append(math.dist(theta_TC[own].tolist(), theta_TC[other].tolist()))
+            of_own, of_other = (
+                torch.cat(auxiliary.transition(model_inputs(encoder, torch.full((3, 3), task))), -1)
+                for task in (own, other)
+            )
+            predicted_n = (of_own - of_other)[:, row].norm(dim=-1).mean(0).detach()
+            difference_n = distances[-1] - predicted_n
+            losses.append(difference_n.square() if form == "squared" else difference_n.abs())
+        expected_R.append(torch.cat(losses).mean())
     loss_R = auxiliary.loss(BATCH, inputs(encoder))
-    torch.testing.assert_close(loss_R, plain + 0.5 * by_task)
+    wanted_R = model_losses(auxiliary, encoder) + 0.5 * torch.stack(expected_R)
+    torch.testing.assert_close(loss_R, wanted_R)
     found = float(auxiliary.metrics()["embedding_distance"])
     assert found == pytest.approx(sum(distances) / len(distances))
 
 
-def test_the_distance_loss_moves_the_context_alone():
+def test_the_distance_loss_moves_only_the_context():
     encoder = make_encoder(SPEC)
-    options = {"transition": MODELS["probabilistic"], "width": 6}
-    plain = HiPBMDP(SPEC, encoder, distance_weight=0.0, **options)
-    weighted = HiPBMDP(SPEC, encoder, distance_weight=0.3, **options)
+    options = {"transition": MODELS["ensemble"], "width": 6}
+    plain, weighted = (
+        HiPBMDP(SPEC, encoder, distance_weight=weight, **options) for weight in (0.0, 0.3)
+    )
     weighted.load_state_dict(plain.state_dict())
-    difference = weighted.loss(BATCH, inputs(encoder)) - plain.loss(BATCH, inputs(encoder))
-    parts = reached(difference.sum(), encoder.context)
-    assert parts == {"embedding", "hidden", "output"}
-    others = [*encoder.hidden.parameters(), *encoder.projection.parameters()]
-    others += [*weighted.parameters()]
-    for module in (weighted, encoder):
-        module.zero_grad()
-    weighted.loss(BATCH, inputs(encoder)).sum().backward()
-    gradients = [p.grad.clone() for p in others]
-    weighted._distance_weight = 0.0
-    for module in (weighted, encoder):
-        module.zero_grad()
-    weighted.loss(BATCH, inputs(encoder)).sum().backward()
-    assert all(torch.equal(a, p.grad) for a, p in zip(gradients, others, strict=True))
+    gradients = []
+    for auxiliary in (plain, weighted):
+        encoder.zero_grad()
+        auxiliary.loss(BATCH, inputs(encoder)).sum().backward()
+        named = [*encoder.named_parameters("encoder"), *auxiliary.named_parameters("models")]
+        gradients.append({name: parameter.grad for name, parameter in named})
+    differ = {name for name, g in gradients[0].items() if not torch.equal(g, gradients[1][name])}
+    assert differ == {name for name in gradients[0] if name.startswith("encoder.context.")}
 
 
 def test_other_tasks_may_be_drawn():
+    """One of two others: its distance is that of one of the two pairs, and both are drawn."""
     encoder = make_encoder(SPEC)
-    auxiliary = HiPBMDP(SPEC, encoder, num_others=1, width=6)
-    generator = torch.Generator().manual_seed(0)
-    pairs = set()
-    for _ in range(20):
-        own_Rn, other_RnM = auxiliary._pairs(ROWS, generator)
-        assert other_RnM.shape == (3, ROWS, 1)
-        assert own_Rn.tolist() == [[0] * ROWS, [1] * ROWS, [2] * ROWS]
-        pairs |= set(zip(own_Rn.flatten().tolist(), other_RnM.flatten().tolist(), strict=True))
-    assert pairs == {(i, j) for i in range(3) for j in range(3) if i != j}
-    both = HiPBMDP(SPEC, encoder, num_others=2, width=6)
-    _, drawn_RnM = both._pairs(ROWS, generator)
-    _, all_RnM = HiPBMDP(SPEC, encoder, width=6)._pairs(ROWS, generator)
-    assert all_RnM.shape == (3, ROWS, 2)
-    assert torch.equal(drawn_RnM.sort().values, all_RnM.sort().values)
+    one, both = (HiPBMDP(SPEC, encoder, num_others=number, width=6) for number in (1, 2))
+    every = HiPBMDP(SPEC, encoder, width=6)
+    theta_TC = encoder.context(torch.arange(4)).detach()
+    distances = []
+    for seed in range(100):
+        one.loss(BATCH, inputs(encoder, seed))
+        distances.append(float(one.metrics()["embedding_distance"]))
+    for auxiliary in (both, every):
+        auxiliary.load_state_dict(one.state_dict())
+    losses = [auxiliary.loss(BATCH, inputs(encoder)) for auxiliary in (both, every)]
+    torch.testing.assert_close(*losses)
+    distance_P = torch.pdist(theta_TC[[0, 2, 3]])
+    assert distance_P.min() <= min(distances) < max(distances) <= distance_P.max()
+    assert sum(distances) / 100 == pytest.approx(float(distance_P.mean()), rel=0.05)
 
 
 def test_the_context_of_care_is_one():

@@ -6,13 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 from mtrl_lightning.algorithms import RandomShift
 from mtrl_lightning.auxiliaries import (
     HiPBMDP,
     LatentDynamics,
-    Probabilistic,
     Reconstruction,
     TransitionEnsemble,
 )
@@ -32,84 +30,66 @@ from tests.helpers.auxiliaries import PIXELS, PIXELS_CONTEXT, STATES, STATES_CON
 from tests.helpers.checkpoints import assert_continued_is_the_same
 from tests.helpers.gradients import METHODS
 
-NETWORKS = {
-    "mlp": partial(MLP, width=16, depth=1, output_bound=0.3),
-    "multi_head": partial(MultiHead, width=16, depth=1, output_bound=0.3),
-}
-probabilistic = partial(Probabilistic, width=8)
-ensemble = partial(TransitionEnsemble, size=2, width=8)
-STATE_CASES = {
-    "sac_ae": (STATES, [Reconstruction]),
-    "sac_ae, context": (STATES_CONTEXT, [Reconstruction]),
-    "deepmdp": (STATES, [partial(LatentDynamics, width=8)]),
-    "deepmdp, probabilistic": (STATES, [partial(LatentDynamics, transition=probabilistic)]),
-    "deepmdp, ensemble": (
-        STATES,
-        [partial(LatentDynamics, transition=ensemble, reward_from="next_features")],
-    ),
-    "hipbmdp": (STATES_CONTEXT, [partial(HiPBMDP, width=8, num_others=1)]),
-    "both": (STATES_CONTEXT, [partial(HiPBMDP, width=8), Reconstruction]),
-}
-PIXEL_CASES = {
-    "sac_ae": (PIXELS, [Reconstruction]),
-    "deepmdp": (PIXELS, [partial(LatentDynamics, width=8)]),
-    "hipbmdp": (PIXELS_CONTEXT, [partial(HiPBMDP, width=8)]),
-    "drq": (PIXELS, []),
-}
+NETWORKS = {kind: partial(kind, width=16, depth=1, output_bound=0.3) for kind in (MLP, MultiHead)}
+ENSEMBLE = partial(TransitionEnsemble, size=2, width=8)
 CASES = {
-    **{f"states: {name}": (make_spec(), *case) for name, case in STATE_CASES.items()},
-    **{f"pictures: {name}": (pixel_spec(), *case) for name, case in PIXEL_CASES.items()},
+    "states: sac_ae": (STATES, [Reconstruction]),
+    "states: deepmdp": (STATES, [partial(LatentDynamics, width=8)]),
+    "states: ensemble": (
+        STATES_CONTEXT,
+        [partial(LatentDynamics, transition=ENSEMBLE, reward_from="next_features")],
+    ),
+    "states: hipbmdp": (STATES_CONTEXT, [partial(HiPBMDP, width=8, num_others=1)]),
+    "states: both": (STATES_CONTEXT, [partial(HiPBMDP, width=8), Reconstruction]),
+    "pictures: sac_ae": (PIXELS, [Reconstruction]),
+    "pictures: hipbmdp": (PIXELS_CONTEXT, [partial(HiPBMDP, width=8)]),
+    "pictures: drq": (PIXELS, []),
 }
 """Every auxiliary with states and with images; DrQ's shift has no meaning for states."""
-MATRIX = [name for name in CASES if "," not in name]
-"""One of each auxiliary: its variants have the same parameters as it and other models."""
-
 PAIRS = [
-    (name, gradient, [*NETWORKS][(i + k) % len(NETWORKS)])
-    for i, name in enumerate(MATRIX)
-    for k, gradient in enumerate(METHODS)
+    (name, gradient, [*NETWORKS][i % 2])
+    for i, (name, gradient) in enumerate(zip([*CASES, *CASES], METHODS, strict=False))
 ]
-"""Each auxiliary with each gradient method, and in turn with each network."""
+"""Each gradient method with an auxiliary, and each auxiliary with a gradient method."""
 
 
-def case_sac(name, network="mlp", **options):
-    spec, encoder, auxiliaries = CASES[name]
+def case_sac(name, network=MLP, **options):
+    encoder, auxiliaries = CASES[name]
     made = NETWORKS[network]
     given = {"actor": made, "critic": made, "encoder_tau": 0.05, **options}
     if name == "pictures: drq":
         given["transforms"] = [RandomShift]
-    if "context" in name or "hipbmdp" in name:
+    if encoder in (STATES_CONTEXT, PIXELS_CONTEXT):
         given["conditioning"] = NoConditioning  # the features contain the context
+    spec = pixel_spec() if "pictures" in name else make_spec()
     return make_sac(spec, encoder=encoder, auxiliaries=auxiliaries, **given)
+
+
+def tensors_of(sac):
+    state = sac.state_dict()
+    return {key: value.clone() for key, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def recorded(sac, monkeypatch):
     """Make an update; return its steps in order, each with the modules that it changed."""
     steps = []
 
-    def modules_of(before):
-        parts = {name.split(".")[0]: set() for name in before}
-        for name, value in sac.state_dict().items():
-            if isinstance(value, torch.Tensor) and not torch.equal(value, before[name]):
-                depth = 2 if name.startswith(("encoder", "actor", "auxiliaries")) else 1
-                parts[name.split(".")[0]].add(".".join(name.split(".")[:depth]))
-        return set().union(*parts.values())
+    def module_of(name):
+        is_divided = name.startswith(("encoder", "actor", "auxiliaries"))
+        return ".".join(name.split(".")[: 2 if is_divided else 1])
 
     def record(name, call):
-        before = {
-            key: value.detach().clone()
-            for key, value in sac.state_dict().items()
-            if isinstance(value, torch.Tensor)
-        }
+        before = tensors_of(sac)
         result = call()
-        steps.append((name, modules_of(before)))
+        after = tensors_of(sac).items()
+        moved = {module_of(key) for key, value in after if not torch.equal(value, before[key])}
+        steps.append((name, moved))
         return result
 
-    make_step = Update.__call__
+    make_step, move = Update.__call__, sac.targets.step
     monkeypatch.setattr(
         Update, "__call__", lambda self, *args: record(self.name, lambda: make_step(self, *args))
     )
-    move = sac.targets.step
     monkeypatch.setattr(sac.targets, "step", lambda: record("targets", move))
     sac.training_step(make_batch(sac.spec), 0)
     return steps
@@ -147,16 +127,13 @@ def test_each_parameter_is_in_the_optimizers_that_it_belongs_to():
     sac = case_sac("pictures: sac_ae")
     optimizers = dict(zip([u.name for u in sac.updates], sac.configure_optimizers(), strict=True))
 
-    def owners(module: nn.Module):
-        return [
-            {
-                (name, group["weight_decay"])
-                for name, optimizer in optimizers.items()
-                for group in optimizer.param_groups
-                if any(parameter is own for own in group["params"])
-            }
-            for parameter in module.parameters()
-        ]
+    def owners(parameter):
+        return {
+            (name, group["weight_decay"])
+            for name, optimizer in optimizers.items()
+            for group in optimizer.param_groups
+            if any(parameter is own for own in group["params"])
+        }
 
     for module, wanted in (
         (sac.encoder, {("critic", 0), ("reconstruction", 0.0)}),
@@ -166,28 +143,8 @@ def test_each_parameter_is_in_the_optimizers_that_it_belongs_to():
         (sac.temperature, {("temperature", 0)}),
         (sac.target_encoder, set()),
     ):
-        found = owners(module)
+        found = [owners(parameter) for parameter in module.parameters()]
         assert found and all(one == wanted for one in found)
-
-
-def test_one_adam_with_two_groups_makes_the_steps_of_two():
-    sac = case_sac("states: sac_ae", critic_optimizer=partial(torch.optim.SGD, lr=0.0))
-    sac.auxiliaries[0].weight_decay = 0.5
-    encoder, own = [*sac.encoder.parameters()], [*sac.auxiliaries[0].parameters()]
-    copies = [[p.detach().clone() for p in part] for part in (encoder, own)]
-    apart = [
-        torch.optim.Adam(copy, lr=1e-3, weight_decay=decay, fused=True)
-        for copy, decay in zip(copies, (0.0, 0.5), strict=True)
-    ]
-    attach(sac)
-    for i in range(3):
-        sac.training_step(make_batch(sac.spec, seed=i), i)
-        for optimizer, part, copy in zip(apart, (encoder, own), copies, strict=True):
-            for parameter, value in zip(copy, part, strict=True):
-                parameter.grad = value.grad.clone()
-            optimizer.step()
-    for part, copy in zip((encoder, own), copies, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(part, copy, strict=True))
 
 
 def test_the_target_encoder_has_a_tau_of_its_own():
@@ -203,29 +160,23 @@ def test_the_target_encoder_has_a_tau_of_its_own():
             torch.testing.assert_close(value, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "gradient", "network"), PAIRS)
-def test_every_auxiliary_goes_with_every_gradient_method(name, network, gradient):
-    """No pair is left out."""
+def test_auxiliaries_go_with_gradient_methods(name, network, gradient):
     method = METHODS[gradient]
     sac = case_sac(name, network, actor_gradient=method, critic_gradient=method)
     before = copy_of(sac)
     train(sac, 2)
     metrics = sac.drain_metrics()
     assert all(torch.isfinite(torch.tensor(list(metrics.values()))))
-    moved = changed(sac, before)
-    trained = {
-        key
-        for key, parameter in sac.named_parameters()
-        if key.startswith(("encoder", "actor", "critic", "auxiliaries"))
-    }
-    assert {key.split(".")[0] for key in moved} >= {key.split(".")[0] for key in trained}
+    trained = {key.split(".")[0] for key, _ in sac.named_parameters() if "target" not in key}
+    assert {key.split(".")[0] for key in changed(sac, before)} >= trained
     for auxiliary in sac.auxiliaries:
         assert f"train/{type(auxiliary).__name__.lower()}_loss" in metrics
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", ["states: ensemble", "states: hipbmdp", "pictures: sac_ae", "pictures: drq"]
+)
 def test_a_restored_run_is_the_same_run(name, tmp_path):
     make = partial(case_sac, name, tau=0.1, actor_every=2)
     assert_continued_is_the_same(make, tmp_path, half=2)
@@ -238,12 +189,10 @@ def test_reset_clears_the_encoders_moments_and_keeps_auxiliaries():
     own = {p: optimizer.state[p]["exp_avg"].clone() for p in auxiliary.parameters()}
     sac.reset_networks()
     was_reset = {*sac.encoder.parameters(), *sac.critic.parameters(), *sac.actor.parameters()}
-    kept = [p for update in sac.updates for p in update.optimizer.state if p in was_reset]
-    assert kept == []
+    assert [p for update in sac.updates for p in update.optimizer.state if p in was_reset] == []
     assert own and optimizer.state.keys() == own.keys()
     assert all(torch.equal(optimizer.state[p]["exp_avg"], before) for p, before in own.items())
-    temperature = sac.temperature.log_alpha
-    assert temperature in sac.temperature_update.optimizer.state
+    assert sac.temperature.log_alpha in sac.temperature_update.optimizer.state
     train(sac, 1)
     assert {optimizer.state[p]["step"].item() for p in sac.encoder.parameters()} == {1}
     assert {optimizer.state[p]["step"].item() for p in auxiliary.parameters()} == {3}
@@ -251,20 +200,7 @@ def test_reset_clears_the_encoders_moments_and_keeps_auxiliaries():
 
 def test_an_untrained_task_has_the_context_of_the_mean_embedding():
     spec = make_spec(4, train_tasks=[0, 2, 3])
-    sac = make_sac(
-        spec,
-        encoder=STATES_CONTEXT,
-        auxiliaries=[partial(HiPBMDP, width=8)],
-        conditioning=NoConditioning,
-        actor=NETWORKS["mlp"],
-        critic=NETWORKS["mlp"],
-    )
-    train(sac, 2)
-    task_T = torch.arange(4)
-    context_TC = sac.encoder.context(task_T)
+    sac = make_sac(spec, encoder=STATES_CONTEXT, conditioning=NoConditioning)
     sac.untrained.fill(sac.acting_modules())
-    found_TC = sac.encoder.context(task_T)
     embedding_TC = sac.encoder.context.embedding.weight_TC
     assert torch.equal(embedding_TC[1], embedding_TC[[0, 2, 3]].mean(0))
-    assert torch.equal(found_TC[[0, 2, 3]], context_TC[[0, 2, 3]])
-    assert not torch.allclose(found_TC[1], context_TC[1])

@@ -128,6 +128,7 @@ def test_inputs_and_deviations_are_filled():
         *(partial(network, name) for name in OF_TASKS if name not in WITHOUT_MEAN),
         lambda: mlp(4, 2, SPEC, conditioning=partial(TaskEncoder, width=7, out_dim=3)),
         lambda: networks.AppendTask(SPEC),
+        lambda: networks.MLPEncoder(SPEC, width=8, out_dim=5, context=TaskEncoder),
         lambda: networks.CARE(SPEC, num_experts=2, width=8, **EMBEDDING),
         lambda: mixture(networks.TopKGate, num_experts=3),
         lambda: mixture(networks.Attention, num_experts=3),
