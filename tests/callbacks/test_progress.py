@@ -24,6 +24,9 @@ def test_the_bar_counts_env_steps_and_shows_results(tmp_path, capsys, kind):
     assert re.search(r"100%.*120/120 \[\d+:\d+<00:00, [\d.]+k? env steps/s", last), last
     for name in ("eval success", "success", "return"):
         assert re.search(rf"\b{name}=-?\d+\.\d\d", last), last
+    options = {"kind": kind, "ckpt_path": "last", "total_steps": 160}
+    fit(tmp_path, EnvStepProgressBar(), enable_progress_bar=True, **options)
+    assert "75%" in (first := bars(capsys)[0]) and "120/160" in first
 
 
 def test_success_in_the_bar_is_of_episodes_from_a_reset(tmp_path, capsys):
@@ -35,18 +38,3 @@ def test_success_in_the_bar_is_of_episodes_from_a_reset(tmp_path, capsys):
 
     fit(tmp_path, AddEpisodes(), EnvStepProgressBar(), enable_progress_bar=True)
     assert ", success=0.50," in bars(capsys)[-1]
-
-
-def test_the_bar_of_a_resumed_run_begins_where_it_was(tmp_path, capsys):
-    fit(tmp_path)
-    capsys.readouterr()
-    options = {"total_steps": 160, "enable_progress_bar": True}
-    fit(tmp_path, EnvStepProgressBar(), ckpt_path="last", **options)
-    assert "75%" in (first := bars(capsys)[0]) and "120/160" in first
-
-
-def test_the_bar_is_hidden_if_that_is_wanted(tmp_path, capsys):
-    bar = EnvStepProgressBar()
-    bar.disable()
-    fit(tmp_path, bar, kind="ppo", total_steps=20, enable_progress_bar=True)
-    assert bars(capsys) == []

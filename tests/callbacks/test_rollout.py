@@ -1,10 +1,13 @@
 import time
 
+import lightning
 import torch
 
-from mtrl_lightning.checkpoints import load_checkpoint
-from mtrl_lightning.envs import VectorEnv
+from mtrl_lightning import SAC
+from mtrl_lightning.data import ReplayData
+from mtrl_lightning.envs import ToyReach, VectorEnv
 from tests.helpers.altered_reach import SlowReach
+from tests.helpers.fitting import QUIET, SMALL
 
 
 def test_send_does_not_wait_for_the_environments():
@@ -18,28 +21,21 @@ def test_send_does_not_wait_for_the_environments():
     envs.close()
 
 
-def test_threads_of_the_learner_can_be_chosen(command_line):
+def test_steps_of_all_environments_count_and_threads_are_set(tmp_path):
     before = torch.get_num_threads()
-    other = 2 if before == 1 else 1
-    short = ["--data.warmup_steps=60", "--data.total_steps=90"]
-    command_line("fit", f"--data.learner_threads={other}", *short)
-    assert torch.get_num_threads() == other
+    threads = 2 if before == 1 else 1
+    data = ReplayData(
+        ToyReach(2, horizon=5),
+        240,
+        batch_size=8,
+        warmup_steps=80,
+        envs_per_task=4,
+        num_workers=0,
+        learner_threads=threads,
+    )
+    trainer = lightning.Trainer(**QUIET, default_root_dir=tmp_path)
+    trainer.fit(SAC(data.spec, **SMALL), data)
+    assert torch.get_num_threads() == threads
     torch.set_num_threads(before)
-
-
-def test_a_step_is_counted_once_for_every_environment(command_line):
-    command_line("fit", "--data.envs_per_task=4", "--data.total_steps=960")
-    counters = load_checkpoint(command_line.folder() / "checkpoints" / "last.ckpt")[
-        "mtrl_lightning"
-    ]["counters"]
-    assert counters == {
-        "env_steps": 960,
-        "vector_steps": 80,
-        "updates": 55,
-        "episodes": 48,
-        "network_resets": 0,
-        "worker_restarts": 0,
-        "dropped_transitions": 0,
-        "repeated_steps": 0,
-        "skipped_updates": 0,
-    }
+    counted = {name: value for name, value in data.counters.state_dict().items() if value}
+    assert counted == {"env_steps": 240, "vector_steps": 30, "updates": 20, "episodes": 48}

@@ -25,9 +25,7 @@ JOB = {
     "SLURM_PROCID": "0",
     "SLURM_LOCALID": "0",
 }
-ARRAY = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3"}
 ENDED = 128 + signal.SIGUSR1
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Signals(Callback):
@@ -48,9 +46,10 @@ class Signals(Callback):
 @pytest.fixture(autouse=True)
 def handlers():
     """Check that the handlers are those before the run."""
-    before = [signal.getsignal(number) for number in HANDLED]
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in handled]
     yield
-    assert [signal.getsignal(number) for number in HANDLED] == before
+    assert [signal.getsignal(number) for number in handled] == before
 
 
 def env_steps_of(folder):
@@ -58,8 +57,7 @@ def env_steps_of(folder):
     return last["mtrl_lightning"]["counters"]["env_steps"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("kind", ["sac", "ppo"])
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, "sac"), (signal.SIGTERM, "ppo")])
 def test_a_signal_ends_the_run_saved(tmp_path, number, kind):
     with pytest.raises(Interrupted) as interrupted:
         fit(tmp_path, Signals(80, number), kind=kind)
@@ -77,24 +75,23 @@ def test_a_second_signal_ends_the_run_at_once_and_unsaved(tmp_path, capfd):
     assert env_steps_of(tmp_path) == 62
 
 
-def simulate_slurm(tmp_path, monkeypatch, then=""):
-    """Simulate a SLURM job; return its ``scontrol``, which records its arguments."""
-    for name, value in JOB.items():
-        monkeypatch.setenv(name, value)
-    program = tmp_path / "bin" / "scontrol"
-    program.parent.mkdir()
-    calls = tmp_path / "calls"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{then}')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    return SimpleNamespace(
-        program=program, calls=lambda: calls.read_text().splitlines() if calls.exists() else []
-    )
-
-
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    return simulate_slurm(tmp_path, monkeypatch)
+    """Simulate a SLURM job; return its ``scontrol``, and the arguments that it was called with."""
+    for name, value in JOB.items():
+        monkeypatch.setenv(name, value)
+    program, calls = tmp_path / "bin" / "scontrol", tmp_path / "calls"
+    program.parent.mkdir()
+    calls.touch()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return SimpleNamespace(program=program, calls=lambda: calls.read_text().splitlines())
+
+
+def trainer_of(auto_requeue=True, loggers=()):
+    connector = SimpleNamespace(cluster_environment=SLURMEnvironment(auto_requeue=auto_requeue))
+    return SimpleNamespace(is_global_zero=True, loggers=loggers, _accelerator_connector=connector)
 
 
 def test_slurm_requeues_a_run_after_it_is_saved(tmp_path, slurm):
@@ -105,20 +102,17 @@ def test_slurm_requeues_a_run_after_it_is_saved(tmp_path, slurm):
     assert not list(tmp_path.rglob("hpc_ckpt*"))
 
 
-def trainer_of(auto_requeue=True, loggers=()):
-    connector = SimpleNamespace(cluster_environment=SLURMEnvironment(auto_requeue=auto_requeue))
-    return SimpleNamespace(is_global_zero=True, loggers=loggers, _accelerator_connector=connector)
-
-
 def test_only_the_requeue_signal_requeues_an_array_task(slurm, monkeypatch):
-    for name, value in ARRAY.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "4700")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     requeue(trainer_of(), Interrupted(128 + signal.SIGTERM))
     requeue(trainer_of(), RuntimeError("an environment broke"))
     requeue(trainer_of(auto_requeue=False), Interrupted(ENDED))
     assert slurm.calls() == [] and requeue_signal(trainer_of(auto_requeue=False)) is None
     requeue(trainer_of(), Interrupted(ENDED))
     assert slurm.calls() == ["requeue 4700_3"]
+    monkeypatch.setenv("SLURM_JOB_NAME", "interactive")
+    assert slurm_job() is None
 
 
 @pytest.mark.parametrize("is_missing", [True, False])
@@ -128,26 +122,22 @@ def test_a_failed_requeue_is_a_warning(slurm, is_missing):
         requeue(trainer_of(), Interrupted(ENDED))
 
 
-@pytest.mark.parametrize("name", ["interactive", "bash"])
-def test_an_interactive_job_is_not_requeued(slurm, monkeypatch, name):
-    monkeypatch.setenv("SLURM_JOB_NAME", name)
-    assert slurm_job() is None
-
-
 @pytest.mark.parametrize(
-    ("number", "expected"), [(signal.SIGTERM, ["preempting", 143]), (signal.SIGINT, [130])]
+    ("sweep", "number", "expected"),
+    [
+        ("s1", signal.SIGTERM, ["preempting", 143]),
+        ("s1", signal.SIGINT, [130]),
+        (None, signal.SIGTERM, []),
+    ],
 )
-def test_a_preempted_run_of_a_sweep_is_marked(number, expected):
+def test_a_preempted_run_of_a_sweep_is_marked(sweep, number, expected):
     pytest.importorskip("wandb")
     calls = []
     run = SimpleNamespace(
         disabled=False,
-        sweep_id="s1",
+        sweep_id=sweep,
         mark_preempting=lambda: calls.append("preempting"),
         finish=lambda exit_code: calls.append(exit_code),
     )
     requeue(trainer_of(loggers=[WandbLogger(experiment=run)]), Interrupted(128 + number))
     assert calls == expected
-    run.sweep_id = None
-    requeue(trainer_of(loggers=[WandbLogger(experiment=run)]), Interrupted(128 + number))
-    assert calls == expected, "not in a sweep"
