@@ -13,11 +13,13 @@ from mtrl_lightning.compare.comparison import (
     summarize,
     table,
 )
-from mtrl_lightning.compare.methods import effective
 from mtrl_lightning.compare.record import RunRecord, read_metrics
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.utils.text import markdown
 from tests.helpers.recorded_runs import STEPS, make_run, options_of
+
+RISING = {"reach": (0.0, 0.5, 1.0)}
+BOTH = {"reach": (0, 0, 0), "push": (0, 0, 0)}
 
 
 @pytest.fixture
@@ -50,17 +52,12 @@ def test_a_comparison_by_hand():
     other = Curves(np.array([[[0.0, 0.0, 0.6]], [[0.0, 0.0, 0.8]]]), 2 * minutes_SN)
     rows = summarize(compared([10, 20, 30], a=first, b=other), 0.8)
     assert [row["final"].value for row in rows] == pytest.approx([1.0, 0.7])
-    assert [row["average"].value for row in rows] == pytest.approx(
-        [(0.5 + 2 / 3) / 2, (0.2 + 0.8 / 3) / 2]
-    )
-    assert [(row["reached"], row["env_steps_to_threshold"]) for row in rows] == [
-        (2, 25.0),
-        (1, 30.0),
-    ]
-    times = [(row["minutes_to_threshold"], row["minutes"]) for row in rows]
-    assert times == [(3.5, 6.0), (16.0, 12.0)]
-    assert rows[0]["better_than_first"] is None
-    assert rows[1]["better_than_first"] == (0.0, 0.0, 0.0)
+    average = [(0.5 + 2 / 3) / 2, (0.2 + 0.8 / 3) / 2]
+    assert [row["average"].value for row in rows] == pytest.approx(average)
+    names = ("reached", "env_steps_to_threshold", "minutes_to_threshold", "minutes")
+    found = [tuple(row[name] for name in names) for row in rows]
+    assert found == [(2, 25.0, 3.5, 6.0), (1, 30.0, 16.0, 12.0)]
+    assert [row["better_than_first"] for row in rows] == [None, (0.0, 0.0, 0.0)]
     lines = markdown(table(rows, 0.8)).splitlines()
     cells = [cell.strip() for cell in lines[3].split("|")[1:-1]]
     assert cells[:4] == ["b", "2", "0.70 [0.60, 0.80]", "0.70 [0.60, 0.80]"]
@@ -69,29 +66,27 @@ def test_a_comparison_by_hand():
 
 
 def test_minutes_are_summed_from_the_rates_by_hand():
-    def minutes(steps, **metrics):
+    def minutes(steps, *rates):
+        metrics = {"time/env_steps_per_second": ([600, 1200, 2400], list(rates))} if rates else {}
         return RunRecord(None, {}, {}, metrics).minutes_until(steps)
 
-    rate = "time/env_steps_per_second"
-    curve = ([600, 1200, 2400], [10.0, 5.0, 20.0])
-    assert minutes([300, 1200, 1800, 2400], **{rate: curve}) == pytest.approx([0.5, 3.0, 3.5, 4.0])
-    curve = ([600, 1200, 2400], [10.0, 0.0, 20.0])
-    assert minutes([600, 1200, 2400], **{rate: curve}) == pytest.approx([1.0, 1.0, 2.0])
+    found = minutes([300, 1200, 1800, 2400], 10.0, 5.0, 20.0)
+    assert found == pytest.approx([0.5, 3.0, 3.5, 4.0])
+    assert minutes([600, 1200, 2400], 10.0, 0.0, 20.0) == pytest.approx([1.0, 1.0, 2.0])
     assert minutes([600]) is None
 
 
 def test_only_complete_lines_are_read(tmp_path):
-    folder = make_run(tmp_path / "run", {"reach": (0.0, 0.5, 1.0)})
+    folder = make_run(tmp_path / "run", RISING)
     file = folder / "metrics.jsonl"
     complete = read_metrics(folder)
     assert complete["eval/success/reach"] == (list(STEPS), [0.0, 0.5, 1.0])
-    with file.open("a") as end:
-        end.write('{"env_steps": 400, "eval/success/reach"')
+    content = file.read_text() + '{"env_steps": 400, "eval/success/reach"'
+    file.write_text(content)
     assert read_metrics(folder) == complete
-    with file.open("a") as end:
-        end.write(": 1}\n")
+    content += ": 1}\n"
+    file.write_text(content)
     assert read_metrics(folder)["eval/success/reach"] == ([*STEPS, 400], [0.0, 0.5, 1.0, 1.0])
-    content = file.read_text()
     for line in ("{", "4", "{}"):
         file.write_text(f"{content}{line}\n")
         with pytest.raises(ConfigurationError, match="damaged"):
@@ -107,10 +102,14 @@ def test_runs_are_grouped_by_all_options_but_the_seed(runs):
     curves = comparison.curves["moe"]
     assert curves.scores_STN[1].tolist() == [[0.0, 0.4, 1.0], [0.1, 0.8, 1.0]]
     assert curves.minutes_SN[0] == pytest.approx([1 / 3, 2 / 3, 1.0])
-    assert "wide" not in str(effective(comparison.methods[0].runs[0]))
     assert comparison.bands.keys() == {"average", "push", "reach"}
     band = comparison.bands["push"]["moe"]
     assert [values[-1] for values in band] == pytest.approx([0.95, 0.9, 1])
+    for file in runs.glob("*/*/*.yaml"):  # only the metrics are required
+        file.unlink()
+    alone = compare_runs([str(runs / "mlp"), str(runs / "moe")])
+    assert [method.label for method in alone.methods] == ["mlp", "moe"]
+    assert np.array_equal(alone.curves["moe"].scores_STN, curves.scores_STN)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +129,7 @@ def test_options_that_change_no_result_make_no_method(
     for seed in (1, 2):
         options = options_of(seed)
         options[section].setdefault("init_args", {}).update({option: value} if seed == 2 else {})
-        make_run(tmp_path / f"version_{seed}", {"reach": (0.0, 0.5, 1.0)}, options=options)
+        make_run(tmp_path / f"version_{seed}", RISING, options=options)
     assert len(compare_runs([str(tmp_path)]).methods) == num_methods
 
 
@@ -144,21 +143,17 @@ def test_a_label_before_the_folder_names_a_method(runs):
 
 
 def test_other_evaluation_steps_are_interpolated(tmp_path):
-    make_run(tmp_path / "a" / "version_0", {"reach": (0.0, 0.4, 0.8)}, options=options_of(1))
-    make_run(
-        tmp_path / "a" / "version_1",
-        {"reach": (0.0, 0.2, 0.4, 0.6)},
-        (100, 150, 250, 400),
-        options_of(2),
-    )
-    longer = options_of(1, tau=0.1)
-    make_run(tmp_path / "b" / "version_0", {"reach": (0.2, 0.6)}, (100, 500), longer)
+    first, other, longer = (tmp_path / name for name in ("a/version_0", "a/version_1", "b/version_0"))
+    make_run(first, {"reach": (0.0, 0.4, 0.8)}, options=options_of(1))
+    steps = (100, 150, 250, 400)
+    make_run(other, {"reach": (0.0, 0.2, 0.4, 0.6)}, steps, options_of(2))
+    make_run(longer, {"reach": (0.2, 0.6)}, (100, 500), options_of(1, tau=0.1))
     comparison = compare_runs([str(tmp_path / "a"), str(tmp_path / "b")])
-    first, second = comparison.curves.values()
+    a, b = comparison.curves.values()
     assert comparison.env_steps_N.tolist() == [100, 300]
-    assert first.scores_STN[1, 0] == pytest.approx([0.0, 0.4 + 0.2 / 3])
-    assert second.scores_STN[0, 0] == pytest.approx([0.2, 0.4])
-    assert second.minutes_SN[0] == pytest.approx([1 / 6, 0.5])
+    assert a.scores_STN[1, 0] == pytest.approx([0.0, 0.4 + 0.2 / 3])
+    assert b.scores_STN[0, 0] == pytest.approx([0.2, 0.4])
+    assert b.minutes_SN[0] == pytest.approx([1 / 6, 0.5])
     assert list(comparison.curves) == ["a", "a (2)"]
     messages = ("no interval: a (2).", "narrow: a.", "after 300 env steps", "interpolated")
     for warning, message in zip(comparison.warnings, messages, strict=True):
@@ -174,41 +169,29 @@ def error_of(capsys, *args):
 
 def test_what_cannot_be_compared_is_refused(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "nothing" in error_of(capsys, "nothing")
     (tmp_path / "empty").mkdir()
-    assert "empty" in error_of(capsys, "mlp", "empty")
     make_run(tmp_path / "young" / "version_0", {}, options=options_of(1))
-    assert "young" in error_of(capsys, "mlp", "young")
     make_run(tmp_path / "mlp" / "version_3", {}, options=options_of(3))
+    make_run(tmp_path / "again", BOTH, options=options_of(1))
+    make_run(tmp_path / "late", BOTH, (500, 600, 700))
+    for args, message in (
+        (["nothing"], "nothing"),
+        (["mlp", "empty"], "empty"),
+        (["mlp", "young"], "young"),
+        (["mlp", "again"], "the same seed"),
+        (["mlp", "--metric=eval/score"], "eval/score"),
+        (["mlp", "late"], "none in common"),
+    ):
+        assert message in error_of(capsys, *args)
     assert "version_3 is left out" in compare_runs(["mlp"]).warnings[0]
-    make_run(tmp_path / "again", {"reach": (0, 0, 0), "push": (0, 0, 0)}, options=options_of(1))
-    assert "the same seed" in error_of(capsys, "mlp", "again")
-    assert "eval/score" in error_of(capsys, "mlp", "--metric=eval/score")
-    late = make_run(tmp_path / "late", {"reach": (0, 0, 0), "push": (0, 0, 0)}, (500, 600, 700))
-    assert "none in common" in error_of(capsys, "mlp", late.name)
-
-
-@pytest.mark.parametrize("others", ["moe", "moe/version_1"])
-def test_one_seed_is_compared_without_an_interval(runs, tmp_path, capsys, others):
-    page = f"--page={tmp_path / 'page.html'}"
-    main(["compare", str(runs / "mlp" / "version_1"), str(runs / others), page])
-    printed = capsys.readouterr()
-    assert "warning: one seed, no interval: mlp" in printed.err
-    assert ("an interval that is much too narrow: moe" in printed.err) == (others == "moe")
-    text = re.sub(" +", " ", printed.out)
-    assert "| mlp | 1 | 0.45 | 0.45 | " in text
-    assert ("| moe | 2 | 1.00 [0.95, 1.00]" in text) == (others == "moe")
 
 
 def test_different_protocols_are_refused_by_default(runs, capsys):
-    scores = {"reach": (0.0, 0.5, 1.0), "other": (0.0, 0.5, 1.0)}
+    scores = {**RISING, "other": (0.0, 0.5, 1.0)}
+    protocol = {"benchmark": "toy", "horizon": 500}
     for seed in (1, 2):
-        make_run(
-            runs / "long" / f"version_{seed}",
-            scores,
-            options=options_of(seed, tau=0.1),
-            protocol={"benchmark": "toy", "horizon": 500},
-        )
+        folder = runs / "long" / f"version_{seed}"
+        make_run(folder, scores, options=options_of(seed, tau=0.1), protocol=protocol)
     printed = error_of(capsys, runs / "mlp", runs / "long")
     assert "horizon is 20 in" in printed and "and 500 in" in printed
     assert "evaluated tasks is push, reach in" in printed and "--across_protocols" in printed
@@ -217,34 +200,25 @@ def test_different_protocols_are_refused_by_default(runs, capsys):
     assert comparison.warnings[0].startswith("RUNS OF DIFFERENT PROTOCOLS ARE COMPARED: horizon")
 
 
-def test_only_metrics_are_required(runs, tmp_path):
-    for name in ("mlp", "moe"):
-        for file in runs.glob(f"{name}/*/*.yaml"):
-            file.unlink()
-    comparison = compare_runs([str(tmp_path / "mlp"), str(tmp_path / "moe")])
-    assert [method.label for method in comparison.methods] == ["mlp", "moe"]
-    assert comparison.curves["moe"].scores_STN[1].tolist() == [[0.0, 0.4, 1.0], [0.1, 0.8, 1.0]]
+def test_compare_prints_tables_and_writes_a_page(runs, tmp_path, capsys):
+    page = tmp_path / "pages" / "page.html"
+    folders = [runs / "mlp" / "version_1", runs / "moe"]
+    main(["compare", *map(str, folders), f"--page={page}", "--threshold=.98"])
+    printed = capsys.readouterr()
+    text = re.sub(" +", " ", printed.out)
+    assert "| mlp | 1 | 0.45 | 0.45 | " in text
+    assert "| moe | 2 | 1.00 [0.95, 1.00]" in text and "300 (1 of 2)" in text
+    assert "| push | 0.20 | 0.95 [0.90, 1.00] |" in text
+    assert "| model.init_args.actor.class_path | mtrl_lightning.networks.MLP | " in text
+    assert "warning: one seed, no interval: mlp" in printed.err
+    assert "an interval that is much too narrow: moe" in printed.err
+    assert [path.name for path in page.parent.iterdir()] == ["page.html"]
 
 
 def test_the_steps_of_offline_runs_are_called_updates(tmp_path, capsys):
-    for seed in (1, 2):
-        folder = tmp_path / "bc" / f"version_{seed}"
-        rate_name = "time/updates_per_second"
-        scores = {"reach": (0.0, 0.5, 1.0)}
-        make_run(folder, scores, options=options_of(seed), rate_name=rate_name)
+    make_run(tmp_path / "bc", RISING, options=options_of(), rate_name="time/updates_per_second")
     page = tmp_path / "page.html"
     main(["compare", str(tmp_path / "bc"), f"--page={page}"])
     assert "1 tasks after 300 updates:" in capsys.readouterr().out
     text = page.read_text()
     assert "updates to 0.8" in text and "env steps" not in text
-
-
-def test_compare_prints_a_table_and_writes_what_it_says(runs, tmp_path, capsys):
-    page = tmp_path / "pages" / "page.html"
-    main(["compare", str(runs / "mlp"), str(runs / "moe"), f"--page={page}", "--threshold=.98"])
-    printed = capsys.readouterr()
-    text = re.sub(" +", " ", printed.out)
-    assert "| moe | 2 | 1.00 [0.95, 1.00]" in text and "300 (1 of 2)" in text
-    assert "| push | 0.20 [0.20, 0.20] | 0.95 [0.90, 1.00] |" in text
-    assert "| model.init_args.actor.class_path | mtrl_lightning.networks.MLP | " in text
-    assert [path.name for path in page.parent.iterdir()] == ["page.html"]

@@ -1,8 +1,8 @@
-"""Statistics over seeds and tasks: by hand, by naive loops, and beside rliable's numbers."""
+"""Statistics over seeds and tasks: by hand, and against rliable's numbers."""
 
 import numpy as np
 import pytest
-from scipy.stats import mannwhitneyu, trim_mean
+from scipy.stats import mannwhitneyu
 
 from mtrl_lightning.compare import statistics
 from mtrl_lightning.compare.statistics import (
@@ -16,13 +16,6 @@ A_ST = np.array([[0.6, 0.3, 0.0], [0.0, 0.8, 0.9], [0.6, 0.7, 0.5], [0.9, 0.8, 0
 B_ST = np.array(
     [[0.9, 0.0, 0.7], [0.2, 0.9, 0.5], [0.3, 0.4, 0.0], [0.1, 0.7, 0.6], [0.6, 0.4, 1.0]]
 )
-RLIABLE = {
-    "iqm of A": 0.5833333333333334,
-    "interval of A": (0.28333333, 0.76666667),
-    "P(A > B)": 0.5083333333333333,
-    "interval of P(A > B)": (0.28333333, 0.73333333),
-}
-"""What rliable 1.2.0 gives for A and B: 20,000 resamples."""
 
 
 @pytest.mark.parametrize(
@@ -40,51 +33,21 @@ def test_the_interquartile_mean_by_hand(scores, wanted):
     assert interquartile_mean(np.array(scores)).value == pytest.approx(wanted)
 
 
-def test_interquartile_mean_cuts_as_rliable():
-    scores = np.random.default_rng(1).normal(size=(6, 5))
-    ordered = sorted(scores.ravel())
-    value = interquartile_mean(scores).value
-    assert value == pytest.approx(sum(ordered[7:23]) / 16)
-    assert value == pytest.approx(trim_mean(scores, 0.25, axis=None))
-
-
 def test_numbers_are_those_of_rliable(monkeypatch):
     monkeypatch.setattr(statistics, "RESAMPLES", 20_000)
+    monkeypatch.setattr(statistics, "LARGEST_BATCH", 7_001 * A_ST.size)  # several batches
     iqm = interquartile_mean(A_ST)
     better = probability_of_improvement(A_ST, B_ST)
-    assert iqm.value == pytest.approx(RLIABLE["iqm of A"])
-    assert better.value == pytest.approx(RLIABLE["P(A > B)"])
+    # of rliable 1.2.0 with 20,000 resamples
+    assert iqm.value == pytest.approx(0.5833333333333334)
+    assert better.value == pytest.approx(0.5083333333333333)
     # both draw at random: the bounds of a few scores lie on steps of about 0.02
-    assert iqm[1:] == pytest.approx(RLIABLE["interval of A"], abs=0.02)
-    assert better[1:] == pytest.approx(RLIABLE["interval of P(A > B)"], abs=0.02)
-
-
-def resampled(scores_ST, generator):
-    """Resample the seeds of each task, one number after another."""
-    num_seeds, num_tasks = scores_ST.shape
-    drawn_ST = generator.integers(num_seeds, size=scores_ST.shape)
-    return np.array(
-        [[scores_ST[drawn_ST[s, t], t] for t in range(num_tasks)] for s in range(num_seeds)]
-    )
-
-
-def bounds(values):
-    return pytest.approx(np.percentile(values, [2.5, 97.5]), abs=0.03)
-
-
-def test_intervals_are_those_of_naive_loops(monkeypatch):
-    monkeypatch.setattr(statistics, "RESAMPLES", 20_000)
-    monkeypatch.setattr(statistics, "LARGEST_BATCH", 7_001 * A_ST.size)  # several batches
-    generator = np.random.default_rng(3)
-    of_a = [resampled(A_ST, generator) for _ in range(2_000)]
-    of_b = [resampled(B_ST, generator) for _ in range(2_000)]
-    assert interquartile_mean(A_ST)[1:] == bounds([trim_mean(a, 0.25, None) for a in of_a])
-    assert mean(A_ST)[1:] == bounds([one.mean() for one in of_a])
-    pairs = [
-        np.mean([(x > y) + 0.5 * (x == y) for t in range(3) for x in a[:, t] for y in b[:, t]])
-        for a, b in zip(of_a, of_b, strict=True)
-    ]
-    assert probability_of_improvement(A_ST, B_ST)[1:] == bounds(pairs)
+    assert iqm[1:] == pytest.approx((0.28333333, 0.76666667), abs=0.02)
+    assert better[1:] == pytest.approx((0.28333333, 0.73333333), abs=0.02)
+    # a normal distribution: the seeds of each task are resampled independently
+    error = 1.96 * np.sqrt(A_ST.var(0).sum() / 4) / 3
+    value = A_ST.mean()
+    assert mean(A_ST) == pytest.approx((value, value - error, value + error), abs=0.02)
 
 
 def test_the_points_of_a_curve_have_the_same_resamples():
@@ -105,11 +68,7 @@ def test_probability_of_improvement_is_mann_whitneys():
 
 
 def test_tasks_are_never_mixed_and_one_seed_has_no_interval():
-    assert interquartile_mean(np.full((4, 3), 0.25)) == (0.25, 0.25, 0.25)
-    value, low, high = interquartile_mean(A_ST)
-    assert A_ST.min() < low < value < high < A_ST.max()
-    tasks_apart = np.array([[0.0, 10.0], [0.0, 10.0]])
-    assert mean(tasks_apart) == (5.0, 5.0, 5.0)
+    assert mean(np.array([[0.0, 10.0], [0.0, 10.0]])) == (5.0, 5.0, 5.0)
     assert interquartile_mean(A_ST[:1])[1:] == (None, None)
     assert probability_of_improvement(A_ST, B_ST[:1])[1:] == (None, None)
 
