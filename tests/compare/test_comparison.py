@@ -143,7 +143,9 @@ def test_a_label_before_the_folder_names_a_method(runs):
 
 
 def test_other_evaluation_steps_are_interpolated(tmp_path):
-    first, other, longer = (tmp_path / name for name in ("a/version_0", "a/version_1", "b/version_0"))
+    first, other, longer = (
+        tmp_path / name for name in ("a/version_0", "a/version_1", "b/version_0")
+    )
     make_run(first, {"reach": (0.0, 0.4, 0.8)}, options=options_of(1))
     steps = (100, 150, 250, 400)
     make_run(other, {"reach": (0.0, 0.2, 0.4, 0.6)}, steps, options_of(2))

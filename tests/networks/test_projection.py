@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from gymnasium.spaces import Box
 
 from mtrl_lightning import networks
+from tests.helpers.networks import randomize
 from tests.helpers.specs import spec_of
 
 VECTORS = Box(-np.inf, np.inf, (4,), np.float32)
@@ -44,6 +45,7 @@ def projected(projection, h_BH):
 
 def test_the_layers_of_a_state_encoder():
     encoder, x_BD = make("mlp", depth=2)
+    randomize(encoder)
     h_BH = x_BD
     for layer in list(encoder.hidden)[::2]:
         h_BH = F.relu(h_BH @ layer.weight.t() + layer.bias)
@@ -54,6 +56,7 @@ def test_the_layers_of_a_state_encoder():
 @pytest.mark.parametrize("strides", [(2, 1, 1, 1), (2, 2)])
 def test_the_layers_of_an_image_encoder(strides):
     encoder, image_BD = make("pixels", strides=strides)
+    randomize(encoder)
     x_BCHW = image_BD.view(4, 6, 17, 19).double().float() / 255
     for layer, stride in zip(encoder.convolutions[::2], strides, strict=True):
         x_BCHW = F.relu(F.conv2d(x_BCHW, layer.weight, layer.bias, stride))
