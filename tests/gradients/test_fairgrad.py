@@ -54,7 +54,7 @@ def test_an_alpha_of_1_is_nash_mtl_and_a_large_one_max_min_fair():
     weight = torch.linalg.lstsq(gradients.t(), direction).solution
     # no unit vector improves all tasks by more than the length of a convex combination
     bound = (weight / weight.sum() @ gradients).norm()
-    assert weight.min() > 0
+    assert weight.min() > -1e-5
     assert float((gradients @ direction).min()) == pytest.approx(float(bound), rel=2e-3)
 
 
