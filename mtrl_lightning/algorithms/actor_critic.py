@@ -18,7 +18,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.algorithm import Algorithm, make_actor_parts
 from mtrl_lightning.algorithms.losses import Scalar, Value
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
@@ -198,26 +198,28 @@ class ActorCritic(Algorithm):
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, critics and both gradient methods."""
         encoder = self._make_encoder(self.spec)
-        actor_sizes = (encoder.out_dim, self.outputs_per_action * self.action_dim)
-        critic_sizes = (encoder.out_dim + self.action_dim, self.value.out_dim)
+        make_actor = partial(encoder.make_actor, self._make_actor)
+        critic_sizes = (encoder.out_dim + self.action_dim, self.value.out_dim, self.spec)
         return {
-            "encoder": encoder,
-            "actor": self.make_task_network(
-                partial(encoder.make_actor, self._make_actor), *actor_sizes
+            **make_actor_parts(
+                self.spec,
+                encoder,
+                partial(self.make_task_network, make_actor),
+                self._make_actor_gradient,
+                self.outputs_per_action,
             ),
             "critic": Ensemble(
                 lambda: self.make_task_network(self._make_critic, *critic_sizes),
                 self._num_critics,
             ),
-            "actor_gradient": self._make_actor_gradient(self.spec),
             "critic_gradient": self._make_critic_gradient(self.spec),
         }
 
     def make_task_network(
-        self, make: Callable[[int, int, EnvSpec], Network], in_dim: int, out_dim: int
+        self, make: Callable[[int, int, EnvSpec], Network], in_dim: int, out_dim: int, spec: EnvSpec
     ) -> Network:
         """Build a network of all tasks: the actor, or one critic."""
-        return make(in_dim, out_dim, self.spec)
+        return make(in_dim, out_dim, spec)
 
     def critic_update_options(self) -> dict[str, Any]:
         """Return how the tasks' critic losses become one gradient: options of ``Update``."""

@@ -24,7 +24,7 @@ from mtrl_lightning.algorithms.state import SavedOptimizers, restore_state, save
 from mtrl_lightning.checkpoints import load_checkpoint, restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
-from mtrl_lightning.networks import ActionDistribution, zero_padding
+from mtrl_lightning.networks import ActionDistribution, Encoder, Network, PolicyStd, zero_padding
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.task_axes import UntrainedParameters, UntrainedTasks
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
@@ -451,6 +451,34 @@ class TaskTensors:
         self._last_E = task_E.copy()
         self._last_B = to_device(self._last_E.reshape(shape), device)
         return self._last_B
+
+
+def make_actor_parts(
+    spec: EnvSpec,
+    encoder: Encoder,
+    make_actor: Callable[[int, int, EnvSpec], Network],
+    make_gradient: Callable[[EnvSpec], GradientMethod],
+    std: PolicyStd | int,
+) -> dict[str, nn.Module]:
+    """Return the modules that act and ``actor_gradient``, by attribute name.
+
+    Args:
+        spec: the tasks.
+        encoder: maps observations to the actor's inputs.
+        make_actor: builds the actor, ``(in_dim, out_dim, spec) -> Network``.
+        make_gradient: builds the method by which the tasks' actor losses become one gradient.
+        std: the policy's standard deviation, which becomes ``noise``; or the number of the actor's
+            outputs for each dimension of an action, where there is none.
+    """
+    noise = {"noise": std} if isinstance(std, PolicyStd) else {}
+    outputs_per_action = std.outputs_per_action if isinstance(std, PolicyStd) else std
+    num_outputs = outputs_per_action * spec.action_space.shape[0]
+    return {
+        "encoder": encoder,
+        "actor": make_actor(encoder.out_dim, num_outputs, spec),
+        **noise,
+        "actor_gradient": make_gradient(spec),
+    }
 
 
 def seeded(seed: int, make: Callable[[], T]) -> T:

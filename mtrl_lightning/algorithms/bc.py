@@ -14,7 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.algorithm import Algorithm, make_actor_parts
 from mtrl_lightning.checks import increasing, one_of
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
 from mtrl_lightning.networks import (
@@ -143,15 +143,14 @@ class BehaviourCloning(Algorithm):
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, the noise if there is one, and the gradient method."""
         encoder = self._make_encoder(self.spec)
-        noise = {} if self._make_noise is None else {"noise": self._make_noise(self.spec)}
-        outputs_per_action = noise["noise"].outputs_per_action if noise else 2
-        num_outputs = outputs_per_action * self.action_dim
-        return {
-            "encoder": encoder,
-            "actor": self._make_actor(encoder.out_dim, num_outputs, self.spec),
-            **noise,
-            "actor_gradient": self._make_actor_gradient(self.spec),
-        }
+        noise = None if self._make_noise is None else self._make_noise(self.spec)
+        return make_actor_parts(
+            self.spec,
+            encoder,
+            self._make_actor,
+            self._make_actor_gradient,
+            2 if noise is None else noise,
+        )
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> Policy:
         """Return the distribution over actions."""

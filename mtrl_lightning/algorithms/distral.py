@@ -139,11 +139,10 @@ class Distral(SAC):
         return {**networks, "distilled": distilled}
 
     def make_task_network(
-        self, make: Callable[[int, int, EnvSpec], Network], in_dim: int, out_dim: int
+        self, make: Callable[[int, int, EnvSpec], Network], in_dim: int, out_dim: int, spec: EnvSpec
     ) -> Network:
         """Build one network for each trained task."""
-        tasks = self.spec.train_tasks
-        return OnePerTask(in_dim, out_dim, self.spec, make=make, tasks=tasks)
+        return OnePerTask(in_dim, out_dim, spec, make=make, tasks=spec.train_tasks)
 
     def critic_update_options(self) -> dict[str, Any]:
         """Combine the tasks' gradients of the encoder; clip each task's critics separately."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from mtrl_lightning.algorithms import advantages
+from mtrl_lightning.algorithms.algorithm import make_actor_parts
 from mtrl_lightning.algorithms.on_policy import OnPolicyAlgorithm
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
@@ -213,15 +214,13 @@ class PPO(OnPolicyAlgorithm):
         """Build encoder, actor, noise, critic, the scale of returns and the gradient methods."""
         encoder = self._make_encoder(self.spec)
         noise = self._make_noise(self.spec)
-        num_outputs = noise.outputs_per_action * self.action_dim
         critic = self._make_critic(encoder.out_dim, 1, self.spec)
         return {
-            "encoder": encoder,
-            "actor": self._make_actor(encoder.out_dim, num_outputs, self.spec),
-            "noise": noise,
+            **make_actor_parts(
+                self.spec, encoder, self._make_actor, self._make_actor_gradient, noise
+            ),
             "critic": critic,
             "return_scale": self._make_return_scale(self.spec, critic),
-            "actor_gradient": self._make_actor_gradient(self.spec),
             "critic_gradient": self._make_critic_gradient(self.spec),
         }
 
