@@ -75,18 +75,22 @@ def test_a_second_signal_ends_the_run_at_once_and_unsaved(tmp_path, capfd):
     assert env_steps_of(tmp_path) == 62
 
 
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
+def simulate_slurm(tmp_path, monkeypatch, then=""):
     """Simulate a SLURM job; return its ``scontrol``, and the arguments that it was called with."""
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)
     program, calls = tmp_path / "bin" / "scontrol", tmp_path / "calls"
     program.parent.mkdir()
     calls.touch()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{then}')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     return SimpleNamespace(program=program, calls=lambda: calls.read_text().splitlines())
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    return simulate_slurm(tmp_path, monkeypatch)
 
 
 def trainer_of(auto_requeue=True, loggers=()):
