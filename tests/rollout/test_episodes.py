@@ -106,12 +106,8 @@ def test_info_resumes_and_new_numbers_start_there():
     last = informed([3.0, NAN], STOP)
     assert resumed.add(last) == running.add(last)
     hot = last._replace(info={**last.info, "heat": np.array([8.0, NAN])})
-    assert new.add(hot)[0].info == {
-        "energy": 2.0,
-        "energy_last": 3.0,
-        "heat": 8.0,
-        "heat_last": 8.0,
-    }
+    expected = {"energy": 2.0, "energy_last": 3.0, "heat": 8.0, "heat_last": 8.0}
+    assert new.add(hot)[0].info == expected
 
 
 # ---- windows ----
@@ -164,25 +160,18 @@ def test_windows_hold_the_last_episodes_of_each_task():
 def test_spreads_of_the_window_by_hand():
     windows = EpisodeWindows(num_tasks=3, size=10)
     windows.add([episode(0, 1.0, 5), episode(0, 5.0, 9), episode(2, -4.0, 7), episode(2, -4.0, 7)])
+    expected = {
+        "return_min": (-4.0, 1.0, -4.0),
+        "return_max": (5.0, 5.0, -4.0),
+        "return_std": (1.0, 2.0, 0.0),
+        "length_min": (5.0, 5.0, 7.0),
+        "length_max": (9.0, 9.0, 7.0),
+        "length_std": (1.0, 2.0, 0.0),
+    }
     assert windows.metrics(("a", "b", "c")) == {
-        "rollout/return_min": -4.0,
-        "rollout/return_min/a": 1.0,
-        "rollout/return_min/c": -4.0,
-        "rollout/return_max": 5.0,
-        "rollout/return_max/a": 5.0,
-        "rollout/return_max/c": -4.0,
-        "rollout/return_std": 1.0,
-        "rollout/return_std/a": 2.0,
-        "rollout/return_std/c": 0.0,
-        "rollout/length_min": 5.0,
-        "rollout/length_min/a": 5.0,
-        "rollout/length_min/c": 7.0,
-        "rollout/length_max": 9.0,
-        "rollout/length_max/a": 9.0,
-        "rollout/length_max/c": 7.0,
-        "rollout/length_std": 1.0,
-        "rollout/length_std/a": 2.0,
-        "rollout/length_std/c": 0.0,
+        f"rollout/{name}{task}": value
+        for name, values in expected.items()
+        for task, value in zip(("", "/a", "/c"), values, strict=True)
     }
     assert EpisodeWindows(3, 10).metrics(("a", "b", "c")) == {}
 

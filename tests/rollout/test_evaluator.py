@@ -102,26 +102,27 @@ def test_interrupted_evaluation_leaves_no_trace():
     assert np.array_equal(again.return_T, expected.return_T), "in new environments"
 
 
+def named(prefix, values, tasks):
+    """Return metrics by name: the mean, and after it the value of each task."""
+    return {
+        f"{prefix}/{name}{task}": value
+        for name, of_tasks in values.items()
+        for task, value in zip(("", *(f"/{task}" for task in tasks)), of_tasks, strict=True)
+    }
+
+
 def test_metrics_have_their_names_and_means_over_tasks():
     evaluation = Evaluation(
         "eval", 4, np.array([1.0, 0.5, 0.0]), np.array([0.5, 0.25, 0.0]), np.array([7.0, 8.0, 12.0])
     )
-    assert evaluation.metrics(NAMES) == {
-        "eval/success": 0.5,
-        "eval/success_last": 0.25,
-        "eval/return": 9.0,
-        "eval/success_worst_1": 0.0,
-        "eval/success/task-0": 1.0,
-        "eval/success/task-1": 0.5,
-        "eval/success/task-2": 0.0,
-        "eval/success_last/task-0": 0.5,
-        "eval/success_last/task-1": 0.25,
-        "eval/success_last/task-2": 0.0,
-        "eval/return/task-0": 7.0,
-        "eval/return/task-1": 8.0,
-        "eval/return/task-2": 12.0,
+    expected = {
+        "success": (0.5, 1.0, 0.5, 0.0),
+        "success_last": (0.25, 0.5, 0.25, 0.0),
+        "return": (9.0, 7.0, 8.0, 12.0),
     }
-    assert all(type(value) is float for value in evaluation.metrics(NAMES).values())
+    metrics = evaluation.metrics(NAMES)
+    assert metrics == {**named("eval", expected, NAMES), "eval/success_worst_1": 0.0}
+    assert all(type(value) is float for value in metrics.values())
 
 
 def test_success_intervals_are_wilsons():
@@ -152,14 +153,8 @@ def test_a_score_is_the_return_divided_by_the_largest_one():
     evaluation = Evaluation(
         "eval", 1, zero_T, zero_T, returns_T, has_success=False, max_return=1000.0
     )
-    assert evaluation.metrics(("a", "b")) == {
-        "eval/return": 375.0,
-        "eval/score": 0.375,
-        "eval/return/a": 250.0,
-        "eval/return/b": 500.0,
-        "eval/score/a": 0.25,
-        "eval/score/b": 0.5,
-    }
+    expected = {"return": (375.0, 250.0, 500.0), "score": (0.375, 0.25, 0.5)}
+    assert evaluation.metrics(("a", "b")) == named("eval", expected, ("a", "b"))
     assert table(evaluation, ("a", "b"), 7).splitlines() == [
         "eval after 7 env steps",
         "task        return   score",
@@ -186,33 +181,19 @@ class Modes(Scripted):
 
 def test_a_split_evaluates_only_its_own_tasks():
     benchmark = WithInfo(Modes(), [])
-    names = benchmark.spec.task_names
     found = {}
     for split in benchmark.splits[1:]:
-        evaluator = Evaluator(
-            benchmark, num_episodes=3, split=split, envs_per_task=2, num_workers=0
-        )
-        evaluation = evaluator.evaluate(Constant())
-        evaluator.close()
-        assert evaluation.tasks == benchmark.split_tasks(split)
-        found |= evaluation.metrics(names)
-        rows = table(evaluation, names, 9).splitlines()
-        assert [row.split()[0] for row in rows[2:-2]] == [names[i] for i in evaluation.tasks]
+        found |= evaluate(Constant(), benchmark, 3, split=split, num_workers=0)
     # the sum of 2^k over episodes k = 0, 1, 2 is 7
     returns = [1000 * (task + 1) + 7 / 3 for task in range(5)]
-    assert found["eval_base/return"] == pytest.approx((returns[2] + returns[0]) / 2)
-    assert found["eval_extrapolation/return"] == pytest.approx((returns[3] + returns[4]) / 2)
-    per_task = {name: value for name, value in found.items() if "/return/" in name}
-    assert per_task == {
-        "eval_base/return/task-2": pytest.approx(returns[2]),
-        "eval_base/return/task-0": pytest.approx(returns[0]),
-        "eval_extrapolation/return/task-3": pytest.approx(returns[3]),
-        "eval_extrapolation/return/task-4": pytest.approx(returns[4]),
-    }
+    expected = {}
+    for split, tasks in (("eval_base", (2, 0)), ("eval_extrapolation", (3, 4))):
+        of_tasks = [returns[task] for task in tasks]
+        values = {"return": (np.mean(of_tasks), *of_tasks)}
+        expected |= named(split, values, [f"task-{task}" for task in tasks])
+    assert {name: found[name] for name in found if "/return" in name} == pytest.approx(expected)
     assert set(metric_names(benchmark)) == set(found)
     assert metric_names(benchmark)[0] == "eval_base/success", "the first split decides what is best"
-    only = evaluate(Constant(), benchmark, 3, split="eval_extrapolation", num_workers=0)
-    assert only == {name: value for name, value in found.items() if "extrapolation" in name}
 
 
 def test_best_is_by_success_else_score_else_return():
@@ -222,18 +203,13 @@ def test_best_is_by_success_else_score_else_return():
     assert main_metric(spec._replace(has_success=False, max_return=None)) == "return"
 
 
-class NotANumber:
-    def act(self, observation_ED, task_E, mode):
-        return np.full((len(task_E), 2), np.nan, np.float32)
-
-
 def test_a_policys_fault_is_no_fault_of_an_environment():
     restarts = []
     evaluator = Evaluator(
         ToyReach(2), num_episodes=1, num_workers=0, max_restarts=5, on_restart=restarts.append
     )
     with pytest.raises(PolicyFaultError, match="goal-0, goal-1"):
-        evaluator.evaluate(NotANumber())
+        evaluator.evaluate(Constant((np.nan, 0.0)))
     assert restarts == [] and evaluator.num_restarts == 0
 
 
