@@ -167,32 +167,19 @@ def test_the_demonstrations_are_of_the_benchmark(tmp_path):
     load_demonstrations(str(folder), spec._replace(protocol=of_another), 0, CPU)
 
 
-def images_of(lengths):
-    """Return a benchmark's task and its episodes, whose frames are all different."""
-    stack = 3
-    spec = pixel_spec(1, 2, stack)._replace(frame_stack=stack, horizon=max(lengths))
-    episodes = []
-    rng = np.random.default_rng(0)
-    _, *frame = spec.observation_space.shape
-    for steps in lengths:
-        frame_N = rng.integers(0, 255, (steps + 1, *frame), np.uint8)
-        padded = np.concatenate([frame_N[:1]] * (stack - 1) + [frame_N])
-        is_last_N = np.arange(steps) == steps - 1
-        episodes.append(
-            RecordedEpisode(
-                np.stack([padded[i : i + stack] for i in range(steps + 1)]),
-                rng.uniform(-1, 1, (steps, *spec.action_space.shape)),
-                np.zeros(steps),
-                is_last_N,
-                np.zeros_like(is_last_N),
-            )
-        )
-    return spec, episodes
-
-
 def test_images_of_short_episodes_are_all_held(tmp_path):
     need_minari()
-    spec, episodes = images_of([2] * 20 + [40])
+    spec = pixel_spec(1, 2, 3)._replace(frame_stack=3, horizon=40)
+    rng = np.random.default_rng(0)
+    episodes = []
+    for steps in [2] * 20 + [40]:
+        frame_N = rng.integers(0, 255, (steps + 1, *spec.observation_space.shape[1:]), np.uint8)
+        padded = np.concatenate([frame_N[:1]] * 2 + [frame_N])
+        stack_N = np.stack([padded[i : i + 3] for i in range(steps + 1)])
+        no_end_N = np.zeros(steps, np.bool_)
+        is_last_N = np.arange(steps) == steps - 1
+        action_NA = np.zeros((steps, *spec.action_space.shape))
+        episodes.append(RecordedEpisode(stack_N, action_NA, np.zeros(steps), is_last_N, no_end_N))
     write_data_sets(tmp_path / "images", spec, {spec.task_names[0]: episodes}, {})
     replay, identity = load_demonstrations(str(tmp_path / "images"), spec, 0, CPU)
     assert len(replay) == identity["transitions"][spec.task_names[0]] == 80

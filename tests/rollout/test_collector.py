@@ -1,5 +1,5 @@
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import numpy as np
 import pytest
@@ -449,7 +449,9 @@ def assert_true_transitions(transitions, num_tasks):
     np.testing.assert_allclose(transitions.reward_E, 1 - distance_E, rtol=0, atol=5e-7)
 
 
-@pytest.mark.parametrize(("workers", "kind"), [(0, "nan"), (2, "raise")])
+@pytest.mark.parametrize(
+    ("workers", "kind"), [(0, "nan"), pytest.param(2, "raise", marks=pytest.mark.slow)]
+)
 def test_fault_gives_no_false_transition(workers, kind):
     """The middle task breaks in its 47th step and, rebuilt, in the 47th after that."""
     horizon, num_steps, faults = 20, 100, [46, 93]
@@ -546,32 +548,30 @@ def test_tasks_are_matched_by_name():
 
 
 class Ending(Line):
-    """Its episodes terminate after ``length`` steps, and those of even number two later."""
+    """Its episodes terminate after these numbers of steps, one after another."""
 
-    def __init__(self, length, num_more=0):
+    def __init__(self, *lengths):
         super().__init__()
-        self.length, self.num_more, self.episode = length, num_more, 0
+        self.lengths = cycle(lengths)
 
     def reset(self, *, seed=None, options=None):
-        self.episode += 1
-        self.steps = 0
+        self.remaining = next(self.lengths)
         return super().reset(seed=seed)
 
     def step(self, action):
-        self.steps += 1
-        length = self.length + self.num_more * (self.episode % 2)
+        self.remaining -= 1
         observation, reward, _, truncated, info = super().step(action)
-        return observation, reward, self.steps == length, truncated, info
+        return observation, reward, self.remaining == 0, truncated, info
 
 
 def test_episodes_that_all_terminate_at_one_length_warn_once(recwarn):
     tasks = {
         "clock": partial(Ending, 3),
-        "fall": partial(Ending, 3, 2),
+        "fall": partial(Ending, 5, 3),
         "limited": limited(3),
         "bandit": partial(Ending, 1),
     }
     envs = VectorEnv(GymnasiumTasks(tasks, horizon=9), [0, 1, 2, 3], num_workers=0)
     collector = Collector(envs, Uniform(1))
     collector.sample(num_episodes=160)
-    assert [("clock" in str(one.message)) for one in recwarn] == [True]
+    assert ["clock" in str(one.message) for one in recwarn] == [True]
