@@ -164,23 +164,7 @@ def test_every_transition_of_a_task_is_drawn_equally_often():
         assert np.abs(counts - num_epochs * expected).max() < 5 * np.sqrt(num_epochs * 0.25)
 
 
-# ---- phases ----
-
-
-def test_an_iteration_goes_through_its_phases():
-    buffer = make()
-    for step in range(NUM_STEPS):
-        assert not buffer.is_full
-        assert len(buffer) == 6 * step
-        add_step(buffer, step)
-    assert buffer.is_full and not buffer.has_begun and not buffer.is_used_up
-    begin(buffer)
-    epoch(buffer)
-    assert buffer.has_begun and not buffer.is_used_up
-    buffer.skip_rest()
-    assert buffer.is_used_up and resumed(buffer.state_dict()).is_used_up
-    buffer.clear()
-    assert (len(buffer), buffer.is_full, buffer.has_begun) == (0, False, False)
+# ---- columns ----
 
 
 def test_what_was_collected_is_what_was_added():
@@ -202,12 +186,11 @@ def test_what_was_collected_is_what_was_added():
 def test_the_memory_is_that_of_one_iteration():
     buffer = make()
     # single precision: 3 + 3 numbers of observations, 2 + 2 of actions, the reward and the log
-    # density; a byte for each of the two ends
+    # density; a byte for each of the two ends, and one for whether another task's policy acted
     row_bytes = 4 * (3 + 3 + 2 + 2 + 1 + 1) + 2
     assert buffer.num_bytes == NUM_STEPS * len(TASKS) * row_bytes
     for _ in range(2):
         collect(buffer)
-        # and one for whether the policy of another task acted, where it may
         assert buffer.num_bytes == NUM_STEPS * len(TASKS) * (row_bytes + 1)
         buffer.clear()
 
@@ -288,6 +271,15 @@ def test_minibatches_are_resumed_in_the_middle_of_an_epoch(num_made, missing):
     assert second.has_begun
     assert second.is_used_up == (num_made == 12)
     assert_same_rest(rest_of(second), expected)
+
+
+def test_an_iteration_whose_rest_is_left_out_stays_over():
+    buffer = ready()
+    epoch(buffer)
+    buffer.skip_rest()
+    assert buffer.is_used_up and resumed(buffer.state_dict()).is_used_up
+    buffer.clear()
+    assert (len(buffer), buffer.is_full, buffer.has_begun) == (0, False, False)
 
 
 def test_state_without_reuse_has_no_foreign_rows():

@@ -196,7 +196,7 @@ def test_restarted_workers_step_is_dropped_and_not_counted():
 # ---- sample ----
 
 
-def test_steps_round_up_and_episodes_span_calls():
+def test_steps_round_up_and_episodes_span_calls_or_are_dropped():
     counters = Counters(env_steps=100, vector_steps=50, updates=7, episodes=3)
     # lengths: task 0: 3 1 4 2, task 1: 1 4 2 6, task 2: 4 2 6 5
     collector = scripted(counters=counters)
@@ -216,6 +216,10 @@ def test_steps_round_up_and_episodes_span_calls():
     ]
     assert collector.counters is counters
     assert counters == Counters(env_steps=118, vector_steps=56, updates=7, episodes=9)
+    # all tasks are in their episodes 2
+    forced = collector.sample(num_steps=12, force_reset=True)
+    assert forced.transitions.observation_ED[:3, 1:3].tolist() == [[3, 0], [3, 0], [3, 0]]
+    assert forced.episodes == [scripted_episode(0, 3)]
 
 
 @pytest.mark.parametrize("number", [1, 7])
@@ -250,19 +254,6 @@ def test_surplus_is_dropped_in_a_step_with_a_restart():
     sample = collector.sample(num_episodes=3)
     assert sorted(sample.transitions.reward_E.tolist()) == [1, 10, 20, 40, 100, 400]
     assert [episode.return_ for episode in sample.episodes] == [1, 70, 400]
-
-
-def test_force_reset_drops_running_episodes():
-    collector = scripted()
-    # tasks 0 and 2 are in their episode 0, task 1 in its episode 1; see above
-    collector.sample(num_steps=6)
-    plain = collector.sample(num_steps=3)
-    assert plain.transitions.observation_ED[:, 1:3].tolist() == [[0, 2], [1, 1], [0, 2]]
-    # now tasks 0 and 2 are at the beginning of their episodes 2 and 1
-    collector.sample(num_steps=3)
-    forced = collector.sample(num_steps=12, force_reset=True)
-    assert forced.transitions.observation_ED[:3, 1:3].tolist() == [[3, 0], [2, 0], [2, 0]]
-    assert forced.episodes == [scripted_episode(0, 3), scripted_episode(1, 2)]
 
 
 @pytest.mark.parametrize(
