@@ -193,16 +193,18 @@ def episode(num_steps):
     return columns, stack_N
 
 
-def test_no_frame_is_kept_twice_in_full_episodes():
-    storage = FrameStorage(transition_fields(SPEC), 1, 30, horizon=10)
-    columns, stack_N = episode(10)
-    for number in range(1, 8):
-        storage.add(np.zeros(10, np.int64), columns)
-        # it has room for 30 + 3 frames, and those of the oldest transition's stack
-        assert storage.size_E.tolist() == [min(30, 10 * number)]
+@pytest.mark.parametrize("horizon", [8, 10])
+def test_no_frame_is_kept_twice_in_full_episodes(horizon):
+    storage = FrameStorage(transition_fields(SPEC), 1, 30, horizon=horizon)
+    columns, stack_N = episode(horizon)
+    for number in range(7 * horizon):
+        row = slice(number % horizon, number % horizon + 1)
+        storage.add(np.zeros(1, np.int64), {name: column[row] for name, column in columns.items()})
+        # it has room for a frame of each transition, one more of each episode, and one stack
+        assert storage.size_E.tolist() == [min(30, number + 1)]
     rows = newest(storage, 0)
-    assert np.array_equal(rows["observation"], np.concatenate([stack_N[:-1]] * 3))
-    assert np.array_equal(rows["next_observation"], np.concatenate([stack_N[1:]] * 3))
+    assert np.array_equal(rows["observation"], np.concatenate([stack_N[:-1]] * 4)[-30:])
+    assert np.array_equal(rows["next_observation"], np.concatenate([stack_N[1:]] * 4)[-30:])
 
 
 def test_transitions_that_were_skipped_are_not_there():

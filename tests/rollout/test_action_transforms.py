@@ -66,8 +66,8 @@ def test_noise_is_seeded_and_left_out_of_evaluations():
     noise.seed(3)
     draws_SEA = 0.1 * np.random.default_rng(3).standard_normal((2, 2, 2))
     found = collector(noise)
-    for draw_EA in draws_SEA:
-        stored, sent = stored_and_sent(found)
+    for draw_EA, mode in zip(draws_SEA, ("explore", "random"), strict=True):
+        stored, sent = stored_and_sent(found, mode)
         assert stored == [0.75, 0.75]
         assert sent == pytest.approx(0.75 + draw_EA[:, 0])
     assert stored_and_sent(found, "exploit") == ([0.75, 0.75], [0.75, 0.75])

@@ -234,6 +234,8 @@ def test_episodes_are_exactly_as_many_as_asked_in_even_shares(number):
         for k in range(share)
     ]
     assert sorted(sample.episodes) == sorted(expected)
+    again = collector.sample(num_episodes=3).transitions
+    assert again.observation_ED[:3, 2].tolist() == [0, 0, 0], "from the beginning of episodes"
     for task in tasks:  # the surplus of environments that were ready early is dropped
         mine = sample.transitions.task_E == task
         numbers = sample.transitions.observation_ED[mine][:, 1]
@@ -290,9 +292,14 @@ def test_the_same_seed_gives_the_same_episodes(kind, mode):
 
 
 def test_rebuilt_environments_are_announced():
-    go = [False, False]
-    results = [step_result([1, 1], go, go, go, valid) for valid in ([True, True], [True, False])]
-    envs, diary = ReplayedEnvs([0, 1], results), Diary()
+    go, diary = [False, False], Diary()
+
+    def results():
+        yield step_result([1, 1], go, go, go, [True, True])
+        envs.builds_E[1] += 1
+        yield step_result([1, 1], go, go, go, [True, False])
+
+    envs = ReplayedEnvs([0, 1], results())
     collector = Collector(envs, Constant(), listeners=[diary])
     assert diary.lines == []
     collector.step("explore")
@@ -303,7 +310,6 @@ def test_rebuilt_environments_are_announced():
         ("created", 1),
     ]
     diary.lines.clear()
-    envs.builds_E[1] += 1
     collector.step("explore")
     assert [line[:2] for line in diary.lines] == [
         ("built", 1),
@@ -564,5 +570,7 @@ def test_episodes_that_all_terminate_at_one_length_warn_once(recwarn):
     }
     envs = VectorEnv(GymnasiumTasks(tasks, horizon=9), [0, 1, 2, 3], num_workers=0)
     collector = Collector(envs, Uniform(1))
+    collector.sample(num_episodes=160, mode="exploit")
+    assert not recwarn.list
     collector.sample(num_episodes=160)
     assert ["clock" in str(one.message) for one in recwarn] == [True]

@@ -57,8 +57,8 @@ def test_only_the_best_actions_are_asked_for_and_no_more():
         sum(scripted_length(task, k) for k in range(4)) for task in range(2)
     )
     copies = Recorder()
-    Evaluator(Scripted(2), num_episodes=3, envs_per_task=2, num_workers=0).evaluate(copies)
-    assert copies.tasks[0].tolist() == [0, 0, 1, 1]
+    Evaluator(Scripted(2), num_episodes=2, envs_per_task=9, num_workers=0).evaluate(copies)
+    assert copies.tasks[0].tolist() == [0, 0, 1, 1], "one environment for each episode"
 
 
 def test_evaluation_equals_a_slow_loop():
@@ -145,6 +145,8 @@ def test_the_success_of_the_worst_tasks_is_their_mean():
     assert metrics["eval/success_worst_1"] == 0.0
     assert metrics["eval/success_worst_5"] == pytest.approx((0.0 + 0.1 + 0.4 + 0.6 + 0.9) / 5)
     assert metrics["eval/success"] == pytest.approx(0.5)  # of all
+    of_five = Evaluation("eval", 10, success_T[:5], success_T[:5], success_T[:5])
+    assert "eval/success_worst_5" not in of_five.metrics(tuple("abcde"))
 
 
 def test_a_score_is_the_return_divided_by_the_largest_one():

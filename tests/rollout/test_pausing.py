@@ -147,11 +147,15 @@ def test_a_collector_counts_the_steps_that_were_made():
 
 def test_pauses_resume_and_end_in_a_run_without_them():
     collector = collector_of([0, 1])
+    collector.step("explore")
     collector.choose_paused()
     collector.step("explore")
     other = collector_of()
     other.pausing = None
     other.set_state(collector.get_state())
     assert other.paused_E.tolist() == [True, True, False]
+    for each in (collector, other):
+        each.step("explore")
+    assert np.array_equal(other.observation_ED, collector.observation_ED)
     other.choose_paused()
     assert not other.paused_E.any()
