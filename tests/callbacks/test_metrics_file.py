@@ -1,7 +1,5 @@
-import errno
 import resource
 import warnings
-from pathlib import Path
 
 import pytest
 import yaml
@@ -23,12 +21,6 @@ def file(tmp_path):
     file = MetricsFile(tmp_path)
     log(file, 1, 2, 3)
     return file
-
-
-def test_a_row_without_env_steps_gets_those_of_the_run(file, tmp_path):
-    file.count_env_steps = lambda: 40
-    file.log_metrics({"lr": 0.5}, step=7)
-    assert read_metrics(tmp_path) == {"a": ([1, 2, 3], [0.1, 0.2, 0.3]), "lr": ([40], [0.5])}
 
 
 def test_later_rows_are_dropped_with_the_next_row(file, tmp_path):
@@ -71,17 +63,6 @@ def test_on_a_full_disk_rows_wait_and_none_is_lost_or_doubled(file, tmp_path):
     resumed.truncate(size)
     log(resumed, 7)
     assert steps_of(tmp_path) == [1, 2, 3, 4, 5, 7]
-
-
-def test_a_row_waits_while_the_file_cannot_be_opened(file, tmp_path, monkeypatch):
-    def broken(*args, **options):
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="cannot be written"):
-        patch.setattr(Path, "open", broken)
-        log(file, 4)
-    log(file, 5)
-    assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
 
 
 def test_hyper_parameters_are_collected_in_one_file(file, tmp_path):

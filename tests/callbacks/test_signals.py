@@ -16,14 +16,9 @@ from mtrl_lightning.utils.requeue import requeue, requeue_signal, slurm_job
 from tests.helpers.fitting import fit
 
 JOB = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_JOB_NAME": "train",
-    "SLURM_NTASKS": "1",
-    "SLURM_NNODES": "1",
-    "SLURM_NODELIST": "localhost",
-    "SLURM_NODEID": "0",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
+    **{"SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_NODELIST": "localhost"},
+    **dict.fromkeys(["SLURM_NTASKS", "SLURM_NNODES"], "1"),
+    **dict.fromkeys(["SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"], "0"),
 }
 ENDED = 128 + signal.SIGUSR1
 

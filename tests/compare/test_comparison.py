@@ -217,10 +217,8 @@ def test_compare_prints_tables_and_writes_a_page(runs, tmp_path, capsys):
     assert [path.name for path in page.parent.iterdir()] == ["page.html"]
 
 
-def test_the_steps_of_offline_runs_are_called_updates(tmp_path, capsys):
+def test_the_steps_of_offline_runs_are_called_updates(tmp_path):
     make_run(tmp_path / "bc", RISING, options=options_of(), rate_name="time/updates_per_second")
-    page = tmp_path / "page.html"
-    main(["compare", str(tmp_path / "bc"), f"--page={page}"])
-    assert "1 tasks after 300 updates:" in capsys.readouterr().out
-    text = page.read_text()
+    main(["compare", str(tmp_path / "bc"), f"--page={tmp_path / 'page.html'}"])
+    text = (tmp_path / "page.html").read_text()
     assert "updates to 0.8" in text and "env steps" not in text

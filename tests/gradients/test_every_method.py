@@ -141,23 +141,3 @@ def test_two_conflicting_tasks_both_improve(name):
     products = gradients @ update(make(name, 2), gradients)
     improve_both = ("pcgrad", "nash_mtl", "nash_mtl_kept", "fairgrad")
     assert bool((products >= 0).all()) == (name in improve_both)
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@every_method
-def test_a_gpu_gives_the_same(name):
-    # methods that draw do so on the device: there is nothing to draw for two tasks
-    num_tasks = 2 if name in DRAW else 4
-    one, other = (Quadratic(random_gradients(num_tasks)) for _ in range(2))
-    for holder in ("gradient_RD", "slope_R"):
-        setattr(other, holder, getattr(other, holder).cuda())
-    other.shared, other.own = (
-        [torch.nn.Parameter(p.detach().cuda()) for p in part] for part in (other.shared, other.own)
-    )
-    other.unused = torch.nn.Parameter(other.unused.detach().cuda())
-    here, there = make(name, num_tasks), make(name, num_tasks).cuda()
-    for seed in range(4):
-        expected = one.update(here, generator(seed), lr=0.02)
-        drawn = torch.Generator("cuda").manual_seed(seed)
-        assert_near(other.update(there, drawn, lr=0.02).cpu(), expected, atol=1e-4)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from mtrl_lightning import networks
-from mtrl_lightning.networks.task_axes import shared_parameters
 from tests.helpers.networks import (
     ALWAYS_FUSED,
     EQUATIONS,
@@ -28,7 +27,6 @@ GROUPS = [
 ]
 """Tasks of learning batches ``[R, n]``."""
 LOSSES = torch.tensor(GROUPS[0])
-ALL_TASKS = torch.arange(30) % NUM_TASKS
 each_module = pytest.mark.parametrize("name", MODULES)
 
 
@@ -94,14 +92,6 @@ def test_groups_have_outputs_and_gradients_of_rows_in_any_order(name):
                     gradients_of(out, trained(module), weight_RnO) for out in (any_RnO, grouped_RnO)
                 )
                 torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("name", TAKE_CONDITIONING)
-def test_another_conditioning_replaces_the_one_hot_and_is_shared(name):
-    network = make(name, conditioning=Dense)
-    call(network, ALL_TASKS).square().sum().backward()
-    assert [n for n, p in network.named_parameters() if not p.grad.any()] == []
-    assert any(p is network.conditioning.table.weight for p in shared_parameters(network))
 
 
 @each_module

@@ -44,14 +44,16 @@ def test_rows_and_groups_of_the_named_tasks_use_their_networks(tasks):
             torch.testing.assert_close(found_RnO[place], wanted_nO)
 
 
-@pytest.mark.parametrize("train_tasks", [(0, 1, 2), (0, 2)])
-def test_each_trained_network_masks_and_repairs_by_its_own_loss(train_tasks):
+@pytest.mark.parametrize(
+    ("train_tasks", "tasks"), [((0, 1, 2), None), ((0, 2), None), ((0, 2), (0, 2))]
+)
+def test_each_trained_network_masks_and_repairs_by_its_own_loss(train_tasks, tasks):
     spec = spec_of(NUM_TASKS, train_tasks=train_tasks)
-    network = make(PaCo, spec=spec, max_loss=1.0)
+    network = make(PaCo, tasks, spec, max_loss=1.0)
     seen = []
-    for place, member in enumerate(network.networks):
-        member.after_step = lambda loss, task, _, place=place: seen.append(
-            (place, loss.tolist(), task.tolist())
+    for task, member in zip(tasks or range(NUM_TASKS), network.networks, strict=True):
+        member.after_step = lambda loss, task_R, _, task=task: seen.append(
+            (task, loss.tolist(), task_R.tolist())
         )
     losses = [0.5, 3.0, 0.25][: len(train_tasks)]
     loss_R = torch.tensor(losses)

@@ -66,25 +66,20 @@ def test_learning_batches_are_standardized_as_rows_in_any_order(per_task):
     assert torch.equal(Identity(spec_of(3, SPACE))(x_RnD, task_Rn), x_RnD)
 
 
+@each_kind
 @pytest.mark.parametrize("count", [1, 2, 40])
-def test_statistics_and_outputs_are_those_of_all_rows(count):
-    data, encoder = batches(count), make()
+def test_statistics_and_outputs_are_those_of_all_rows(count, per_task):
+    data, encoder = batches(count), make(per_task=per_task)
     assert (standardized(encoder, np.ones((1, DIM))) == 1).all(), "nothing was observed"
-    observe(encoder, data)
-    assert_statistics(encoder.mean_D, encoder.variance_D, data)
-    rows = data.reshape(-1, DIM)
-    wanted = (rows - rows.mean(0, dtype=np.float64)) / rows.std(0, dtype=np.float64)
-    np.testing.assert_allclose(standardized(encoder, rows), wanted, rtol=1e-4, atol=1e-5)
+    observe(encoder, data, TASK_N)
     assert encoder.count.item() == count
-
-
-@pytest.mark.parametrize("count", [1, 5])
-def test_statistics_per_task_are_those_of_the_tasks_rows(count):
-    data = batches(count)
-    encoder = observe(make(per_task=True), data, TASK_N)
     for task in (0, 2):
-        rows = data[:, task == TASK_N].reshape(-1, DIM).astype(np.float64)
-        assert_statistics(encoder.mean_TD[task], encoder.variance_TD[task], rows)
+        own_N = task == TASK_N if per_task else slice(None)
+        rows = data[:, own_N].reshape(-1, DIM).astype(np.float64)
+        if per_task:
+            assert_statistics(encoder.mean_TD[task], encoder.variance_TD[task], rows)
+        else:
+            assert_statistics(encoder.mean_D, encoder.variance_D, rows)
         wanted = (rows - rows.mean(0)) / rows.std(0)
         np.testing.assert_allclose(standardized(encoder, rows, task), wanted, rtol=1e-3, atol=1e-4)
 
