@@ -18,7 +18,7 @@ from mtrl_lightning.export.policy import (
     max_difference,
     observations_of,
 )
-from mtrl_lightning.networks import Encoder, MultiHead, Standardize
+from mtrl_lightning.networks import MultiHead, Standardize
 from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.rollout import ActionNoise
 from tests.helpers.transforms import Scale
@@ -72,20 +72,12 @@ def test_all_that_acts_is_in_the_file(tmp_path, format, kind):
 
 @pytest.mark.slow
 def test_ppo_with_observations_of_bytes_is_exported(tmp_path):
-    class Pixels(Encoder):
-        def __init__(self, spec):
-            super().__init__(spec)
-            self.out_dim = 12
-
-        def forward(self, observation_BD, task_B):
-            return observation_BD.float().flatten(-3) / 255
-
-    spec = SPEC._replace(observation_space=Box(0, 255, (2, 3, 2), np.uint8))
-    policy = LoadedPolicy(agent(spec, PPO, encoder=Pixels))
+    spec = SPEC._replace(observation_space=Box(0, 255, (4,), np.uint8))
+    policy = LoadedPolicy(agent(spec, PPO))
     file, _ = export_policy(policy, "torch.export", tmp_path, num_observations=NUM)
-    observation_EHWC, task_E = observations_of(spec, NUM)
-    assert observation_EHWC.dtype == np.uint8 and observation_EHWC.max() > 200
-    action_EA = load_exported(file, "torch.export")(observation_EHWC, task_E)
+    observation_ED, task_E = observations_of(spec, NUM)
+    assert observation_ED.dtype == np.uint8 and observation_ED.max() > 200
+    action_EA = load_exported(file, "torch.export")(observation_ED, task_E)
     assert action_EA.std(0).min() > 0.01
 
 
