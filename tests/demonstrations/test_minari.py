@@ -1,5 +1,8 @@
 """Episodes as Minari data sets: read back as they were written, complete or absent."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
@@ -12,17 +15,31 @@ from mtrl_lightning.demonstrations import (
     write_data_sets,
 )
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.export.replay import export_to_minari
 from tests.helpers.algorithms import make_spec
 from tests.helpers.demonstrations import read_episodes
 from tests.helpers.fakes import Costly, Scripted
-from tests.helpers.recorded import Recorded
+from tests.helpers.properties import given, settings, st
 
 minari = pytest.importorskip("minari")
 h5py = pytest.importorskip("h5py")
 
-SHAPES = [(3,), (5,), (2, 4, 4), (3, 40, 40)]
-"""Of observations; Minari takes uint8 of the last one as an image."""
+FLOATS = st.sampled_from(["float32", "float64"])
+OBSERVATIONS = st.one_of(
+    st.tuples(st.sampled_from([(3,), (5,)]), FLOATS, st.none()),
+    st.tuples(st.just((5,)), FLOATS, st.tuples(st.integers(1, 5), st.integers(1, 5))),
+    # Minari takes uint8 of the last shape as an image
+    st.tuples(st.sampled_from([(2, 4, 4), (3, 40, 40)]), st.just("uint8"), st.none()),
+)
+"""Shape, type, and sizes of the two tasks' own observations."""
+COLUMNS = {
+    "success": ((), "bool"),
+    "policy_action": ((2,), "float32"),
+    "cost": ((), "float64"),
+    "grid": ((2, 3), "int64"),
+}
+"""Shape and type of columns of ``infos``."""
+EPISODES = st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=4)
+"""Length of each episode of a task, and whether it terminates."""
 
 
 def random_rows(rng, num_rows, shape, dtype):
@@ -31,25 +48,16 @@ def random_rows(rng, num_rows, shape, dtype):
     return rng.integers(0, 2 if dtype == "bool" else 256, (num_rows, *shape)).astype(dtype)
 
 
-def random_episode(rng, num_steps, observation, reward_type, infos):
-    """Return an episode of random numbers.
-
-    Args:
-        rng: of the numbers.
-        num_steps: number of steps.
-        observation: shape and type.
-        reward_type: of the rewards.
-        infos: shape and type of each column by name.
-    """
+def random_episode(num_steps, terminates, shape=(4,), dtype="float32", reward="float32", infos=()):
+    rng = np.random.default_rng(num_steps)
     is_last_N = np.arange(num_steps) == num_steps - 1
-    is_terminated = bool(rng.integers(2))
     return RecordedEpisode(
-        random_rows(rng, num_steps + 1, *observation),
+        random_rows(rng, num_steps + 1, shape, dtype),
         random_rows(rng, num_steps, (2,), "float32"),
-        random_rows(rng, num_steps, (), reward_type),
-        is_last_N & is_terminated,
-        is_last_N & (not is_terminated),
-        {name: random_rows(rng, num_steps, *column) for name, column in infos.items()},
+        random_rows(rng, num_steps, (), reward),
+        is_last_N & terminates,
+        is_last_N & (not terminates),
+        {name: random_rows(rng, num_steps, *COLUMNS[name]) for name in infos},
         int(rng.integers(2**31)),
     )
 
@@ -64,40 +72,45 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_episodes_are_read_as_they_were_written(tmp_path, seed):
-    rng = np.random.default_rng(seed)
-    shape = SHAPES[rng.integers(len(SHAPES))]
-    dtype = str(rng.choice(["float32", "float64", "uint8"]))
+@settings(max_examples=20)
+@given(
+    OBSERVATIONS, FLOATS, st.sets(st.sampled_from([*COLUMNS])), st.tuples(EPISODES, EPISODES)
+)
+def test_episodes_are_read_as_they_were_written(observations, reward, infos, episodes):
+    shape, dtype, sizes = observations
     limits = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)
     spec = make_spec(3)._replace(observation_space=Box(*limits, shape, np.dtype(dtype).type))
-    possible = {
-        "success": ((), "bool"),
-        "policy_action": ((2,), "float32"),
-        "cost": ((), "float64"),
-        "grid": ((2, 3), "int64"),
-    }
-    infos = {name: column for name, column in possible.items() if rng.integers(2)}
-    reward_type = str(rng.choice(["float32", "float64"]))
+    if sizes is not None:
+        spec = spec._replace(observation_sizes=(*sizes, 5), action_sizes=(1, 2, 2))
     written = {
-        name: [
-            random_episode(rng, int(rng.integers(1, 9)), (shape, dtype), reward_type, infos)
-            for _ in range(rng.integers(1, 5))
-        ]
-        for name in spec.task_names[:2]
+        name: [random_episode(*one, shape, dtype, reward, infos) for one in of_task]
+        for name, of_task in zip(spec.task_names, episodes, strict=False)
     }
     facts = {"policy": "by hand", "attempts": {"task-0": 3}}
-    write_data_sets(tmp_path / "new" / "sets", spec, {**written, spec.task_names[2]: []}, facts)
-    data_sets = open_data_sets(tmp_path / "new" / "sets")
-    assert data_sets.keys() == written.keys(), "a task without an episode has no data set"
-    for name, data_set in data_sets.items():
-        assert data_set.spec == spec and facts.items() <= data_set.facts.items()
-        assert data_set.facts["versions"]["numpy"] == np.__version__
-        assert data_set.lengths == [one.num_steps for one in written[name]]
-        assert data_set.info_shapes == {info: column[0] for info, column in infos.items()}
-        for found, expected in zip(data_set.episodes(), written[name], strict=True):
-            assert_equal(found, expected)
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["sets"]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "new" / "sets"
+        write_data_sets(folder, spec, {**written, spec.task_names[2]: []}, facts)
+        data_sets = open_data_sets(folder)
+        assert data_sets.keys() == written.keys(), "a task without an episode has no data set"
+        assert [path.name for path in folder.parent.iterdir()] == ["sets"]
+        for task, (name, data_set) in enumerate(data_sets.items()):
+            assert data_set.spec == spec and facts.items() <= data_set.facts.items()
+            assert data_set.facts["versions"]["numpy"] == np.__version__
+            assert data_set.lengths == [one.num_steps for one in written[name]]
+            size, action_size = (spec.shape_of(kind, task)[0] for kind in ("observation", "action"))
+            shapes = {info: COLUMNS[info][0] for info in infos}
+            shapes |= {"policy_action": (action_size,)} if "policy_action" in infos else {}
+            assert data_set.info_shapes == shapes
+            for found, expected in zip(data_set.episodes(), written[name], strict=True):
+                columns = {**expected.infos}
+                if "policy_action" in infos:
+                    columns["policy_action"] = columns["policy_action"][:, :action_size]
+                own_size = expected._replace(
+                    observations=expected.observations[:, :size],
+                    actions=expected.actions[:, :action_size],
+                    infos=columns,
+                )
+                assert_equal(found, own_size)
 
 
 def test_minari_reads_the_data_sets(tmp_path, monkeypatch):
@@ -113,9 +126,8 @@ def test_minari_reads_the_data_sets(tmp_path, monkeypatch):
     assert data.storage.metadata["algorithm_name"] == "random"
     assert [len(one) for one in data] == [1, 4, 2]
     for episode, expected in zip(data, collected.episodes["task-1"], strict=True):
-        np.testing.assert_array_equal(episode.observations, expected.observations)
-        np.testing.assert_array_equal(episode.actions, expected.actions)
-        np.testing.assert_array_equal(episode.rewards, expected.rewards)
+        for name in ("observations", "actions", "rewards"):
+            np.testing.assert_array_equal(getattr(episode, name), getattr(expected, name))
         # Minari has an entry of the reset, too
         for name in ("success", "policy_action", "cost"):
             np.testing.assert_array_equal(episode.infos[name][1:], expected.infos[name])
@@ -123,71 +135,38 @@ def test_minari_reads_the_data_sets(tmp_path, monkeypatch):
     assert seeds == [one.seed for one in collected.episodes["task-1"]] == [0, 1, 2]
 
 
-def test_an_exported_replay_is_read_in_each_tasks_own_size(tmp_path):
-    recorded = Recorded(Scripted(2), [0, 1], 12, 50)
-    recorded.spec = recorded.spec._replace(observation_sizes=(4, 3), action_sizes=(1, 2))
-    folder, exported = export_to_minari(recorded.save(tmp_path))
-    data_sets = open_data_sets(folder)
-    for task, (name, data_set) in enumerate(data_sets.items()):
-        assert data_set.spec == recorded.spec and not data_set.info_shapes
-        assert data_set.facts["policy"] == "SAC"
-        for found, episode in zip(data_set.episodes(), exported[name], strict=True):
-            size, action_size = recorded.spec.observation_sizes[task], task + 1
-            own_size = episode._replace(
-                observations=episode.observations[:, :size],
-                actions=episode.actions[:, :action_size],
-            )
-            assert_equal(found, own_size)
+NAMES = ("walk 0.5", "walk_0_5", "walk")
+SPEC = make_spec(3)._replace(task_names=NAMES)
+EPISODE_OF = {name: [random_episode(number, True)] for number, name in enumerate(NAMES, 1)}
 
 
 def test_equal_minari_names_get_separate_data_sets(tmp_path):
-    names = ("walk 0.5", "walk_0_5", "walk")
-    spec = make_spec(3)._replace(task_names=names)
-    rng = np.random.default_rng(0)
-    written = {name: [random_episode(rng, 3, ((4,), "float32"), "float32", {})] for name in names}
-    write_data_sets(tmp_path / "sets", spec, written, {})
-    assert {path.name for path in (tmp_path / "sets").iterdir()} == {
-        "walk_0_5-v0",
-        "walk_0_5-v1",
-        "walk-v0",
-    }
+    write_data_sets(tmp_path / "sets", SPEC, EPISODE_OF, {})
+    folders = {path.name for path in (tmp_path / "sets").iterdir()}
+    assert folders == {"walk_0_5-v0", "walk_0_5-v1", "walk-v0"}
     for name, (episode,) in read_episodes(tmp_path / "sets").items():
-        assert_equal(episode, written[name][0])
+        assert_equal(episode, EPISODE_OF[name][0])
 
 
-@pytest.fixture
-def written(tmp_path):
-    """Write two tasks' data sets; return their folder."""
-    benchmark = Scripted(2)
-    policy = UniformPolicy(benchmark.spec)
-    collected = collect(policy, benchmark, 3, split="eval", num_workers=0)
-    write_data_sets(tmp_path / "sets", benchmark.spec, collected.episodes, {})
-    return tmp_path / "sets"
-
-
-def test_a_folder_that_exists_is_not_written_to(tmp_path, written):
-    before = sorted(written.rglob("*"))
-    spec = Scripted(2).spec
+def test_a_folder_that_exists_is_not_written_to(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for folder in (written, tmp_path, tmp_path / "link"):
+    for folder in (tmp_path, tmp_path / "link"):
         with pytest.raises(ConfigurationError, match="exists"):
-            write_data_sets(folder, spec, read_episodes(written), {})
-    assert sorted(written.rglob("*")) == before
-    assert {path.name for path in tmp_path.iterdir()} == {"sets", "link"}
+            write_data_sets(folder, Scripted(2).spec, {}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
 
 
-def test_nothing_is_left_of_an_unfinished_write(tmp_path, written, monkeypatch):
-    episodes = read_episodes(written)
-    update = h5py.Group.create_dataset
+def test_nothing_is_left_of_an_unfinished_write(tmp_path, monkeypatch):
+    write = h5py.Group.create_dataset
     calls = []
 
     def full(*args, **options):
         calls.append(args)
-        if len(calls) == 20:
+        if len(calls) == 12:
             raise OSError("the disk is full")
-        return update(*args, **options)
+        return write(*args, **options)
 
     monkeypatch.setattr(h5py.Group, "create_dataset", full)
     with pytest.raises(OSError, match="full"):
-        write_data_sets(tmp_path / "new", Scripted(2).spec, episodes, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["sets"]
+        write_data_sets(tmp_path / "new", SPEC, EPISODE_OF, {})
+    assert list(tmp_path.iterdir()) == []

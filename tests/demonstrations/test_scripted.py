@@ -9,12 +9,15 @@ from mtrl_lightning.demonstrations import ScriptedPolicy
 from mtrl_lightning.envs import MetaWorld, ToyReach
 from mtrl_lightning.errors import ConfigurationError
 
-NUM_STEPS = 12
-ALL_TASKS = list(metaworld.ALL_V3_ENVIRONMENTS)
+SOME = ["reach-v3", "door-open-v3", "peg-insert-side-v3"]
+ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
 
 
-def check_actions(tasks):
-    """Compare the actions for all tasks at once with those of MetaWorld's own policies."""
+@pytest.mark.usefixtures("few_goals")
+@pytest.mark.filterwarnings("ignore:Constant.*may be too high")
+@pytest.mark.parametrize("tasks", [SOME, pytest.param(ALL, marks=pytest.mark.slow)])
+def test_the_actions_are_metaworlds_own(tasks):
+    """For all tasks at once."""
     benchmark = MetaWorld(tasks)
     policy = ScriptedPolicy(benchmark.spec)
     task_E = np.arange(len(tasks))[::-1]
@@ -22,7 +25,7 @@ def check_actions(tasks):
     observation_ED = np.stack([env.reset(seed=5)[0] for env in envs])
     experts = [ENV_POLICY_MAP[benchmark.task_names[task]]() for task in task_E]
     was_clipped = False
-    for _ in range(NUM_STEPS):
+    for _ in range(12):
         before_ED = observation_ED.copy()
         action_EA = policy.act(observation_ED, task_E)
         np.testing.assert_array_equal(observation_ED, before_ED)
@@ -36,17 +39,6 @@ def check_actions(tasks):
             [env.step(action)[0] for env, action in zip(envs, action_EA, strict=True)]
         )
     assert was_clipped
-
-
-@pytest.mark.filterwarnings("ignore:Constant.*may be too high")
-def test_the_actions_are_metaworlds_own():
-    check_actions(["reach-v3", "door-open-v3", "peg-insert-side-v3"])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Constant.*may be too high")
-def test_the_actions_of_all_tasks_are_metaworlds_own():
-    check_actions(ALL_TASKS)
 
 
 def test_tasks_without_a_scripted_policy_are_refused():
