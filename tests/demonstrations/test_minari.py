@@ -73,9 +73,7 @@ def assert_equal(found, expected):
 
 
 @settings(max_examples=20)
-@given(
-    OBSERVATIONS, FLOATS, st.sets(st.sampled_from([*COLUMNS])), st.tuples(EPISODES, EPISODES)
-)
+@given(OBSERVATIONS, FLOATS, st.sets(st.sampled_from([*COLUMNS])), st.tuples(EPISODES, EPISODES))
 def test_episodes_are_read_as_they_were_written(observations, reward, infos, episodes):
     shape, dtype, sizes = observations
     limits = (0, 255) if dtype == "uint8" else (-np.inf, np.inf)

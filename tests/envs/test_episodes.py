@@ -19,6 +19,7 @@ from mtrl_lightning.envs import (
     WithWrappers,
 )
 from tests.helpers.altered_reach import Dice
+from tests.helpers.command_line import skip_without_renderer
 from tests.helpers.environments import through_a_file
 
 HORIZON = 8
@@ -35,6 +36,11 @@ def sticky(env):
 
 def metaworld(tasks=("push", "door-open"), **options):
     return MetaWorld(tasks, horizon=HORIZON, num_goals=6, **options)
+
+
+def drawn_suite():
+    skip_without_renderer()
+    return Pixels(DMControl(["cheetah-run", "cartpole-swingup"], horizon=2 * HORIZON), size=16)
 
 
 def dice():
@@ -111,6 +117,12 @@ def test_an_episode_continues_bit_for_bit(name):
 @pytest.mark.parametrize("num_steps", [0, HORIZON - 1, HORIZON])
 def test_it_continues_at_a_reset_and_before_the_last_step(num_steps):
     assert_continues(BENCHMARKS["toy"], num_steps=num_steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [(0, 1), (1, 0)])
+def test_drawn_simulations_continue_with_other_workers(workers):
+    assert_continues(drawn_suite, workers)
 
 
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0)])

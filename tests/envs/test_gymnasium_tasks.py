@@ -170,21 +170,15 @@ def test_workers_make_ids_registered_in_the_main_process():
 
 
 @pytest.mark.slow
-def test_the_example_trains_and_resumes_through_the_command_line(command_line, caplog):
+def test_the_example_trains_and_resumes_through_the_command_line(command_line):
     """``connectors`` extends ``env/gymnasium``."""
-    configs = ("connectors",)
-    command_line("fit", *SHORT, "--data.num_workers=1", configs=configs)
-    pipelines = [text for text in caplog.messages if text.startswith("Observations and rewards")]
-    assert pipelines == [
-        'Observations and rewards: environment > gymnasium.wrappers.FrameStackObservation {"stack_'
-        'size": 3} > gymnasium.wrappers.FlattenObservation > stored > NormalizeReward >'
-        " learner. Actions: policy > stored > ActionNoise > environment"
-    ]
-    more = (*SHORT, "--data.total_steps=240", "--name=connectors", "--ckpt_path=last")
-    command_line("fit", *more, configs=configs)
-    rows = command_line.rows("connectors")
-    assert float(rows[-1]["env_steps"]) == 240
-    assert {"eval/return/light", "eval/return/heavy"} <= rows[-1].keys()
+    options = (*SHORT, "--data.num_workers=1")
+    command_line("fit", *options, configs=("connectors",))
+    more = ("--data.total_steps=240", "--name=connectors", "--ckpt_path=last")
+    command_line("fit", *options, *more, configs=("connectors",))
+    last = command_line.rows("connectors")[-1]
+    assert float(last["env_steps"]) == 240
+    assert {"eval/return/light", "eval/return/heavy"} <= last.keys()
 
 
 class Drawn(Line):

@@ -63,18 +63,6 @@ def test_episodes_end_at_the_horizon_of_their_split():
     assert same.horizon_of("eval") == 3 and "evaluation_horizon" not in same.spec.protocol
 
 
-def test_success_does_not_end_the_episode():
-    env = MetaWorld(["reach"], horizon=150).make_env(0, "eval", seed=0)
-    observation, _ = env.reset(seed=0)
-    ends, successes = [], []
-    for _ in range(150):
-        to_goal = np.clip(5 * (observation[-3:] - observation[:3]), -1, 1)
-        step = env.step(np.append(to_goal, 0).astype(np.float32))
-        observation, ends, successes = step[0], [*ends, step[2:4]], [*successes, step[4]["success"]]
-    assert any(successes[:100]), "the hand went straight to the goal"
-    assert ends == [(False, False)] * 149 + [(False, True)]
-
-
 @pytest.mark.parametrize(
     ("tasks", "name", "split", "goal_seed"),
     [
@@ -97,21 +85,13 @@ def test_goals_are_upstreams_of_that_seed_in_order(tasks, name, split, goal_seed
         assert goal_of(env) == goals[(k + 1) % 4]
 
 
-def test_training_draws_some_of_the_goals_from_its_own_seed():
-    benchmark = MetaWorld(["reach"], horizon=1, num_goals=4)
-    known = {tuple(goal) for goal in upstream_goals("reach-v3")[:4]}
-
-    def drawn(made_with, seed):
-        env = benchmark.make_env(0, "train", seed=made_with)
-        goals = []
-        for k in range(30):
-            env.reset(seed=seed if k == 0 else None)
-            goals.append(tuple(goal_of(env)))
-        assert set(goals) == known
-        return goals
-
-    assert drawn(1, 5) == drawn(2, 5) != drawn(1, 6)
-    assert drawn(3, None) == drawn(3, None) != drawn(4, None)
+def test_training_draws_from_the_first_goals():
+    env = MetaWorld(["reach"], horizon=1, num_goals=4).make_env(0, "train", seed=1)
+    drawn = set()
+    for _ in range(30):
+        env.reset()
+        drawn.add(tuple(goal_of(env)))
+    assert drawn == {tuple(goal) for goal in upstream_goals("reach-v3")[:4]}
 
 
 def test_nothing_draws_from_numpys_global_generator():

@@ -8,7 +8,6 @@ from mtrl_lightning.envs import DMControl, Pixels, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.envs.benchmarks.wrappers import WithWrappers, with_layers_of
 from mtrl_lightning.envs.render.frame_recorder import VideoFormat, WithFrameRecorder, decompressed
-from mtrl_lightning.envs.render.renderer import SimulationRenderer
 from mtrl_lightning.errors import EnvironmentFaultError
 from tests.helpers.command_line import skip_without_renderer
 from tests.helpers.fakes import Drift
@@ -24,12 +23,6 @@ def suite():
     return Pixels(DMControl(TASKS, horizon=20), size=16)
 
 
-def actions_of(benchmark, num_envs, steps):
-    generator = np.random.default_rng(0)
-    shape = (steps, num_envs, *benchmark.spec.action_space.shape)
-    return generator.uniform(-1, 1, shape).astype(np.float32)
-
-
 def test_observations_stack_frames_and_repeat_the_first():
     benchmark = Pixels(ToyReach(2, horizon=5), size=32, frame_stack=3)
     env = benchmark.make_env(1, "train", seed=0)
@@ -42,7 +35,7 @@ def test_observations_stack_frames_and_repeat_the_first():
     observation, _ = env.reset(seed=4)
     assert observation in env.observation_space == benchmark.spec.observation_space
     frames = [observation[0]] * 3
-    for action in actions_of(benchmark, 1, 5)[:, 0]:
+    for action in np.random.default_rng(0).uniform(-1, 1, (5, 2)):
         assert np.array_equal(observation, np.stack(frames[-3:]))
         assert_drawn(frames[-1])
         observation, *_ = env.step(action)
@@ -63,50 +56,6 @@ def test_spec_has_images_and_names_the_drawing(suite):
     papers = Pixels(suite.benchmark, 16, 1, "side", True, True, True)
     assert papers.spec.protocol["drawn"] == "shadows reflections multisampling"
     assert papers.spec.protocol["camera"] == "side"
-
-
-def test_step_draws_one_image_and_keeps_the_model(suite, monkeypatch):
-    drawn = []
-    draw = SimulationRenderer.__call__
-    monkeypatch.setattr(
-        SimulationRenderer, "__call__", lambda self: drawn.append(self) or draw(self)
-    )
-    states = DMControl(TASKS[:1], horizon=20, action_repeat=5)
-    env = Pixels(states, 16).make_env(0, "train", 0)
-    found, own = (one.unwrapped.model.vis for one in (env, states.make_env(0, "train", 0)))
-    assert found.quality.shadowsize == own.quality.shadowsize > 0
-    assert found.quality.offsamples == own.quality.offsamples > 0
-    assert found.global_.offwidth == own.global_.offwidth
-    drawn.clear()
-    env.reset(seed=0)
-    for _ in range(4):
-        env.step(np.ones(6, np.float32))
-    assert len(drawn) == 1 + 4
-    env.close()
-
-
-@pytest.mark.slow
-def test_frames_are_equal_in_workers_and_resume_in_mid_episode(suite):
-    """With an episode that ends after the state was taken, so that a stack begins there."""
-
-    def steps(num_workers, state=None):
-        envs = VectorEnv(suite, [0, 1], seed=3, num_workers=num_workers)
-        envs.reset(seed=7 if state is None else 8)
-        if state is not None:
-            envs.set_state(state)
-        found, states = [], []
-        for action_EA in actions_of(suite, 2, 16)[0 if state is None else 6 :]:
-            states.append(envs.get_state())
-            envs.send(action_EA)
-            result = envs.receive()
-            found += [result.observation_ED, result.next_observation_ED, result.reward_E]
-        envs.close()
-        return [array.tobytes() for array in found], states
-
-    found, states = steps(0)
-    assert steps(1)[0] == found
-    for num_workers in (0, 1):
-        assert steps(num_workers, states[6])[0] == found[18:]
 
 
 def test_videos_are_the_same_with_and_without_observed_images(suite):

@@ -206,7 +206,6 @@ def test_a_killed_worker_costs_its_own_rows_one_step():
     envs.close()
 
 
-@pytest.mark.slow
 def test_worker_killed_between_steps_voids_the_next_step():
     """The caller holds an observation of the previous episode: the next step begins elsewhere."""
     envs, reasons = make(workers=3, task=None)
@@ -216,38 +215,29 @@ def test_worker_killed_between_steps_voids_the_next_step():
         run(envs, actions()[:3])
         os.kill(envs.worker_pids[0], signal.SIGKILL)
         answer = question()
-        first, second = run(envs, actions()[3:5])
-        assert valid([first, second]) == [TWO_VALID, ALL_VALID]
-        assert_true(first.observation_ED, actions()[4:5], [second])
+        results = run(envs, actions()[3:7])
+        assert valid(results) == [TWO_VALID, *[ALL_VALID] * 3]
+        assert_true(results[0].observation_ED, actions()[4:7], results[1:])
         envs.reset()
-        return answer
+        return answer, results
 
-    states = answers(envs.get_state)
+    states, results = answers(envs.get_state)
     assert [state["new"] for state in states] == [True, True, False, False]
     assert [state["restarts"] for state in states] == [1, 1, 0, 0]
     assert [len(state["state"]["actions"]) for state in states] == [0, 0, 3, 3]
-    assert answers(lambda: envs.get_attr("_steps")) == (0, 0, 3, 3)
-    assert len(answers(lambda: envs.call("get_wrapper_attr", "_steps"))) == 4
-    assert envs.num_restarts == len(reasons) == 3
-    envs.close()
-
-
-def test_unknown_observation_is_saved_and_voids_one_step():
-    envs, _ = make(workers=3, task=None)
-    envs.reset()
-    os.kill(envs.worker_pids[2], signal.SIGKILL)
-    state = through_a_file(envs.get_state())
-    assert through_a_file(envs.get_state()) == state, "it is still so"
     restored, _ = make(task=None)
-    restored.set_state(state)
-    expected, found = run(envs, actions(7)), run(restored, actions(7))
-    envs.close()
-    assert valid(found) == [[True, True, True, False], *[ALL_VALID] * 6]
-    assert_rows_equal(found, expected, range(4))
+    restored.set_state(through_a_file(states))
+    assert restored.get_state() == states, "the observation is still unknown"
+    assert_rows_equal(run(restored, actions()[3:7]), results, range(4))
     assert not any(state["new"] for state in restored.get_state())
-    restored.set_state(state)
+    restored.set_state(states)
     restored.reset()
     assert run(restored, actions(1))[0].valid_E.all(), "a reset tells the caller the observation"
+
+    assert answers(lambda: envs.get_attr("_steps"))[0] == (0, 0, 3, 3)
+    assert len(answers(lambda: envs.call("get_wrapper_attr", "_steps"))[0]) == 4
+    assert envs.num_restarts == len(reasons) == 3
+    envs.close()
 
 
 def test_worker_killed_in_a_large_answer_keeps_others_in_step():

@@ -17,8 +17,6 @@ from tests.helpers.fakes import (
     Scripted,
     arrays_of,
     scripted_length,
-    scripted_return,
-    scripted_success,
 )
 from tests.helpers.processes import alive
 
@@ -78,20 +76,6 @@ def test_metaworld_equals_environments_stepped_alone():
         assert ends == [5, 11], "time is over in every episode and not only in the first"
 
 
-def test_any_number_of_workers_is_bit_equal():
-    action_SEA = draw(17, 4, 2)
-
-    def collected(seed, workers):
-        envs = VectorEnv(ToyReach(3, horizon=5), [0, 1, 2, 1], seed=seed, num_workers=workers)
-        first, results = collect(envs, action_SEA)
-        envs.close()
-        arrays = [array for result in results for array in arrays_of(result).values()]
-        return [(array.dtype, array.tobytes()) for array in (first, *arrays)]
-
-    assert collected(4, 0) == collected(4, 3)
-    assert collected(4, 0)[0] != collected(5, 0)[0]
-
-
 def test_number_of_workers_has_bounds():
     cores = len(os.sched_getaffinity(0))
     assert default_num_workers(1000) == max(1, cores - 1)
@@ -104,36 +88,6 @@ def test_number_of_workers_has_bounds():
     del envs
     gc.collect()
     assert not alive(pids)
-
-
-# ---- an episode's end ----
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_episode_end_keeps_successor_and_starts_the_next(workers):
-    tasks, episodes = [0, 1, 1, 2], [0, 0, 4, 2]
-    envs = VectorEnv(Scripted(3), tasks, num_workers=workers)
-    action_SEA = draw(25, 4, 2)
-    observation_ED, results = collect(envs, action_SEA, seed=episodes)
-    envs.close()
-    ends = 0
-    for e, (task, episode) in enumerate(zip(tasks, episodes, strict=True)):
-        assert observation_ED[e].tolist() == [task, episode, 0, 0]
-        step = 0
-        for action_EA, result in zip(action_SEA[:, :, 0].astype(np.float64), results, strict=True):
-            step += 1
-            last = step == scripted_length(task, episode)
-            assert result.next_observation_ED[e].tolist() == [task, episode, step, action_EA[e]]
-            assert result.reward_E[e] == (scripted_return(task, episode) if last else 0)
-            assert result.terminated_E[e] == (last and task == 1)
-            assert result.truncated_E[e] == (last and task != 1)
-            assert result.success_E[e] == scripted_success(task, episode, step)
-            if last:
-                episode, step, ends = episode + 1, 0, ends + 1
-                assert result.observation_ED[e].tolist() == [task, episode, 0, 0]
-            else:
-                assert np.array_equal(result.observation_ED[e], result.next_observation_ED[e])
-    assert ends > 20
 
 
 def test_results_are_not_overwritten_by_the_next_step():

@@ -17,62 +17,41 @@ ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import sys
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.spaces import Box
 
-from mtrl_lightning.envs import Benchmark, VectorEnv
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.envs import ToyReach, VectorEnv
 
 with open(sys.argv[1], "a") as file:
     file.write("run\\n")
 
-SPACE = Box(-1.0, 1.0, (2,), np.float32)
-GOALS = (np.array([0.5, 0.0]), np.array([-0.5, 0.0]))
+FACTORS = np.array([0.5, 2.0])
 
 
-class Cell(gym.Env):
-    observation_space = action_space = SPACE
+class Scaled(gym.RewardWrapper):
+    def __init__(self, env, factor):
+        super().__init__(env)
+        self.factor = factor
 
-    def __init__(self, goal, seed):
-        self.goal, self.generator = goal, np.random.default_rng(seed)
-
-    def reset(self, *, seed=None, options=None):
-        self.place, self.steps = self.generator.uniform(-1, 1, 2), 0
-        return self.place.astype(np.float32), {}
-
-    def step(self, action):
-        self.place = self.place + 0.1 * action
-        self.steps += 1
-        reward = -float(np.abs(self.place - self.goal).sum())
-        return self.place.astype(np.float32), reward, False, self.steps == 4, {}
+    def reward(self, reward):
+        return float(reward * self.factor)
 
     def loaded(self):
         main = sys.modules["__main__"]
-        return "torch" in sys.modules, hasattr(main, "GOALS"), sys.stdin.read()
+        return "torch" in sys.modules, hasattr(main, "Scaled"), sys.stdin.read()
 
 
-class Cells(Benchmark):
-    def __init__(self, goals):
-        self.goals = goals
-
-    @property
-    def spec(self):
-        names = tuple(f"cell-{i}" for i in range(len(self.goals)))
-        return EnvSpec(names, SPACE, SPACE, 4, False, (0, 1), {"benchmark": "cells"})
-
+class Cells(ToyReach):
     def make_env(self, task, split, seed):
-        return Cell(self.goals[task], seed)
+        return Scaled(super().make_env(task, split, seed), FACTORS[task])
 
 
 found = []
 for workers in (0, 2):
-    envs = VectorEnv(Cells(GOALS), [0, 1], num_workers=workers)
-    observation_ED, _ = envs.reset()
-    found.append([observation_ED.tolist()])
+    envs = VectorEnv(Cells(2, 4), [0, 1], num_workers=workers)
+    found.append([envs.reset()[0].tolist()])
     for k in range(10):
         result = envs.step(np.full((2, 2), 0.1 * k - 0.5))
         found[-1].append([array.tolist() for array in result[:4]])

@@ -11,40 +11,8 @@ from gymnasium.spaces import Box
 from mtrl_lightning.envs import ToyReach
 
 
-class FaultyReach(ToyReach):
-    """Three toy tasks; the middle one breaks.
-
-    Args:
-        fault: ``nan`` for an observation, ``inf`` for a reward, ``raise`` for an exception.
-    """
-
-    def __init__(self, fault: str = "nan") -> None:
-        super().__init__()
-        self._fault = fault
-
-    def make_env(self, task, split, seed):
-        env = super().make_env(task, split, seed)
-        return _Breaking(env, self._fault) if task == 1 else env
-
-
-class _Breaking(gym.Wrapper):
-    def __init__(self, env, fault):
-        super().__init__(env)
-        self._fault, self._steps = fault, 0
-
-    def step(self, action):
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        self._steps += 1
-        if self._steps == 47:  # the third episode's step 7
-            if self._fault == "raise":
-                raise RuntimeError("broken")
-            observation = observation * np.nan if self._fault == "nan" else observation
-            reward = np.inf if self._fault == "inf" else reward
-        return observation, reward, terminated, truncated, info
-
-
 class OnceFaulty(ToyReach):
-    """Three toy tasks with episodes of five steps; the environments of one task break once or more.
+    """Three toy tasks, the environments of one of which break once.
 
     Args:
         fault: ``nan``, ``inf``, ``raise``, ``die`` (the process ends) or ``hang``.
@@ -52,10 +20,11 @@ class OnceFaulty(ToyReach):
         log: a file in which every environment that is made leaves a line.
         broken_resets: so many environments that are made after the first raise when they are reset.
         task: which task; None for none.
+        horizon: steps in an episode.
     """
 
-    def __init__(self, fault="raise", step=7, log=None, broken_resets=0, task=1):
-        super().__init__(3, horizon=5)
+    def __init__(self, fault="raise", step=7, log=None, broken_resets=0, task=1, horizon=5):
+        super().__init__(3, horizon)
         self._options = (fault, step, broken_resets, log)
         self._task, self._log = task, log
 
@@ -99,6 +68,13 @@ class _OnceBreaking(gym.Wrapper):
             observation = observation * np.nan if self._fault == "nan" else observation
             reward = np.inf if self._fault == "inf" else reward
         return observation, reward, *rest
+
+
+class FaultyReach(OnceFaulty):
+    """Breaks in step 7 of the third episode, by default with a NaN."""
+
+    def __init__(self, fault="nan"):
+        super().__init__(fault, step=47, horizon=20)
 
 
 class SlowReach(ToyReach):

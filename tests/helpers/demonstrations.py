@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
 from mtrl_lightning.demonstrations import (
@@ -16,24 +14,8 @@ from mtrl_lightning.demonstrations import (
     write_data_sets,
 )
 from mtrl_lightning.envs import Benchmark, ToyReach
-from mtrl_lightning.envs.benchmarks.toy import STEP
 from mtrl_lightning.transitions import Policy
-
-GOAL_RADIUS = 0.7
-
-
-class ToyExpert:
-    """Moves straight to the goal of a task of ``ToyReach``."""
-
-    def __init__(self, num_tasks: int) -> None:
-        angle_T = 2 * np.pi * np.arange(num_tasks) / num_tasks
-        self._goal_TD = GOAL_RADIUS * np.stack([np.cos(angle_T), np.sin(angle_T)], axis=1)
-
-    def act(
-        self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: str
-    ) -> npt.NDArray[np.float32]:
-        action_ED = (self._goal_TD[task_E] - observation_ED) / STEP
-        return action_ED.clip(-1, 1).astype(np.float32)
+from tests.helpers.fakes import Seeker
 
 
 def write_demonstrations(
@@ -46,7 +28,7 @@ def write_demonstrations(
     """Write episodes of a benchmark; by default those of three tasks of ``ToyReach``."""
     need_minari()
     benchmark = ToyReach() if benchmark is None else benchmark
-    policy = ToyExpert(benchmark.spec.num_tasks) if policy is None else policy
+    policy = Seeker(benchmark.spec.num_tasks) if policy is None else policy
     collected = collect(policy, benchmark, num_episodes, num_workers=0, **options)
     write_data_sets(folder, benchmark.spec, collected.episodes, {"policy": "by hand"})
     return folder

@@ -40,17 +40,19 @@ def frames_of(env, num_steps):
     return env.take_frames()
 
 
-def first_image(benchmark, format=SMALL):
+def image_of(frame):
+    return np.asarray(decompressed(frame.jpeg)).astype(int)
+
+
+def first_image(benchmark, format):
     env = WithFrameRecorder(benchmark, format).make_env(0, "eval", 0)
-    try:
-        (frame,) = frames_of(env, 0)
-        return np.asarray(decompressed(frame.jpeg)).astype(int)
-    finally:
-        env.close()
+    (frame,) = frames_of(env, 0)
+    env.close()
+    return image_of(frame)
 
 
-def framed(env, format):
-    return FrameRecorder(Drawing(env, None), True, format)
+def framed(env):
+    return FrameRecorder(Drawing(env, None), True, SMALL)
 
 
 @pytest.mark.parametrize(
@@ -62,15 +64,15 @@ def framed(env, format):
     ],
 )
 def test_frames_are_taken_in_simulated_time(steps_per_second, steps):
-    env = framed(Drawn(np.zeros((48, 64, 3), np.uint8), steps_per_second), SMALL)
+    env = framed(Drawn(np.zeros((48, 64, 3), np.uint8), steps_per_second))
     assert [frame.step for frame in frames_of(env, 7)] == steps
     assert env.take_frames() == []
 
 
 def test_a_frame_is_fitted_into_the_format_without_distortion():
     image = np.full((48, 48, 3), (200, 100, 50), np.uint8)
-    (frame,) = frames_of(framed(Drawn(image), SMALL), 0)
-    fitted = np.asarray(decompressed(frame.jpeg)).astype(int)
+    (frame,) = frames_of(framed(Drawn(image)), 0)
+    fitted = image_of(frame)
     assert fitted.shape == (48, 64, 3)
     assert np.abs(fitted[:, 8:56] - image[:, :48]).max() < 10
     assert fitted[:, :4].max() < 10 and fitted[:, -4:].max() < 10
@@ -79,12 +81,9 @@ def test_a_frame_is_fitted_into_the_format_without_distortion():
 def test_labels_are_those_of_the_episode_so_far():
     env = WithFrameRecorder(ToyReach(horizon=4), SMALL).make_env(0, "eval", 0)
     env.reset(seed=3)
-    rewards = []
-    successes = []
-    for _ in range(4):
-        _, reward, _, _, info = env.step(np.array([0.5, 0.5], np.float32))
-        rewards.append(reward)
-        successes.append(info["success"])
+    steps = [env.step(np.array([0.5, 0.5], np.float32)) for _ in range(4)]
+    rewards = [step[1] for step in steps]
+    successes = [step[4]["success"] for step in steps]
     frames = env.take_frames()[::3]  # 10 steps and 30 frames a second
     assert [p.return_ for p in frames] == pytest.approx([0, *np.cumsum(rewards)])
     assert [p.success for p in frames] == [False, *np.logical_or.accumulate(successes)]
@@ -100,10 +99,7 @@ def test_the_toy_draws_the_point_and_its_goal(benchmark):
 
 def test_metaworld_is_drawn_upright():
     skip_without_renderer()
-    env = WithFrameRecorder(MetaWorld(["reach"]), VideoFormat(160, 120)).make_env(0, "eval", 0)
-    (frame,) = frames_of(env, 0)
-    env.close()
-    image = np.asarray(decompressed(frame.jpeg)).astype(int)
+    image = first_image(MetaWorld(["reach"]), VideoFormat(160, 120))
     above, below = image[:15], image[-15:]
     assert above.std(axis=(0, 1)).max() < 3, "the grey of nothing"
     assert below.std(axis=(0, 1)).max() > 20, "floor, table and the robot's foot"
@@ -114,14 +110,13 @@ def test_metaworld_is_drawn_upright():
 def test_a_gymnasium_simulation_is_drawn():
     skip_without_renderer()
     format = VideoFormat(96, 64)
-    registered = first_image(GymnasiumTasks({"pole": "InvertedPendulum-v5"}), format)
-    own = first_image(GymnasiumTasks({"pole": _pendulum_without_render_mode}, 5), format)
-    for image in (registered, own):
+
+    def own():  # takes no render mode
+        return gym.make("InvertedPendulum-v5")
+
+    for pole in ("InvertedPendulum-v5", own):
+        image = first_image(GymnasiumTasks({"pole": pole}, horizon=5), format)
         assert image.shape == (64, 96, 3) and image.std() > 5
-
-
-def _pendulum_without_render_mode():
-    return gym.make("InvertedPendulum-v5")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.video import VideoFormat, gif
 from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import write_mp4
+from tests.helpers.altered_reach import OnceFaulty
 from tests.helpers.fakes import (
     ActOutput,
     Constant,
@@ -87,14 +88,9 @@ def test_a_shorter_episode_keeps_its_last_frame(tmp_path):
 
 
 def test_an_environment_that_breaks_ends_the_recording(tmp_path):
-    class Breaking(ScriptedWithImages):
-        def make_env(self, task, split, seed):
-            env = super().make_env(task, split, seed)
-            env.step = lambda action: 1 / 0
-            return env
-
-    with pytest.raises(EnvironmentFaultError, match="task 'task-0', step 1"):
-        record_videos(Constant(), Breaking(1), tmp_path, format=SMALL, num_workers=0)
+    options = {"tasks": ["goal-1"], "format": SMALL, "num_workers": 0}
+    with pytest.raises(EnvironmentFaultError, match="task 'goal-1', step 2"):
+        record_videos(Constant(), OnceFaulty("raise", step=2), tmp_path, **options)
 
 
 def test_incomplete_video_has_another_name(tmp_path):
@@ -144,40 +140,29 @@ class Halves(ToyReach):
         return (0,) if split == "train" else (1,)
 
 
-def test_only_the_tasks_of_the_split_are_recorded(tmp_path):
-    options = {"format": SMALL, "num_workers": 0}
-    recording = record_videos(Seeker(2), Halves(2, horizon=3), tmp_path, **options)
-    assert [episode.task for episode in recording.episodes] == ["goal-1"]
+def test_tasks_are_those_of_the_split_and_matched_by_name(tmp_path):
+    def recorded(policy, benchmark, **options):
+        recording = record_videos(
+            policy, benchmark, tmp_path, format=SMALL, num_workers=0, **options
+        )
+        return [(episode.task, episode.success) for episode in recording.episodes]
 
-
-def test_tasks_are_matched_by_name(tmp_path):
     toy = ToyReach(3)
+    assert [task for task, _ in recorded(Seeker(2), Halves(2, horizon=3))] == ["goal-1"]
     policy = Named(Seeker(3), toy.spec)
-    options = {"format": SMALL, "num_workers": 0}
-    recording = record_videos(policy, ActOutput(toy, 2, 0), tmp_path, **options)
-    assert [(one.task, one.success) for one in recording.episodes] == [
-        ("goal-2", True),
-        ("goal-0", True),
-    ]
-    unknown = Named(Seeker(3), ActOutput(toy, 0, 1).spec)
-    record_videos(unknown, toy, tmp_path, tasks=["goal-1"], **options)
-
-
-class Renamed(ScriptedWithImages):
-    """``ScriptedWithImages`` whose tasks have other names."""
-
-    def __init__(self, *names):
-        super().__init__(len(names))
-        self.names = names
-
-    @property
-    def spec(self):
-        return super().spec._replace(task_names=self.names)
+    assert recorded(policy, ActOutput(toy, 2, 0)) == [("goal-2", True), ("goal-0", True)]
+    knows_two = Named(Seeker(3), ActOutput(toy, 0, 1).spec)
+    assert recorded(knows_two, toy, tasks=["goal-1"]) == [("goal-1", True)]
 
 
 def test_every_task_has_a_file_of_its_own(tmp_path):
     names = ("a/b", "a_b", "A_B")
-    options = {"format": SMALL, "num_workers": 0}
-    recording = record_videos(Constant(), Renamed(*names), tmp_path, **options)
+
+    class Renamed(ScriptedWithImages):
+        @property
+        def spec(self):
+            return super().spec._replace(task_names=names)
+
+    recording = record_videos(Constant(), Renamed(3), tmp_path, format=SMALL, num_workers=0)
     assert list(recording.files) == [*names, "all_tasks"]
     assert len({path.name.casefold() for path in tmp_path.iterdir()}) == 4
