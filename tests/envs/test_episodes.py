@@ -20,7 +20,8 @@ from mtrl_lightning.envs import (
 )
 from tests.helpers.altered_reach import Dice
 from tests.helpers.command_line import skip_without_renderer
-from tests.helpers.environments import through_a_file
+from tests.helpers.environments import draw, run, through_a_file
+from tests.helpers.fakes import arrays_of
 
 HORIZON = 8
 MUJOCO = ["Reacher-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "Walker2d-v5"]
@@ -64,26 +65,17 @@ BENCHMARKS = {
 SLOW = ("MT50", "DMC21")
 
 
-def run(envs, action_SEA):
+def reported(envs, num_steps):
     """All that the environments report in these steps."""
-    reported = []
-    for action_EA in action_SEA:
-        envs.send(action_EA)
-        result = envs.receive()
-        reported += [array.tobytes() for array in result if isinstance(array, np.ndarray)]
-    return reported
-
-
-def actions(envs, num_steps):
-    shape = (num_steps, envs.num_envs, *envs.single_action_space.shape)
-    return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    results = run(envs, draw(envs, num_steps))
+    return [array.tobytes() for result in results for array in arrays_of(result).values()]
 
 
 def saved(envs, num_steps):
     """Step, and return the state and the last observations."""
     observation_ED, _ = envs.reset()
-    for action_EA in actions(envs, num_steps):
-        observation_ED, *_ = envs.step(action_EA)
+    for result in run(envs, draw(envs, num_steps)):
+        observation_ED = result.observation_ED
     return through_a_file(envs.get_state()), observation_ED
 
 
@@ -99,8 +91,7 @@ def assert_continues(make, workers=(0, 0), num_steps=3 * HORIZON + 5, seeds=(1, 
         warnings.simplefilter("error")
         assert np.array_equal(other.set_state(state), observation_ED)
     assert other.get_state() == state
-    following = actions(envs, 2 * HORIZON)
-    assert run(other, following) == run(envs, following)
+    assert reported(other, 2 * HORIZON) == reported(envs, 2 * HORIZON)
     envs.close()
     other.close()
 
@@ -166,21 +157,17 @@ def test_new_episode_starts_if_repeating_diverges():
     state, _ = saved(envs, HORIZON + 3)
     with pytest.warns(UserWarning, match="goal-1"):
         other.set_state(state)
-    valid = []
-    for action_EA in actions(envs, 2):
-        for one in (envs, other):
-            one.send(action_EA)
-        expected, found = envs.receive(), other.receive()
-        assert np.array_equal(expected.reward_E[[0, 2]], found.reward_E[[0, 2]])
-        valid.append(found.valid_E.tolist())
-    assert valid == [[True, False, True], [True] * 3]
+    expected, found = run(envs, draw(envs, 2)), run(other, draw(envs, 2))
+    for here, there in zip(expected, found, strict=True):
+        assert np.array_equal(here.reward_E[[0, 2]], there.reward_E[[0, 2]])
+    assert [there.valid_E.tolist() for there in found] == [[True, False, True], [True] * 3]
     assert [len(one["state"]["actions"]) for one in other.get_state()] == [5, 1, 5]
 
 
 def test_an_episode_that_differs_by_rounding_continues():
     envs, other = (VectorEnv(OneCounting(1e-7), [0, 1, 2], num_workers=0) for _ in range(2))
     other.set_state(saved(envs, HORIZON + 3)[0])
-    assert run(other, actions(other, 1)) and not any(one["new"] for one in other.get_state())
+    assert run(other, draw(other, 1))[0].valid_E.all()
 
 
 def test_draws_of_global_generators_depend_on_the_seed_alone():
@@ -189,7 +176,7 @@ def test_draws_of_global_generators_depend_on_the_seed_alone():
     for workers in (0, 2):
         envs = VectorEnv(benchmark, [0, 0, 0], seed=3, num_workers=workers)
         observation_ED, _ = envs.reset()
-        found.append((observation_ED.tolist(), run(envs, actions(envs, 2 * HORIZON))))
+        found.append((observation_ED.tolist(), reported(envs, 2 * HORIZON)))
         envs.close()
     assert found[0] == found[1]
     assert len(np.unique(observation_ED)) == 9, "each environment has draws of its own"

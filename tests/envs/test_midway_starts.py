@@ -11,7 +11,7 @@ from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.vector.episodes import Episodes
 from mtrl_lightning.envs.vector.global_random import GlobalRandom
 from mtrl_lightning.envs.vector.midway_starts import NUM_BEGINNINGS, MidwayStarts
-from tests.helpers.environments import through_a_file
+from tests.helpers.environments import draw, run, through_a_file
 
 HORIZON = 40
 SPEC = ToyReach(1, HORIZON).spec
@@ -235,9 +235,11 @@ def test_reset_follows_where_repeating_diverges():
 
 
 @pytest.mark.parametrize("num_steps", [0, 13, HORIZON - 1])
-@pytest.mark.parametrize("make", [noisy, lambda: noisy(0.4), lambda: Hill(0.9)])
-def test_restored_env_continues_as_uninterrupted(make, num_steps):
-    env, other = started(make(), fraction=0.5), not_started(make(), 0.5, seed=8)
+@pytest.mark.parametrize(
+    ("make", "fraction"), [(noisy, 0.5), (lambda: noisy(0.4), 0.5), (lambda: Clocked(0.9), 1.0)]
+)
+def test_restored_env_continues_as_uninterrupted(make, fraction, num_steps):
+    env, other = started(make(), fraction), not_started(make(), fraction, seed=8)
     for _ in range(4):
         episode(env, 25)
         env.reset()
@@ -279,21 +281,12 @@ def test_metaworld_repeats_and_continues_bit_exact(tasks):
         VectorEnv(benchmark, range(num_tasks), num_workers=0, seed=3, midway_starts=1.0)
         for _ in range(2)
     )
-    generator = np.random.default_rng(0)
-
-    def step(*which):
-        action_EA = generator.uniform(-1, 1, (num_tasks, 4)).astype(np.float32)
-        for one in which:
-            one.send(action_EA)
-        return [one.receive() for one in which]
-
     envs.reset()
-    for _ in range(5 * HORIZON + HORIZON // 2):
-        (last,) = step(envs)
+    *_, last = run(envs, draw(envs, 5 * HORIZON + HORIZON // 2))
     assert last.midway_E.mean() > 0.5
     other.set_state(through_a_file(envs.get_state()))
-    for _ in range(4 * HORIZON):
-        here, there = step(envs, other)
+    action_SEA = draw(envs, 4 * HORIZON)
+    for here, there in zip(run(envs, action_SEA), run(other, action_SEA), strict=True):
         assert np.array_equal(here.observation_ED, there.observation_ED)
         assert np.array_equal(here.reward_E, there.reward_E)
 
@@ -312,11 +305,9 @@ def test_repeated_steps_are_counted_and_shorten_episodes():
 
     envs = VectorEnv(Counted(2, HORIZON), [0, 1], num_workers=0, seed=3, midway_starts=0.5)
     envs.reset()
-    generator = np.random.default_rng(0)
     repeated_steps, midway, running_E = 0, [], [[], []]
-    for _ in range(20 * HORIZON):
-        envs.send(generator.uniform(-1, 1, (2, 2)).astype(np.float32))
-        result = envs.receive()
+    for action_EA in draw(envs, 20 * HORIZON):
+        (result,) = run(envs, [action_EA])
         repeated_steps += envs.take_repeated_steps()
         for e in range(2):
             running_E[e].append(bool(result.midway_E[e]))

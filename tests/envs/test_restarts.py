@@ -15,7 +15,7 @@ import pytest
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import RestartsExhaustedError
 from tests.helpers.altered_reach import Large, OnceFaulty
-from tests.helpers.environments import through_a_file
+from tests.helpers.environments import run, through_a_file
 from tests.helpers.fakes import arrays_of
 from tests.helpers.processes import alive, wait_until_gone
 
@@ -52,14 +52,6 @@ def make(fault="raise", workers=0, seed=3, max_restarts=5, timeout=300.0, **opti
 
 def actions(num_steps=2 * AT):
     return np.random.default_rng(0).uniform(-1, 1, (num_steps, len(TASKS), 2)).astype(np.float32)
-
-
-def run(envs, action_SEA):
-    results = []
-    for action_EA in action_SEA:
-        envs.send(action_EA)
-        results.append(envs.receive())
-    return results
 
 
 def valid(results):

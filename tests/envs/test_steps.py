@@ -8,6 +8,7 @@ import pytest
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.spec import Field
+from tests.helpers.environments import draw, run
 from tests.helpers.fakes import Point, Scripted
 
 FIELDS = (Field("energy"), Field("place", (2,), "float64"), Field("count", (), "int64"))
@@ -64,9 +65,8 @@ def test_numbers_of_info_are_returned_with_the_step(workers):
     tasks, episodes = [0, 1, 2, 1], [2, 5, 0, 3]
     envs = VectorEnv(Altered(), tasks, num_workers=workers)
     envs.reset(seed=episodes)
-    for action_EA in np.random.default_rng(0).uniform(-1, 1, (12, 4, 2)).astype(np.float32):
-        envs.send(action_EA)
-        result = envs.receive()
+    action_SEA = draw(envs, 12)
+    for action_EA, result in zip(action_SEA, run(envs, action_SEA), strict=True):
         step_E = result.next_observation_ED[:, 2]
         assert list(result.extra) == ["energy", "place", "count"]
         assert result.extra["energy"].dtype == np.float32
@@ -193,10 +193,7 @@ def test_a_simulation_that_mujoco_reset_is_a_fault(tmp_path, monkeypatch, place,
     envs.reset(seed=0)
     envs.step(np.zeros((1, 1)))
     envs.call("set_state", np.full(2, place), np.full(2, speed))
-    found = []
-    for _ in range(2):
-        envs.send(np.zeros((1, 1)))
-        found.append(bool(envs.receive().valid_E[0]))
-    assert found == [False, True]
+    results = run(envs, np.zeros((2, 1, 1)))
+    assert [result.valid_E.tolist() for result in results] == [[False], [True]]
     (reason,) = reasons
     assert "task 'a', step 2 of its episode" in reason and warning in reason

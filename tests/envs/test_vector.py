@@ -1,7 +1,6 @@
 """Environments stepped together give what each gives alone, for any number of workers."""
 
 import gc
-import itertools
 import os
 from pathlib import Path
 
@@ -12,68 +11,36 @@ from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.vector.episodes import episode_seed
 from mtrl_lightning.envs.vector.vector import default_num_workers
 from mtrl_lightning.errors import EnvironmentFaultError, PolicyFaultError
-from tests.helpers.fakes import (
-    Faulty,
-    Scripted,
-    arrays_of,
-    scripted_length,
-)
+from tests.helpers.environments import draw, run
+from tests.helpers.fakes import Faulty, Scripted, arrays_of, scripted_length
 from tests.helpers.processes import alive
 
 ZEROS = np.zeros((3, 2))
 
 
-def draw(num_steps, num_envs, size):
-    generator = np.random.default_rng(0)
-    return generator.uniform(-1, 1, (num_steps, num_envs, size)).astype(np.float32)
-
-
-def collect(envs, action_SEA, seed=None):
-    """The first observation and every step's results."""
-    observation_ED, _ = envs.reset(seed=seed)
-    results = []
-    for action_EA in action_SEA:
-        envs.send(action_EA)
-        results.append(envs.receive())
-    return observation_ED, results
-
-
-def by_hand(benchmark, tasks, action_SEA, seeds):
-    """What a vector environment should give: each environment stepped alone, in a slow loop."""
-    first, rows = [], [[] for _ in action_SEA]
+@pytest.mark.parametrize("workers", [0, 3])
+def test_metaworld_equals_environments_stepped_alone(workers):
+    tasks = [0, 1, 0, 2]
+    benchmark = MetaWorld(["reach", "push", "drawer-close"], horizon=6, num_goals=5)
+    envs = VectorEnv(benchmark, tasks, seed=11, num_workers=workers)
+    observation_ED, _ = envs.reset(seed=7)
+    action_SEA = draw(envs, 15)
+    results = run(envs, action_SEA)
+    for pid in envs.worker_pids:
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+    envs.close()
     for e, task in enumerate(tasks):
         env = benchmark.make_env(task, "train", 123)
-        episodes = itertools.count()
-        first.append(env.reset(seed=episode_seed(seeds[e], next(episodes)))[0])
-        for s in range(len(action_SEA)):
-            following, reward, terminated, truncated, info = env.step(action_SEA[s, e])
+        assert np.array_equal(observation_ED[e], env.reset(seed=7 + e)[0])
+        for s, result in enumerate(results):
+            following, *rest, info = env.step(action_SEA[s, e])
+            assert rest[2] == (s in (5, 11)), "time is over in every episode, not only in the first"
             observation = following
-            if terminated or truncated:
-                observation, _ = env.reset(seed=episode_seed(seeds[e], next(episodes)))
-            rows[s].append((observation, following, reward, terminated, truncated, info["success"]))
-    columns = [map(np.stack, zip(*row, strict=True)) for row in rows]
-    return np.stack(first), [list(row) for row in columns]
-
-
-# ---- the same numbers for any number of workers ----
-
-
-def test_metaworld_equals_environments_stepped_alone():
-    action_SEA, tasks = draw(15, 4, 4), [0, 1, 0, 2]
-    benchmark = MetaWorld(["reach", "push", "drawer-close"], horizon=6, num_goals=5)
-    first, rows = by_hand(benchmark, tasks, action_SEA, seeds=[7, 8, 9, 10])
-    for workers in (0, 3):
-        envs = VectorEnv(benchmark, tasks, seed=11, num_workers=workers)
-        observation_ED, results = collect(envs, action_SEA, seed=7)
-        for pid in envs.worker_pids:
-            assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
-        envs.close()
-        assert np.array_equal(observation_ED, first)
-        for result, row in zip(results, rows, strict=True):
-            assert all(map(np.array_equal, result[:6], row))
-            assert result.valid_E.all()
-        ends = [s for s, result in enumerate(results) if result.truncated_E.all()]
-        assert ends == [5, 11], "time is over in every episode and not only in the first"
+            if rest[2]:
+                observation, _ = env.reset(seed=episode_seed(7 + e, s // 6 + 1))
+            expected = (observation, following, *rest, info["success"])
+            assert all(map(np.array_equal, [column[e] for column in result[:6]], expected))
+            assert result.valid_E[e]
 
 
 def test_number_of_workers_has_bounds():

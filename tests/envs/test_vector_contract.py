@@ -21,6 +21,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.envs.vector.episodes import Episodes
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from tests.helpers.environments import draw
 from tests.helpers.fakes import Faulty, Scripted, scripted_length, scripted_return
 
 TASKS = [0, 1, 2, 1]
@@ -43,10 +44,6 @@ def sync(benchmark):
     return SyncVectorEnv(map(maker, TASKS), autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-def draw(num_steps):
-    return np.random.default_rng(0).uniform(-1, 1, (num_steps, 4, 2)).astype(np.float32)
-
-
 # ---- steps ----
 
 
@@ -56,7 +53,7 @@ def test_steps_give_what_gymnasiums_own_vector_environment_gives(envs):
     assert all(getattr(envs, name) == getattr(theirs, name) for name in ("num_envs", *SPACES))
     assert np.array_equal(envs.reset(seed=3)[0], theirs.reset(seed=3)[0])
     ends = 0
-    for action_EA in draw(40):
+    for action_EA in draw(envs, 40):
         *arrays, info = envs.step(action_EA)
         *expected, expected_info = theirs.step(action_EA)
         for array, other in zip(arrays, expected, strict=True):
@@ -79,7 +76,7 @@ def test_final_info_holds_the_episodes_return_and_length(envs):
     episodes, ended = [5, 6, 7, 8], 0
     recorded = RecordEpisodeStatistics(envs)
     recorded.reset(seed=episodes)
-    for action_EA in draw(30):
+    for action_EA in draw(envs, 30):
         *_, terminated_E, truncated_E, info = recorded.step(action_EA)
         for e in np.flatnonzero(terminated_E | truncated_E):
             for episode in (info["final_info"]["episode"], info["episode"]):
