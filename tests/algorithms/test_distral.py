@@ -1,4 +1,4 @@
-"""Distral's update against plain PyTorch, its limits, and what trains, acts and sees what."""
+"""Distral's update against plain PyTorch, and what trains, acts and sees what."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution, kl_divergence
 from torch.optim import SGD
 
-from mtrl_lightning.algorithms import SAC, Categorical, FixedTemperature, MeanReward
+from mtrl_lightning.algorithms import SAC, MeanReward
 from mtrl_lightning.gradients import Mean, PCGrad
 from mtrl_lightning.networks import (
     MixtureOfEncoders,
@@ -21,17 +21,14 @@ from mtrl_lightning.networks import (
     Standardize,
     UniformGate,
 )
-from mtrl_lightning.transitions import TransitionBatch
 from mtrl_lightning.updates.generators import Generators
 from tests.helpers import by_hand as hand
 from tests.helpers.algorithms import (
     attach,
     changed,
     copy_of,
-    make_batch,
     make_distral,
     make_spec,
-    small_mlp,
     train,
 )
 from tests.helpers.gradients import METHODS
@@ -160,53 +157,6 @@ def test_update_is_that_of_plain_pytorch():
     assert {name: metrics[name] for name in expected} == close(expected)
     others = {"train/q", *(f"train/{name}_grad_norm" for name in ("critic", "actor", "distilled"))}
     assert set(metrics) == {*expected, *others}
-
-
-# ---- the limit of kappa ----
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"actor_every": 2, "value": partial(Categorical, num_bins=11), "num_critics": 1},
-        {"actor": NETWORKS["multi_head"], "critic": NETWORKS["paco"]},
-    ],
-)
-def test_with_kappa_0_each_task_has_a_separate_sac(options):
-    """Each task's own SAC has the same weights at first, the same rows and the same noise.
-
-    A product of several tasks rounds as that of one task on most processors, and not on all.
-    """
-    distral = make_distral(kappa=0.0, omega=0.2, actor_gradient=PCGrad, **options)
-    temperature = partial(FixedTemperature, value=0.2)
-    networks = {"actor": small_mlp, "critic": small_mlp, **options}
-    alone = [SAC(make_spec(1), temperature=temperature, **networks) for _ in range(3)]
-    pairs = []
-    for place, sac in enumerate(alone):
-        pairs.append((sac.actor, distral.actor.networks[place]))
-        for name in ("critic", "target_critic"):
-            own, joined = getattr(sac, name).members, getattr(distral, name).members
-            pairs += [(a, b.networks[place]) for a, b in zip(own, joined, strict=True)]
-    for network, other in pairs:
-        network.load_state_dict(other.state_dict())
-    for algorithm in (distral, *alone):
-        attach(algorithm)
-    for i in range(6):
-        batch = make_batch(distral.spec, seed=i)
-        noises = torch.randn(2, *batch.action_RnA.shape, generator=torch.Generator().manual_seed(i))
-        for place, sac in enumerate((*alone, distral)):
-            is_own = slice(place, place + 1) if sac is not distral else slice(None)
-            given = iter(noises[:, is_own])
-            sac.generators.normal_like = lambda *_, given=given: next(given)
-            own = TransitionBatch(*(column[is_own] for column in batch[:6]))
-            if sac is not distral:
-                own = own._replace(task_Rn=torch.zeros_like(own.task_Rn))
-            sac.training_step(own, i)
-    for network, other in pairs:
-        found, wanted = dict(network.named_parameters()), dict(other.named_parameters())
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
-    entropies = [sac.drain_metrics()["train/entropy"] for sac in alone]
-    assert distral.drain_metrics()["train/entropy"] == pytest.approx(sum(entropies) / 3, rel=1e-5)
 
 
 # ---- who sees and trains what ----

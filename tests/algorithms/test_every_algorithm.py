@@ -122,6 +122,18 @@ def test_actions_have_their_shape_and_exploiting_draws_nothing(make):
 
 
 @every_algorithm
+def test_an_algorithm_acts_with_the_weights_of_another(make):
+    algorithm, other = train(make(), 2), make(seed=4)
+    wanted = act(algorithm, "exploit")
+    assert not np.array_equal(act(other, "exploit"), wanted)
+    weights = algorithm.get_weights()
+    train(algorithm, 1)  # the weights are copies
+    other.set_weights(weights, 5)
+    assert np.array_equal(act(other, "exploit"), wanted)
+    assert other.counters.updates == 5
+
+
+@every_algorithm
 def test_run_continues_exactly_from_a_file(make, tmp_path):
     def used(seed):
         algorithm = make(seed=seed)

@@ -159,7 +159,7 @@ def test_update_is_that_of_plain_pytorch():
     assert sac.drain_metrics() == {}
 
 
-def test_gradient_methods_receive_trained_tasks_and_shared_parameters():
+def test_gradient_methods_see_trained_tasks_and_shared_weights():
     sac, log = recorded(partial(make_sac, make_spec(4, train_tasks=(0, 2, 3))), **FULL)
     train(sac, 2)
     members = [p for member in sac.critic.members for p in shared_parameters(member)]
@@ -326,7 +326,7 @@ class ByTask(Network):
 
 
 @pytest.mark.parametrize(("low", "high"), [(-20.0, 2.0), (-20.0, -1.5), (-0.7, 2.0)])
-def test_exploring_squashes_the_mean_plus_noise_of_clamped_deviation(low, high):
+def test_exploring_squashes_mean_plus_noise_of_clamped_std(low, high):
     sac = make_sac(actor=ByTask, log_std_min=low, log_std_max=high)
     mean_EA, log_std_EA = sac.actor.table.detach()[TASK_E].chunk(2, 1)
     std_EA = log_std_EA.clamp(low, high).exp()

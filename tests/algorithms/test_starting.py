@@ -234,31 +234,25 @@ def test_a_policy_of_other_tasks_gives_what_they_share():
 # ---- critics, temperatures, statistics ----
 
 
-def test_weights_of_new_tasks_are_fresh_and_all_others_copied():
+def test_critics_and_temperatures_of_common_tasks_are_copied():
     source = trained(make_sac, **networks(MultiHead))
     fresh, algorithm, _ = started(make_sac, source, **networks(MultiHead))
-    for actor_or_critic, num_features in (
-        (lambda sac: sac.actor, 4),
-        (lambda sac: sac.critic.members[0], 6),
-        (lambda sac: sac.critic.members[1], 6),
+    x_BD = torch.randn(5, 6)
+    for here, there in COMMON.items():
+        wanted = source.critic(x_BD, torch.full((5,), there))
+        for critic in (algorithm.critic, algorithm.target_critic):
+            torch.testing.assert_close(critic(x_BD, torch.full((5,), here)), wanted)
+        assert algorithm.temperature.log_alpha[here] == source.temperature.log_alpha[there]
+    # the new task's heads and its column of the one-hot
+    assert algorithm.temperature.log_alpha[1] == fresh.temperature.log_alpha[1]
+    for network, initial, num_outputs in (
+        (algorithm.actor, fresh.actor, 4),
+        (algorithm.critic.members[1], fresh.critic.members[1], 1),
     ):
-        here, there, initial = map(actor_or_critic, (algorithm, source, fresh))
-        assert changed(here.trunk[2], copy_of(there.trunk[2])) == set()
-        weights = [network.trunk[0].weight.split(num_features, 1) for network in (here, there)]
-        assert torch.equal(weights[0][0], weights[1][0])
-        new = num_features + 1
-        assert torch.equal(here.trunk[0].weight[:, new], initial.trunk[0].weight[:, new])
-        for name in ("weight", "bias"):
-            heads, heads_there, initial_heads = (
-                getattr(network.heads, name).unflatten(0, (num_tasks, -1))
-                for network, num_tasks in ((here, 3), (there, 4), (initial, 3))
-            )
-            assert torch.equal(heads[1], initial_heads[1])
-            assert torch.equal(heads[[0, 2]], heads_there[[3, 1]])
-    assert changed(algorithm.target_critic, copy_of(algorithm.critic)) == set()
-    log_alpha = algorithm.temperature.log_alpha
-    assert torch.equal(log_alpha[[0, 2]], source.temperature.log_alpha[[3, 1]])
-    assert log_alpha[1] == fresh.temperature.log_alpha[1]
+        is_new = slice(num_outputs, 2 * num_outputs)
+        assert torch.equal(network.heads.weight[is_new], initial.heads.weight[is_new])
+        assert torch.equal(network.heads.bias[is_new], initial.heads.bias[is_new])
+        assert torch.equal(network.trunk[0].weight[:, -2], initial.trunk[0].weight[:, -2])
 
 
 def test_a_new_task_starts_from_the_mean_of_the_trained_ones():

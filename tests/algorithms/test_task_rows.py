@@ -54,7 +54,7 @@ def test_each_backward_pass_enters_only_its_tasks_graph(method):
     ("method", "device"),
     [(Mean, "cpu"), (FAMO, "cpu"), (PCGrad, "meta"), (lambda spec: None, "meta")],
 )
-def test_one_pass_methods_and_other_devices_compute_all_rows_at_once(method, device):
+def test_one_pass_methods_and_gpus_compute_all_rows_at_once(method, device):
     network = Noting().to(device)
     per_task_forward(method(spec_of(T)), network, 0, uniform(T, ROWS, 2).to(device))
     assert network.calls == [(T, ROWS)]

@@ -52,7 +52,7 @@ def make_update(module, **options):
         ({"weights": lambda: torch.tensor([0.0, 2.0])}, [1.0, 0.0]),
     ],
 )
-def test_step_follows_the_weighted_mean_loss_and_logs_the_plain_one(options, wanted):
+def test_step_follows_the_weighted_mean_and_logs_the_plain_loss(options, wanted):
     module = Numbers()
     update, metrics = make_update(module, **options)
     assert update(lambda: (module.x.square(), "extra")) == "extra"
@@ -89,7 +89,7 @@ def test_gradients_are_computed_without_autocast():
     assert seen == [False]
 
 
-def test_losses_after_a_step_use_the_new_weights_in_the_same_precision():
+def test_losses_after_a_step_use_new_weights_in_same_precision():
     module, seen = nn.Linear(2, 2), []
     update, _ = make_update(module, method=FAMO(spec_of(2)))
 
