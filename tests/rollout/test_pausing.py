@@ -25,6 +25,7 @@ SPEC = ToyReach(2).spec
 def test_the_number_falls_from_all_to_the_minimum(success, expected):
     assert PauseSolved(0.7, 0.2).num_stepped(10, success) == expected
     assert PauseSolved(0.5, 0.01).num_stepped(3, 1.0) == 1, "one at least"
+    assert PauseSolved(0.5, 0.01).num_stepped(10, 0.7) == 6, "10 * 0.3 / 0.5 is 6.000000000000001"
 
 
 @pytest.mark.parametrize(
