@@ -216,6 +216,7 @@ def test_steps_round_up_and_episodes_span_calls_or_are_dropped():
     ]
     assert collector.counters is counters
     assert counters == Counters(env_steps=118, vector_steps=56, updates=7, episodes=9)
+    assert collector.times.drain().keys() == {0, 1, 2}
     # all tasks are in their episodes 2
     forced = collector.sample(num_steps=12, force_reset=True)
     assert forced.transitions.observation_ED[:3, 1:3].tolist() == [[3, 0], [3, 0], [3, 0]]
@@ -289,6 +290,9 @@ def test_the_same_seed_gives_the_same_episodes(kind, mode):
     by_list = collector.sample(num_episodes=6, mode=mode, seed=[3, 4, 5])
     assert np.array_equal(by_list.transitions.observation_ED[:3], first.transitions[0][:3])
     assert not same(by_list.transitions, first.transitions), "the actions are of another seed"
+
+
+# ---- listeners ----
 
 
 def test_rebuilt_environments_are_announced():
