@@ -229,10 +229,11 @@ class Numbering:
 
 
 class Recorder:
-    """Acts as another policy and remembers what it was asked."""
+    """Acts as another policy and remembers what it was asked; with a spec, it knows its tasks."""
 
-    def __init__(self, policy=None):
+    def __init__(self, policy=None, spec=None):
         self.policy = Constant() if policy is None else policy
+        self.spec = spec
         self.observations = []
         self.tasks = []
         self.modes = []
@@ -255,15 +256,7 @@ class Seeker:
         return np.clip((self._goal_TD[task_E] - observation_ED) / 0.2, -1, 1).astype(np.float32)
 
 
-class Named(Recorder):
-    """Acts as another policy, and knows its tasks by name."""
-
-    def __init__(self, policy, spec):
-        super().__init__(policy)
-        self.spec = spec
-
-
-class ActOutput(BenchmarkWrapper):
+class Selected(BenchmarkWrapper):
     """Some tasks of a benchmark, in an order of their own."""
 
     def __init__(self, benchmark, *tasks):

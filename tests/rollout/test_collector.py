@@ -19,7 +19,6 @@ from tests.helpers.environments import through_a_file
 from tests.helpers.fakes import (
     Constant,
     Line,
-    Named,
     Numbering,
     Recorder,
     ReplayedEnvs,
@@ -535,12 +534,12 @@ def test_another_benchmark_is_refused_and_the_previous_one_stays(benchmark):
 def test_tasks_are_matched_by_name():
     benchmark = ToyReach(3)
     spec = benchmark.spec._replace(task_names=("goal-2", "goal-0", "goal-1"))
-    policy = Named(Constant(), spec)
+    policy = Recorder(Constant(), spec)
     collector = toy(policy, [0, 2, 2])
     transitions, _ = collector.step("explore")
     assert policy.tasks[-1].tolist() == [1, 0, 0]
     assert transitions.task_E.tolist() == [0, 2, 2], "the benchmark's numbers are stored"
-    collector.policy = Named(Constant(), benchmark.spec)
+    collector.policy = Recorder(Constant(), benchmark.spec)
     collector.step("explore")
     assert collector.policy.tasks[-1].tolist() == [0, 2, 2]
 

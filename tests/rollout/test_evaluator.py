@@ -12,13 +12,12 @@ from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
 from mtrl_lightning.training import evaluate
 from tests.helpers.fakes import (
-    ActOutput,
     Constant,
     Line,
-    Named,
     Recorder,
     Scripted,
     Seeker,
+    Selected,
     point_in_space,
     point_on_a_line,
     scripted_length,
@@ -217,11 +216,11 @@ def test_a_policys_fault_is_no_fault_of_an_environment():
 
 def test_tasks_are_matched_by_name_behind_transforms():
     toy = ToyReach(3)
-    policy = Named(Seeker(3), toy.spec)
+    policy = Recorder(Seeker(3), toy.spec)
     acting = with_action_transforms(policy, [Scale(1.0)])
     expected = evaluate(acting, toy, num_episodes=2, num_workers=0)
     assert expected["eval/success"] == 1
-    chosen = evaluate(acting, ActOutput(toy, 2, 0), num_episodes=2, num_workers=0)
+    chosen = evaluate(acting, Selected(toy, 2, 0), num_episodes=2, num_workers=0)
     assert policy.tasks[-1].tolist() == [2, 0]
     for name in ("success", "return"):
         for task in ("goal-0", "goal-2"):
@@ -232,7 +231,7 @@ def test_tasks_are_matched_by_name_behind_transforms():
 def test_a_subset_that_is_padded_to_another_size_simply_works():
     tasks = {"line": point_on_a_line, "space": point_in_space}
     both = GymnasiumTasks(tasks, horizon=5, has_success=False)
-    policy = Named(Constant((0.5, -0.25, 0.125)), both.spec)
+    policy = Recorder(Constant((0.5, -0.25, 0.125)), both.spec)
     expected = evaluate(policy, both, num_episodes=2, num_workers=0)
     line = GymnasiumTasks({"line": tasks["line"]}, horizon=5, has_success=False)
     assert line.spec.observation_space.shape == (1,)

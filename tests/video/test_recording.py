@@ -13,12 +13,11 @@ from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import write_mp4
 from tests.helpers.altered_reach import OnceFaulty
 from tests.helpers.fakes import (
-    ActOutput,
     Constant,
-    Named,
     Recorder,
     Scripted,
     Seeker,
+    Selected,
     scripted_length,
 )
 from tests.helpers.video import frames_of
@@ -149,9 +148,9 @@ def test_tasks_are_those_of_the_split_and_matched_by_name(tmp_path):
 
     toy = ToyReach(3)
     assert [task for task, _ in recorded(Seeker(2), Halves(2, horizon=3))] == ["goal-1"]
-    policy = Named(Seeker(3), toy.spec)
-    assert recorded(policy, ActOutput(toy, 2, 0)) == [("goal-2", True), ("goal-0", True)]
-    knows_two = Named(Seeker(3), ActOutput(toy, 0, 1).spec)
+    policy = Recorder(Seeker(3), toy.spec)
+    assert recorded(policy, Selected(toy, 2, 0)) == [("goal-2", True), ("goal-0", True)]
+    knows_two = Recorder(Seeker(3), Selected(toy, 0, 1).spec)
     assert recorded(knows_two, toy, tasks=["goal-1"]) == [("goal-1", True)]
 
 
