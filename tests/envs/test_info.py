@@ -19,7 +19,7 @@ def collector_of(benchmark):
     return Collector(VectorEnv(benchmark, [0, 1, 2], num_workers=0), Uniform())
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_step_has_the_numbers_and_nan_where_it_reports_none(workers):
     envs = VectorEnv(WithInfo(Reporting(3, horizon=2), KEYS), [0, 1, 2, 1], num_workers=workers)
     envs.reset(seed=0)

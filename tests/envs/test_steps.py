@@ -50,17 +50,17 @@ class Returning(gym.Wrapper):
 
 
 def second_step(workers=0, options=None, **values):
-    """Make the step with other values; return the environments, and a function that receives it."""
+    """Send the step with other values."""
     envs = VectorEnv(
         Altered(**values), [0, 1, 2], num_workers=workers, max_restarts=5, **(options or {})
     )
     envs.reset(seed=[0, 1, 0])
     envs.step(np.ones((3, 2)))
     envs.send(np.ones((3, 2)))
-    return envs, envs.receive
+    return envs
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_numbers_of_info_are_returned_with_the_step(workers):
     tasks, episodes = [0, 1, 2, 1], [2, 5, 0, 3]
     envs = VectorEnv(Altered(), tasks, num_workers=workers)
@@ -78,8 +78,8 @@ def test_numbers_of_info_are_returned_with_the_step(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_nonfinite_info_is_a_fault_and_voids_its_row(workers):
-    envs, receive = second_step(workers, place=np.array([0.0, np.inf]))
-    result = receive()
+    envs = second_step(workers, place=np.array([0.0, np.inf]))
+    result = envs.receive()
     envs.close()
     assert envs.num_restarts == 1
     assert result.valid_E.tolist() == [False, False, workers == 2]
@@ -94,8 +94,7 @@ def test_nonfinite_info_is_a_fault_and_voids_its_row(workers):
     + [(zero, False) for zero in (False, 0, np.array([0.0]))],
 )
 def test_success_is_a_boolean_or_a_number(success, expected):
-    _, receive = second_step(success=success, reward=np.array([2.5]))
-    result = receive()
+    result = second_step(success=success, reward=np.array([2.5])).receive()
     assert (result.success_E[1], result.reward_E[1]) == (expected, 2.5)
 
 
@@ -115,19 +114,22 @@ UNCLEAR = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), UNCLEAR)
-def test_a_value_of_another_kind_is_refused(name, value):
-    envs, receive = second_step(**{name: value})
+@pytest.mark.parametrize(
+    ("name", "value", "workers"), [*((*one, 0) for one in UNCLEAR), ("place", 1.0, 1)]
+)
+def test_a_value_of_another_kind_is_refused(name, value, workers):
+    envs = second_step(workers, **{name: value})
     with pytest.raises(ConfigurationError, match=f"task-1.*step 2.*{name}"):
-        receive()
+        envs.receive()
+    envs.close()
     assert envs.num_restarts == 0, "a rebuilt environment would not report it either"
 
 
 @pytest.mark.parametrize("options", [{"after_success": 1}, {"midway_starts": 0.5}])
 def test_extras_refuse_an_unclear_success(options):
-    _, receive = second_step(options=options, success=0.7)
+    envs = second_step(options=options, success=0.7)
     with pytest.raises(ConfigurationError, match="success"):
-        receive()
+        envs.receive()
 
 
 @pytest.mark.parametrize("number", [1, 3])

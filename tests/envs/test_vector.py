@@ -18,10 +18,10 @@ from tests.helpers.processes import alive
 ZEROS = np.zeros((3, 2))
 
 
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_metaworld_equals_environments_stepped_alone(workers):
-    tasks = [0, 1, 0, 2]
-    benchmark = MetaWorld(["reach", "push", "drawer-close"], horizon=6, num_goals=5)
+    tasks = [0, 0, 1]  # a goal of basketball edits the model
+    benchmark = MetaWorld(["basketball", "reach"], horizon=6, num_goals=5)
     envs = VectorEnv(benchmark, tasks, seed=11, num_workers=workers)
     observation_ED, _ = envs.reset(seed=7)
     action_SEA = draw(envs, 15)
@@ -58,7 +58,7 @@ def test_number_of_workers_has_bounds():
 
 
 def test_results_are_not_overwritten_by_the_next_step():
-    envs = VectorEnv(Scripted(3), [0, 1, 2], num_workers=2)
+    envs = VectorEnv(Scripted(3), [0, 1, 2], num_workers=1)
     kept, _ = envs.reset(seed=1)
     envs.send(ZEROS)
     arrays = [kept, *arrays_of(envs.receive()).values()]

@@ -102,7 +102,7 @@ def test_workers_import_modules_of_the_user_and_large_benchmarks(tmp_path, monke
     monkeypatch.syspath_prepend(tmp_path)
     benchmark = importlib.import_module("a_module_of_the_user").Heavy()
     results = []
-    for workers in (0, 2):
+    for workers in (0, 1):
         envs = VectorEnv(benchmark, [0, 1], num_workers=workers)
         envs.reset(seed=1)
         results.append(envs.step(np.zeros((2, 2)))[0].tolist())
@@ -131,16 +131,16 @@ def test_closed_environments_leave_no_descriptor_open():
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this is what other systems do")
 def test_shared_memory_works_without_memfd(tmp_path, monkeypatch):
-    def collected():
-        envs = VectorEnv(ToyReach(), [0, 1, 2], num_workers=2)
+    def collected(num_workers):
+        envs = VectorEnv(ToyReach(), [0, 1, 2], num_workers=num_workers)
         observation_ED, _ = envs.reset(seed=1)
         envs.send(np.full((3, 2), 0.3))
         result = envs.receive()
         envs.close()
         return [observation_ED, *arrays_of(result).values()]
 
-    expected = collected()
+    expected = collected(0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.delattr(os, "memfd_create")
-    assert all(np.array_equal(a, b) for a, b in zip(collected(), expected, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(collected(1), expected, strict=True))
     assert list(tmp_path.iterdir()) == []
