@@ -12,8 +12,6 @@ import pytest
 from mtrl_lightning.checks import above, at_least, increasing, nearest_multiples, one_of, within
 from mtrl_lightning.errors import ConfigurationError
 
-CHECKS = [(at_least, (0,)), (above, (0,)), (within, (0, 1))]
-
 
 def test_allowed_numbers_and_none_pass():
     at_least(1, num_critics=1, depth=np.int64(3), num_sampled=None)
@@ -40,8 +38,8 @@ def test_allowed_numbers_and_none_pass():
         (one_of, (("stop", "skip"),), {"how": "go"}, "how"),
         *(
             (check, args, {"tau": value}, "tau")
-            for value in (math.nan, np.float64("nan"), "1")
-            for check, args in CHECKS
+            for value in (math.nan, "1")
+            for check, args in ((at_least, (0,)), (above, (0,)), (within, (0, 1)))
         ),
     ],
 )
@@ -50,11 +48,9 @@ def test_value_out_of_range_is_refused_by_its_name(check, args, options, name):
         check(*args, **options)
 
 
-@pytest.mark.parametrize(
-    ("number", "expected"), [(191, "189 or 192"), (2, "3"), (-5, "3"), (4, "3 or 6")]
-)
-def test_nearest_multiples_are_above_zero(number, expected):
-    assert nearest_multiples(number, 3) == expected
+def test_nearest_multiples_are_above_zero():
+    expected = {191: "189 or 192", 2: "3", -5: "3", 4: "3 or 6"}
+    assert {number: nearest_multiples(number, 3) for number in expected} == expected
 
 
 def test_checks_import_no_torch():

@@ -1,144 +1,125 @@
+"""The files of ``configs/``: each is complete, goes with the others, and has published numbers."""
+
 import re
-from functools import cache, wraps
-from itertools import cycle, permutations
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 import yaml
-from jsonargparse import ActionConfigFile, Namespace
-from lightning.pytorch import Trainer
+from jsonargparse import ArgumentParser
 
 from mtrl_lightning import algorithms
-from mtrl_lightning.algorithms import Algorithm
-from mtrl_lightning.cli.config_files import ExtendingConfigFile
-from mtrl_lightning.cli.lightning_cli import RunParser
-from mtrl_lightning.data import TaskData, demonstration_data, env_data
+from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.transitions import RolloutConfig
-from tests.algorithms.test_options import options_of
-from tests.helpers.command_line import CONFIGS, ROOT, SHORT, resolve, skip_without_renderer
+from tests.helpers.command_line import (
+    CONFIGS,
+    ROOT,
+    SHORT,
+    only_composed,
+    resolve,
+    skip_without_renderer,
+)
 from tests.helpers.tiers import slow_unless
 
 FILES = sorted(
     path.relative_to(ROOT / "configs").with_suffix("").as_posix()
     for path in ROOT.glob("configs/**/*.yaml")
 )
-SUITES = [name for name in FILES if name.startswith(("env/metaworld", "env/dmc"))]
 EXPERIMENTS = [name for name in FILES if name.startswith("experiment/")]
+ALGORITHMS = [name for name in FILES if name.startswith("algorithm/")]
 DESCRIBED = re.compile(r"# (Measured|Not measured): \S")
 """The first line of an experiment: whether docs/results.md has a run of it."""
-QUICK_EXPERIMENTS = [name for name in EXPERIMENTS if "cpu" in name or "mtmhsac" in name]
 
 
-def test_every_file_says_what_it_is_in_short_lines():
+def test_every_file_says_what_it_is_and_names_real_files():
     for name in FILES:
         text = (ROOT / "configs" / f"{name}.yaml").read_text()
         assert text.startswith("# "), name
         assert [line for line in text.splitlines() if len(line) > 100] == [], name
-        assert name not in EXPERIMENTS or DESCRIBED.match(text), name
-        if "-c experiment/" in text.partition("\nextends")[0] and name in EXPERIMENTS:
-            assert f"-c {name} " in text.replace("\n", " "), name
-
-
-def test_every_name_in_a_comment_is_one_of_a_configuration():
-    for name in FILES:
-        text = (ROOT / "configs" / f"{name}.yaml").read_text()
         named = re.findall(r"-c ((?:\w+/)?\w+)(?![\w/.])", text)
         assert set(named) <= {*FILES, "FILE"}, name
+        if name in EXPERIMENTS:
+            assert DESCRIBED.match(text), name
+            command = "-c experiment/" in text.partition("\nextends")[0]
+            assert not command or f"-c {name} " in text.replace("\n", " "), name
 
 
-def built(command_line, monkeypatch, names):
-    """Return the spec of the algorithm that files describe, which is built and not trained."""
-    seen = []
-
-    @wraps(Trainer.fit)  # LightningCLI reads its signature
-    def fit(trainer, model, **options):
-        seen.append(model.spec)
-
-    monkeypatch.setattr(Trainer, "fit", fit)
-    command_line("fit", configs=names, small=False)
-    return seen[0]
+# ---- parts of runs ----
 
 
-@pytest.mark.parametrize("suite", slow_unless(("env/toy", "env/metaworld_mt10"), SUITES))
-def test_every_file_of_a_suite_makes_a_run_of_its_tasks(command_line, monkeypatch, suite):
-    if "dmc" in suite:
-        pytest.importorskip("dm_control")
-    names = ("base", suite, "algorithm/mtsac", "network/multi_head")
-    spec = built(command_line, monkeypatch, names)
-    suite, is_mtrl, _ = suite.partition("_mtrl")
-    tasks = {
-        "env/dmcontrol": 3,
-        "env/dmc19": 19,
-        "env/dmc21": 21,
-        "env/metaworld_mt1": 1,
-        "env/metaworld_custom": 4,
-        "env/metaworld_hard9": 9,
-        "env/metaworld_ml10": 15,
-        "env/metaworld_ml45": 50,
-    }.get(suite) or int(suite.rpartition("_mt")[2])
-    assert spec.num_tasks == tasks and spec.horizon == (150 if is_mtrl else 500)
+def composed(command_line, monkeypatch, *names):
+    """Compose and check a run of these files; return its configuration and its tasks."""
+    built = []
+    monkeypatch.setattr(MultiTaskCLI, "before_fit", lambda cli: built.append(cli))
+    cloning = any(name == "algorithm/bc" or name.endswith("_bc") for name in names)
+    demonstrations = ["--data.demonstrations=some"] if cloning else []
+    with only_composed():
+        command_line("fit", *demonstrations, configs=names, small=False)
+    return built[0].config.fit.as_dict(), built[0].model.spec
 
 
-class _Composed(Exception):  # noqa: N818
-    """Raised once a run is composed and checked, before environments are started."""
-
-
-def check_composition(command_line, monkeypatch, *names, options=()):
-    def composed(*args, **kwargs):
-        raise _Composed
-
-    monkeypatch.setattr(env_data, "VectorEnv", composed)
-    monkeypatch.setattr(demonstration_data, "load_demonstrations", composed)
-    needed = ["--data.demonstrations=some"] if "algorithm/bc" in names else []
-    with pytest.raises(_Composed):
-        command_line("fit", *needed, *options, configs=names, small=False)
-
-
-ENVS = [name for name in FILES if name.startswith("env/") and name != "env/toy"]
-ALGORITHMS = [name for name in FILES if name.startswith("algorithm/")]
+ENVS = {
+    "env/dmc19": (19, 500),
+    "env/dmc21": (21, 500),
+    "env/dmcontrol": (3, 500),
+    "env/gymnasium": (1, 200),
+    "env/hipbmdp": (8, 500),
+    "env/metaworld_custom": (4, 500),
+    "env/metaworld_hard9": (9, 500),
+    "env/metaworld_ml10": (15, 500),
+    "env/metaworld_ml45": (50, 500),
+    "env/metaworld_mt1": (1, 500),
+    "env/metaworld_mt10": (10, 500),
+    "env/metaworld_mt10_mtrl": (10, 150),
+    "env/metaworld_mt25": (25, 500),
+    "env/metaworld_mt50": (50, 500),
+    "env/metaworld_mt50_mtrl": (50, 150),
+    "env/toy": (3, 20),
+    "env/toy_conflict": (6, 20),
+}
+"""Numbers of tasks, and of steps of an episode."""
+PIXELS = ("pixels", "encoder/pixels_small")
+PARTS = {
+    "algorithm/sac_ae": ("encoder/mlp",),
+    "algorithm/deepmdp": ("encoder/mlp",),
+    "algorithm/hipbmdp": ("encoder/mlp_context",),
+    "algorithm/drq": PIXELS,
+}
+"""What an algorithm needs."""
+ONE_TASK = ("env/metaworld_mt1", "env/gymnasium")
+"""HiP-BMDP compares tasks."""
 PAIRS = [
     *(("env/toy", algorithm) for algorithm in ALGORITHMS),
-    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in zip(ENVS, cycle(ALGORITHMS))),
+    *(
+        (env, algorithm if env not in ONE_TASK or "hipbmdp" not in algorithm else "algorithm/mtsac")
+        for env, algorithm in zip(sorted({*ENVS} - {"env/toy"}), cycle(ALGORITHMS), strict=False)
+    ),
+]
+FAST_PAIRS = [
+    ("env/toy", f"algorithm/{name}") for name in ("bc", "distral", "hipbmdp", "mtppo", "mttd3")
 ]
 
 
-@pytest.mark.parametrize(("env", "algorithm"), PAIRS)
-def test_algorithms_go_with_environments_by_default(command_line, monkeypatch, env, algorithm):
+def test_every_environment_is_tried():
+    assert {name for name in FILES if name.startswith("env/")} == {*ENVS}
+
+
+@pytest.mark.parametrize("pair", slow_unless(FAST_PAIRS, PAIRS), ids="-".join)
+def test_algorithms_go_with_environments_by_default(command_line, monkeypatch, pair):
+    env, algorithm = pair
     if "env/dmc" in env or "hipbmdp" in env:
         pytest.importorskip("dm_control")
-    if algorithm == "algorithm/hipbmdp" and env == "env/metaworld_mt1":
-        pytest.skip("HiP-BMDP compares tasks, and there is one")
     if algorithm == "algorithm/drq":
         skip_without_renderer()
         if env == "env/gymnasium":
             pytest.importorskip("pygame")  # draws Gymnasium's pendulum
-    needed = {
-        "algorithm/sac_ae": ("encoder/mlp",),
-        "algorithm/deepmdp": ("encoder/mlp",),
-        "algorithm/hipbmdp": ("encoder/mlp_context",),
-        "algorithm/drq": ("pixels", "encoder/pixels_small"),
-    }.get(algorithm, ())
-    parts = ("base", env, algorithm, *needed, "network/mlp", "gradient/mean")
-    check_composition(command_line, monkeypatch, *parts)
+    parts = ("base", env, algorithm, *PARTS.get(algorithm, ()), "network/mlp", "gradient/mean")
+    _, spec = composed(command_line, monkeypatch, *parts)
+    assert (spec.num_tasks, spec.horizon) == ENVS[env]
 
 
-@pytest.mark.parametrize("quick", ["toy_conflict", "quickstart"])
-def test_ppo_takes_the_place_of_sac_in_a_complete_file(command_line, monkeypatch, quick):
-    check_composition(command_line, monkeypatch, quick, "algorithm/mtppo")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", slow_unless(QUICK_EXPERIMENTS, EXPERIMENTS))
-def test_every_experiment_is_complete(command_line, monkeypatch, name):
-    num_tasks = {"dmc21": 21, "hipbmdp": 8, "pixels": 1}.get(Path(name).name.split("_")[0])
-    if num_tasks is None:
-        num_tasks = 50 if "mt50" in name else 10
-    else:
-        pytest.importorskip("dm_control")
-    if "pixels" in name:
-        skip_without_renderer()
-    assert built(command_line, monkeypatch, [name]).num_tasks == num_tasks
+# ---- complete runs, and published numbers ----
 
 
 @pytest.mark.parametrize(
@@ -205,9 +186,15 @@ SIZES = (
     "evaluation.every",
 )
 OWN = re.compile("cpu|ppo|brc|_bc$|dmc|hipbmdp|pixels")
-PUBLISHED = [name for name in EXPERIMENTS if not OWN.search(name)]
-"""Those of MT10 and MT50 with one of the protocols; where they differ is said in their files."""
-FAST = ("mtmhsac", "mt10_mtrl_cagrad", "mt50_moore", "mt50_mtrl_famo")
+"""Experiments with numbers of their own; where others differ from a protocol is in their files."""
+COMPLETE = [
+    ("toy_conflict", "algorithm/mtppo"),  # takes the place of SAC
+    ("experiment/mtmhsac", "protocol/metaworld_plus_on_mt50"),
+    ("experiment/mtrl_film", "protocol/mtrl_on_mt50"),
+    *((name,) for name in EXPERIMENTS),
+]
+FAST = [*COMPLETE[:2], ("experiment/mt10_sac_cpu",), ("experiment/mt10_mtrl_cagrad",)]
+NUM_TASKS = {"toy": 6, "dmc21": 21, "hipbmdp": 8, "pixels": 1}
 
 
 def at(config, path):
@@ -217,20 +204,22 @@ def at(config, path):
     return config
 
 
-def check_protocol(config, protocol, tasks):
-    expected = PROTOCOLS[protocol] | dict(
-        zip(SIZES, PER_BENCHMARK[protocol, tasks], strict=True),
-        **{f"{BENCHMARK}.tasks": f"MT{tasks}"},
-    )
+@pytest.mark.parametrize("names", slow_unless(FAST, COMPLETE), ids=" ".join)
+def test_experiments_are_complete_and_follow_their_protocol(command_line, monkeypatch, names):
+    name, text = Path(names[0]).name, " ".join(names)
+    if "dmc" in name or "hipbmdp" in name:
+        pytest.importorskip("dm_control")
+    if "pixels" in name:
+        skip_without_renderer()
+    config, spec = composed(command_line, monkeypatch, *names)
+    tasks = NUM_TASKS.get(name.split("_")[0]) or (50 if "mt50" in text else 10)
+    assert spec.num_tasks == tasks and config["name"] == name
+    if name == "toy_conflict" or OWN.search(name):
+        return
+    protocol = "mtrl" if "mtrl_" in text else "metaworld_plus"
+    sizes = zip(SIZES, PER_BENCHMARK[protocol, tasks], strict=True)
+    expected = PROTOCOLS[protocol] | dict(sizes) | {f"{BENCHMARK}.tasks": f"MT{tasks}"}
     assert {path: at(config, path) for path in expected} == expected
-
-
-@pytest.mark.parametrize("name", slow_unless([f"experiment/{name}" for name in FAST], PUBLISHED))
-def test_experiments_are_those_of_the_published_protocol(name):
-    protocol = "mtrl" if "mtrl_" in name else "metaworld_plus"
-    config = resolve(name)
-    check_protocol(config, protocol, 50 if "mt50" in name else 10)
-    assert config["name"] == Path(name).name
     for kind in ("{}.class_path", "{}_gradient.class_path"):
         found = [at(config, f"model.init_args.{kind.format(part)}") for part in ("actor", "critic")]
         assert found[0] == found[1]
@@ -239,13 +228,7 @@ def test_experiments_are_those_of_the_published_protocol(name):
         assert (init["lr"], init["eps"]) == (3e-4, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("protocol", "experiment"), [("metaworld_plus", "mtmhsac"), ("mtrl", "mtrl_film")]
-)
-def test_the_mt50_file_of_a_protocol_changes_its_sizes(protocol, experiment):
-    config = resolve(f"experiment/{experiment}", f"protocol/{protocol}_on_mt50")
-    check_protocol(config, protocol, 50)
-
+# ---- groups ----
 
 OWNED = {  # what a file of each group may name, below model.init_args
     "encoder": {"encoder", "conditioning"},
@@ -253,11 +236,6 @@ OWNED = {  # what a file of each group may name, below model.init_args
     "gradient": {"actor_gradient", "critic_gradient"},
 }
 OF_THE_RUN = {"spec", "seed", "compile", "on_nonfinite", "max_skipped_updates"}
-GROUPS = (*OWNED, "algorithm", "env")
-
-
-def files_of(group):
-    return [name for name in FILES if name.startswith(f"{group}/")]
 
 
 def merged(name):
@@ -278,86 +256,44 @@ def deep_merge(a, b):
     return {**a, **{key: deep_merge(a.get(key), value) for key, value in b.items()}}
 
 
-@pytest.mark.parametrize("name", [name for group in GROUPS for name in files_of(group)])
-def test_every_file_names_all_keys_of_its_group_and_no_other(name):
-    group, content = name.split("/")[0], merged(name)
-    if group == "env":
-        assert content.keys() == {"data"} and content["data"]["init_args"].keys() == {"benchmark"}
-        return
-    if group == "algorithm":
-        assert content.pop("data").keys() == {"class_path"}
-    assert set(content) == {"model"}
-    path = content["model"].get("class_path", "mtrl_lightning.algorithms.SAC")
-    algorithm = getattr(algorithms, path.rsplit(".", 1)[1])
-    options = options_of(algorithm) - OF_THE_RUN
-    of_others = set().union(*OWNED.values())
-    assert set(content["model"]["init_args"]) == OWNED.get(group, options - of_others)
-    assert ("class_path" in content["model"]) == (group == "algorithm")
+def test_file_names_all_keys_of_its_group_and_no_other():
+    """A later file of the group then replaces all of the earlier one."""
+    for name in FILES:
+        group, content = name.split("/")[0], merged(name)
+        if group == "env":
+            assert content.keys() == {"data"}, name
+            assert content["data"]["init_args"].keys() == {"benchmark"}, name
+        if group not in (*OWNED, "algorithm"):
+            continue
+        if group == "algorithm":
+            assert content.pop("data").keys() == {"class_path"}, name
+        assert set(content) == {"model"}, name
+        path = content["model"].get("class_path", "mtrl_lightning.algorithms.SAC")
+        algorithm = getattr(algorithms, path.rsplit(".", 1)[1])
+        parser = ArgumentParser()
+        parser.add_class_arguments(algorithm, "model")
+        options = set(vars(parser.get_defaults().model)) - OF_THE_RUN
+        of_others = set().union(*OWNED.values())
+        assert set(content["model"]["init_args"]) == OWNED.get(group, options - of_others), name
+        assert ("class_path" in content["model"]) == (group == "algorithm"), name
 
 
-@cache
-def small_parser():
-    """Return a parser of model and data alone, which is several times as fast."""
-    parser = RunParser(exit_on_error=False)
-    parser.add_argument("-c", "--config", action=ActionConfigFile)
-    parser.add_lightning_class_args(Algorithm, "model", subclass_mode=True, required=False)
-    parser.add_lightning_class_args(TaskData, "data", subclass_mode=True, required=False)
-    parser.set_defaults({"data": {"class_path": "mtrl_lightning.data.ReplayData"}})
-    parser.link_arguments("data.spec", "model.init_args.spec", apply_on="instantiate")
-    return parser
+# ---- loggers ----
 
 
-def apply(config, *names):
-    """Return the configuration after further files, as ``-c`` leaves it: without defaults."""
-    config = config.clone()
-    option = ExtendingConfigFile(option_strings=["--config"], dest="config")
-    for name in names:
-        option(small_parser(), config, str(ROOT / "configs" / f"{name}.yaml"))
-    config.pop("config")
-    return config
-
-
-def without_empty(value):
-    """Return a configuration as a dictionary; no ``init_args`` and empty ones mean the same."""
-    if isinstance(value, Namespace):
-        value = {key: without_empty(item) for key, item in vars(value).items()}
-        return {key: item for key, item in value.items() if (key, item) != ("init_args", {})}
-    return value
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
-def test_later_file_of_a_group_replaces_the_earlier_one(group):
-    start = small_parser().get_defaults()
-    if group in OWNED:
-        start = apply(start, "algorithm/mtsac")
-    alone = {name: apply(start, name) for name in files_of(group)}
-    assert len(alone) > 1
-    for first, second in permutations(alone, 2):
-        found = without_empty(apply(alone[first], second))
-        expected = without_empty(alone[second])
-        if group == "algorithm":  # options that both data modules have stay
-            for config in (found, expected):
-                config["data"] = config["data"]["class_path"]
-        assert found == expected, (first, second)
-
-
-def loggers_of(*names, options=()):
-    loggers = resolve("quickstart", *names, options=options)["trainer"]["logger"]
-    return loggers and [logger["class_path"].rpartition(".")[2] for logger in loggers]
-
-
-def test_loggers_of_several_files_are_all_used():
-    assert loggers_of("logger/wandb", "logger/tensorboard") == [
-        "WandbLogger",
-        "TensorBoardLogger",
-    ]
-    assert loggers_of("logger/csv", "logger/tensorboard") == ["TensorBoardLogger"]
-    assert loggers_of("logger/tensorboard", "logger/csv") is False
-    names = ("logger/tensorboard", "logger/wandb")
-    options = ("--trainer.logger.offline=true",)
-    last = resolve("quickstart", *names, options=options)["trainer"]["logger"][-1]
-    assert last["init_args"]["offline"] is True
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("wandb", "tensorboard"), ["WandbLogger", "TensorBoardLogger"]),
+        (("csv", "tensorboard"), ["TensorBoardLogger"]),
+        (("tensorboard", "csv"), False),
+    ],
+)
+def test_loggers_of_several_files_are_all_used(names, expected):
+    config = resolve("quickstart", *(f"logger/{name}" for name in names))
+    loggers = config["trainer"]["logger"]
+    found = loggers and [logger["class_path"].rpartition(".")[2] for logger in loggers]
+    assert found == expected
 
 
 @pytest.mark.slow

@@ -23,22 +23,22 @@ from tests.helpers.algorithms import attach
 from tests.helpers.command_line import config_args
 from tests.helpers.matrix import CROSSED, GRADIENTS, batches, build, in_precision
 from tests.helpers.networks import Convolutions
-from tests.helpers.runs import assert_same_end
+from tests.helpers.runs import assert_continues_exactly
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 GPU = "--trainer.accelerator=gpu"
-WITH_EVERY_METHOD = ("multi_head", "moore")
-"""Networks that are tried with every gradient method; all are tried with the mean."""
-
-
-def pairs():
-    yield from ((network, "mean") for network in CROSSED)
-    for gradient in GRADIENTS:
-        if gradient != "mean":
-            yield from ((network, gradient) for network in WITH_EVERY_METHOD)
+PAIRS = [
+    *((network, "mean") for network in CROSSED),
+    *(
+        (network, gradient)
+        for gradient in GRADIENTS
+        for network in ("multi_head", "moore")
+        if gradient != "mean"
+    ),
+]
 
 
 def same_noise(action_RnA):
@@ -52,7 +52,7 @@ def draw_gradients_on_the_cpu(monkeypatch):
     get, orders, order = Generators.get, pcgrad.orders, cagrad.order
 
     def get_on_cpu(generators, name, device):
-        return get(generators, name, torch.device("cpu") if name == "gradient" else device)
+        return get(generators, name, CPU if name == "gradient" else device)
 
     monkeypatch.setattr(Generators, "get", get_on_cpu)
     monkeypatch.setattr(
@@ -63,7 +63,7 @@ def draw_gradients_on_the_cpu(monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("network", "gradient"), list(pairs()))
+@pytest.mark.parametrize(("network", "gradient"), PAIRS)
 def test_updates_equal_those_of_a_cpu(command_line, monkeypatch, network, gradient):
     """The reward's scale, targets, losses, gradient methods and optimizers, in float32."""
     draw_gradients_on_the_cpu(monkeypatch)
@@ -86,7 +86,7 @@ def test_updates_equal_those_of_a_cpu(command_line, monkeypatch, network, gradie
     assert any(not torch.equal(end, start[name]) for name, end in ends[1].items())
 
 
-def test_a_distribution_is_projected_in_the_same_order_each_time():
+def test_distribution_is_projected_in_the_same_order_each_time():
     generator = torch.Generator().manual_seed(0)
     probability = torch.randn(1280, 101, generator=generator).softmax(-1)
     moved = 12 * torch.randn(1280, 101, generator=generator)
@@ -98,33 +98,27 @@ def test_a_distribution_is_projected_in_the_same_order_each_time():
     assert all(torch.equal(value.project(*given), first) for _ in range(10))
 
 
+GRAPHS = "--model.init_args.compile=reduce-overhead"
+BF16 = "--trainer.precision=bf16-mixed"
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        [],
         ["--data.on_device=false"],
-        ["--trainer.precision=bf16-mixed"],
+        [BF16],
         ["--model.init_args.compile=default"],
-        ["--model.init_args.compile=reduce-overhead"],
-        ["--model.init_args.compile=reduce-overhead", "--trainer.precision=bf16-mixed"],
+        [GRAPHS],
+        [GRAPHS, BF16],
         config_args("network/multi_head", "gradient/pcgrad"),
         config_args("network/moore", "gradient/famo"),
     ],
-    ids=["plain", "host", "bf16", "compile", "graphs", "graphs bf16", "pcgrad", "famo"],
+    ids=["host", "bf16", "compile", "graphs", "graphs bf16", "pcgrad", "famo"],
 )
-def test_a_continued_run_is_the_uninterrupted_one(command_line, options):
+def test_continued_run_is_the_uninterrupted_one(command_line, options):
     """In every bit: parameters, optimizers, generators, environments and the replay."""
-    for name, steps in (("whole", 900), ("parts", 600), ("parts", 900)):
-        is_continued = (name, steps) == ("parts", 900)
-        command_line(
-            "fit",
-            *options,
-            GPU,
-            f"--name={name}",
-            f"--data.total_steps={steps}",
-            *(["--ckpt_path=last"] if is_continued else []),
-        )
-    assert_same_end(command_line, "whole", "parts")
+    run = partial(command_line, "fit", *options, GPU)
+    assert_continues_exactly(command_line, run, 600, 900)
 
 
 @pytest.mark.parametrize("on_device", [True, False])
@@ -135,12 +129,8 @@ def test_frames_are_kept_where_it_is_asked_for(tmp_path, on_device):
         partial(SAC, encoder=Convolutions, actor=small, critic=small),
         total_steps=120,
         root=str(tmp_path),
-        data={
-            "batch_size": 8,
-            "capacity": 48,  # the rings wrap around
-            "on_device": on_device,
-            "warmup_steps": 10,
-        },
+        # the rings wrap around
+        data={"batch_size": 8, "capacity": 48, "on_device": on_device, "warmup_steps": 10},
         num_workers=0,
         evaluation={"num_episodes": 1, "num_workers": 0},
         trainer={"enable_progress_bar": False, "accelerator": "gpu"},
@@ -162,8 +152,8 @@ def test_ppo_trains_on_a_gpu(command_line, compile):
     assert policy.algorithm.counters.updates == 4 * 3 * 4  # iterations, epochs, minibatches
 
 
-def test_a_policy_trained_on_a_gpu_acts_alike_on_a_cpu(command_line):
-    command_line("fit", GPU, *config_args("network/multi_head"))
+def test_run_of_a_gpu_acts_alike_and_continues_on_a_cpu(command_line, capsys):
+    command_line("fit", GPU, *config_args("network/multi_head"), "--data.total_steps=600")
     checkpoint = command_line.folder() / "checkpoints" / "last.ckpt"
     policy = load_policy(checkpoint)
     observation_ED = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
@@ -173,12 +163,7 @@ def test_a_policy_trained_on_a_gpu_acts_alike_on_a_cpu(command_line):
         for device in ("cpu", "cuda")
     ]
     np.testing.assert_allclose(*actions, atol=1e-5)
-
-
-def test_a_run_of_a_gpu_continues_on_a_cpu(command_line, capsys):
-    command_line("fit", GPU, "--data.total_steps=600")
-    capsys.readouterr()
-    command_line("fit", "--ckpt_path=last", "--data.total_steps=900")
-    policy = load_policy(command_line.folder() / "checkpoints" / "last.ckpt")
-    assert policy.env_steps == 900
+    more = ["--ckpt_path=last", "--data.total_steps=900"]
+    command_line("fit", *config_args("network/multi_head"), *more)
+    assert load_policy(checkpoint).env_steps == 900
     assert "900 env steps" in capsys.readouterr().out

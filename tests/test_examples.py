@@ -5,7 +5,6 @@ import sys
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,7 +20,6 @@ from tests.helpers.specs import spec_of
 pytestmark = pytest.mark.slow
 
 EXAMPLES = ROOT / "examples"
-SMALL = partial(MLP, width=8, depth=1)
 PRINTED = {
     "custom_tasks": "heavy",
     "custom_benchmark": "eval_extrapolation after 120 env steps",
@@ -31,10 +29,10 @@ PRINTED = {
     "custom_callback": "worst task: goal-",
     "load_and_act": "success",
     "remote_collector": "transitions, at most 20 updates old",
-    "tune_optuna": "best of 2 trials",
+    "tune_optuna": "best of 1 trials",
 }
 """What each example prints, among other things."""
-ARGUMENTS = {"tune_optuna": ["--trials=2"]}
+ARGUMENTS = {"tune_optuna": ["--trials=1"]}
 
 
 @pytest.fixture
@@ -64,12 +62,11 @@ def test_every_example_runs(name, tmp_path, monkeypatch, capsys):
     assert PRINTED[name] in capsys.readouterr().out
     if name == "remote_collector":  # which trains with Lightning's trainer alone
         return
-    folders = list((tmp_path / "runs").rglob("version_0"))
-    assert len(folders) == (2 if name == "tune_optuna" else 1)
-    assert all((folder / "checkpoints" / "last.ckpt").is_file() for folder in folders)
+    (folder,) = (tmp_path / "runs").rglob("version_0")
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
 
 
-def test_the_custom_network_depends_on_the_task_and_shares_all_but_its_gates(example):
+def test_custom_network_depends_on_the_task_and_shares_all_but_its_gates(example):
     torch.manual_seed(0)
     network = example("custom_network").GatedMLP(3, 2, spec_of(4), width=5)
     x_BD = torch.ones(2, 3)
@@ -85,10 +82,7 @@ def test_the_custom_network_depends_on_the_task_and_shares_all_but_its_gates(exa
 def test_yaml_names_the_custom_classes(example):
     example("custom_network")
     names = ("base", "env/toy", "algorithm/mtsac", "network/mlp", "../examples/custom_network")
-    method = {
-        "class_path": "custom_gradient_method.EqualNorms",
-        "init_args": {"power": 0.5},
-    }
+    method = {"class_path": "custom_gradient_method.EqualNorms", "init_args": {"power": 0.5}}
     callback = {"class_path": "custom_callback.StopWhenSolved", "init_args": {"success": 0.9}}
     options = [
         f"--model.init_args.critic_gradient={method}",
@@ -108,7 +102,7 @@ def test_yaml_names_the_custom_classes(example):
 @pytest.mark.parametrize(
     ("power", "expected"), [(0.0, [0.5, 2.0]), (1.0, [1.25, 1.25])], ids=["mean", "equal norms"]
 )
-def test_the_custom_gradient_method_gives_all_gradients_the_mean_norm(example, power, expected):
+def test_custom_gradient_method_gives_all_gradients_the_mean_norm(example, power, expected):
     shared = torch.nn.Parameter(torch.zeros(2))
     loss_R = torch.stack([shared[0], 4 * shared[1]])  # gradients of the norms 1 and 4, mean 2.5
     method = example("custom_gradient_method").EqualNorms(spec_of(2), power=power)
@@ -117,7 +111,7 @@ def test_the_custom_gradient_method_gives_all_gradients_the_mean_norm(example, p
     assert method.metrics()["conflicts"] == 0
 
 
-def test_the_custom_algorithm_bootstraps_where_the_task_did_not_end(example):
+def test_custom_algorithm_bootstraps_where_the_task_did_not_end(example):
     algorithm = example("custom_algorithm").DDPG(ToyReach(2).spec, discount=0.5)
     algorithm.q = lambda critic, observation_RnD, action_RnA, task_Rn: torch.full((2, 1), 10.0)
     batch = TransitionBatch(
@@ -132,34 +126,30 @@ def test_the_custom_algorithm_bootstraps_where_the_task_did_not_end(example):
 
 
 @pytest.mark.parametrize(("worst", "stops"), [(0.8, False), (0.9, True)])
-def test_the_custom_callback_stops_when_the_worst_task_is_solved(example, worst, stops):
+def test_custom_callback_stops_when_the_worst_task_is_solved(example, worst, stops):
     metrics = {"eval/success": 0.1, "eval/success/a": 1.0, "eval/success/b": worst}
     trainer = SimpleNamespace(callback_metrics=metrics, should_stop=False)
     example("custom_callback").StopWhenSolved(0.9).on_validation_end(trainer, None)
     assert trainer.should_stop == stops
 
 
-def test_the_custom_benchmark_repeats_its_test_episodes(example):
-    benchmark = example("custom_benchmark").Pendulums()
-    starts = {}
-    for split in benchmark.splits:
-        env = benchmark.make_env(1, split, seed=5)
-        env.reset(seed=3)
-        gravities = [env.unwrapped.g]
-        for seed in (None, 4, 3):
-            env.reset(seed=seed)
-            gravities.append(env.unwrapped.g)
-        starts[split] = gravities
-    for split in ("eval", "eval_extrapolation"):
-        third, following, fourth, again = starts[split]
-        assert (third, following) == (again, fourth)
-    third, following, fourth, again = starts["train"]
-    assert third == again and following != fourth  # training goes through one stream of draws
-    assert np.all(np.array(starts["eval"]) < 10.0)
-    assert np.all(np.array(starts["eval_extrapolation"]) > 11.0)
+@pytest.mark.parametrize(
+    ("split", "low", "high"), [("train", 0, 99), ("eval", 0, 10), ("eval_extrapolation", 11, 99)]
+)
+def test_custom_benchmark_repeats_its_test_episodes(example, split, low, high):
+    env = example("custom_benchmark").Pendulums().make_env(1, split, seed=5)
+    gravities = []
+    for seed in (3, None, 4, 3):
+        env.reset(seed=seed)
+        gravities.append(env.unwrapped.g)
+    third, following, fourth, again = gravities
+    assert third == again
+    # training goes through one stream of draws
+    assert (following == fourth) == (split != "train")
+    assert low < min(gravities) and max(gravities) < high
 
 
-def test_a_weak_trial_of_the_study_ends_at_the_evaluation_that_shows_it(
+def test_weak_trial_of_the_study_ends_at_the_evaluation_that_shows_it(
     example, tmp_path, monkeypatch
 ):
     optuna = pytest.importorskip("optuna")
@@ -196,10 +186,10 @@ def documented_metrics():
     ids=["SAC", "PPO"],
 )
 def test_every_metric_of_a_run_is_on_its_page(algorithm, tmp_path):
-    benchmark = ToyConflict()
+    benchmark, small = ToyConflict(), partial(MLP, width=8, depth=1)
     run = train(
         benchmark,
-        partial(algorithm, actor=SMALL, critic=SMALL),
+        partial(algorithm, actor=small, critic=small),
         total_steps=120,
         num_workers=0,
         evaluation={"num_episodes": 1, "num_workers": 0},

@@ -1,4 +1,7 @@
-"""A run that is killed at a random batch ends as the uninterrupted one, whoever has saved it."""
+"""Runs of Lightning's own trainer: killed at a random batch, whoever saved, they end as the whole.
+
+``tests/matrix/test_continuation.py`` has the runs of the command line.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import lightning as L
 import pytest
@@ -23,35 +23,27 @@ from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP
 from tests.helpers.demonstrations import write_demonstrations
-from tests.helpers.fitting import QUIET
+from tests.helpers.fitting import QUIET, rows_of
 from tests.helpers.runs import assert_same
 
 BENCHMARK = ToyReach(num_tasks=3, horizon=10)
 NARROW = partial(MLP, width=8, depth=1)
+REPLAY = {"batch_size": 12, "capacity": 150, "num_workers": 0, "seed": 1}
 
 
-def make_sac(folder: Path) -> tuple[L.LightningModule, L.LightningDataModule]:
-    data = ReplayData(
-        BENCHMARK,
-        total_steps=240,
-        warmup_steps=30,
-        batch_size=12,
-        updates_per_step=1.5,
-        num_workers=0,
-        chunk_mebibytes=0.002,
-        capacity=150,
-        seed=1,
-    )
+def make_sac(folder, total_steps=240, kind=ReplayData):
+    options = {"warmup_steps": 30, "updates_per_step": 1.5, "chunk_mebibytes": 0.002}
+    data = kind(BENCHMARK, total_steps, **REPLAY, **options)
     return SAC(data.spec, seed=1, actor=NARROW, critic=NARROW), data
 
 
-def make_ppo(folder: Path) -> tuple[L.LightningModule, L.LightningDataModule]:
+def make_ppo(folder):
     data = RolloutData(BENCHMARK, total_steps=240, num_workers=0, seed=1)
-    options: dict[str, Any] = {"num_steps": 10, "num_epochs": 3, "num_minibatches": 2}
-    return PPO(data.spec, seed=1, actor=NARROW, critic=NARROW, max_kl=0.02, **options), data
+    options = {"num_steps": 10, "num_epochs": 3, "num_minibatches": 2, "max_kl": 0.02}
+    return PPO(data.spec, seed=1, actor=NARROW, critic=NARROW, **options), data
 
 
-def make_bc(folder: Path) -> tuple[L.LightningModule, L.LightningDataModule]:
+def make_bc(folder):
     source = folder.parent / "demonstrations"
     if not source.exists():
         write_demonstrations(source, num_episodes=1)
@@ -63,18 +55,13 @@ MAKE = {"sac": make_sac, "ppo": make_ppo, "bc": make_bc}
 EVERY = {"sac": 60, "ppo": 60, "bc": 15}
 
 
-def train(
-    kind: str, folder: Path, callbacks: Sequence[Callback] = (), ckpt_path: Any = None
-) -> dict[str, Any]:
+def train(kind, folder, callbacks=(), ckpt_path=None):
     """Train to the end, and return all that has to be equal there."""
     model, data = MAKE[kind](folder)
     evaluation = EvaluationCallback(EVERY[kind], num_episodes=1, num_workers=0)
-    metrics = MetricsCallback(every=EVERY[kind] // 2)
-    given = [*callbacks, evaluation, metrics]
+    given = [*callbacks, evaluation, MetricsCallback(every=EVERY[kind] // 2)]
     trainer = L.Trainer(**QUIET, default_root_dir=folder, callbacks=given)
     trainer.fit(model, data, ckpt_path=ckpt_path)
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
     return {
         "weights": model.state_dict(),
         "optimizers": [update.optimizer.state_dict() for update in model.updates],
@@ -83,7 +70,7 @@ def train(
         "global_step": trainer.global_step,
         "epoch": trainer.current_epoch,
         "evaluation": evaluation.results,
-        "rows": [{k: v for k, v in r.items() if not k.startswith("time/")} for r in rows],
+        "rows": rows_of(folder),
     }
 
 
@@ -94,7 +81,7 @@ class KilledError(Exception):
 class Kill(Callback):
     """End the run at a batch, by an exception in a hook or by a signal."""
 
-    def __init__(self, batch: int, hook: str, number: int | None = None) -> None:
+    def __init__(self, batch, hook, number=None):
         self.batch = batch
         self.number = number
         setattr(self, hook, self.kill)
@@ -110,7 +97,7 @@ class Kill(Callback):
 class Save(Callback):
     """A user's own callback, which saves in one of Lightning's hooks."""
 
-    def __init__(self, folder: Path, hook: str) -> None:
+    def __init__(self, folder, hook):
         self.folder = folder
         self.count = 0
         setattr(self, hook, self.save)
@@ -122,9 +109,6 @@ class Save(Callback):
 
 END_HOOKS = ("on_train_batch_end", "on_validation_start", "on_validation_end", "on_train_epoch_end")
 SAVERS = {
-    "ModelCheckpoint": lambda folder: ModelCheckpoint(
-        folder, "{step:05d}", every_n_train_steps=3, save_top_k=-1
-    ),
     "EnvStepCheckpoint": lambda folder: EnvStepCheckpoint(30, save_top_k=-1, dirpath=str(folder)),
     "exception": lambda folder: ModelCheckpoint(folder, "{step:05d}", save_on_exception=True),
     **{hook: partial(lambda hook, folder: Save(folder, hook), hook) for hook in END_HOOKS},
@@ -134,18 +118,14 @@ SAVERS = {
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Return the end of the uninterrupted run of a kind."""
-    ends: dict[str, Any] = {}
+    ends = {}
 
-    def end(kind: str) -> dict[str, Any]:
+    def end(kind):
         if kind not in ends:
             ends[kind] = train(kind, tmp_path_factory.mktemp(kind) / "run")
         return ends[kind]
 
     return end
-
-
-def newest(folder: Path) -> Path:
-    return max(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
 
 
 @pytest.mark.slow
@@ -155,35 +135,31 @@ def test_killed_run_ends_as_the_uninterrupted_one(tmp_path, whole, kind, saver):
     last = whole(kind)["global_step"]
     folder, saved = tmp_path / "run", tmp_path / "run" / "checkpoints"
     rng = random.Random(f"{kind} {saver}")
-    for batch in rng.sample(range(last // 2, last - 1), 2):
-        shutil.rmtree(folder, ignore_errors=True)
-        number = signal.SIGTERM if saver == "SIGTERM" else None
-        hook = (
-            "on_train_batch_end"
-            if saver == "exception"
-            else rng.choice(
-                ["on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"]
-            )
-        )
-        make = SAVERS["EnvStepCheckpoint" if saver == "SIGTERM" else saver]
-        with pytest.raises((KilledError, SystemExit)):
-            train(kind, folder, [make(saved), Kill(batch, hook, number)])
-        found = sorted(saved.glob("*.ckpt"))
-        if not found:  # killed before this hook was called
-            assert saver == "on_train_epoch_end" and kind != "ppo"
-            continue
-        assert_same(train(kind, folder, ckpt_path=newest(saved)), whole(kind))
+    hooks = ["on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end"]
+    hook = hooks[-1] if saver == "exception" else rng.choice(hooks)
+    number = signal.SIGTERM if saver == "SIGTERM" else None
+    kill = Kill(rng.randrange(last // 2, last - 1), hook, number)
+    with pytest.raises((KilledError, SystemExit)):
+        train(kind, folder, [SAVERS.get(saver, SAVERS["EnvStepCheckpoint"])(saved), kill])
+    found = sorted(saved.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    if not found:  # killed before this hook was called
+        assert saver == "on_train_epoch_end" and kind != "ppo"
+        return
+    assert_same(train(kind, folder, ckpt_path=found[-1]), whole(kind))
 
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_every_checkpoint_of_model_checkpoint_resumes(tmp_path, whole, kind):
     folder = tmp_path / "run"
-    end = train(kind, folder, [SAVERS["ModelCheckpoint"](folder / "checkpoints")])
+    saver = ModelCheckpoint(
+        folder / "checkpoints", "{step:05d}", every_n_train_steps=3, save_top_k=-1
+    )
+    end = train(kind, folder, [saver])
     assert_same(end, whole(kind))
     saved = sorted((folder / "checkpoints").glob("*.ckpt"))
     assert len(saved) == end["global_step"] // 3
     # at the end, Lightning does not count the last epoch once more
-    for path in random.Random(kind).sample(saved[:-1], 3):
+    for path in random.Random(kind).sample(saved[:-1], 1):
         copy = tmp_path / path.stem
         shutil.copytree(folder, copy)
         assert_same(train(kind, copy, ckpt_path=copy / "checkpoints" / path.name), end)
@@ -192,8 +168,8 @@ def test_every_checkpoint_of_model_checkpoint_resumes(tmp_path, whole, kind):
 def test_replay_files_are_those_that_checkpoints_need(tmp_path):
     folder = tmp_path / "run"
     train("sac", folder, [EnvStepCheckpoint(30, save_top_k=2), ModelCheckpoint(folder / "own")])
-    index = json.loads((folder / "replay" / "index.json").read_text())
     replay = folder / "replay"
+    index = json.loads((replay / "index.json").read_text())
     present = {path: of for path, of in index.items() if (replay / path).exists()}
     needed = {
         chunk["file"] for manifest in present.values() for chunk in manifest["all_ranks"]["chunks"]
@@ -204,27 +180,31 @@ def test_replay_files_are_those_that_checkpoints_need(tmp_path):
 
 def test_checkpoint_outside_the_run_resumes_elsewhere(tmp_path, whole):
     train("sac", tmp_path / "run", [Save(tmp_path, "on_validation_end")])
-    weights = whole("sac")["weights"]
-    for path in sorted(tmp_path.glob("*.ckpt"))[:-1]:
-        assert_same(train("sac", tmp_path / path.stem, ckpt_path=path)["weights"], weights)
+    for path in sorted(tmp_path.glob("*.ckpt"))[1:-1]:
+        found = train("sac", tmp_path / path.stem, ckpt_path=path)
+        assert_same(found["weights"], whole("sac")["weights"])
+
+
+def fit(folder, model, data, ckpt_path=None):
+    given = [EnvStepCheckpoint(30), EvaluationCallback(60, num_episodes=1, num_workers=0)]
+    trainer = L.Trainer(**QUIET, default_root_dir=folder, callbacks=given)
+    trainer.fit(model, data, ckpt_path=ckpt_path)
 
 
 def test_second_fit_in_another_folder_resumes_from_there(tmp_path):
     model, data = make_sac(tmp_path)
-
-    def fit(folder, model, data, ckpt_path=None):
-        given = [EnvStepCheckpoint(30), EvaluationCallback(60, num_episodes=1, num_workers=0)]
-        trainer = L.Trainer(**QUIET, default_root_dir=tmp_path / folder, callbacks=given)
-        trainer.fit(model, data, ckpt_path=ckpt_path)
-
-    fit("first", model, data)
+    fit(tmp_path / "first", model, data)
     data.total_steps = 300
-    fit("second", model, data)
+    fit(tmp_path / "second", model, data)
     shutil.rmtree(tmp_path / "first")
-    model, data = make_sac(tmp_path)
-    data.total_steps = 330
-    fit("second", model, data, tmp_path / "second" / "checkpoints" / "last.ckpt")
+    model, data = make_sac(tmp_path, 330)
+    last = tmp_path / "second" / "checkpoints" / "last.ckpt"
+    fit(tmp_path / "second", model, data, last)
     assert model.counters.env_steps == 330
+    # under another name of its class, the data module would lose its state silently
+    renamed = type("RenamedData", (ReplayData,), {})
+    with pytest.raises(ConfigurationError, match="RenamedData"):
+        fit(tmp_path / "third", *make_sac(tmp_path, 360, renamed), last)
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_before_optimizer_step"])
@@ -235,22 +215,7 @@ def test_checkpoint_in_the_middle_of_an_update_is_refused(tmp_path, hook):
 
 
 def test_exception_in_an_update_is_the_users_and_writes_nothing(tmp_path):
-    folder = tmp_path / "run"
-    saver = SAVERS["exception"](folder / "checkpoints")
+    saver = SAVERS["exception"](tmp_path / "checkpoints")
     with pytest.warns(UserWarning, match="middle"), pytest.raises(KilledError):
-        train("sac", folder, [saver, Kill(3, "on_before_optimizer_step")])
-    assert not list((folder / "checkpoints").glob("*.ckpt"))
-
-
-class RenamedData(ReplayData):
-    """A data module of another class than the checkpoint's."""
-
-
-def test_renamed_data_class_does_not_lose_its_state_silently(tmp_path):
-    folder = tmp_path / "run"
-    train("sac", folder, [EnvStepCheckpoint(60, dirpath=str(folder / "checkpoints"))])
-    data = RenamedData(BENCHMARK, total_steps=300, batch_size=12, capacity=150, num_workers=0)
-    model = SAC(data.spec, actor=NARROW, critic=NARROW)
-    trainer = L.Trainer(**QUIET, default_root_dir=tmp_path)
-    with pytest.raises(ConfigurationError, match="RenamedData"):
-        trainer.fit(model, data, ckpt_path=folder / "checkpoints" / "last.ckpt")
+        train("sac", tmp_path / "run", [saver, Kill(3, "on_before_optimizer_step")])
+    assert not list((tmp_path / "checkpoints").glob("*.ckpt"))

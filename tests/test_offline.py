@@ -30,7 +30,7 @@ OPTIONS = [
     "--trainer.enable_progress_bar=false",
     "--trainer.accelerator=cpu",
 ]
-CONFIGS = ("base", "env/toy", "algorithm/bc", "network/multi_head")
+PLAIN = {"configs": ("base", "env/toy", "algorithm/bc", "network/multi_head"), "small": False}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,11 @@ def options_of(folder, *options):
 
 
 def clone(command_line, folder, *options):
-    command_line("fit", *options_of(folder, *options), configs=CONFIGS, small=False)
+    command_line("fit", *options_of(folder, *options), **PLAIN)
+
+
+def counters(command_line):
+    return checkpoint(command_line)["mtrl_lightning"]["counters"]
 
 
 def test_it_trains_from_python_and_its_policy_is_loaded(tmp_path, demonstrations, caplog):
@@ -64,20 +68,17 @@ def test_a_run_writes_what_any_run_does(command_line, demonstrations, capsys):
     clone(command_line, demonstrations)
     printed = capsys.readouterr().out
     assert "eval after 20 updates" in printed and "env steps" not in printed
-    rows = command_line.rows()
+    rows, folder = command_line.rows(), command_line.folder()
     steps = [int(row["env_steps"]) for row in rows if "train/actor_loss" in row]
     assert steps == list(range(10, 70, 10))
     assert not any(name.startswith("rollout/") for row in rows for name in row)
-    times = {name for name in read_metrics(command_line.folder()) if "time/" in name}
+    times = {name for name in read_metrics(folder) if "time/" in name}
     spent = ("sample", "update", "evaluate", "checkpoint")
     assert times == {"time/updates_per_second", *(f"time/{name}_fraction" for name in spent)}
-    charts = evaluation_charts(read_run(command_line.folder()))
+    charts = evaluation_charts(read_run(folder))
     assert {chart.xlabel for chart in charts} == {"updates"}
-    folder = command_line.folder()
-    assert {"config.yaml", "metrics.jsonl"} <= {path.name for path in folder.iterdir()}
-    assert not (folder / "replay").exists()
-    assert (folder / "checkpoints" / "best.ckpt").is_file()
-    capsys.readouterr()
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "metrics.jsonl"} <= names and "replay" not in names
     main(["export", str(folder), "--to", "torch.export"])
     assert re.search(r"best\.ckpt, after \d+ updates, 3 tasks", capsys.readouterr().out)
     results = folder / "results.json"
@@ -90,17 +91,16 @@ def test_other_demonstrations_do_not_continue_a_run(command_line, demonstrations
     clone(command_line, demonstrations, "--data.total_steps=20")
     other = write_demonstrations(tmp_path / "other", num_episodes=3, seed=1)
     given = options_of(other, "--ckpt_path=last")
-    code, message = fails(command_line, capsys, "fit", *given, configs=CONFIGS, small=False)
-    assert code == 2 and "has other transitions than those that the checkpoint's run" in message
+    code, message = fails(command_line, capsys, "fit", *given, **PLAIN)
+    assert code == 2 and "other transitions" in message
     moved = tmp_path / "moved"
     os.symlink(demonstrations, moved)
     clone(command_line, moved, "--ckpt_path=last")
-    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["updates"] == 60
+    assert counters(command_line)["updates"] == 60
 
 
 def test_skipped_updates_are_counted(command_line, demonstrations, monkeypatch):
-    loss = BehaviourCloning.actor_loss
-    calls = []
+    loss, calls = BehaviourCloning.actor_loss, []
 
     def broken(self, batch):
         calls.append(batch)
@@ -108,8 +108,12 @@ def test_skipped_updates_are_counted(command_line, demonstrations, monkeypatch):
         return (loss_R * float("nan") if len(calls) in (3, 5) else loss_R), error
 
     monkeypatch.setattr(BehaviourCloning, "actor_loss", broken)
-    given = ["--data.total_steps=10", "--model.init_args.on_nonfinite=skip"]
-    clone(command_line, demonstrations, *given)
-    counters = checkpoint(command_line)["mtrl_lightning"]["counters"]
-    assert (counters["updates"], counters["skipped_updates"]) == (10, 2)
+    clone(
+        command_line,
+        demonstrations,
+        "--data.total_steps=10",
+        "--model.init_args.on_nonfinite=skip",
+    )
+    found = counters(command_line)
+    assert (found["updates"], found["skipped_updates"]) == (10, 2)
     assert read_metrics(command_line.folder())["fault/skipped_updates"][1][-1] == 2

@@ -24,7 +24,9 @@ from mtrl_lightning.updates.normalization import Moments
 from tests.helpers.command_line import CONFIGS, ROOT, SHORT, SMALL, CommandLine
 from tests.helpers.ranks.cases import CASES, ITERATIONS, float64, moments_of_parts, result_of
 from tests.helpers.replay import newest
-from tests.helpers.runs import assert_same, checkpoint, wait_for, without_folder
+from tests.helpers.runs import assert_same, checkpoint, end_of, wait_for
+
+pytestmark = pytest.mark.slow
 
 TOLERANCE = {"sac nash_mtl": 1e-8}
 """Largest relative deviation; Nash-MTL's solver stops where rounding decides."""
@@ -43,7 +45,7 @@ def double():
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """Return what each rank has written, by the number of ranks."""
+    """Return a function from the number of ranks to what each of them has written."""
 
     @cache
     def run(size):
@@ -64,7 +66,6 @@ def probe(ranks):
 # ---- updates ----
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "name"), [*((2, name) for name in CASES), *((4, name) for name in OF_FOUR)]
 )
@@ -82,14 +83,9 @@ def test_ranks_update_as_one_process_with_the_joined_batch(ranks, double, size, 
             assert (error < TOLERANCE.get(name, 1e-12)).all(), key
 
 
-@pytest.mark.slow
-def test_step_not_finite_on_one_rank_is_skipped_on_all(probe):
-    assert [int(result["skipped"]) for result in probe("skipped step")] == [1, 1]
-
-
-@pytest.mark.slow
-def test_cases_repair_and_stop_early(double, monkeypatch):
+def test_cases_repair_skip_and_stop_early(double, monkeypatch, probe):
     """Otherwise they would show nothing."""
+    assert [int(result["skipped"]) for result in probe("skipped step")] == [1, 1]
     is_repaired, minibatches = [], []
     after_step, training_step = PaCo.after_step, PPO.training_step
 
@@ -113,7 +109,6 @@ def test_cases_repair_and_stop_early(double, monkeypatch):
 # ---- exchanges ----
 
 
-@pytest.mark.slow
 def test_exception_on_one_rank_is_raised_on_all(probe):
     full = "OSError: the disk is full"
     assert probe("fails on 0") == [full, full]
@@ -122,20 +117,10 @@ def test_exception_on_one_rank_is_raised_on_all(probe):
     first, second = probe("fails unexpectedly")
     assert first.startswith("RuntimeError: rank 1") and second == "TypeError: a bug"
     assert [text[:7] for text in probe("warned")] == ["rank 0:", "rank 1:"]
-
-
-@pytest.mark.slow
-def test_ranks_that_drift_apart_are_found_by_name(probe):
     for error in probe("drifted"):
         assert error.startswith("DriftError") and "encoder.mean_D" in error
 
 
-@pytest.mark.slow
-def test_gradient_that_one_rank_lacks_counts_as_zero(probe):
-    assert probe("missing gradients") == [[2.0, 2.0, None]] * 2
-
-
-@pytest.mark.slow
 def test_moments_of_unequal_parts_are_those_of_their_union(probe, double):
     joined = Moments(2)
     parts = [moments_of_parts(rank) for rank in range(2)]
@@ -147,15 +132,11 @@ def test_moments_of_unequal_parts_are_those_of_their_union(probe, double):
             torch.testing.assert_close(found[name], value, rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.slow
-def test_statistics_of_all_tasks_take_one_exchange(probe):
-    assert probe("gathers of standardize") == [1, 1]
-
-
-@pytest.mark.slow
 def test_small_exchanges(probe):
+    assert probe("missing gradients") == [[2.0, 2.0, None]] * 2, "a missing one counts as zero"
     assert probe("largest") == [[1, 0]] * 2
     assert probe("total") == [3, 3]
+    assert probe("gathers of standardize") == [1, 1], "one for the statistics of all tasks"
     one, other = probe("seed")
     assert one == 5 and other != 5
 
@@ -177,11 +158,16 @@ OF_PPO = [
 ]
 ON_POLICY = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
 RUNS = {"sac": (CONFIGS, OF_SAC), "ppo": (ON_POLICY, OF_PPO)}
+SIGNALS = "tests.helpers.ranks.signals"
 
 
 def start(command_line, kind, *options):
     configs, of_kind = RUNS[kind]
     return command_line.process("fit", *of_kind, *options, configs=configs, small=False)
+
+
+def resume(command_line, path, *options):
+    return command_line.process("fit", f"--resume={path}", *options, configs=(), small=False)
 
 
 def finish(process, code=0, limit=LIMIT):
@@ -201,18 +187,7 @@ def is_of_session(session, process):
 def signal_option(number, rank, env_steps, after_step=False):
     place = f"env_steps: {env_steps}, after_step: {str(after_step).lower()}"
     options = f"{{number: {int(number)}, rank: {rank}, {place}}}"
-    name = "tests.helpers.ranks.signals.Signal"
-    return f"--trainer.callbacks=[{{class_path: {name}, init_args: {options}}}]"
-
-
-def end_of(command_line):
-    """Return a run's last checkpoint without what depends on how often it was saved."""
-    end = without_folder(checkpoint(command_line), str(command_line.folder()))
-    callbacks = end["callbacks"]
-    del callbacks["checkpoint"], callbacks["MetricsCallback"]["size"]
-    del callbacks["best"]["current_score"]  # which Lightning does not restore
-    end[data_key(end)].get("replay", {}).pop("all_ranks", None)
-    return end
+    return f"--trainer.callbacks=[{{class_path: {SIGNALS}.Signal, init_args: {options}}}]"
 
 
 @pytest.fixture(scope="module")
@@ -229,25 +204,19 @@ def uninterrupted(tmp_path_factory):
         yield run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "killed", "env_steps"), [("sac", 1, (100, 150)), ("ppo", 0, (61, 61))]
-)
-def test_killed_and_interrupted_run_ends_as_uninterrupted(
-    command_line, uninterrupted, kind, killed, env_steps
-):
-    process = start(command_line, kind, signal_option(signal.SIGKILL, killed, env_steps[0]))
-    while process.stdout.readline() not in ("sent\n", ""):
-        pass
-    finish(process, None, SOON)
-    resume = ["fit", f"--resume={command_line.folder()}"]
-    for option, code in (
-        (signal_option(signal.SIGTERM, 1, env_steps[1]), 128 + signal.SIGTERM),
-        ("--trainer.callbacks=null", 0),
-    ):
-        finish(command_line.process(*resume, option, configs=(), small=False), code)
-    whole = uninterrupted(kind)
-    end = end_of(command_line)
+def test_run_whose_processes_are_killed_ends_as_uninterrupted(command_line, uninterrupted):
+    for rank, env_steps in ((0, 61), (1, 121)):
+        option = signal_option(signal.SIGKILL, rank, env_steps)
+        process = (
+            resume(command_line, command_line.folder(), option)
+            if rank
+            else start(command_line, "ppo", option)
+        )
+        while process.stdout.readline() not in ("sent\n", ""):
+            pass
+        finish(process, None, SOON)
+    finish(resume(command_line, command_line.folder(), "--trainer.callbacks=null"))
+    whole, end = uninterrupted("ppo"), end_of(command_line)
     assert_same(end_of(whole), end)
     assert whole.rows() == command_line.rows()
     per_rank = end["mtrl_lightning"]["generators"]["per_rank"]
@@ -255,14 +224,6 @@ def test_killed_and_interrupted_run_ends_as_uninterrupted(
     assert not torch.equal(*draws), "ranks explore differently"
 
 
-@pytest.mark.slow
-def test_stop_that_one_process_asks_for_ends_both_together(command_line):
-    stopping = "--trainer.callbacks=[tests.helpers.ranks.signals.StopOnRankOne]"
-    finish(start(command_line, "sac", stopping), limit=SOON)
-    assert 100 <= checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] < 150
-
-
-@pytest.mark.slow
 def test_torchrun_restarts_from_the_newest_checkpoint(command_line, uninterrupted):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     options = ["fit", *OF_SAC, signal_option(signal.SIGKILL, 1, 100)]
@@ -271,7 +232,17 @@ def test_torchrun_restarts_from_the_newest_checkpoint(command_line, uninterrupte
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, timeout=LIMIT)
     (folder,) = (command_line.root / "run").iterdir()
     folder.rename(command_line.folder())
-    assert command_line.rows() == uninterrupted("sac").rows()
+    whole = uninterrupted("sac")
+    assert command_line.rows() == whole.rows()
+    ends = [checkpoint(one) for one in (whole, command_line)]
+    for key in ("state_dict", "optimizer_states", "mtrl_lightning"):
+        assert_same(*(end[key] for end in ends))
+
+
+def test_stop_that_one_process_asks_for_ends_both_together(command_line):
+    stopping = f"--trainer.callbacks=[{SIGNALS}.StopOnRankOne]"
+    finish(start(command_line, "sac", stopping))
+    assert 100 <= checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] < 150
 
 
 def test_one_process_continues_as_two_and_two_as_one(command_line):
@@ -293,7 +264,6 @@ def test_one_process_continues_as_two_and_two_as_one(command_line):
     assert data["replay"]["per_env"]["added"] == [40] * 6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sac", "ppo"])
 def test_state_of_two_processes_passes_through_one_unchanged(command_line, kind):
     """The run is interrupted in the middle of episodes, and of an iteration of PPO."""
@@ -304,11 +274,9 @@ def test_state_of_two_processes_passes_through_one_unchanged(command_line, kind)
     saved = [without_replay_files(command_line, path)]
     for size in (1, 2):
         resaved = folder / f"{size}.ckpt"
-        name = "tests.helpers.ranks.signals.Resave"
-        callback = f"{{class_path: {name}, init_args: {{path: {resaved}}}}}"
-        options = [f"--resume={path}", f"--trainer.callbacks=[{callback}]"]
-        options.append(f"--trainer.devices={size}")
-        finish(command_line.process("fit", *options, configs=(), small=False), code)
+        callback = f"{{class_path: {SIGNALS}.Resave, init_args: {{path: {resaved}}}}}"
+        options = [f"--trainer.callbacks=[{callback}]", f"--trainer.devices={size}"]
+        finish(resume(command_line, path, *options), code)
         path = resaved
         saved.append(without_replay_files(command_line, path))
     for one in saved[1:]:
@@ -334,13 +302,8 @@ def without_replay_files(command_line, path):
     return content
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "nearest"), [("--data.envs_per_task=3", "2 or 4"), ("--data.batch_size=99", "96")]
-)
-def test_what_processes_cannot_divide_is_refused(command_line, option, nearest):
-    output = finish(start(command_line, "sac", option), 2)
-    assert nearest in output
+def test_what_processes_cannot_divide_is_refused(command_line):
+    assert "96" in finish(start(command_line, "sac", "--data.batch_size=99"), 2)
     assert not command_line.folder().exists()
 
 

@@ -41,14 +41,6 @@ def on_rank(monkeypatch):
     return be
 
 
-def collector_of(envs, *, transforms=(), listeners=()):
-    vector = VectorEnv(ToyReach(), [TASKS[env] for env in envs], num_workers=0)
-    return Collector(vector, Constant(), action_transforms=transforms, listeners=listeners)
-
-
-# ---- the kinds of values ----
-
-
 def test_env_entries_are_in_order_and_return_to_their_ranks():
     states = [
         {"per_env": {"a": {"b": ["e0", "e2"]}, "c": torch.tensor([[0], [2]]), "d": [7]}, "same": 1},
@@ -75,7 +67,7 @@ def test_states_of_ranks_that_are_absent_for_a_while_are_kept():
     assert of_run == {"x": {"per_rank": {0: "new", 1: "r1"}, "per_env": [0, 1]}}
 
 
-def test_means_over_all_ranks_go_on_with_fewer_and_more(on_rank):
+def test_means_over_all_ranks_continue_with_fewer_and_more(on_rank):
     states = []
     for rank, values in enumerate([[1.0, 2.0], [9.0]]):
         on_rank(rank)
@@ -93,9 +85,6 @@ def test_means_over_all_ranks_go_on_with_fewer_and_more(on_rank):
     assert counts == [[(12.0, 3)], [(3.0, 2)], [(9.0, 1)], []]
 
 
-# ---- environments move with their state ----
-
-
 def test_last_episodes_of_ranks_are_ordered_as_they_finished():
     """One rank always succeeds, the other never."""
     spec = ToyReach().spec
@@ -110,8 +99,8 @@ def test_last_episodes_of_ranks_are_ordered_as_they_finished():
     assert one.success_from_reset() == {0: 0.5} and one.count_T.tolist() == [60, 0, 0]
     joined = EpisodeWindows.joined([part.of_tasks() for part in windows], 50)
     assert joined.summary() == one.summary()
-    back = [EpisodeWindows(3, 50) for _ in ENVS]
-    for rank, of_rank in enumerate(back):
+    for rank in range(2):
+        of_rank = EpisodeWindows(3, 50)
         of_rank.load_state_dict(of_envs(one.state_dict(), [rank], 2))
         assert of_rank.recent_score(0, 20, spec) == rank
         assert of_rank.state_dict() == windows[rank].state_dict()
@@ -146,9 +135,13 @@ class Silent(EpisodeListener):
         self.own = state["own"]
 
 
+def collector_of(envs, transforms, own):
+    vector = VectorEnv(ToyReach(), [TASKS[env] for env in envs], num_workers=0)
+    return Collector(vector, Constant(), action_transforms=transforms, listeners=[Silent(own)])
+
+
 def test_collector_parts_move_and_new_ranks_draw_their_own(on_rank):
-    whole = collector_of(range(4), transforms=[Inert("abcd", 1), ActionNoise(0.1)])
-    whole.listeners.append(Silent(2))
+    whole = collector_of(range(4), [Inert("abcd", 1), ActionNoise(0.1)], 2)
     whole.sample(num_steps=4 * 7)
     saved = gathered([whole.get_state()], [range(4)], {})
     parts, noise = [], []
@@ -156,12 +149,13 @@ def test_collector_parts_move_and_new_ranks_draw_their_own(on_rank):
         on_rank(rank)
         transforms = [Inert("", None), ActionNoise(0.1)]
         transforms[1].seed(rank)  # as the run does before it reads the checkpoint
-        part = collector_of(envs, transforms=transforms, listeners=[Silent(None)])
+        part = collector_of(envs, transforms, None)
         part.set_state(of_envs(saved, envs, 4))
         assert part.running.length_E.tolist() == [7, 7]
         assert np.array_equal(part.observation_ED, whole.observation_ED[envs])
-        assert (transforms[0].last, transforms[0].own) == ([*"ac"], 1) if rank == 0 else "bd"
-        assert part.listeners[0].own == (2 if rank == 0 else None)
+        assert transforms[0].last == [*("ac" if rank == 0 else "bd")]
+        own = transforms[0].own, part.listeners[0].own
+        assert own == ((1, 2) if rank == 0 else (None, None))
         parts.append(part.get_state())
         noise.append(transforms[1].transform(np.zeros((2, 2), np.float32), [0, 1], True))
     assert len(np.unique(noise)) == 8
@@ -196,33 +190,31 @@ def test_rings_of_several_ranks_are_read_by_one_and_back(tmp_path, on_rank):
         assert held(storage) == rings[rank]
 
 
-# ---- generators ----
+def draws_of(generators, *names):
+    return [float(torch.rand((), generator=generators.get(name, CPU))) for name in names]
 
 
 def test_generators_differ_where_their_owner_says_so(on_rank):
     """And not where a name begins like one of those."""
-    names = ("act", "action", "learn", "learning_rate", "noise")
+    assert make_sac().generators.per_rank == {"act", "learn", "transform_0"}
     draws = []
     for rank in range(2):
         on_rank(rank)
         generators = Generators(3, per_rank=("act", "learn"))
         generators.per_rank.add("noise")
-        draws.append([float(torch.rand((), generator=generators.get(n, CPU))) for n in names])
+        draws.append(draws_of(generators, "act", "action", "learn", "learning_rate", "noise"))
     differs = [first != second for first, second in zip(*draws, strict=True)]
     assert differs == [True, False, True, False, True]
 
 
-def test_an_algorithm_says_which_of_its_generators_differ():
-    assert make_sac().generators.per_rank == {"act", "learn", "transform_0"}
-
-
-def test_a_new_rank_starts_its_own_generators(on_rank):
+def test_new_rank_starts_its_own_generators(on_rank):
     saved = Generators(3, per_rank=["act"])
-    drawn = [float(torch.rand((), generator=saved.get(name, CPU))) for name in ("act", "gradient")]
+    drawn = draws_of(saved, "act", "gradient")
     of_run = gathered([saved.state_dict()], [[]], {})
     on_rank(2, 3)
     new, fresh = Generators(3, per_rank=["act"]), Generators(3, per_rank=["act"])
     new.load_state_dict(of_run)
-    for name, is_fresh in (("act", True), ("gradient", False)):
-        one, other = (float(torch.rand((), generator=g.get(name, CPU))) for g in (new, fresh))
-        assert (one == other) == is_fresh and one not in drawn
+    act, gradient = draws_of(new, "act", "gradient")
+    fresh_act, fresh_gradient = draws_of(fresh, "act", "gradient")
+    assert act == fresh_act and gradient != fresh_gradient
+    assert not {act, gradient} & {*drawn}

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from mtrl_lightning.utils import devices
-from mtrl_lightning.utils import devices as resources
 
 FAULTS = """
 import resource, sys, torch
@@ -39,45 +38,35 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
 def test_kept_memory_is_used_again_without_page_faults():
     faults = {}
+    # or it depends on what lies above what is freed
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
     for how in ("keep", "give back"):
-        # or it depends on what lies above what is freed
-        environment = {
-            **os.environ,
-            "MALLOC_MMAP_THRESHOLD_": "131072",
-        }
         line = [sys.executable, "-c", FAULTS, how]
-        faults[how] = int(
-            subprocess.run(line, capture_output=True, text=True, check=True, env=environment).stdout
-        )
+        done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
+        faults[how] = int(done.stdout)
     assert faults["give back"] > 10_000, "otherwise there would be nothing to keep"
     assert faults["keep"] < faults["give back"] / 10
 
 
-def test_another_c_library_is_left_alone(monkeypatch):
-    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    monkeypatch.setattr(resources.ctypes, "CDLL", lambda name: pytest.fail("it was called"))
-    assert resources.keep_freed_memory() is False
-
-
-def test_a_gpus_free_memory_is_asked_of_the_gpu(monkeypatch):
+def test_free_memory_is_that_of_the_device(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=7))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {"cuda:1": (5, 9)}[str(device)])
-    assert resources.free_memory(torch.device("cuda:1")) == 5
-    assert resources.free_memory() == 7
+    assert devices.free_memory(torch.device("cuda:1")) == 5
+    assert devices.free_memory() == 7
 
 
 def test_files_that_a_container_holds_in_memory_are_free(monkeypatch, tmp_path):
-    monkeypatch.setattr(resources, "CGROUP", tmp_path)
+    monkeypatch.setattr(devices, "CGROUP", tmp_path)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     for name, text in (("max", "max"), ("current", "900"), ("stat", "anon 300\ninactive_file 600")):
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
-    assert resources.free_memory() == 1000, "there is no limit"
+    assert devices.free_memory() == 1000, "there is no limit"
     (tmp_path / "memory.max").write_text("950\n")
-    assert resources.free_memory() == 950 - (900 - 600)
+    assert devices.free_memory() == 950 - (900 - 600)
     (tmp_path / "memory.stat").unlink()
-    assert resources.free_memory() == 50
+    assert devices.free_memory() == 50
     (tmp_path / "memory.max").write_text("800\n")
-    assert resources.free_memory() == 0
+    assert devices.free_memory() == 0
 
 
 @pytest.mark.parametrize("given", [np.arange(3), torch.arange(3)])

@@ -58,10 +58,8 @@ def test_episodes_are_written_and_their_results_printed(capsys, tmp_path):
     ("change", "word"),
     [
         (["--policy=nowhere/run"], "nowhere/run"),
-        (["--policy=mt11"], "mt10"),
         (["--env=env/tyo"], "env/toy"),
         (["--episodes=0"], "episodes"),
-        (["--seed=-1"], "seed"),
         (["--noise=-0.5"], "noise"),
         (["--split=evil"], "eval"),
         (["--policy=scripted"], "scripted"),

@@ -1,4 +1,4 @@
-"""The commands beside fit and validate, and what surrounds all of them."""
+"""The commands besides fit and validate, and what surrounds all of them."""
 
 import importlib.metadata
 import logging
@@ -14,12 +14,12 @@ from lightning.pytorch import Trainer
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import config_list
 from mtrl_lightning.cli.commands import COMMANDS
-from mtrl_lightning.cli.config_names import config_names, find_config
+from mtrl_lightning.cli.config_names import config_names
 from mtrl_lightning.envs.render import opengl
 from mtrl_lightning.errors import requirement
 from mtrl_lightning.runs import policies
 from mtrl_lightning.utils.quiet import LOGGER, quiet
-from tests.helpers.command_line import CONFIGS, ROOT, SMALL, config_args
+from tests.helpers.command_line import CONFIGS, ROOT, SMALL, config_args, fails
 
 OWN_TASKS = """
 from mtrl_lightning.envs import ToyReach
@@ -29,61 +29,47 @@ class Own(ToyReach):
 """
 
 
-def test_a_configuration_has_a_name_in_every_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for given in ("env/toy", "env/toy.yaml"):
-        assert find_config(given).samefile(ROOT / "configs" / "env" / "toy.yaml")
-    assert find_config("quickstart").samefile(ROOT / "configs" / "quickstart.yaml")
-    assert {"base", "network/moore", "experiment/mt10_paco"} <= set(config_names())
+def listed(capsys, *words):
+    """Return what ``list`` prints, and the names in it."""
+    main(["list", *words])
+    lines = capsys.readouterr().out.splitlines()
+    return lines, [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
 
 
 def test_list_has_a_line_for_every_configuration(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    main(["list"])
-    printed = capsys.readouterr().out.splitlines()
-    lines = [line for line in printed if line.startswith("  ")]
-    names = [*config_names(), *policies()]
-    assert sorted(line.split()[0] for line in lines) == sorted(names)
+    lines, names = listed(capsys)
+    assert sorted(names) == sorted([*config_names(), *policies()])
     assert max(len(line) for line in lines) <= 80
     (toy,) = (line for line in lines if line.startswith("  env/toy "))
     assert toy.split(maxsplit=1)[1].startswith("Three points to be moved")
     assert toy.endswith(" ...")
-    headings = [line for line in printed if line and not line.startswith(" ")]
+    headings = [line for line in lines if line and not line.startswith(" ")]
     assert headings[:3] == [config_list.COMPLETE, "algorithm", "encoder"]
     assert headings[-1].startswith("policies ")
 
 
-def test_list_of_one_group(capsys):
-    main(["list", "gradient"])
-    printed = capsys.readouterr().out
-    assert printed.startswith("gradient\n") and "  gradient/pcgrad\n" in printed
-    assert "env/toy" not in printed
-    with pytest.raises(SystemExit) as exit_info:
-        main(["list", "gradeint"])
-    error = capsys.readouterr().err
-    assert exit_info.value.code == 2 and "gradeint" in error
+def test_list_finds_a_group_or_a_part_of_a_name_or_description(capsys):
+    assert all(name.startswith("gradient/") for name in listed(capsys, "gradient")[1])
+    assert {name for name in config_names() if "mt10" in name} <= set(listed(capsys, "MT10")[1])
+    assert {"gradient/pcgrad", "experiment/mtrl_pcgrad"} <= set(listed(capsys, "pcgrad")[1])
+    assert "env/dmc21" in listed(capsys, "control suite")[1]
+    code, error = fails(main, capsys, ["list", "gradeint"])
+    assert code == 2 and "gradeint" in error
 
 
-def listed(capsys, word):
-    main(["list", word])
-    lines = capsys.readouterr().out.splitlines()
-    return [line.strip() for line in lines if line.startswith("  ") and line[2] != " "]
-
-
-def test_list_finds_a_part_of_a_name_or_description(capsys):
-    names = listed(capsys, "MT10")
-    assert {name for name in config_names() if "mt10" in name} <= set(names)
-    assert {"gradient/pcgrad", "experiment/mtrl_pcgrad"} <= set(listed(capsys, "pcgrad"))
-    assert "env/dmc21" in listed(capsys, "control suite")
+def test_list_ends_quietly_where_nobody_reads_on():
+    line = f"set -o pipefail; '{sys.executable}' -m mtrl_lightning list | head -n 1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == (f"{config_list.COMPLETE}\n", "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_misspelled_option_is_refused(command, capsys):
     needed = {"export": ["run", "--to=onnx"], "compare": ["a"], "play": ["run"], "clear": ["run"]}
     needed["collect"] = ["--policy=random", "--env=env/toy", "--episodes=1"]
-    with pytest.raises(SystemExit) as exit_info:
-        main([command, *needed.get(command, []), "--hel"])
-    assert exit_info.value.code == 2 and "--hel" in capsys.readouterr().err
+    code, error = fails(main, capsys, [command, *needed.get(command, []), "--hel"])
+    assert code == 2 and "--hel" in error
 
 
 def test_a_package_is_installed_in_the_version_that_is_required(monkeypatch):
@@ -92,8 +78,6 @@ def test_a_package_is_installed_in_the_version_that_is_required(monkeypatch):
     required = [*project["dependencies"], *(line for extra in extras for line in extra)]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: required)
     assert requirement("metaworld") == '"metaworld>=3.1,<4"'
-    assert requirement("scipy") == '"scipy>=1.11"'
-    assert requirement("dm_control") == '"dm_control>=1.0.28,<1.1"'
     assert requirement('"mtrl_lightning[video]"') == '"mtrl_lightning[video]"'
     assert requirement("unknown") == "unknown"
     # as setuptools sorts them in the metadata of an installed package
@@ -103,18 +87,11 @@ def test_a_package_is_installed_in_the_version_that_is_required(monkeypatch):
     assert requirement("b") == '"b!=2,>=1,<3"'
 
 
-def test_list_ends_quietly_where_nobody_reads_on():
-    line = f"set -o pipefail; '{sys.executable}' -m mtrl_lightning list | head -n 1"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT)
-    assert (done.stdout, done.stderr) == (f"{config_list.COMPLETE}\n", "")
-
-
 def test_doctor_prints_versions_devices_and_renderer(capsys, monkeypatch):
     monkeypatch.setattr(opengl, "find_renderer", lambda: "osmesa")
-    with pytest.raises(SystemExit) as exit_info:
+    with pytest.raises(SystemExit, match="0"):
         main(["doctor"])
     printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert exit_info.value.code == 0
     assert {"python", "system", "cores", "gpu", "wandb"} <= printed.keys()
     assert printed["torch"] == importlib.metadata.version("torch")
     assert "mujoco" not in sys.modules or printed["renderer"] == "MUJOCO_GL=osmesa"
@@ -125,19 +102,16 @@ def test_doctor_fails_where_nothing_can_be_trained(capsys, monkeypatch):
         raise importlib.metadata.PackageNotFoundError
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    with pytest.raises(SystemExit) as exit_info:
+    with pytest.raises(SystemExit, match="1"):
         main(["doctor"])
-    printed = capsys.readouterr().out
-    assert exit_info.value.code == 1 and 'missing: pip install "torch>=' in printed
-    assert 'pip install "mtrl_lightning[wandb]"' in printed
+    assert 'missing: pip install "torch>=' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("args", [[], ["--help"]])
-def test_the_help_of_the_program_names_every_command(args, capsys):
-    with pytest.raises(SystemExit) as exit_info:
+def test_help_of_the_program_names_every_command(args, capsys):
+    with pytest.raises(SystemExit, match="0"):
         main(args)
     text = capsys.readouterr().out
-    assert exit_info.value.code == 0
     for command in ("fit", "validate", "test", *COMMANDS):
         assert f"\n    {command}" in text
     assert "Multi-task reinforcement learning" in text and "Trainer" not in text
@@ -145,8 +119,6 @@ def test_the_help_of_the_program_names_every_command(args, capsys):
 
 def test_advertisements_and_harmless_warnings_are_left_out(caplog):
     caplog.set_level(logging.INFO, LOGGER)
-    with quiet(), quiet():
-        pass
     with quiet(), warnings.catch_warnings(record=True) as warned:
         with quiet():
             Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)

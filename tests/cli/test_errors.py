@@ -2,21 +2,31 @@
 
 import pytest
 
+from mtrl_lightning.cli.lightning_cli import main
 from tests.helpers.command_line import fails
 
-STARTS = {
-    "unknown option": (["--evaluation.evry=900"], "evaluation.evry"),
-    "option of another type": (["--data.total_steps=many"], "total_steps"),
-    "value out of range": (["--model.init_args.discount=1.5"], "discount"),
-    "unknown task": (["--data.exclude_from_training=[gaol-1]"], "gaol-1"),
-    "batch size that the tasks do not divide": (["--data.batch_size=97"], "batch_size"),
-    "missing checkpoint": (["--ckpt_path=nowhere.ckpt"], "nowhere"),
-}
-CONTINUATIONS = {
-    "other tasks": (["--data.benchmark.init_args.num_tasks=4"], "tasks"),
-    "another protocol": (["--data.benchmark.init_args.horizon=5"], "horizon"),
-    "another network": (["--model.init_args.actor.init_args.width=17"], "network"),
-}
+QUICK = ["fit", "-c", "quickstart"]
+MISTAKES = [
+    ([*QUICK, "--nam=x"], "nam"),
+    (["fit", "-c", "quickstrt"], "did you mean quickstart"),
+    ([*QUICK, "--seed_everything=-1"], "seed_everything"),
+    ([*QUICK, "--data.total_steps=x"], "total_steps"),
+    (["fit", "--resume", "nowhere"], "nowhere"),
+    (["fit", "--resume=mt10"], "--init_from mt10"),
+    (["validate"], "validate RUN"),
+    (["test", "mt11"], "mt10"),
+]
+STARTS = [
+    ("--model.init_args.discount=1.5", "discount"),
+    ("--data.exclude_from_training=[gaol-1]", "gaol-1"),
+    ("--data.batch_size=97", "batch_size"),  # which the tasks do not divide
+    ("--ckpt_path=nowhere.ckpt", "nowhere"),
+]
+CONTINUATIONS = [
+    ("--data.benchmark.init_args.num_tasks=4", "tasks"),
+    ("--data.benchmark.init_args.horizon=5", "horizon"),
+    ("--model.init_args.actor.init_args.width=17", "network"),
+]
 
 
 def check(code, error, word):
@@ -26,25 +36,32 @@ def check(code, error, word):
     assert all(line.startswith(("tip: ", "  ")) for line in rest), error
 
 
-@pytest.mark.parametrize("name", STARTS)
-def test_a_run_that_cannot_start_leaves_no_folder(command_line, capsys, name):
-    options, word = STARTS[name]
-    check(*fails(command_line, capsys, "fit", *options), word)
+@pytest.mark.parametrize(("args", "word"), MISTAKES)
+def test_mistake_ends_the_program_with_one_error(tmp_path, monkeypatch, capsys, args, word):
+    monkeypatch.chdir(tmp_path)
+    check(*fails(main, capsys, args), word)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("option", "word"), STARTS)
+def test_run_that_cannot_start_leaves_no_folder(command_line, capsys, option, word):
+    check(*fails(command_line, capsys, "fit", option), word)
     assert not any(command_line.root.iterdir())
 
 
-@pytest.mark.parametrize("name", CONTINUATIONS)
-def test_a_run_is_not_continued_as_another(command_line, capsys, name):
+def files_of(folder):
+    """Return what a run's files hold."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("option", "word"), CONTINUATIONS)
+def test_run_is_not_continued_as_another(command_line, capsys, option, word):
     command_line.finished()
     capsys.readouterr()
-    options, word = CONTINUATIONS[name]
+    before = files_of(command_line.folder())
     last = ["--ckpt_path=last", "--data.total_steps=1200"]
-    check(*fails(command_line, capsys, "fit", *last, *options), word)
-
-
-def test_a_damaged_checkpoint(command_line, capsys):
-    command_line.finished()
-    capsys.readouterr()
-    path = command_line.folder() / "checkpoints" / "last.ckpt"
-    path.write_bytes(path.read_bytes()[:5000])
-    check(*fails(command_line, capsys, "fit", f"--ckpt_path={path}"), "last.ckpt")
+    check(*fails(command_line, capsys, "fit", *last, option), word)
+    after = files_of(command_line.folder())
+    # Lightning writes the model's before it restores weights
+    hparams = command_line.folder() / "hparams.yaml"
+    assert after | {hparams: before[hparams]} == before

@@ -1,4 +1,3 @@
-import datetime
 import json
 import re
 
@@ -11,9 +10,8 @@ from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP, Identity
 from mtrl_lightning.policy import load_policy
 from mtrl_lightning.rollout.episodes import SPREADS
-from tests.helpers.command_line import CONFIGS, SHORT, rows_of
+from tests.helpers.command_line import CONFIGS, SHORT
 
-PER_TASK = ("return", "success", "success_last")
 TASKS = ("goal-0", "goal-1", "goal-2")
 
 
@@ -37,38 +35,32 @@ def test_run_writes_config_metrics_curves_and_checkpoints(command_line, capsys):
         assert any(line.startswith(name) for line in printed.splitlines())
 
 
-def test_metric_names_are_those_of_the_contract(command_line):
+def test_metrics_are_those_of_the_contract_and_times_add_up(command_line):
     command_line.finished()
-    learned = {
-        "critic_loss",
-        "actor_loss",
-        "temperature_loss",
-        "entropy",
-        "q",
-        "critic_grad_norm",
-        "actor_grad_norm",
-    }
-    expected = {f"train/{name}" for name in learned} | {
-        f"train/temperature/{task}" for task in TASKS
-    }
-    expected |= {f"eval/{name}" for name in PER_TASK} | {
-        f"eval/{name}/{task}" for name in PER_TASK for task in TASKS
-    }
-    expected.add("eval/success_worst_1")
-    rollout = ("return", "success", "length")
-    expected |= {f"rollout/{name}" for name in rollout} | {
-        f"rollout/{name}/{task}" for name in rollout for task in TASKS
-    }
-    spreads = [f"{name}_{spread}" for name in ("return", "length") for spread in SPREADS]
-    counted = [f"rollout/{name}" for name in ("episodes", *spreads)] + ["time/seconds_per_episode"]
-    expected |= {*counted, *(f"{name}/{task}" for name in counted for task in TASKS)}
-    expected |= {"fault/worker_restarts", "fault/dropped_transitions", "fault/skipped_updates"}
-    expected |= {"time/env_steps_per_second", "time/updates_per_second"}
-    expected |= {
+    losses = [f"train/{name}" for name in ("critic_loss", "actor_loss", "temperature_loss")]
+    learned = [f"train/{name}" for name in ("entropy", "q", "critic_grad_norm", "actor_grad_norm")]
+    faults = ("worker_restarts", "dropped_transitions", "skipped_updates")
+    fractions = [
         f"time/{name}_fraction"
         for name in ("act", "step", "sample", "update", "evaluate", "checkpoint")
+    ]
+    spreads = [f"rollout/{name}_{spread}" for name in ("return", "length") for spread in SPREADS]
+    of_tasks = [
+        *(f"eval/{name}" for name in ("return", "success", "success_last")),
+        *(f"rollout/{name}" for name in ("return", "success", "length", "episodes")),
+        *spreads,
+        "time/seconds_per_episode",
+    ]
+    expected = {
+        *(*losses, *learned, *fractions, *of_tasks),
+        *(f"{name}/{task}" for name in (*of_tasks, "train/temperature") for task in TASKS),
+        *(f"fault/{name}" for name in faults),
+        *("eval/success_worst_1", "time/env_steps_per_second", "time/updates_per_second"),
     }
-    assert set(read_metrics(command_line.folder())) == expected
+    curves = read_metrics(command_line.folder())
+    assert set(curves) == expected
+    for row in zip(*(curves[name][1] for name in fractions), strict=True):
+        assert 0 < sum(row) <= 1.001 and min(row) >= 0
 
 
 def test_null_is_the_default_of_a_factory(command_line):
@@ -80,14 +72,6 @@ def test_null_is_the_default_of_a_factory(command_line):
     assert type(algorithm.actor) is MLP and type(algorithm.encoder) is Identity
     config = yaml.safe_load((command_line.folder() / "config.yaml").read_text())
     assert config["model"]["init_args"]["actor_max_grad_norm"] is None
-
-
-def test_time_fractions_add_up_to_at_most_one(command_line):
-    command_line.finished()
-    curves = read_metrics(command_line.folder())
-    fractions = [values for name, (_, values) in curves.items() if name.endswith("_fraction")]
-    for row in zip(*fractions, strict=True):
-        assert 0 < sum(row) <= 1.001 and min(row) >= 0
 
 
 def test_validate_prints_and_stores_the_checkpoints_results(command_line, capsys):
@@ -102,8 +86,7 @@ def test_validate_prints_and_stores_the_checkpoints_results(command_line, capsys
     assert re.sub("-{2,}", "", without_intervals).split() == re.sub("-{2,}", "", final).split()
     stored = folder / "validations.jsonl"
     after = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path != stored}
-    assert after == before
-    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
+    assert after == before and [path.name for path in folder.parent.iterdir()] == ["version_0"]
     command_line("validate", "--ckpt_path=last", "--evaluation.num_episodes=3")
     first, second = map(json.loads, stored.read_text().splitlines())
     assert (first["num_episodes"], second["num_episodes"]) == (2, 3)
@@ -111,41 +94,26 @@ def test_validate_prints_and_stores_the_checkpoints_results(command_line, capsys
     returns = [row["eval/return"] for row in command_line.rows() if "eval/return" in row]
     assert first["metrics"]["eval/return"] == pytest.approx(float(returns[-1]))
     intervals = first["success_intervals"]
-    assert intervals.keys() == {"eval/success", *(f"eval/success/goal-{i}" for i in range(3))}
+    assert intervals.keys() == {"eval/success", *(f"eval/success/{task}" for task in TASKS)}
     for name, (low, high) in intervals.items():
         assert low <= first["metrics"][name] <= high
-    age = datetime.datetime.now().astimezone() - datetime.datetime.fromisoformat(first["time"])
-    assert abs(age.total_seconds()) < 600
 
 
-def test_validate_evaluates_some_tasks_and_writes_the_results(command_line, capsys, tmp_path):
+def test_validate_evaluates_some_tasks_and_warns_of_another_protocol(command_line, tmp_path):
     command_line.finished()
     evaluated = [row for row in command_line.rows() if "eval/return" in row]
     file = tmp_path / "results" / "two.json"
     tasks = ["--tasks", "goal-2", "goal-0"]
     command_line("validate", "--ckpt_path=last", *tasks, f"--json={file}")
-    printed = capsys.readouterr().out.split("eval after 900 env steps")[-1]
-    assert re.findall(r"^goal-\d", printed, re.MULTILINE) == ["goal-2", "goal-0"]
     results = json.loads(file.read_text())
-    assert results["env_steps"] == 900 and results["num_episodes"] == 2
-    assert results["protocol"] == {"benchmark": "toy", "horizon": 20}
-    assert results["checkpoint"].endswith(".ckpt")
+    assert results["env_steps"] == 900 and results["checkpoint"].endswith(".ckpt")
     for task in ("goal-2", "goal-0"):
         name = f"eval/return/{task}"
         # a batch of fewer rows is rounded otherwise
         assert results["metrics"][name] == pytest.approx(float(evaluated[-1][name]), rel=1e-5)
     assert "eval/return/goal-1" not in results["metrics"]
-
-
-def test_validate_best_takes_the_best_and_a_path_works_too(command_line, capsys):
-    command_line.finished()
-    steps, success = read_metrics(command_line.folder())["eval/success"]
-    best = steps[success.index(max(success))]
-    capsys.readouterr()
-    command_line("validate", "--ckpt_path=best")
-    assert f"eval after {best} env steps" in capsys.readouterr().out
-    command_line("validate", f"--ckpt_path={command_line.folder() / 'checkpoints' / 'last.ckpt'}")
-    assert "eval after 900 env steps" in capsys.readouterr().out
+    with pytest.warns(UserWarning, match="horizon 20"):
+        command_line("validate", "--ckpt_path=last", "--data.benchmark.init_args.horizon=5")
 
 
 @pytest.mark.slow
@@ -158,47 +126,24 @@ def test_excluded_tasks_are_evaluated_but_not_trained_on(command_line):
     assert len(set(curves["train/temperature/goal-0"][1])) > 1
 
 
-def test_validate_warns_of_another_protocol(command_line, capsys):
-    command_line.finished()
-    with pytest.warns(UserWarning, match="horizon 20"):
-        command_line("validate", "--ckpt_path=last", "--data.benchmark.init_args.horizon=5")
-    assert "average" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_run_is_resumed_by_folder_checkpoint_or_name(command_line, capsys):
-    command_line.finished()
-    folder = command_line.folder()
-    last = folder / "checkpoints" / "last.ckpt"
-    plain = {"configs": (), "small": False}
-    for given, steps in ((folder, 930), (last, 960), (folder.parent, 990)):
-        command_line("fit", f"--resume={given}", f"--data.total_steps={steps}", **plain)
-        assert saved_steps(last) == steps
-    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["data"]["init_args"]["total_steps"] == 990 and config["ckpt_path"] is None
-    best = saved_steps(folder / "checkpoints" / "best.ckpt")
-    for given, steps in ((folder, best), (last, 990), (folder.parent, best)):
-        capsys.readouterr()
-        for command in ("validate", "test"):
-            main([command, str(given), "--evaluation.num_episodes=1"])
-            assert f"eval after {steps} env steps" in capsys.readouterr().out
-
-
 def saved_steps(checkpoint):
     return load_checkpoint(checkpoint)["mtrl_lightning"]["counters"]["env_steps"]
 
 
-@pytest.mark.slow
-def test_a_run_that_w_and_b_starts_again_continues(command_line, monkeypatch):
-    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
-    monkeypatch.setenv("WANDB_RUN_ID", "r1")
-    for steps in (180, 240):
-        command_line("fit", *SHORT, f"--data.total_steps={steps}")
-        (folder,) = (command_line.root / "run").iterdir()
-        assert saved_steps(folder / "checkpoints" / "last.ckpt") == steps
-    evaluated = [row["env_steps"] for row in rows_of(folder) if "eval/success" in row]
-    assert evaluated == sorted(set(evaluated))
+def test_run_is_resumed_and_evaluated_by_its_folder(command_line, capsys):
+    command_line.finished()
+    folder = command_line.folder()
+    resume = [f"--resume={folder.parent}", "--data.total_steps=930"]
+    command_line("fit", *resume, configs=(), small=False)
+    assert saved_steps(folder / "checkpoints" / "last.ckpt") == 930
+    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["data"]["init_args"]["total_steps"] == 930 and config["ckpt_path"] is None
+    best, last = (folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
+    for command, given, evaluated in (("validate", folder, best), ("test", last, last)):
+        capsys.readouterr()
+        main([command, str(given), "--evaluation.num_episodes=1"])
+        assert f"eval after {saved_steps(evaluated)} env steps" in capsys.readouterr().out
 
 
 @pytest.mark.slow

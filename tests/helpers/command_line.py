@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from mtrl_lightning import train
 from mtrl_lightning.callbacks import curves
 from mtrl_lightning.cli.lightning_cli import main, parsed
 from mtrl_lightning.compare import page
+from mtrl_lightning.data import demonstration_data, env_data
 from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
 
@@ -74,6 +76,23 @@ def short_train(benchmark, algorithm, *, total_steps, **options):
     }
     options |= {section: options.get(section, {}) | given for section, given in short.items()}
     return train(benchmark, algorithm, total_steps=min(total_steps, 120), **options)
+
+
+class _Composed(Exception):  # noqa: N818
+    """Raised once a run is composed and checked."""
+
+
+@contextmanager
+def only_composed():
+    """Let ``fit`` end before environments are started or demonstrations are read."""
+
+    def stop(*args, **kwargs):
+        raise _Composed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(_Composed):
+        patch.setattr(env_data, "VectorEnv", stop)
+        patch.setattr(demonstration_data, "load_demonstrations", stop)
+        yield
 
 
 def leave_out_curves(monkeypatch):

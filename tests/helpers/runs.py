@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from mtrl_lightning import SAC, train
-from mtrl_lightning.checkpoints import load_checkpoint
+from mtrl_lightning.checkpoints import data_key, load_checkpoint
 from mtrl_lightning.networks import MLP
 
 ENDLESS = [
@@ -84,27 +84,36 @@ def without_folder(value, folder):
     return value
 
 
-def assert_same_end(command_line, name, other):
-    """Check that everything is equal.
+def end_of(command_line, name="run"):
+    """Return a run's last checkpoint without what depends on how often it was saved."""
+    end = without_folder(checkpoint(command_line, name), str(command_line.folder(name)))
+    callbacks = end["callbacks"]
+    del end["epoch"], end["loops"]
+    del callbacks["checkpoint"], callbacks["MetricsCallback"]["size"]
+    del callbacks["best"]["current_score"]  # which Lightning does not restore
+    end[data_key(end)].get("replay", {}).pop("all_ranks", None)
+    return end
 
-    Parameters, targets, optimizers, counters, schedules, windows, generators, environments and
-    the replay.
+
+def assert_same_end(command_line, name, other):
+    """Check that two runs end with the same checkpoint, rows of metrics, and files of the replay.
+
+    The first half of a continued run is saved at its end, too, and its epoch ends there.
     """
     ends = [
         without_folder(checkpoint(command_line, run), str(command_line.folder(run)))
         for run in (name, other)
     ]
     for end in ends:
-        del end["epoch"], end["loops"]  # an off-policy run ends its epoch only at its end
+        del end["epoch"], end["loops"]
         states = end["callbacks"]
         states["MetricsCallback"].pop("size")  # the file has times in it
-        # the first half is saved at its end, too
         states["checkpoint"] = states["checkpoint"]["schedule"]
         states["best"].pop("current_score")  # Lightning does not restore it
     assert_same(*ends)
     assert command_line.rows(name) == command_line.rows(other)
-    state = ends[0].get("ReplayData", {})
-    for chunk in state["replay"]["all_ranks"]["chunks"] if state else ():
+    replay = ends[0][data_key(ends[0])].get("replay")
+    for chunk in replay["all_ranks"]["chunks"] if replay else ():
         files = [command_line.folder(run) / "replay" / chunk["file"] for run in (name, other)]
         assert files[0].read_bytes() == files[1].read_bytes()
 

@@ -1,25 +1,35 @@
-"""The state of networks and gradient methods is in the checkpoint.
+"""Resuming is exact: a run that ends or is interrupted, and continues, is the uninterrupted run.
 
-A continued run equals the uninterrupted run.
+Each case trains a run in one go, and again with a stop, through the command line. Their last
+checkpoints hold the same values, and ``metrics.jsonl`` the same rows but for times.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import signal
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from mtrl_lightning.algorithms import PPO, SAC, TD3, BehaviourCloning, Distral
+from mtrl_lightning.callbacks import BestCheckpoint, read_metrics
 from mtrl_lightning.demonstrations import UniformPolicy
 from mtrl_lightning.envs import GymnasiumTasks
 from mtrl_lightning.policy import load_policy
+from mtrl_lightning.rollout import Collector
 from tests.helpers.demonstrations import write_demonstrations
 from tests.helpers.fakes import point_in_space, point_on_a_line
 from tests.helpers.matrix import NETWORKS, STACKS
-from tests.helpers.runs import assert_continues_exactly
-
-pytestmark = pytest.mark.slow
+from tests.helpers.runs import (
+    CONNECTORS,
+    assert_same,
+    assert_same_end,
+    checkpoint,
+    end_of,
+    signal_in_call,
+)
+from tests.helpers.tiers import slow_unless
 
 OPTIONS = [
     "--data.num_workers=0",
@@ -31,41 +41,194 @@ OPTIONS = [
     "--checkpoint.save_top_k=-1",
     "--trainer.enable_progress_bar=false",
     "--trainer.accelerator=cpu",
-    "--data.benchmark.init_args.horizon=7",
+    "--data.benchmark.init_args.horizon=7",  # episodes are under way at each checkpoint
 ]
-PAIRS = [
-    ("brc", "famo"),
-    ("care", "pcgrad"),
-    ("mlp_context", "mean"),
-    ("paco", "gradnorm"),
-    ("soft_modularization", "nash_mtl"),
+REPLAY = ["--data.batch_size=24", "--data.warmup_steps=63"]
+SMALL_RINGS = ["--data.capacity=105", "--data.chunk_mebibytes=0.002"]
+"""They wrap around."""
+
+
+def init(**options: Any) -> list[str]:
+    return [f"--model.init_args.{name}={value}" for name, value in options.items()]
+
+
+def part(module: str, name: str) -> str:
+    return f"mtrl_lightning.{module}.{name}"
+
+
+class Stop(NamedTuple):
+    """A signal in a call of a method, counted from 1."""
+
+    owner: type
+    method: str
+    call: int
+    number: signal.Signals = signal.SIGTERM
+
+
+class Case(NamedTuple):
+    """A run; where it stops, or the number of steps at which its first part ends."""
+
+    algorithm: str
+    network: str
+    gradient: str
+    options: list[str]
+    stops: tuple[Stop, ...] = ()
+    half: int = 120
+    total: int = 180
+    env: str = "env/toy"
+
+    @property
+    def configs(self) -> tuple[str, ...]:
+        algorithm, gradient = f"algorithm/{self.algorithm}", f"gradient/{self.gradient}"
+        return ("base", algorithm, *STACKS[self.network], self.env, gradient)
+
+
+def sac(network: str, gradient: str, *options: str, **more: Any) -> Case:
+    return Case("mtsac", network, gradient, [*NETWORKS[network], *REPLAY, *options], **more)
+
+
+def ppo(gradient: str, *options: str, **more: Any) -> Case:
+    size = init(num_steps=15, num_epochs=2, num_minibatches=3)
+    return Case("mtppo", "mlp", gradient, [*NETWORKS["mlp"], *size, *options], **more)
+
+
+LOSSES = ",".join(part("auxiliaries", name) for name in ("HiPBMDP", "Reconstruction"))
+STANDARDIZE = init(encoder=part("networks", "Standardize"))
+EXTRAS = {
+    "PolicyReuse": ["success=0.01", "episodes=2", "fraction=0.5"],
+    "PauseSolved": ["success=0.01", "episodes=1"],
+    "CorrelatedNoise": ["correlation=0.9"],
+    "StartMidway": [],
+}
+WITH_EXTRAS = [
+    "--data.envs_per_task=4",
+    "--data.benchmark.init_args.horizon=30",
+    "--evaluation.every=9000",
+    "--metrics.every=60",
+    "--checkpoint.every_n_env_steps=9000",
+    *init(max_kl="null", num_steps=30),
 ]
-"""Networks and gradient methods with a state of their own."""
+for name, values in EXTRAS.items():
+    WITH_EXTRAS.append(f"--data.extras+={part('rollout', name)}")
+    WITH_EXTRAS += [f"--data.extras.{value}" for value in values]
+
+CASES = {
+    # networks and gradient methods with a state of their own; paco reinitializes some tasks
+    "brc": sac("brc", "famo", "--resets.every=50"),
+    "care": sac("care", "pcgrad"),
+    "auxiliaries": sac("mlp_context", "mean", *init(auxiliaries=f"[{LOSSES}]")),
+    "paco": sac("paco", "gradnorm", *init(**{"critic.init_args.max_loss": 0.5})),
+    "soft modularization": sac("soft_modularization", "nash_mtl", "--resets.every=50"),
+    # numbers of updates, precision, environments and what is between them and the networks
+    "bf16, three updates a step": sac(
+        "mlp",
+        "mean",
+        *SMALL_RINGS,
+        *STANDARDIZE,
+        "--data.updates_per_step=3",
+        "--data.warmup_updates=7",
+        "--trainer.precision=bf16-mixed",
+    ),
+    "connectors, excluded task": sac(
+        "mlp",
+        "mean",
+        *CONNECTORS,
+        "--data.envs_per_task=2",
+        "--data.exclude_from_training=[goal-1]",
+    ),
+    "ppo between iterations": ppo(
+        "mean", *STANDARDIZE, "--trainer.precision=bf16-mixed", "--resets.every=50", half=90
+    ),
+    # in the middle of the warm-up, an evaluation, a vector step, an update, and an iteration
+    "sac interrupted": sac(
+        "multi_head",
+        "mean",
+        *SMALL_RINGS,
+        "--data.num_workers=1",  # it steps during an update
+        stops=(
+            Stop(Collector, "send", 10),
+            Stop(SAC, "training_step", 13),
+            Stop(Collector, "send", 13, signal.SIGINT),
+        ),
+    ),
+    "evaluation interrupted": sac(
+        "mlp",
+        "mean",
+        "--best.monitor=eval/return",
+        stops=(
+            Stop(Collector, "run_episodes", 2, signal.SIGINT),
+            Stop(BestCheckpoint, "on_validation_end", 1),
+        ),
+    ),
+    "ppo collecting": ppo("pcgrad", *STANDARDIZE, stops=(Stop(PPO, "act", 26),)),
+    "ppo learning": ppo(
+        "famo",
+        *init(learning_rate=part("algorithms", "LinearRate")),
+        stops=(Stop(PPO, "training_step", 15),),
+    ),
+    "sac extras": sac(
+        "mlp",
+        "mean",
+        *[option for option in WITH_EXTRAS if "model" not in option],
+        stops=(Stop(SAC, "training_step", 70),),
+        total=1440,
+    ),
+    "ppo extras": ppo("mean", *WITH_EXTRAS, stops=(Stop(PPO, "training_step", 40),), total=2880),
+}
+FAST = ("connectors, excluded task", "ppo learning")
 
 
-@pytest.mark.parametrize(("network", "gradient"), PAIRS)
-def test_a_continued_run_is_the_same_run(command_line, network, gradient):
-    options = [
-        *OPTIONS,
-        *NETWORKS[network],
-        "--data.warmup_steps=63",
-        "--resets.every=50",
-    ]
-    if network == "paco":
-        # some tasks are masked and reinitialized
-        options.append("--model.init_args.critic.init_args.max_loss=0.5")
+def check(command_line: Any, monkeypatch: pytest.MonkeyPatch, case: Case) -> dict[str, Any]:
+    """Train in one go and with the stops; compare the ends, and return a checkpoint at a stop."""
 
-    if network == "mlp_context":
-        names = ("HiPBMDP", "Reconstruction")
-        losses = ",".join(f"mtrl_lightning.auxiliaries.{name}" for name in names)
-        options.append(f"--model.init_args.auxiliaries=[{losses}]")
+    def fit(name: str, *more: str) -> None:
+        options = [*OPTIONS, *case.options, f"--name={name}", *more]
+        command_line("fit", *options, configs=case.configs, small=False)
 
-    configs = ("base", "algorithm/mtsac", *STACKS[network], "env/toy", f"gradient/{gradient}")
-    run = partial(command_line, "fit", *options, configs=configs, small=False)
-    assert_continues_exactly(command_line, run, 120, 180)
+    steps, resumed = f"--data.total_steps={case.total}", ["--ckpt_path=last"]
+    fit("whole", steps)
+    if not case.stops:
+        fit("parts", f"--data.total_steps={case.half}")
+    for number, stop in enumerate(case.stops):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_info:
+            signal_in_call(patch, stop.owner, stop.method, stop.call, stop.number)
+            fit("parts", steps, *(resumed if number else []))
+        assert exit_info.value.code == 128 + stop.number
+    stopped = checkpoint(command_line, "parts")
+    assert 0 < stopped["mtrl_lightning"]["counters"]["env_steps"] < case.total
+    fit("parts", steps, *resumed)
+    if case.stops:  # which saved once more
+        assert_same(end_of(command_line, "whole"), end_of(command_line, "parts"))
+        assert command_line.rows("whole") == command_line.rows("parts")
+    else:
+        assert_same_end(command_line, "whole", "parts")
+    return stopped
 
 
-@pytest.mark.parametrize("kind", [SAC, PPO, TD3, Distral, BehaviourCloning])
+@pytest.mark.parametrize("name", slow_unless(FAST, CASES))
+def test_continued_run_is_the_uninterrupted_one(command_line, monkeypatch, name):
+    stopped = check(command_line, monkeypatch, CASES[name])
+    if name.startswith("ppo"):
+        state = stopped["RolloutData"]["buffer"]
+        collected = state["per_env"]["valid"].shape[1]
+        if name == "ppo between iterations":
+            assert collected == 0
+        elif name == "ppo collecting":
+            assert 0 < collected < 15 and not state["per_env"]["computed"]
+        else:
+            assert state["num_minibatches"] > 0
+    if "extras" in name:
+        curves = read_metrics(command_line.folder("whole"))
+        for metric in ("rollout/reused", "rollout/stepped"):
+            assert max(curves[metric][1]) > min(curves[metric][1]), metric
+        assert set(curves["train/exploration/goal-0"][1]) == {0.9}
+
+
+KINDS = {SAC: "mtsac", PPO: "mtppo", TD3: "mttd3", Distral: "distral", BehaviourCloning: "bc"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_run_with_tasks_of_different_sizes_continues_exactly(
     command_line, monkeypatch, tmp_path, kind
 ):
@@ -79,33 +242,25 @@ def test_run_with_tasks_of_different_sizes_continues_exactly(
     monkeypatch.setattr(kind, "training_step", step)
     tasks = "{line: tests.helpers.fakes.point_on_a_line, space: tests.helpers.fakes.point_in_space}"
     options = [
-        "--data.benchmark=mtrl_lightning.envs.GymnasiumTasks",
+        f"--data.benchmark={part('envs', 'GymnasiumTasks')}",
         f"--data.benchmark.init_args.tasks={tasks}",
-        "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
-        *OPTIONS,
+        *STANDARDIZE,
         *NETWORKS["mlp"],
     ]
     if kind is BehaviourCloning:
         benchmark = GymnasiumTasks({"line": point_on_a_line, "space": point_in_space}, horizon=7)
         policy = UniformPolicy(benchmark.spec)
         folder = write_demonstrations(tmp_path / "random", benchmark, policy)
-        unknown = (".critic.", "data.num_workers")
-        options = [option for option in options if not any(part in option for part in unknown)]
+        options = [option for option in options if ".critic." not in option]
         options += [f"--data.demonstrations={folder}", "--data.batch_size=8"]
-    elif kind is not PPO:
-        options += ["--data.warmup_steps=42", "--data.batch_size=8"]
+        monkeypatch.setattr(
+            f"{__name__}.OPTIONS", [option for option in OPTIONS if "data.num_w" not in option]
+        )
+    elif kind is PPO:
+        options += init(num_steps=15, num_epochs=2, num_minibatches=3)
     else:
-        options += [
-            "--model.init_args.num_steps=15",
-            "--model.init_args.num_epochs=2",
-            "--model.init_args.num_minibatches=3",
-        ]
-
-    names = {Distral: "distral", BehaviourCloning: "bc"}
-    name = names.get(kind, f"mt{kind.__name__.lower()}")
-    configs = ("base", "env/toy", f"algorithm/{name}", "network/mlp", "gradient/pcgrad")
-    run = partial(command_line, "fit", *options, configs=configs, small=False)
-    assert_continues_exactly(command_line, run, 120, 180)
+        options += REPLAY
+    check(command_line, monkeypatch, Case(KINDS[kind], "mlp", "pcgrad", options))
     assert len(batches) > 20
     for batch in batches:
         is_on_line_Rn = batch.task_Rn == 0
@@ -116,3 +271,42 @@ def test_run_with_tasks_of_different_sizes_continues_exactly(
     policy = load_policy(command_line.folder("parts") / "checkpoints" / "last.ckpt")
     assert policy.act(np.ones(1), "line").shape == (1,)
     assert policy.act(np.ones(3), "space").shape == (3,)
+
+
+@pytest.mark.slow
+def test_metaworld_resumes_in_a_new_process_with_other_workers(command_line):
+    configs = ("base", "env/metaworld_mt10", "algorithm/mtsac", "network/multi_head")
+    options = [*OPTIONS, *NETWORKS["multi_head"], *REPLAY, *SMALL_RINGS]
+    options += ["--data.benchmark.init_args.tasks=[reach,peg-insert-side]"]
+
+    def fit(*more, run=command_line):
+        return run("fit", *options, *more, configs=configs, small=False)
+
+    fit("--name=whole", "--data.total_steps=180")
+    fit("--name=parts", "--data.total_steps=120", "--data.num_workers=2")
+    running = checkpoint(command_line, "parts")["ReplayData"]["collector"]["running"]["per_env"]
+    assert running["length"] == [60 % 7] * 2
+    more = ["--name=parts", "--ckpt_path=last", "--data.total_steps=180"]
+    process = fit(*more, run=command_line.process)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert_same_end(command_line, "whole", "parts")
+
+
+@pytest.mark.slow
+def test_end_off_the_schedules_only_adds_its_rows(command_line):
+    every = [f"--{one}=60" for one in ("evaluation.every", "metrics.every")]
+    options = [*OPTIONS, *every, *NETWORKS["mlp"], *REPLAY]
+    configs = CASES["care"]._replace(network="mlp", gradient="mean").configs
+    for name, steps, more in (
+        ("whole", 180, []),
+        ("parts", 150, []),
+        ("parts", 180, ["--ckpt_path=last"]),
+    ):
+        given = [f"--name={name}", f"--data.total_steps={steps}", *more]
+        command_line("fit", *options, *given, configs=configs, small=False)
+    whole, parts = (checkpoint(command_line, name) for name in ("whole", "parts"))
+    for key in ("state_dict", "optimizer_states", "mtrl_lightning"):
+        assert_same(whole[key], parts[key])
+    scheduled = [row for row in command_line.rows("parts") if int(row["env_steps"]) != 150]
+    assert scheduled == command_line.rows("whole")

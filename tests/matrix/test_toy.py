@@ -1,7 +1,4 @@
-"""Every network on toy tasks: who learns from what, exporting, every gradient method.
-
-Both precisions are in ``test_metaworld.py``.
-"""
+"""Every network on toy tasks: who learns from what, precisions, exports, every gradient method."""
 
 from __future__ import annotations
 
@@ -21,11 +18,14 @@ from tests.helpers.matrix import (
     NEEDS_SHARED,
     NETWORKS,
     OPERATIONS_OF_OTHERS,
+    PRECISIONS,
     STACKS,
     batches,
     build,
     check_exports,
+    check_precisions,
     check_update,
+    in_precision,
     parameters_with_gradient,
     trained,
     with_gradient,
@@ -63,16 +63,14 @@ def check_each_loss_trains_its_own_networks(model: Any, waiting: tuple[str, ...]
     _, (batch, _), _ = batches("toy")
     noise_RnA = torch.randn(batch.action_RnA.shape)
     model.critic_loss(batch, model.critic_target(batch, noise_RnA))[0].sum().backward()
-    given = trained(model.critic, "critic.") | trained(model.encoder, "encoder.")
-    got = parameters_with_gradient(model, "")
-    assert got <= given, "the critic's loss trains critics and encoder alone"
-    assert {name for name in given - got if not (waiting and name.startswith(waiting))} == set()
+    expected = trained(model.critic, "critic.") | trained(model.encoder, "encoder.")
+    got = parameters_with_gradient(model)
+    assert got <= expected
+    assert not {name for name in expected - got if not (waiting and name.startswith(waiting))}
     model.zero_grad()
     with without_gradients(model.actor_update._frozen):
         model.actor_loss(batch, noise_RnA)[0].sum().backward()
-    assert parameters_with_gradient(model, "") == trained(model.actor, "actor."), (
-        "the actor's loss trains the actor alone"
-    )
+    assert parameters_with_gradient(model) == trained(model.actor, "actor.")
     model.zero_grad()
 
 
@@ -98,7 +96,9 @@ def check_every_parameter_has_one_place(model: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS)
-def test_parameters_export_and_every_gradient_method(command_line, monkeypatch, tmp_path, network):
+def test_network_learns_and_exports_with_every_gradient_method(
+    command_line, monkeypatch, tmp_path, network
+):
     built = build(command_line, monkeypatch, "toy", network, *WIDE)  # parsing takes longest
     check_each_loss_trains_its_own_networks(built.model, WAITING.get(network, ()))
     check_every_parameter_has_one_place(built.model)
@@ -110,3 +110,5 @@ def test_parameters_export_and_every_gradient_method(command_line, monkeypatch, 
                 with_gradient(built, gradient)
         else:
             check_update(with_gradient(built, gradient), "toy", gradient)
+    steps = [check_update(in_precision(built, one), "toy", "mean") for one in PRECISIONS]
+    check_precisions(steps)

@@ -45,7 +45,7 @@ from tests.helpers.algorithms import (
 from tests.helpers.gradients import METHODS
 from tests.helpers.padding import NAMES as DESCRIBED
 
-NUM_UPDATES = 20
+NUM_UPDATES = 10
 RESET_AT = 5
 ROWS = 8
 """Rows of each task in the joined batch."""
