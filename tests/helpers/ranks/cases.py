@@ -69,12 +69,10 @@ class Decoding(Auxiliary):
         return error_RnD.square().sum(-1).mean(1)
 
 
-def named_spec() -> EnvSpec:
-    return SPEC._replace(task_names=DESCRIBED)
-
-
-def masked_spec() -> EnvSpec:
-    return SPEC._replace(observation_sizes=(4, 2, 4), action_sizes=(1, 2, 2))
+NAMED = SPEC._replace(task_names=DESCRIBED)
+MASKED = SPEC._replace(observation_sizes=(4, 2, 4), action_sizes=(1, 2, 2))
+STANDARDIZE = {"encoder": networks.Standardize}
+OUTLIERS = {"encoder": partial(networks.Standardize, clip=1.5)}
 
 
 def both(network: Callable[..., Any], **options: Any) -> dict[str, Any]:
@@ -82,85 +80,61 @@ def both(network: Callable[..., Any], **options: Any) -> dict[str, Any]:
     return {"actor": made, "critic": made}
 
 
-def multi_head() -> dict[str, Any]:
-    return both(networks.MultiHead, width=8, depth=2, output_bound=0.3)
+def by(method: str) -> dict[str, Any]:
+    return {"actor_gradient": METHODS[method], "critic_gradient": METHODS[method]}
 
 
+MULTI_HEAD = both(networks.MultiHead, width=8, depth=2, output_bound=0.3)
+sac = partial(make_sac, SPEC)
 SAC_CASES: dict[str, Callable[[], Algorithm]] = {
-    **{
-        f"sac {name}": partial(make_sac, SPEC, actor_gradient=method, critic_gradient=method)
-        for name, method in METHODS.items()
-    },
-    "multi_head pcgrad": lambda: make_sac(
-        SPEC,
-        **multi_head(),
-        actor_gradient=METHODS["pcgrad"],
-        critic_gradient=METHODS["pcgrad"],
-    ),
-    "multi_head mean": lambda: make_sac(SPEC, **multi_head()),
+    **{f"sac {name}": partial(sac, **by(name)) for name in METHODS},
+    "multi_head pcgrad": partial(sac, **MULTI_HEAD, **by("pcgrad")),
+    "multi_head mean": partial(sac, **MULTI_HEAD),
     # some losses are above the limit, so that w is reinitialized
-    "paco repairs": lambda: make_sac(
-        SPEC, **both(networks.PaCo, width=8, depth=1, num_sets=2, max_loss=2.0, output_bound=0.3)
+    "paco repairs": partial(
+        sac, **both(networks.PaCo, width=8, depth=1, num_sets=2, max_loss=2.0, output_bound=0.3)
     ),
-    "moore": lambda: make_sac(SPEC, **both(networks.MOORE, width=8, depth=1, num_experts=2)),
-    "care": lambda: make_sac(
-        named_spec(),
+    "moore": partial(sac, **both(networks.MOORE, width=8, depth=1, num_experts=2)),
+    "care": partial(
+        make_sac,
+        NAMED,
         encoder=partial(networks.CARE, width=8, depth=1, out_dim=5, context_dim=5),
         auxiliaries=[Decoding],
     ),
-    "masked bodies, hipbmdp, sac_ae": lambda: make_sac(
-        masked_spec(),
+    "masked bodies, hipbmdp, sac_ae": partial(
+        make_sac,
+        MASKED,
         encoder=partial(networks.MLPEncoder, width=8, out_dim=5, context=networks.Embedding),
         auxiliaries=[partial(HiPBMDP, width=8), auxiliaries.Reconstruction],
         actor_gradient=METHODS["pcgrad"],
         encoder_tau=0.05,
     ),
-    "categorical": lambda: make_sac(
-        SPEC, value=partial(Categorical, num_bins=11), reward_scale=MeanReward
-    ),
-    "return range": lambda: make_sac(SPEC, reward_scale=ReturnRange),
-    "masked bodies, standardize per task": lambda: make_sac(
-        masked_spec(), encoder=networks.Standardize
-    ),
-    "masked bodies, standardize per task, outliers": lambda: make_sac(
-        masked_spec(), encoder=partial(networks.Standardize, clip=1.5)
-    ),
-    "standardize, outliers": lambda: make_sac(
-        SPEC, encoder=partial(networks.Standardize, clip=1.5)
-    ),
-    "standardize, auxiliary, one temperature": lambda: make_sac(
-        SPEC,
-        encoder=networks.Standardize,
+    "categorical": partial(sac, value=partial(Categorical, num_bins=11), reward_scale=MeanReward),
+    "return range": partial(sac, reward_scale=ReturnRange),
+    "masked bodies, standardize per task": partial(make_sac, MASKED, **STANDARDIZE),
+    "masked bodies, standardize per task, outliers": partial(make_sac, MASKED, **OUTLIERS),
+    "standardize, outliers": partial(sac, **OUTLIERS),
+    "standardize, auxiliary, one temperature": partial(
+        sac,
+        **STANDARDIZE,
         auxiliaries=[Decoding],
         temperature=partial(Temperature, per_task=False),
     ),
-    "distral masked bodies pcgrad": lambda: make_distral(
-        masked_spec(), encoder=networks.Standardize, actor_gradient=METHODS["pcgrad"]
+    "distral masked bodies pcgrad": partial(
+        make_distral, MASKED, **STANDARDIZE, actor_gradient=METHODS["pcgrad"]
     ),
-    "bc masked bodies, standardize, famo": lambda: make_bc(
-        masked_spec(), encoder=networks.Standardize, actor_gradient=METHODS["famo"]
+    "bc masked bodies, standardize, famo": partial(
+        make_bc, MASKED, **STANDARDIZE, actor_gradient=METHODS["famo"]
     ),
-    "skipped step": lambda: make_sac(SPEC, on_nonfinite="skip"),
-    "td3 masked bodies, standardize, pcgrad": lambda: make_td3(
-        masked_spec(),
-        encoder=networks.Standardize,
-        actor_gradient=METHODS["pcgrad"],
-        critic_gradient=METHODS["pcgrad"],
-        reward_scale=ReturnRange,
+    "skipped step": partial(sac, on_nonfinite="skip"),
+    "td3 masked bodies, standardize, pcgrad": partial(
+        make_td3, MASKED, **STANDARDIZE, **by("pcgrad"), reward_scale=ReturnRange
     ),
 }
+ppo = partial(make_ppo, SPEC, num_steps=STEPS, num_minibatches=3)
 PPO_CASES: dict[str, Callable[[], Algorithm]] = {
-    "ppo": partial(make_ppo, SPEC, num_steps=STEPS, num_minibatches=3),
-    "ppo standardize pcgrad": partial(
-        make_ppo,
-        SPEC,
-        encoder=networks.Standardize,
-        actor_gradient=METHODS["pcgrad"],
-        critic_gradient=METHODS["pcgrad"],
-        num_steps=STEPS,
-        num_minibatches=3,
-        max_kl=1e-4,
-    ),
+    "ppo": ppo,
+    "ppo standardize pcgrad": partial(ppo, **STANDARDIZE, **by("pcgrad"), max_kl=1e-4),
 }
 CASES = {**SAC_CASES, **PPO_CASES}
 
