@@ -1,4 +1,4 @@
-"""An algorithm of your own: multi-task DDPG (Lillicrap et al. 2016, arXiv 1509.02971).
+"""A custom algorithm: multi-task DDPG (Lillicrap et al. 2016, arXiv 1509.02971).
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or ``R, n``, ``D``
 observation, ``A`` action.
@@ -21,7 +21,7 @@ from mtrl_lightning.updates.targets import PolyakAverage, frozen_copy
 
 
 class NoisyAction(NamedTuple):
-    """A deterministic action, with Gaussian noise where the policy explores."""
+    """A deterministic action, with Gaussian noise when the policy explores."""
 
     action_BA: Tensor
     noise_std: float
@@ -31,7 +31,7 @@ class NoisyAction(NamedTuple):
         return self.action_BA
 
     def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a noisy action for standard normal noise; it has no density here, so zeros."""
+        """Return noisy actions for standard normal noise, and zeros as unused log densities."""
         action_BA = (self.action_BA + self.noise_std * noise_BA).clamp(-1.0, 1.0)
         return action_BA, action_BA.new_zeros(action_BA.shape[:-1])
 
@@ -47,7 +47,7 @@ class DDPG(Algorithm):
         discount: gamma, between 0 and 1.
         tau: how far the targets move at each update, above 0 and at most 1.
         noise_std: standard deviation of the exploration noise.
-        optimizer: of the actor, and of the critic.
+        optimizer: optimizer of the actor and of the critic.
         seed: of the weights and of all random numbers.
     """
 
@@ -103,7 +103,7 @@ class DDPG(Algorithm):
         }
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> NoisyAction:
-        """Return how the policy acts."""
+        """Return the policy's actions."""
         return NoisyAction(self.action(self.actor, observation_BD, task_B), self.noise_std)
 
     def action(self, actor: Network, observation_BD: Tensor, task_B: Tensor) -> Tensor:

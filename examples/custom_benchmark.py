@@ -1,4 +1,4 @@
-"""A benchmark of your own that also evaluates tasks on gravities it is never trained on."""
+"""A custom benchmark that also evaluates its tasks on held-out gravities."""
 
 from functools import partial
 from typing import Any
@@ -43,7 +43,7 @@ class Episodes(gym.Wrapper):
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
         seed = self.next_seed if seed is None else seed
-        # only a test episode has a seed of its own; training uses one random stream
+        # only test episodes have their own seeds; training uses one random stream
         self.next_seed = seed + 1 if self.is_test and seed is not None else None
         observation, info = self.env.reset(seed=seed, options=options)
         pendulum: Any = self.env.unwrapped
@@ -54,7 +54,7 @@ class Episodes(gym.Wrapper):
 class Pendulums(Benchmark):
     """Swing up a pendulum; a task is a range of gravities."""
 
-    splits = tuple(GRAVITIES)  # the first is trained on, each of the others is evaluated
+    splits = tuple(GRAVITIES)  # the first is for training, the others for evaluation
 
     @property
     def spec(self) -> EnvSpec:

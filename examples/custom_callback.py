@@ -1,4 +1,4 @@
-"""A callback of your own: end the run when every task is solved."""
+"""A custom callback that stops training when every task is solved."""
 
 from functools import partial
 
@@ -10,17 +10,17 @@ from mtrl_lightning.networks import MLP
 
 
 class StopWhenSolved(Callback):
-    """Stop when an evaluation's worst task reaches a success.
+    """Stop training when the success rate of the worst task reaches a threshold.
 
     Args:
-        success: share of test episodes that has to succeed, from 0 to 1.
+        success: required success rate of every task, from 0 to 1.
     """
 
     def __init__(self, success: float = 0.9) -> None:
         self.success = success
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after every evaluation, whose metrics are in ``trainer.callback_metrics``."""
+        """Check the evaluation's metrics, which are in ``trainer.callback_metrics``."""
         success = {
             name.removeprefix("eval/success/"): float(value)
             for name, value in trainer.callback_metrics.items()

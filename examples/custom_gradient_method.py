@@ -1,4 +1,4 @@
-"""A gradient method of your own: all tasks' gradients get the same length before they are averaged.
+"""A custom gradient method: rescale all task gradients to the same norm, then average them.
 
 Shapes: ``R`` trained tasks.
 """
@@ -26,18 +26,18 @@ class EqualNorms(GradientMethod):
 
     def __init__(self, spec: EnvSpec, *, power: float = 1.0) -> None:
         super().__init__(spec)
-        self.power = power  # state that changes belongs into a buffer: it is then in checkpoints
+        self.power = power  # register mutable state as buffers, which checkpoints contain
 
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
-        """Set every parameter's ``.grad``; parameters of one task get the mean loss's gradient."""
+        """Set every parameter's ``.grad``; task-specific ones get the mean loss's gradient."""
         gradients = TaskGradients.from_losses(loss_R, parameters)
-        # what is assigned here is logged, such as train/critic_conflicts
+        # these statistics are logged, for example as train/critic_conflicts
         _, self._statistics = gradients.combine_with(self._weights, equal_weights(len(loss_R)))
 
     def _weights(self, gram_RR: Tensor) -> Tensor:
-        """Return the weight of each task's gradient, from the products of all pairs."""
+        """Return the weight of each task's gradient, from the Gram matrix of the gradients."""
         norm_R = gram_RR.diagonal().sqrt().clamp(min=1e-8)
         return (norm_R.mean() / norm_R) ** self.power / len(norm_R)
 

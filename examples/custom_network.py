@@ -1,4 +1,4 @@
-"""A network of your own: each task opens and closes the hidden features that it uses."""
+"""A custom network: each task gates the shared hidden features."""
 
 from functools import partial
 
@@ -29,7 +29,7 @@ class GatedMLP(Network):
         self.trunk = nn.Sequential(
             nn.Linear(in_dim, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
         )
-        # different gates from the start: the task is no input of the layers
+        # random, so that tasks differ from the start: the layers do not receive the task
         self.gate_TH = Parameter(torch.randn(spec.num_tasks, width))
         self.head = nn.Linear(width, out_dim)
 
@@ -38,7 +38,7 @@ class GatedMLP(Network):
         return self.head(self.trunk(x_BD) * self.gate_TH[task_B].sigmoid())
 
     def task_axes(self) -> dict[str, TaskAxis]:
-        """Return which tensors have an axis of the tasks: here the rows of the gates."""
+        """Return the tensors with a task axis: here the rows of the gates."""
         return {"gate_TH": TaskAxis()}
 
 

@@ -1,4 +1,4 @@
-"""Train on Gymnasium environments of your own: one task per environment."""
+"""Train on custom Gymnasium environments, one task per environment."""
 
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ class Cart(gym.Env):
     """Push a cart to the origin and keep it there.
 
     Args:
-        mass: of the cart; it is not observed, so that only the task identifies it.
+        mass: mass of the cart; it is not observed, so only the task identifies it.
     """
 
     def __init__(self, mass: float) -> None:

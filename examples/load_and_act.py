@@ -1,4 +1,4 @@
-"""Load a checkpoint and act with it, in an environment and on numbers of your own."""
+"""Load a checkpoint and use its policy on your own observations and in an environment."""
 
 from functools import partial
 
@@ -24,8 +24,8 @@ if __name__ == "__main__":
 
     policy = load_policy(run.checkpoint)  # needs neither a trainer nor the benchmark
     print(policy.task_names, policy.env_steps)
-    print(policy.act([0.5, -0.5], "goal-1"))  # one observation, a task by its name
-    print(policy.act(np.zeros((2, 2)), [0, 2]))  # a batch, tasks by their numbers
+    print(policy.act([0.5, -0.5], "goal-1"))  # one observation, a task by name
+    print(policy.act(np.zeros((2, 2)), [0, 2]))  # a batch, tasks by index
     print(policy.act([0.5, -0.5], "goal-1", mode="explore"))  # a sample from the policy
 
     env = tasks.make_env(task=1, split="eval", seed=0)

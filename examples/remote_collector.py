@@ -1,7 +1,7 @@
-"""Collect in another process, and learn here from what it sends.
+"""Collect samples in another process, and learn from them in this one.
 
-The two exchange weights and samples through a pipe. In its place your machines may use Ray, the
-shared folder of a job array (``torch.save`` and ``torch.load``), or a socket.
+The two processes exchange weights and samples through a pipe. Across machines, use Ray, a shared
+folder (``torch.save`` and ``torch.load``) or a socket instead.
 """
 
 import multiprocessing
@@ -21,9 +21,9 @@ from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.rollout import Collector, Sample
 from mtrl_lightning.transitions import TransitionBatch
 
-TASKS = (0, 1, 2)  # of the collector's environments, each of which has a ring in the replay
-SAMPLE_STEPS = 60  # environment steps of a sample
-UPDATES = 20  # for each sample
+TASKS = (0, 1, 2)  # one environment each, with its own ring buffer in the replay
+SAMPLE_STEPS = 60  # environment steps per sample
+UPDATES = 20  # per sample
 WARMUP_STEPS = 600
 TOTAL_STEPS = 1_800
 
@@ -45,11 +45,11 @@ def make_agent() -> SAC:
 
 
 def collect(learner: Connection) -> None:
-    """Send a sample for every state that arrives; end when None does."""
+    """Send a sample for every state received; stop at None."""
     envs = VectorEnv(ToyReach(), list(TASKS), num_workers=0)
     collector = Collector(envs, make_agent())
     while (state := learner.recv()) is not None:
-        collector.set_state(state)  # leaves out weights that are older than its own
+        collector.set_state(state)  # ignores weights that are older than its own
         mode = "explore" if collector.weights_seq_no else "random"
         learner.send(collector.sample(num_steps=SAMPLE_STEPS, mode=mode))
 
@@ -59,7 +59,7 @@ class RemoteSamples(IterableDataset[TransitionBatch]):
 
     Args:
         agent: the algorithm that learns.
-        collector: the other process, which works on a sample while this one learns.
+        collector: the other process, which collects a sample while this one learns.
     """
 
     def __init__(self, agent: SAC, collector: Connection) -> None:
@@ -83,7 +83,7 @@ class RemoteSamples(IterableDataset[TransitionBatch]):
                     yield self.replay.sample(96)
 
     def send_weights(self) -> None:
-        """Send the agent's weights and their number."""
+        """Send the agent's weights and the number of updates applied to them."""
         self.collector.send(
             {"weights": self.agent.get_weights(), "weights_seq_no": self.agent.counters.updates}
         )
@@ -107,7 +107,7 @@ if __name__ == "__main__":
         enable_model_summary=False,
     )
     trainer.fit(agent, DataLoader(samples, batch_size=None))
-    here.recv()  # the sample under way, which would fill the pipe
+    here.recv()  # receive the pending sample, which would block the pipe
     here.send(None)
     process.join()
 

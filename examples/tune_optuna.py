@@ -1,8 +1,8 @@
-"""Tune options with Optuna: trials in a SQLite file, weak ones end early, several workers.
+"""Tune options with Optuna: several workers share trials in a SQLite file, weak trials are pruned.
 
     python examples/tune_optuna.py --trials 10 --workers 2
 
-Call it again, or at the same time on the same machine, to add trials to the study.
+Run it again, or several times at once on the same machine, to add trials to the study.
 """
 
 import argparse
@@ -23,7 +23,7 @@ FOLDER = Path("runs/tuned")
 
 
 class PruneWeak(Callback):
-    """Report the success of each evaluation, and end a run that Optuna finds weak.
+    """Report the success rate of each evaluation, and stop a run that Optuna prunes.
 
     Args:
         trial: the run's trial.
@@ -35,7 +35,7 @@ class PruneWeak(Callback):
         self.is_pruned = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Called after every evaluation, whose metrics are in ``trainer.callback_metrics``."""
+        """Report the evaluation's success rate from ``trainer.callback_metrics``."""
         if self.is_pruned:
             return
         self.num_evaluations += 1
@@ -45,7 +45,7 @@ class PruneWeak(Callback):
 
 
 def objective(trial: optuna.Trial) -> float:
-    """Train with the options that the trial suggests, and return the final success."""
+    """Train with the options that the trial suggests, and return the final success rate."""
     adam = partial(Adam, lr=trial.suggest_float("lr", 1e-4, 1e-2, log=True))
     network = partial(MLP, width=trial.suggest_categorical("width", [32, 64, 128]), depth=2)
     pruning = PruneWeak(trial)

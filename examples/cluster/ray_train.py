@@ -1,11 +1,11 @@
-"""Train on the workers of Ray Train, which starts them again after a failure.
+"""Train on the workers of Ray Train, which restarts them after a failure.
 
     python examples/cluster/ray_train.py ROOT
 
-If a worker fails, Ray ends the others and starts all again; they continue from ``last.ckpt``. On
-several machines, ``ROOT`` is a folder that all of them see, and ``num_nodes`` an option of the
-trainer. On GPUs, leave out ``accelerator``, add ``use_gpu=True`` to the ``ScalingConfig``, and set
-the backend to ``cpu:gloo,cuda:nccl``.
+If a worker fails, Ray stops the others and restarts all; training continues from ``last.ckpt``. On
+several machines, put ``ROOT`` on a shared file system and add ``num_nodes`` to the options of the
+trainer. On GPUs, remove ``accelerator``, add ``use_gpu=True`` to the ``ScalingConfig``, and set the
+backend to ``cpu:gloo,cuda:nccl``.
 """
 
 from __future__ import annotations
