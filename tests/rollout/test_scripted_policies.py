@@ -12,7 +12,7 @@ from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.rollout import Evaluator
 from tests.helpers.fakes import InOrder
 
-TASKS = list(metaworld.ALL_V3_ENVIRONMENTS)[::10]
+TASKS = list(metaworld.ALL_V3_ENVIRONMENTS)[::17]
 NUM_GOALS = 2
 
 
