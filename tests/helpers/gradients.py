@@ -3,14 +3,8 @@
 import torch
 from torch.nn import Parameter
 
-from mtrl_lightning.gradients.aligned_mtl import AlignedMTL
-from mtrl_lightning.gradients.cagrad import CAGrad
-from mtrl_lightning.gradients.fairgrad import FairGrad
-from mtrl_lightning.gradients.famo import FAMO
-from mtrl_lightning.gradients.gradnorm import GradNorm
-from mtrl_lightning.gradients.method import Mean, TaskParameters
-from mtrl_lightning.gradients.nash_mtl import NashMTL
-from mtrl_lightning.gradients.pcgrad import PCGrad
+from mtrl_lightning import gradients
+from mtrl_lightning.gradients import TaskParameters
 
 
 class Problem:
@@ -19,8 +13,8 @@ class Problem:
     A third shared parameter, ``unused``, has no effect on any loss.
     """
 
-    def __init__(self, gradients, offset=1.0):
-        self.gradient_RD = torch.as_tensor(gradients, dtype=torch.float32)
+    def __init__(self, gradient_RD, offset=1.0):
+        self.gradient_RD = torch.as_tensor(gradient_RD, dtype=torch.float32)
         num_tasks, size = self.gradient_RD.shape
         self.offset = offset
         self.shared = [Parameter(torch.zeros(size - 1, 1)), Parameter(torch.zeros(1))]
@@ -69,8 +63,8 @@ class Quadratic(Problem):
         )
 
 
-def update(method, gradients, generator=None, offset=1.0):
-    return Problem(gradients, offset).update(method, generator)
+def update(method, gradient_RD, generator=None):
+    return Problem(gradient_RD).update(method, generator)
 
 
 def random_gradients(num_tasks, size=6, seed=0):
@@ -83,14 +77,14 @@ def assert_near(found, expected, atol=1e-6, rtol=1e-5):
 
 
 METHODS = {
-    "mean": Mean,
-    "pcgrad": PCGrad,
-    "gradnorm": GradNorm,
-    "cagrad": CAGrad,
-    "cagrad_fast": lambda spec: CAGrad(spec, num_sampled=2),
-    "famo": FAMO,
-    "nash_mtl": NashMTL,
-    "nash_mtl_kept": lambda spec: NashMTL(spec, max_norm=1.0, update_every=2),
-    "aligned_mtl": AlignedMTL,
-    "fairgrad": FairGrad,
+    "mean": gradients.Mean,
+    "pcgrad": gradients.PCGrad,
+    "gradnorm": gradients.GradNorm,
+    "cagrad": gradients.CAGrad,
+    "cagrad_fast": lambda spec: gradients.CAGrad(spec, num_sampled=2),
+    "famo": gradients.FAMO,
+    "nash_mtl": gradients.NashMTL,
+    "nash_mtl_kept": lambda spec: gradients.NashMTL(spec, max_norm=1.0, update_every=2),
+    "aligned_mtl": gradients.AlignedMTL,
+    "fairgrad": gradients.FairGrad,
 }

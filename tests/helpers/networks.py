@@ -249,24 +249,15 @@ def soft_modularization(network, x_D, task):
     """Yang et al. 2020, module by module."""
     f_E = linear(network.encoder[2], linear(network.encoder[0], x_D).clamp(min=0))
     z_E = f_E * linear(network.task_encoder, told(network, task))
-    num_modules, depth = SOFT["num_modules"], len(network.layers)
+    num_modules = SOFT["num_modules"]
     g = [f_E.clamp(min=0)] * num_modules
     p = linear(network.routing[0], z_E.clamp(min=0))
     for layer, modules in enumerate(network.layers):
         outputs = [perceptron(modules, j, g[j]).clamp(min=0) for j in range(num_modules)]
-        num_taken = 1 if layer + 1 == depth else num_modules
-        g = [
-            sum(
-                share * output
-                for share, output in zip(
-                    softmax(p[num_modules * i : num_modules * (i + 1)]), outputs, strict=True
-                )
-            )
-            for i in range(num_taken)
-        ]
-        if layer + 1 < depth:
-            into = linear(network.routing_inputs[layer], p)
-            p = linear(network.routing[layer + 1], (into * z_E).clamp(min=0))
+        g = [softmax(p_M) @ torch.stack(outputs) for p_M in p.split(num_modules)]
+        if layer + 1 < len(network.layers):
+            into_E = linear(network.routing_inputs[layer], p)
+            p = linear(network.routing[layer + 1], (into_E * z_E).clamp(min=0))
     return linear(network.head, g[0])
 
 
