@@ -38,3 +38,10 @@ def test_success_in_the_bar_is_of_episodes_from_a_reset(tmp_path, capsys):
 
     fit(tmp_path, AddEpisodes(), EnvStepProgressBar(), enable_progress_bar=True)
     assert ", success=0.50," in bars(capsys)[-1]
+
+
+def test_a_disabled_bar_is_hidden(tmp_path, capsys):
+    bar = EnvStepProgressBar()
+    bar.disable()
+    fit(tmp_path, bar, kind="ppo", total_steps=20, enable_progress_bar=True)
+    assert bars(capsys) == []
