@@ -181,13 +181,13 @@ def residual_layers(module, x_D):
     return h_H
 
 
-def told(network, task):
+def task_input(network, task):
     """Return the features of the task."""
     return network.conditioning(torch.tensor([task]))[0]
 
 
 def mlp(network, x_D, task, layers=hidden_layers):
-    h_H = layers(network.trunk, torch.cat([x_D, told(network, task)]))
+    h_H = layers(network.trunk, torch.cat([x_D, task_input(network, task)]))
     if hasattr(network, "head"):
         return linear(network.head, h_H)
     if isinstance(network.heads, nn.Linear):
@@ -202,7 +202,7 @@ def head_of(heads, h_H, task):
 
 def film(network, x_D, task):
     """Perez et al. 2018: scale and shift of each feature, or one of each layer."""
-    numbers = network.modulation.weight @ told(network, task)
+    numbers = network.modulation.weight @ task_input(network, task)
     size = len(numbers) // (2 * SMALL["depth"])
     for layer in network.layers:
         delta_F, beta_F, numbers = numbers[:size], numbers[size : 2 * size], numbers[2 * size :]
@@ -218,14 +218,14 @@ def moore(network, x_D, task):
         u_H = perceptron(network.experts, k, x_D)
         rest_H = u_H - sum((u_H @ v_H) / (v_H @ v_H) * v_H for v_H in basis)
         basis.append(rest_H / rest_H.norm())
-    w_K = network.mixture.weight @ told(network, task)
+    w_K = network.mixture.weight @ task_input(network, task)
     features_H = torch.tanh(sum(w * v_H for w, v_H in zip(w_K, basis, strict=True)))
     return head_of(network.heads, features_H, task)
 
 
 def paco(network, x_D, task):
     """Sun et al. 2022: every parameter is a sum over the sets."""
-    w_K = network.composition.weight @ told(network, task)
+    w_K = network.composition.weight @ task_input(network, task)
     last = len(network.weights) - 1
     for i, (weight_KDH, bias_KH) in enumerate(zip(network.weights, network.biases, strict=True)):
         weight_DH, bias_H = (
@@ -248,7 +248,7 @@ def one_per_task(network, x_D, task):
 def soft_modularization(network, x_D, task):
     """Yang et al. 2020, module by module."""
     f_E = linear(network.encoder[2], linear(network.encoder[0], x_D).clamp(min=0))
-    z_E = f_E * linear(network.task_encoder, told(network, task))
+    z_E = f_E * linear(network.task_encoder, task_input(network, task))
     num_modules = SOFT["num_modules"]
     g = [f_E.clamp(min=0)] * num_modules
     p = linear(network.routing[0], z_E.clamp(min=0))
@@ -274,8 +274,8 @@ def care(encoder, x_D, task):
     """Sodhani et al. 2021, section 4: encoders, context, attention, and what the policy sees."""
     embedding = encoder.context.embedding
     table_TC = torch.from_numpy(load_embeddings(EMBEDDINGS, SPEC.task_names)).to(x_D)
-    told_C = getattr(embedding, "weight_TC", table_TC)[task]
-    context_C = encoded_task(encoder.context, told_C)
+    input_C = getattr(embedding, "weight_TC", table_TC)[task]
+    context_C = encoded_task(encoder.context, input_C)
     z = [perceptron(encoder.experts, k, x_D) for k in range(3)]
     attention_K = softmax(torch.stack([z_Z @ context_C.detach() for z_Z in z]))
     mixed_Z = sum(a * z_Z for a, z_Z in zip(attention_K, z, strict=True))
@@ -297,8 +297,8 @@ def gate(assignment, task):
     if isinstance(assignment, networks.Clusters):
         return CLUSTERS[task]
     embedding = getattr(assignment.scores.conditioning, "weight_TC", None)
-    told_C = one_hot_T.double() if embedding is None else embedding[task].detach()
-    score_K = encoded_task(assignment.scores, told_C)
+    input_C = one_hot_T.double() if embedding is None else embedding[task].detach()
+    score_K = encoded_task(assignment.scores, input_C)
     if isinstance(assignment, networks.Attention):
         return softmax(score_K / (1.0 if embedding is None else 0.3))
     best = sorted(range(3), key=lambda k: -score_K[k].item())[:2]

@@ -30,15 +30,13 @@ def test_the_conditioning_is_detached_and_all_else_learns(assignment, conditioni
     mixture = ENCODERS["mixture, gate"](
         SPEC, assignment=partial(assignment, conditioning=conditioning)
     )
-    told = randomize(mixture).assignment.scores.conditioning
-    assert not any(parameter.requires_grad for parameter in told.parameters())
-    told.requires_grad_(True)  # whoever does this must not train it either
+    frozen = randomize(mixture).assignment.scores.conditioning
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
+    frozen.requires_grad_(True)  # whoever does this must not train it either
     mixture(uniform(7, 4), torch.arange(7) % 3).square().sum().backward()
-    frozen = {id(parameter) for parameter in told.parameters()}
+    ids = {id(parameter) for parameter in frozen.parameters()}
     for parameter in mixture.parameters():
-        assert (parameter.grad is not None and parameter.grad.any()) == (
-            id(parameter) not in frozen
-        )
+        assert (parameter.grad is not None and parameter.grad.any()) == (id(parameter) not in ids)
 
 
 def test_words_are_whole_and_in_names_or_descriptions(tmp_path):
