@@ -25,7 +25,7 @@ class StopAt(Callback):
 
 
 @pytest.mark.parametrize("kind", ["sac", "ppo"])
-def test_resumed_and_extended_runs_log_the_rows_of_an_uninterrupted_one(tmp_path, kind):
+def test_resumed_and_extended_runs_log_the_same_rows(tmp_path, kind):
     whole_run, resumed, extended = (tmp_path / name for name in ("whole", "resumed", "extended"))
     fit(whole_run, kind=kind)
     whole = rows_of(whole_run)
@@ -62,7 +62,7 @@ def test_rows_of_lightnings_callbacks_have_env_steps(tmp_path):
     assert set(rates) == {3e-4} and steps == [60, *range(68, 120, 10)], "2 env steps each"
 
 
-def test_another_run_replaces_the_metrics_and_a_trial_writes_none(tmp_path):
+def test_another_run_replaces_the_metrics_a_trial_writes_none(tmp_path):
     fit(tmp_path / "trial", fast_dev_run=2)
     assert not (tmp_path / "trial" / "metrics.jsonl").exists()
     fit(tmp_path, kind="ppo", total_steps=40)

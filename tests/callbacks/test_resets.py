@@ -36,7 +36,7 @@ def test_networks_are_reset_on_schedule(tmp_path, resets, kind, every, expected)
     assert resets == expected
 
 
-def test_a_resumed_run_keeps_its_schedule_and_a_first_one_starts_now(tmp_path, resets):
+def test_a_resumed_run_keeps_its_schedule_or_starts_one(tmp_path, resets):
     fit(tmp_path / "limited", ResetCallback(30, times=2), total_steps=90)
     assert resets == []
     fit(tmp_path / "limited", ResetCallback(30, times=2), total_steps=180, ckpt_path="last")

@@ -30,7 +30,7 @@ def generator(seed=0):
 
 
 @every_method
-def test_update_is_the_mean_when_tasks_agree_and_of_a_single_task(name):
+def test_update_is_the_mean_of_equal_tasks_and_of_one(name):
     gradients = torch.tensor([0.3, -0.5, 0.2, 0.1]).expand(4, 4)
     assert_near(update(make(name, 4), gradients), gradients[0])
     problem, method = Quadratic([[0.2, -0.3, 0.4]]), make(name, 1)

@@ -28,7 +28,7 @@ def make(kind, log_std_TA=None, **options) -> PolicyStd:
     return made
 
 
-def test_state_independent_deviations_are_those_of_the_rows_tasks():
+def test_state_independent_deviations_are_those_of_the_tasks():
     made = make(StateIndependentStd, [[0.1, 0.2], [-1.0, -1.1], [-2.0, 0.3]])
     mean_BA = uniform(4, 2)
     policy = made.distribution(mean_BA, TASK_B)
@@ -37,7 +37,7 @@ def test_state_independent_deviations_are_those_of_the_rows_tasks():
     assert torch.equal(policy.log_std_BA, wanted)
 
 
-def test_state_dependent_deviations_are_added_and_stay_in_their_bounds():
+def test_state_dependent_deviations_stay_in_their_bounds():
     made = make(
         StateDependentStd, [[-1.0, -1.0], [-1.0, -1.0], [-0.5, 0.25]], minimum=-2.0, maximum=0.5
     )
@@ -50,7 +50,7 @@ def test_state_dependent_deviations_are_added_and_stay_in_their_bounds():
 
 
 @each_kind
-def test_groups_have_the_distributions_of_rows_in_single_precision(kind):
+def test_groups_have_the_distributions_of_rows_in_float32(kind):
     made = make(kind, 0.3 * uniform(3, 2))
     output_RnO = uniform(2, 3, 2 * made.outputs_per_action).bfloat16()
     task_Rn = torch.tensor([[0] * 3, [2] * 3])

@@ -28,7 +28,7 @@ def assert_equal(found, wanted, tolerance=1e-10):
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_samples_and_their_gradients_equal_automatic_differentiation():
+def test_samples_and_gradients_equal_autograd():
     inputs = uniform(500, 6, seed=1).double().chunk(2, -1)
     noise, action_weight, density_weight = uniform(500, 9, seed=2).double().chunk(3, -1)
 
@@ -49,7 +49,7 @@ def test_samples_and_their_gradients_equal_automatic_differentiation():
 
 
 @pytest.mark.parametrize("kind", [ClippedGaussian, SquashedGaussian])
-def test_densities_and_their_gradients_equal_automatic_differentiation(kind):
+def test_densities_and_gradients_equal_autograd(kind):
     inputs = uniform(500, 9, seed=1).double().chunk(3, -1)
 
     def values_and_gradients(log_prob):
@@ -132,7 +132,7 @@ def test_divergence_and_ratio_of_two_policies():
     assert far.log_ratio(near, torch.tensor([[0.5]])).item() == pytest.approx(3.0)
 
 
-def test_a_clipped_gaussian_is_a_normal_distribution_until_it_is_clipped():
+def test_a_clipped_gaussian_is_normal_until_it_is_clipped():
     policy, normal = policy_and_normal(ClippedGaussian)
     noise_BA = noise_of(500, 3)
     sample_BA = policy.draw(noise_BA)

@@ -146,7 +146,7 @@ def test_film_begins_as_the_same_network_for_every_task(scalar):
 @pytest.mark.parametrize(
     "conditioning", [networks.OneHot, networks.TaskEncoder, networks.Embedding]
 )
-def test_composed_weights_of_paco_begin_with_the_variance_of_one_set(conditioning):
+def test_composed_weights_begin_with_the_variance_of_one_set(conditioning):
     torch.manual_seed(0)
     options = {"width": 200, "depth": 2, "max_loss": None, "conditioning": conditioning}
     network = networks.PaCo(4, 2, spec_of(6), **options)
@@ -171,7 +171,7 @@ def test_routing_begins_nearly_even_and_its_shares_add_up_to_one():
         assert not torch.equal(p_BMM[2], p_BMM[0])
 
 
-def test_members_of_an_ensemble_have_their_own_weights_and_outputs():
+def test_members_of_an_ensemble_have_their_own_weights():
     ensemble = networks.Ensemble(lambda: networks.MLP(4, 1, spec_of(3), width=8), 3)
     x_BD, task_B = uniform(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
     q_QB = ensemble(x_BD, task_B)

@@ -40,7 +40,7 @@ def test_losses_that_explode_are_masked_and_give_no_gradient():
     assert make(max_loss=None).mask_losses(torch.tensor([1e9])).tolist() == [1e9]
 
 
-def test_exploding_tasks_begin_again_between_the_healthy_trained_ones():
+def test_exploding_tasks_restart_between_the_healthy_ones():
     network = make(num_tasks=5)
     before_TK = table(network)
     after_TK, _ = step(network, [1.0, 11.0, 2.0, NAN], (4, 1, 2, 0))  # task 3 is not trained
