@@ -88,7 +88,8 @@ def test_tasks_of_loss_zero_take_no_part():
         gradients.append(parameter.grad)
     assert_near(gradients[0], gradients[1])
     assert not gradients[2].any()
-    three.after_step(lambda: torch.tensor([0.5, 0.0, 9.0]))
+    three.after_step(lambda: torch.tensor([0.5, 2.0, 9.0]))
     none.after_step(lambda: torch.zeros(3))
-    assert torch.isfinite(three.logit_R).all() and three.logit_R[0] < three.logit_R[2]
+    # only the first loss fell: Adam's first step is the learning rate
+    assert_near(three.logit_R, [-0.025, 0.025, 0.025])
     assert not none.logit_R.any()
