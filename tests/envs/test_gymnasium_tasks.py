@@ -197,13 +197,17 @@ class WithoutConstructor(Line):
     action_space = Box(-3.0, 3.0, (1,), np.float32)
 
 
-@pytest.mark.parametrize("passes_on", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "render_mode"), [(Drawn, "rgb_array"), (Line, None), (WithoutConstructor, None)]
+    ("make", "render_mode"),
+    [
+        (Drawn, "rgb_array"),
+        (lambda **kwargs: Drawn(**kwargs), "rgb_array"),
+        (lambda **kwargs: Line(**kwargs), None),
+        (WithoutConstructor, None),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:.*render mode.*")
-def test_render_mode_is_passed_to_envs_that_take_one(passes_on, kind, render_mode):
-    make = (lambda **kwargs: kind(**kwargs)) if passes_on else kind
+def test_render_mode_is_passed_to_envs_that_take_one(make, render_mode):
     benchmark = GymnasiumTasks({"a": make}, horizon=3)
     assert benchmark.make_env(0, "eval", 0).render_mode is None
     assert benchmark.make_rendered_env(0, "eval", 0).render_mode == render_mode

@@ -27,13 +27,6 @@ AT = 6
 """The step, counted from 0, in which row 1 breaks: the second of its second episode."""
 ALL_VALID = [True] * 4
 TWO_VALID = [False, False, True, True]
-MESSAGES = {
-    "raise": "task 'goal-1', step 2 of its episode: RuntimeError: broken",
-    "nan": "task 'goal-1', step 2 of its episode: the observation",
-    "inf": "task 'goal-1', step 2 of its episode: the reward",
-    "die": "died (exit code 3)",
-    "hang": "gave no answer for 1 s",
-}
 
 
 def make(fault="raise", workers=0, seed=3, max_restarts=5, timeout=300.0, **options):
@@ -129,7 +122,7 @@ def test_fault_voids_one_step_of_its_group_only(workers, fault):
     assert ends == [4, AT + 5], "a new episode of five steps begins after the fault"
     assert envs.num_restarts == 1 and envs.fault is None
     (reason,) = reasons
-    assert MESSAGES[fault] in reason
+    assert "task 'goal-1', step 2 of its episode" in reason
     assert [a != b for a, b in zip(pids, later, strict=True)] == [True, False, False][:workers]
     assert not any(map(psutil.pid_exists, {*pids, *later}))
 
@@ -304,14 +297,23 @@ def test_exhausted_budget_returns_the_step_then_raises(workers, budget, fatal):
     assert restored.num_restarts == 0
 
 
-def test_group_that_stays_broken_exhausts_the_budget(tmp_path):
-    envs, reasons = make(log=str(tmp_path / "log"), broken_resets=99, max_restarts=3)
+def test_group_that_stays_broken_exhausts_the_budget():
+    seeds = []
+
+    class StaysBroken(OnceFaulty):
+        def make_env(self, task, split, seed):
+            env = super().make_env(task, split, seed)
+            seeds.append(seed)
+            if len(seeds) > 3:  # rebuilt
+                env.reset = lambda **kwargs: 1 / 0
+            return env
+
+    envs = VectorEnv(StaysBroken(), [0, 1, 2], num_workers=0, max_restarts=3)
     envs.reset()
-    results = run(envs, actions(AT + 1))
+    results = run(envs, actions(AT + 1)[:, :3])
     assert not results[-1].valid_E.any()
-    assert "still broken" in str(envs.fault) and "after 3 restarts" in str(envs.fault)
-    assert len(reasons) == 3
-    assert len((tmp_path / "log").read_text().splitlines()) == 4
+    assert "ZeroDivisionError" in str(envs.fault) and "after 3 restarts" in str(envs.fault)
+    assert len(set(seeds)) == len(seeds) == 4 * 3
 
 
 @pytest.mark.slow

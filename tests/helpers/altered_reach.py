@@ -17,43 +17,24 @@ class OnceFaulty(ToyReach):
     Args:
         fault: ``nan``, ``inf``, ``raise``, ``die`` (the process ends) or ``hang``.
         step: the step, counted since the environment was made, in which it breaks.
-        log: a file in which every environment that is made leaves a line.
-        broken_resets: so many environments that are made after the first raise when they are reset.
         task: which task; None for none.
         horizon: steps in an episode.
     """
 
-    def __init__(self, fault="raise", step=7, log=None, broken_resets=0, task=1, horizon=5):
+    def __init__(self, fault="raise", step=7, task=1, horizon=5):
         super().__init__(3, horizon)
-        self._options = (fault, step, broken_resets, log)
-        self._task, self._log = task, log
+        self._fault, self._step, self._task = fault, step, task
 
     def make_env(self, task, split, seed):
         env = super().make_env(task, split, seed)
-        if task != self._task:
-            return env
-        if self._log is not None:
-            with open(self._log, "a") as file:
-                file.write("made\n")
-        return _OnceBreaking(env, *self._options)
+        return _OnceBreaking(env, self._fault, self._step) if task == self._task else env
 
 
 class _OnceBreaking(gym.Wrapper):
-    def __init__(self, env, fault, step, broken_resets, log):
+    def __init__(self, env, fault, step):
         super().__init__(env)
-        self._fault = fault
-        self._step = step
+        self._fault, self._step = fault, step
         self._taken = 0
-        made = 1
-        if log is not None:
-            with open(log) as file:
-                made = len(file.readlines())
-        self._broken = 1 < made <= 1 + broken_resets
-
-    def reset(self, **kwargs):
-        if self._broken:
-            raise RuntimeError("still broken")
-        return self.env.reset(**kwargs)
 
     def step(self, action):
         observation, reward, *rest = self.env.step(action)
