@@ -60,6 +60,9 @@ def test_tasks_share_the_largest_spaces(tasks):
     assert np.array_equal(spec.action_mask_TA, is_own_action)
     for task, env in enumerate(envs):
         padded = pad_to_spec(env, spec)
+        bound_D = (is_own[task] * tasks[task][2]).astype(dtypes[task])
+        assert padded.observation_space == Box(-bound_D, bound_D, dtype=dtypes[task])
+        assert padded.action_space == spec.action_space
         action_A = np.where(is_own_action[task], 0.125, np.nan).astype(np.float32)
         observations = [padded.reset()[0], padded.step(action_A)[0]]
         places = (0.5, 0.5 - 0.125 * action_sizes[task])
