@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from mtrl_lightning.algorithms import SAC, Temperature
+from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.auxiliaries import LossInputs
 from mtrl_lightning.gradients import Mean
 from mtrl_lightning.networks import MLP, MultiHead, Network, Standardize
@@ -46,8 +46,8 @@ from tests.helpers.sac import (
     still,
 )
 
-ALPHA = 0.5
-TARGET_ENTROPY = -0.7
+ALPHA = [0.5, 0.2]
+TARGET_ENTROPY = [-0.7, -0.3]
 SEED = 5
 
 
@@ -79,11 +79,11 @@ class PlainUpdate:
     """First critics and encoder, then the actor on their new weights, then the rest."""
 
     def __init__(self) -> None:
-        m, s, c, k, w, log_alpha = hand.numbers(
-            hand.M, hand.S, hand.C, hand.K, hand.CRITICS, [math.log(ALPHA)] * 2
-        )
+        m, s, c, k, w, alpha = hand.numbers(hand.M, hand.S, hand.C, hand.K, hand.CRITICS, ALPHA)
+        log_alpha = alpha.detach().log().requires_grad_()
         target_w, target_k = hand.numbers(hand.TARGET_CRITICS, hand.TARGET_K)
         observation, action, reward, next_observation, terminated, task = hand.rows()
+        alpha_B = alpha.detach()[task]
         stream = Generators(SEED).get("learn", torch.device("cpu"))
         next_noise, noise = (torch.randn(4, 1, generator=stream).flatten() for _ in range(2))
 
@@ -91,7 +91,7 @@ class PlainUpdate:
             next_z = k * next_observation
             next_action, log_prob = hand.squashed(m[task] + c * next_z, s[task], next_noise)
             next_q = hand.q_values(target_w, target_k * next_observation, next_action).amin(0)
-            target = reward + hand.DISCOUNT * ~terminated * (next_q - ALPHA * log_prob)
+            target = reward + hand.DISCOUNT * ~terminated * (next_q - alpha_B * log_prob)
         q = hand.q_values(w, k * observation, action)
         self.q = q.mean().item()
         self.critic_loss_R = hand.task_means(((q - target) ** 2).sum(0))
@@ -100,11 +100,11 @@ class PlainUpdate:
         z = (k * observation).detach()
         action, log_prob = hand.squashed(m[task] + c * z, s[task], noise)
         q = hand.q_values(w.detach(), z, action).amin(0)
-        self.actor_loss_R = hand.task_means(ALPHA * log_prob - q)
+        self.actor_loss_R = hand.task_means(alpha_B * log_prob - q)
         (m, s, c), self.actor_grad_norm = hand.descend(self.actor_loss_R.mean(), m, s, c)
 
         self.entropy = -log_prob.mean().item()
-        miss = hand.task_means(log_prob.detach() + TARGET_ENTROPY)
+        miss = hand.task_means(log_prob.detach()) + torch.tensor(TARGET_ENTROPY)
         self.temperature_loss = (-log_alpha * miss).mean()
         (log_alpha,), _ = hand.descend(self.temperature_loss, log_alpha)
         self.alpha = log_alpha.exp().tolist()
@@ -129,11 +129,12 @@ def test_update_is_that_of_plain_pytorch():
     wanted = PlainUpdate()
     sac, log = recorded(
         partial(hand.by_hand, make_sac),
-        temperature=partial(Temperature, initial=ALPHA),
-        target_entropy=TARGET_ENTROPY,
         temperature_optimizer=partial(SGD, lr=hand.LEARNING_RATE),
         seed=SEED,
     )
+    with torch.no_grad():
+        sac.temperature.log_alpha.copy_(torch.tensor(ALPHA).log())
+        sac.target_entropy_T.copy_(torch.tensor(TARGET_ENTROPY))
     sac.training_step(hand.BATCH, 0)
     weights = {n: p for n, p in sac.state_dict().items() if "gradient" not in n}
     assert {name: value.tolist() for name, value in weights.items()} == {
