@@ -59,8 +59,8 @@ class Recorder(Mean):
         self.log = log
 
     def backward(self, loss_R, parameters, generator) -> None:
-        self.log.append((loss_R.detach().clone(), parameters.shared))
-        super().backward(loss_R, parameters, generator)
+        self.log.append((loss_R.detach().clone(), parameters))
+        loss_R.mean().backward()  # also to parameters of others, if they are in the graph
 
     def metrics(self):
         return {"conflicts": torch.tensor(float(len(self.log)))}
@@ -140,6 +140,10 @@ def test_update_is_that_of_plain_pytorch():
     assert {name: value.tolist() for name, value in weights.items()} == {
         name: close(value.tolist()) for name, value in wanted.weights.items()
     }
+    trained = [sac.encoder.k, *(member.w for member in sac.critic.members)]
+    for parameter, old in zip(trained, (hand.K, *hand.CRITICS), strict=True):
+        new = torch.tensor(old) - hand.LEARNING_RATE * parameter.grad
+        assert new.tolist() == close(parameter.tolist()), "no gradient of the actor's loss"
     losses = [loss_R.tolist() for loss_R, _ in log]
     assert losses == [close(wanted.critic_loss_R.tolist()), close(wanted.actor_loss_R.tolist())]
     assert sac.drain_metrics() == close(
@@ -165,9 +169,11 @@ def test_gradient_methods_see_trained_tasks_and_shared_weights():
     train(sac, 2)
     members = [p for member in sac.critic.members for p in shared_parameters(member)]
     shared = [[*sac.encoder.parameters(), *members], shared_parameters(sac.actor)]
-    assert [[id(p) for p in parameters] for _, parameters in log] == [
-        [id(p) for p in parameters] for parameters in shared * 2
-    ]
+    for (_, parameters), wanted in zip(log, shared * 2, strict=True):
+        assert [id(p) for p in parameters.shared] == [id(p) for p in wanted]
+    # the last hidden layers, before the heads
+    sizes = [[tuple(p.shape) for p in parameters.last_shared] for _, parameters in log[:2]]
+    assert sizes == [[(16, 16)] * 2, [(16, 16)]]
     assert [len(loss_R) for loss_R, _ in log] == [3] * 4
     alphas = sac.temperature.values().tolist()
     assert [alpha == 1 for alpha in alphas] == [False, True, False, False]
@@ -186,6 +192,7 @@ def test_what_a_network_freezes_stays_frozen():
     before = copy_of(tables)
     train(sac, 3)
     assert changed(tables, before) == set()
+    assert not any(parameter.requires_grad for parameter in tables.parameters())
 
 
 # ---- schedules, clipping, auxiliaries ----

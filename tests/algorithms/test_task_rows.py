@@ -60,22 +60,6 @@ def test_one_pass_methods_and_gpus_compute_all_rows_at_once(method, device):
     assert network.calls == [(T, ROWS)]
 
 
-def test_each_task_gets_its_rows_of_every_tensor():
-    x_RnD = uniform(T, ROWS, 2)
-    task_Rn = torch.tensor([1, 3, 4])[:, None].expand(T, ROWS)
-    given = []
-
-    def noting(x_1nD, task_1n):
-        given.append((x_1nD, task_1n))
-        return x_1nD * task_1n[..., None]
-
-    out_RnD = per_task_forward(None, noting, 0, x_RnD, task_Rn)
-    assert torch.equal(out_RnD, x_RnD * task_Rn[..., None])
-    for i, (x_1nD, task_1n) in enumerate(given):
-        assert torch.equal(x_1nD, x_RnD[i : i + 1])
-        assert torch.equal(task_1n, task_Rn[i : i + 1])
-
-
 class Apart(Mean):
     """The mean, by a method that says that it takes the tasks one by one."""
 
