@@ -2,43 +2,20 @@
 
 import pytest
 import torch
-from torch import nn
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients.gradnorm import GradNorm
-from mtrl_lightning.gradients.method import TaskParameters
 from tests.helpers.gradients import Problem, Quadratic, assert_near, random_gradients, update
 from tests.helpers.specs import spec_of
 
 
-class Net(nn.Module):
-    """Two shared layers, and one output per task."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(3, 5)
-        self.last = nn.Linear(5, 4)
-        self.heads = nn.Linear(4, 3)
-
-    def parameters_of(self):
-        shared = [*self.first.parameters(), *self.last.parameters()]
-        return TaskParameters(shared, list(self.heads.parameters()), [self.last.weight])
-
-    def losses(self, seed):
-        generator = torch.Generator().manual_seed(seed)
-        x_BD, y_BT = (torch.randn(8, 3, generator=generator) for _ in range(2))
-        out_BT = self.heads(self.last(self.first(x_BD).relu()).relu())
-        return (out_BT - y_BT * torch.tensor([1.0, 3.0, 10.0])).square().mean(0)
-
-
-def by_autograd(net, seed, weight_R, initial_R, asymmetry):
-    """Return the gradient of ``sum_i |G_i - target_i|`` through the gradients of the network."""
+def by_autograd(problem, last, weight_R, initial_R, asymmetry):
+    """Return the gradient of ``sum_i |G_i - target_i|`` through the gradients of the losses."""
     weight_R = weight_R.clone().requires_grad_()
-    loss_R = net.losses(seed)
+    loss_R = problem.losses()
     norms = []
     for loss in weight_R * loss_R:
-        (gradient,) = torch.autograd.grad(loss, net.last.weight, create_graph=True)
+        (gradient,) = torch.autograd.grad(loss, last, create_graph=True)
         norms.append(gradient.norm())
     norm_R = torch.stack(norms)
     ratio_R = (loss_R / initial_R).detach()
@@ -47,16 +24,22 @@ def by_autograd(net, seed, weight_R, initial_R, asymmetry):
 
 
 def test_the_weights_follow_the_gradient_of_the_paper():
-    net, method = Net(), GradNorm(spec_of(3), asymmetry=0.7, lr=0.05)
-    weight = nn.Parameter(torch.ones(3))
+    problem, method = Quadratic(random_gradients(3)), GradNorm(spec_of(3), asymmetry=0.7, lr=0.05)
+    last = problem.shared[0]  # without the second shared parameter
+    parameters = problem.parameters._replace(last_shared=[last])
+    weight = torch.nn.Parameter(torch.ones(3))
     adam = torch.optim.Adam([weight], lr=0.05)
-    initial_R = net.losses(0).detach()
-    for seed in range(4):
-        weight.grad = by_autograd(net, seed, weight.detach(), initial_R, 0.7)
+    initial_R = problem.losses().detach()
+    for _ in range(4):
+        weight.grad = by_autograd(problem, last, weight.detach(), initial_R, 0.7)
         adam.step()
         weight.data *= 3 / weight.data.sum()
-        method.backward(net.losses(seed), net.parameters_of(), torch.Generator())
+        for parameter in (*problem.shared, *problem.own):
+            parameter.grad = None
+        method.backward(problem.losses(), parameters, torch.Generator())
         assert_near(method.weight_R, weight.detach(), rtol=1e-4)
+        for parameter in (*problem.shared, *problem.own):
+            parameter.data -= 0.1 * parameter.grad
     assert torch.equal(method.initial_R, initial_R)
 
 
