@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from mtrl_lightning.__main__ import main
+from mtrl_lightning.compare import page
 from mtrl_lightning.compare.charts import Chart, Curve, draw, evaluation_charts
 from mtrl_lightning.compare.comparison import compare_runs, summarize
-from mtrl_lightning.compare.page import average_charts, write_page
+from mtrl_lightning.compare.page import write_page
 from mtrl_lightning.compare.record import read_run
 from mtrl_lightning.compare.statistics import Estimate
 from tests.helpers.recorded_runs import make_run, options_of
@@ -56,7 +57,8 @@ def compared(tmp_path):
         scores = {"reach": (0.0, 0.5, 0.6 + seed / 10), "push": (0.0, 0.0, 0.2)}
         for tau in (0.1, 0.2):
             options = options_of(seed, name=f"tau_{tau}", tau=tau)
-            make_run(tmp_path / "all" / f"tau_{tau}" / f"version_{seed}", scores, options=options)
+            folder = tmp_path / "all" / f"tau_{tau}" / f"version_{seed}"
+            make_run(folder, scores, options=options, rate=10.0 * seed)
     return tmp_path / "all"
 
 
@@ -76,14 +78,19 @@ def test_page_has_tables_curves_and_warnings(compared):
     assert all(image["src"].startswith("data:image/png;base64,") for image in images)
 
 
-def test_charts_have_the_curves_of_the_methods(compared):
-    by_steps, by_minutes = average_charts(compare_runs([str(compared)]))
+def test_charts_have_the_curves_of_the_methods(compared, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(page, "png", lambda charts: drawn.append(charts) or b"")
+    page_of(compared)
+    (by_steps, by_minutes), (push, reach) = drawn
     assert (by_steps.xlabel, by_minutes.xlabel) == ("env steps", "minutes of training")
-    assert by_steps.is_bounded and len(by_steps.curves) == 2
-    for curve in by_steps.curves:
-        assert list(curve.x_N) == [100, 200, 300]
-        assert curve.band.value == pytest.approx([0.0, 0.25, 0.45])
-    assert by_minutes.curves[0].x_N == pytest.approx([1 / 6, 1 / 3, 1 / 2])
+    assert by_minutes.curves[0].x_N == pytest.approx([0.125, 0.25, 0.375])
+    assert (push.title, push.is_bounded) == ("push", True)
+    for chart, value in ((by_steps, [0.0, 0.25, 0.45]), (reach, [0.0, 0.5, 0.75])):
+        assert len(chart.curves) == 2
+        for curve in chart.curves:
+            assert list(curve.x_N) == [100, 200, 300]
+            assert curve.band.value == pytest.approx(value)
 
 
 def test_page_of_one_run_escapes_names_and_loads_nothing(run):

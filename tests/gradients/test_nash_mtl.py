@@ -72,3 +72,4 @@ def test_weights_are_kept_and_applied_to_new_gradients():
     problem = Problem(gradients)
     assert_near(problem.update(method), kept[-1].float() @ gradients)
     assert_near(problem.own[0].grad, torch.tensor([1.0, 2.0, 3.0]) / 3)
+    assert_near(method.metrics()["weight_max"], 3 * kept[-1].max())
