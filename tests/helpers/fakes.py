@@ -237,11 +237,13 @@ class Recorder:
         self.observations = []
         self.tasks = []
         self.modes = []
+        self.noise = []
 
-    def act(self, observation_ED, task_E, mode):
+    def act(self, observation_ED, task_E, mode, noise_EA=None):
         self.observations.append(observation_ED.copy())
         self.tasks.append(task_E.copy())
         self.modes.append(mode)
+        self.noise.append(noise_EA)
         return self.policy.act(observation_ED, task_E, mode)
 
 

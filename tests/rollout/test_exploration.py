@@ -13,7 +13,7 @@ from mtrl_lightning.data import RolloutData
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout import Collector, CorrelatedNoise
-from tests.helpers.fakes import Constant
+from tests.helpers.fakes import Constant, Recorder
 from tests.helpers.fitting import QUIET, SMALL
 
 SPEC = ToyReach(2).spec
@@ -57,20 +57,9 @@ def test_an_algorithm_explores_with_the_noise_that_it_is_given(kind):
         np.testing.assert_allclose(chosen[1]["log_prob"], density.detach().numpy(), rtol=1e-4)
 
 
-class Recording:
-    """A policy that stands still, and keeps the noise that it received."""
-
-    def __init__(self):
-        self.noise = []
-
-    def act(self, observation_ED, task_E, mode, noise_EA=None):
-        self.noise.append(None if noise_EA is None else noise_EA.copy())
-        return np.zeros((len(task_E), 2), np.float32)
-
-
 def test_a_collector_explores_with_it_and_exploits_without():
     envs = VectorEnv(ToyReach(2, horizon=3), TASK_E.tolist(), num_workers=0)
-    collector = Collector(envs, Recording(), exploration=CorrelatedNoise(0.5))
+    collector = Collector(envs, Recorder(), exploration=CorrelatedNoise(0.5))
 
     def recorded(**options):
         collector.policy.noise.clear()
@@ -98,24 +87,14 @@ def test_policy_of_other_sizes_gets_its_own_noise():
         action_space=Box(-1.0, 1.0, (3,), np.float32),
         action_sizes=(2, 2),
     )
-
-    class Padded:
-        spec = own
-
-        def act(self, observation_ED, task_E, mode, noise_EA=None):
-            self.received = task_E.tolist(), noise_EA
-            return np.zeros((len(task_E), 3), np.float32)
-
-    policy = Padded()
-    collector = Collector(
-        VectorEnv(ToyReach(2), [0, 1], num_workers=0), policy, exploration=CorrelatedNoise()
-    )
+    policy = Recorder(Constant((0.0, 0.0, 0.0)), own)
+    envs = VectorEnv(ToyReach(2), [0, 1], num_workers=0)
+    collector = Collector(envs, policy, exploration=CorrelatedNoise())
     collector.exploration.seed(1)
     collector.step("explore")
-    tasks, noise_EA = policy.received
-    assert tasks == [1, 0]
+    assert policy.tasks[0].tolist() == [1, 0]
     expected_EA = np.random.default_rng(1).standard_normal((2, 2)).astype(np.float32)
-    assert np.array_equal(noise_EA, np.pad(expected_EA, ((0, 0), (0, 1))))
+    assert np.array_equal(policy.noise[0], np.pad(expected_EA, ((0, 0), (0, 1))))
 
 
 def test_a_policy_that_takes_no_noise_is_refused():
