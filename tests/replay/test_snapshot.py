@@ -87,6 +87,18 @@ def test_a_chunk_has_the_bytes_of_new_rows_up_to_its_size(tmp_path):
     assert 0 <= size - bytes_needed(make_fields(), 1_000) < headers
 
 
+def test_the_newest_rows_are_saved_and_not_written_again(tmp_path):
+    storage, other = make_storage(), make_storage()
+    add_to_all(storage, 0, 25)
+    manifest = ReplaySnapshots(tmp_path, save_last=10).save(storage)
+    snapshots = ReplaySnapshots(tmp_path, save_last=10)
+    snapshots.load(manifest, other)
+    assert held(other) == [ring[-4:] for ring in held(storage)], "10 of three rings, rounded up"
+    before = {path: path.stat().st_ino for path in tmp_path.iterdir()}
+    assert snapshots.save(other) == manifest
+    assert {path: path.stat().st_ino for path in tmp_path.iterdir()} == before
+
+
 # ---- writing ahead ----
 
 
