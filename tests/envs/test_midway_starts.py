@@ -282,10 +282,10 @@ def test_metaworld_repeats_and_continues_bit_exact(tasks):
         for _ in range(2)
     )
     envs.reset()
-    *_, last = run(envs, draw(envs, 5 * HORIZON + HORIZON // 2))
+    *_, last = run(envs, draw(envs, 3 * HORIZON + HORIZON // 2))
     assert last.midway_E.mean() > 0.5
     other.set_state(through_a_file(envs.get_state()))
-    action_SEA = draw(envs, 4 * HORIZON)
+    action_SEA = draw(envs, 2 * HORIZON)
     for here, there in zip(run(envs, action_SEA), run(other, action_SEA), strict=True):
         assert np.array_equal(here.observation_ED, there.observation_ED)
         assert np.array_equal(here.reward_E, there.reward_E)
