@@ -3,7 +3,6 @@
 import runpy
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +11,8 @@ import mtrl_lightning
 from mtrl_lightning import PPO, SAC, ToyConflict, ToyReach, read_metrics, train
 from mtrl_lightning.gradients import FAMO, PCGrad, TaskParameters
 from mtrl_lightning.networks import MLP
-from mtrl_lightning.networks.task_axes import shared_parameters
 from mtrl_lightning.transitions import TransitionBatch
-from tests.helpers.command_line import ROOT, resolve, short_train
+from tests.helpers.command_line import ROOT, short_train
 from tests.helpers.specs import spec_of
 
 pytestmark = pytest.mark.slow
@@ -66,39 +64,6 @@ def test_every_example_runs(name, tmp_path, monkeypatch, capsys):
     assert (folder / "checkpoints" / "last.ckpt").is_file()
 
 
-def test_custom_network_depends_on_the_task_and_shares_all_but_its_gates(example):
-    torch.manual_seed(0)
-    network = example("custom_network").GatedMLP(3, 2, spec_of(4), width=5)
-    x_BD = torch.ones(2, 3)
-    task_B = torch.tensor([0, 1])
-    first_BD, second_BD = output_BD = network(x_BD, task_B)
-    assert not torch.allclose(first_BD, second_BD)
-    torch.testing.assert_close(network(x_BD[:, None], task_B[:, None])[:, 0], output_BD)
-    shared = {id(parameter) for parameter in shared_parameters(network)}
-    own = [name for name, p in network.named_parameters() if id(p) not in shared]
-    assert own == ["gate_TH"]
-
-
-def test_yaml_names_the_custom_classes(example):
-    example("custom_network")
-    names = ("base", "env/toy", "algorithm/mtsac", "network/mlp", "../examples/custom_network")
-    method = {"class_path": "custom_gradient_method.EqualNorms", "init_args": {"power": 0.5}}
-    callback = {"class_path": "custom_callback.StopWhenSolved", "init_args": {"success": 0.9}}
-    options = [
-        f"--model.init_args.critic_gradient={method}",
-        f"--trainer.callbacks=[{callback}]",
-    ]
-    resolved = resolve(*names, options=options)
-    given = resolved["model"]["init_args"]
-    for part in ("actor", "critic"):
-        assert given[part]["class_path"] == "custom_network.GatedMLP"
-        assert given[part]["init_args"]["width"] == 64
-    assert given["critic_gradient"] == method
-    assert resolved["trainer"]["callbacks"] == [callback]
-    algorithm = resolve("base", "env/toy", options=["--model=custom_algorithm.DDPG"])["model"]
-    assert algorithm["class_path"] == "custom_algorithm.DDPG"
-
-
 @pytest.mark.parametrize(
     ("power", "expected"), [(0.0, [0.5, 2.0]), (1.0, [1.25, 1.25])], ids=["mean", "equal norms"]
 )
@@ -125,14 +90,6 @@ def test_custom_algorithm_bootstraps_where_the_task_did_not_end(example):
     assert algorithm.critic_target(batch).tolist() == [[6.0], [2.0]]
 
 
-@pytest.mark.parametrize(("worst", "stops"), [(0.8, False), (0.9, True)])
-def test_custom_callback_stops_when_the_worst_task_is_solved(example, worst, stops):
-    metrics = {"eval/success": 0.1, "eval/success/a": 1.0, "eval/success/b": worst}
-    trainer = SimpleNamespace(callback_metrics=metrics, should_stop=False)
-    example("custom_callback").StopWhenSolved(0.9).on_validation_end(trainer, None)
-    assert trainer.should_stop == stops
-
-
 @pytest.mark.parametrize(
     ("split", "low", "high"), [("train", 0, 99), ("eval", 0, 10), ("eval_extrapolation", 11, 99)]
 )
@@ -147,27 +104,6 @@ def test_custom_benchmark_repeats_its_test_episodes(example, split, low, high):
     # training goes through one stream of draws
     assert (following == fourth) == (split != "train")
     assert low < min(gravities) and max(gravities) < high
-
-
-def test_weak_trial_of_the_study_ends_at_the_evaluation_that_shows_it(
-    example, tmp_path, monkeypatch
-):
-    optuna = pytest.importorskip("optuna")
-    monkeypatch.chdir(tmp_path)
-    tuning = example("tune_optuna")
-
-    def train_shortly(*parts, evaluation, **options):
-        return short_train(*parts, evaluation={"every": 30}, **options)
-
-    monkeypatch.setattr(tuning, "train", train_shortly)
-    study = tuning.open_study()
-    study.pruner = optuna.pruners.ThresholdPruner(lower=2.0, n_warmup_steps=2)
-    study.optimize(tuning.objective, n_trials=1)
-    (trial,) = tuning.open_study().trials  # read from the file, as another worker does
-    assert trial.state == optuna.trial.TrialState.PRUNED
-    assert len(trial.intermediate_values) == 2
-    steps = read_metrics(tmp_path / "runs/tuned/trial_0000/version_0")["eval/success"][0]
-    assert len(steps) == 2 and steps[-1] < 120
 
 
 def documented_metrics():

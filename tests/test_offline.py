@@ -97,23 +97,3 @@ def test_other_demonstrations_do_not_continue_a_run(command_line, demonstrations
     os.symlink(demonstrations, moved)
     clone(command_line, moved, "--ckpt_path=last")
     assert counters(command_line)["updates"] == 60
-
-
-def test_skipped_updates_are_counted(command_line, demonstrations, monkeypatch):
-    loss, calls = BehaviourCloning.actor_loss, []
-
-    def broken(self, batch):
-        calls.append(batch)
-        loss_R, error = loss(self, batch)
-        return (loss_R * float("nan") if len(calls) in (3, 5) else loss_R), error
-
-    monkeypatch.setattr(BehaviourCloning, "actor_loss", broken)
-    clone(
-        command_line,
-        demonstrations,
-        "--data.total_steps=10",
-        "--model.init_args.on_nonfinite=skip",
-    )
-    found = counters(command_line)
-    assert (found["updates"], found["skipped_updates"]) == (10, 2)
-    assert read_metrics(command_line.folder())["fault/skipped_updates"][1][-1] == 2

@@ -14,28 +14,12 @@ from tests.helpers.runs import assert_same
 
 HALF = 30
 """Env steps of one environment to the middle of its second episode."""
-
-
-def trained(benchmark, root, steps, data, **options):
-    small = partial(MLP, width=8, depth=1)
-    return train(
-        benchmark,
-        partial(SAC, encoder=Convolutions, actor=small, critic=small),
-        total_steps=steps,
-        root=str(root),
-        data={
-            "batch_size": 8,
-            "capacity": 48,  # the rings wrap around
-            "warmup_steps": 10,
-            "chunk_mebibytes": 0.01,
-            **data,
-        },
-        checkpoint={"every_n_env_steps": steps // 2, "save_top_k": -1},
-        evaluation={"every": 1_000, "num_episodes": 1, "num_workers": 0},
-        metrics={"every": HALF},
-        trainer={"enable_progress_bar": False},
-        **options,
-    )
+DATA = {
+    "batch_size": 8,
+    "capacity": 48,  # the rings wrap around
+    "warmup_steps": 10,
+    "chunk_mebibytes": 0.01,
+}
 
 
 def end_of(run):
@@ -43,10 +27,8 @@ def end_of(run):
     last = load_checkpoint(run.checkpoint)
     replay = last["ReplayData"]["replay"]
     assert replay["layout"]["frames"] > 0
-    files = [
-        (run.folder / "replay" / chunk["file"]).read_bytes()
-        for chunk in replay["all_ranks"]["chunks"]
-    ]
+    chunks = replay["all_ranks"]["chunks"]
+    files = [(run.folder / "replay" / chunk["file"]).read_bytes() for chunk in chunks]
     parts = ("state_dict", "optimizer_states", "ReplayData")
     return {part: last[part] for part in parts}, files, run.evaluation
 
@@ -55,22 +37,35 @@ def end_of(run):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_run_from_pixels_resumes_in_mid_episode(tmp_path, num_workers):
     """Two tasks that draw themselves with workers, else one that MuJoCo draws."""
-    options = {"num_workers": num_workers}
-    data = {}
+    data = DATA
     if num_workers:
         benchmark = Pixels(ToyReach(2, horizon=20), size=16)
     else:
         pytest.importorskip("dm_control")
         skip_without_renderer()
         benchmark = DMControl(["cartpole-swingup"], horizon=40)
-        data = {"pixels": partial(Pixels, size=16)}
+        data = {**DATA, "pixels": partial(Pixels, size=16)}
     steps = 2 * HALF * benchmark.spec.num_tasks
-    whole = trained(benchmark, tmp_path, steps, data, **options)
+    small = partial(MLP, width=8, depth=1)
+    trained = partial(
+        train,
+        benchmark,
+        partial(SAC, encoder=Convolutions, actor=small, critic=small),
+        total_steps=steps,
+        root=str(tmp_path),
+        data=data,
+        num_workers=num_workers,
+        checkpoint={"every_n_env_steps": steps // 2, "save_top_k": -1},
+        evaluation={"every": 1_000, "num_episodes": 1, "num_workers": 0},
+        metrics={"every": HALF},
+        trainer={"enable_progress_bar": False},
+    )
+    whole = trained()
     states, files, evaluation = end_of(whole)
+    assert any(key.startswith("eval/return") for key in evaluation)
     (middle,) = whole.folder.glob(f"checkpoints/*{steps // 2}.ckpt")
-    continued = trained(benchmark, tmp_path, steps, data, ckpt_path=str(middle), **options)
+    continued = trained(ckpt_path=str(middle))
     assert continued.folder == whole.folder
     found = end_of(continued)
     assert_same(found[0], states)
     assert found[1:] == (files, evaluation)
-    assert any(key.startswith("eval/return") for key in evaluation)

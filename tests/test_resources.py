@@ -1,11 +1,7 @@
-"""Free memory, the memory that the process keeps, and copies to a device."""
+"""Free memory, and copies to a device."""
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,38 +10,6 @@ import pytest
 import torch
 
 from mtrl_lightning.utils import devices
-
-FAULTS = """
-import resource, sys, torch
-from mtrl_lightning.utils.devices import keep_freed_memory
-
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
-torch.set_num_threads(1)
-x = torch.ones(500_000)
-def update():  # layers' activations: allocated one after another, all freed at the end
-    activations = [x + 1 for _ in range(10)]
-for _ in range(5):
-    update()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
-    update()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
-def test_kept_memory_is_used_again_without_page_faults():
-    faults = {}
-    # or it depends on what lies above what is freed
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
-    for how in ("keep", "give back"):
-        line = [sys.executable, "-c", FAULTS, how]
-        done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
-        faults[how] = int(done.stdout)
-    assert faults["give back"] > 10_000, "otherwise there would be nothing to keep"
-    assert faults["keep"] < faults["give back"] / 10
 
 
 def test_free_memory_is_that_of_the_device(monkeypatch):

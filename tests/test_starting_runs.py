@@ -9,15 +9,15 @@ from lightning.pytorch import Callback
 
 from mtrl_lightning import SAC, ToyReach, load_policy
 from mtrl_lightning.networks import MultiHead, Standardize
-from tests.helpers.command_line import leave_out_curves
 from tests.helpers.runs import assert_same_end, small
+
+pytestmark = pytest.mark.slow
 
 NETWORK = partial(MultiHead, width=16, depth=1)
 SMALL = partial(
     SAC, actor=NETWORK, critic=NETWORK, encoder=partial(Standardize, per_task=True, num_updates=5)
 )
-METAWORLD = ["--data.benchmark=mtrl_lightning.envs.MetaWorld"]
-HORIZON = "--data.benchmark.init_args.horizon=23"
+OBSERVATIONS = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
 
 
 class Named(ToyReach):
@@ -33,9 +33,6 @@ class Named(ToyReach):
         return super().spec._replace(task_names=self._names)
 
 
-OBSERVATIONS = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
-
-
 class FirstActions(Callback):
     """Keeps the actions that a run's policy chooses for two tasks before it is trained."""
 
@@ -43,44 +40,44 @@ class FirstActions(Callback):
         self.actions = [pl_module.act(OBSERVATIONS, np.full(9, task), "exploit") for task in (0, 2)]
 
 
-@pytest.mark.slow
-def test_a_run_of_other_tasks_starts_from_a_policy(tmp_path, caplog, monkeypatch):
-    leave_out_curves(monkeypatch)
+def test_a_run_of_other_tasks_starts_from_a_policy(tmp_path, caplog):
     caplog.set_level("INFO", logger="lightning.pytorch")
     source = small(Named("a", "b", "c"), tmp_path, algorithm=SMALL, name="source", total_steps=300)
-    before = load_policy(source.folder)
-    first = FirstActions()
-    start = partial(small, Named("c", "d", "a"), tmp_path, algorithm=SMALL, name="next")
-    start(init_from=source.folder, total_steps=120, callbacks=[first])
+    before, first = load_policy(source.folder), FirstActions()
+    small(
+        Named("c", "d", "a"),
+        tmp_path,
+        algorithm=SMALL,
+        name="next",
+        init_from=source.folder,
+        total_steps=120,
+        callbacks=[first],
+    )
     for actions, task in zip(first.actions, ("c", "a"), strict=True):
         expected = before.act(OBSERVATIONS, task)
         np.testing.assert_allclose(actions, expected, rtol=0, atol=1e-6)
     assert "Tasks copied: c, a\nNew tasks: d" in caplog.text
-    # the policy does not have to be there any more
-    shutil.rmtree(source.folder)
-    start(ckpt_path="last", total_steps=150)
 
 
-@pytest.mark.slow
-def test_metaworld_run_starts_from_other_tasks_and_resumes(command_line, caplog, monkeypatch):
-    leave_out_curves(monkeypatch)
+def test_metaworld_run_starts_from_other_tasks_and_resumes(command_line, caplog):
     fit = partial(
         command_line,
         "fit",
-        *METAWORLD,
+        "--data.benchmark=mtrl_lightning.envs.MetaWorld",
+        "--data.benchmark.init_args.horizon=23",
         *(f"--{section}.every=150" for section in ("evaluation", "metrics")),
         "--checkpoint.every_n_env_steps=150",
         configs=("base", "env/toy", "algorithm/mtsac", "network/multi_head", "gradient/mean"),
     )
     three = "--data.benchmark.init_args.tasks=[reach,push,box-close]"
-    fit(three, HORIZON, "--name=source", "--data.total_steps=330")
+    fit(three, "--name=source", "--data.total_steps=330")
     source = command_line.folder("source")
-    two = ["--data.benchmark.init_args.tasks=[box-close,drawer-open]", HORIZON]
-    start = [*two, f"--init_from={source}", "--init_new_tasks=mean", "--data.warmup_steps=40"]
+    start = ["--data.benchmark.init_args.tasks=[box-close,drawer-open]", f"--init_from={source}"]
+    start += ["--init_new_tasks=mean", "--data.warmup_steps=40"]
     fit(*start, "--name=whole", "--data.total_steps=300")
     assert "Tasks copied: box-close-v3\nNew tasks: drawer-open-v3" in caplog.text
     fit(*start, "--name=parts", "--data.total_steps=150")
-    source.rename(source.with_name("elsewhere"))
+    shutil.rmtree(source)  # it is no longer needed
     parts = command_line.folder("parts")
     command_line("fit", f"--resume={parts}", "--data.total_steps=300", configs=(), small=False)
     assert_same_end(command_line, "whole", "parts")

@@ -27,8 +27,6 @@ QUICK = [
     ["export", "--nothing"],
 ]
 """Commands that answer without any of them."""
-OF_LIGHTNING = {"matplotlib", "scipy", "torchmetrics"}
-"""What ``import lightning.pytorch`` brings along; the program itself could do without."""
 RUN = """
 import contextlib, io, json, sys
 from mtrl_lightning.__main__ import main
@@ -53,12 +51,3 @@ def imported(*commands):
 def test_what_trains_nothing_imports_no_large_library():
     for command, (printed, packages) in zip(QUICK, imported(*QUICK), strict=True):
         assert printed and packages == set(), command
-
-
-def test_training_commands_import_no_simulator_or_logger_first():
-    needed = {"gymnasium", "jsonargparse", "lightning", "numpy", "torch", *OF_LIGHTNING}
-    help_of_fit, misspelled = imported(
-        ["fit", "--help"], ["validate", "mt10", "--evaluation.evry=5"]
-    )
-    assert "--resume RUN" in help_of_fit[0] and "--evaluation.evry=5" in misspelled[0]
-    assert help_of_fit[1] == misspelled[1] == needed

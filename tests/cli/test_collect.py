@@ -1,6 +1,5 @@
 """``collect`` writes episodes of a policy, and refuses early what cannot work."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.demonstrations import open_data_sets
 from mtrl_lightning.policy import load_policy
+from tests.helpers.command_line import fails
 from tests.helpers.demonstrations import need_minari, read_episodes
 
 TOY = ["--policy=random", "--env=env/toy", "--episodes=2", "--num_workers=0"]
@@ -22,27 +22,24 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def error_of(capsys, *args):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["collect", *args])
-    assert exit_info.value.code == 2
-    return capsys.readouterr().err
+    code, error = fails(main, capsys, ["collect", *args])
+    assert code == 2
+    return error
 
 
 def test_episodes_are_written_and_their_results_printed(capsys, tmp_path):
     main(["collect", *TOY, "--split=eval", "--seed=3", "--noise=0.1", "--", HORIZON, "7"])
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].split() == ["task", "episodes", "steps", "return", "attempts", "success"]
-    assert [line.split()[:3] for line in printed[1:4]] == [
-        [f"goal-{task}", "2", "14"] for task in range(3)
-    ]
-    assert printed[4].split()[0] == "mean"
-    assert printed[5].startswith("Collected in collections/toy_random:")
+    rows = [line.split() for line in printed[:5]]
+    assert rows[0] == ["task", "episodes", "steps", "return", "attempts", "success"]
+    assert [row[:3] for row in rows[1:4]] == [[f"goal-{task}", "2", "14"] for task in range(3)]
+    assert rows[4][0] == "mean" and "Collected in collections/toy_random:" in printed[5]
     data_sets = open_data_sets("collections/toy_random")
     assert [data.lengths for data in data_sets.values()] == [[7, 7]] * 3
     episodes = list(data_sets["goal-1"].episodes())
     assert "policy_action" in episodes[0].infos
     total = sum(one.rewards.sum() for one in episodes)
-    assert float(printed[2].split()[3]) == pytest.approx(total / 2, abs=0.06)
+    assert float(rows[2][3]) == pytest.approx(total / 2, abs=0.06)
     assert [one.seed for one in episodes] == [0, 1]
     assert data_sets["goal-1"].spec.horizon == 7
     facts = data_sets["goal-1"].facts
@@ -50,8 +47,7 @@ def test_episodes_are_written_and_their_results_printed(capsys, tmp_path):
     assert facts["benchmark"]["init_args"] == {"num_tasks": 3, "horizon": 7}
     assert (facts["policy"], facts["seed"], facts["split"]) == ("random", 3, "eval")
 
-    # before anything is built
-    assert "toy_random exists" in error_of(capsys, *TOY)
+    assert "toy_random exists" in error_of(capsys, *TOY), "before anything is built"
 
 
 @pytest.mark.parametrize(
@@ -102,8 +98,8 @@ def test_a_policy_of_the_package_acts_as_it_does_elsewhere(capsys):
 
 @pytest.mark.slow
 def test_a_run_acts_with_its_action_transforms(command_line, tmp_path):
-    transforms = [{"class_path": "tests.helpers.transforms.Scale", "init_args": {"factor": 0.5}}]
-    command_line.finished(f"--data.action_transforms={json.dumps(transforms)}")
+    transform = "{class_path: tests.helpers.transforms.Scale, init_args: {factor: 0.5}}"
+    command_line.finished(f"--data.action_transforms=[{transform}]")
     run = command_line.folder()
     main(["collect", f"--policy={run}", *TOY[1:], f"--folder={tmp_path / 'new'}"])
     policy = load_policy(run)

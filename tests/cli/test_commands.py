@@ -1,25 +1,18 @@
 """The commands besides fit and validate, and what surrounds all of them."""
 
 import importlib.metadata
-import logging
 import os
-import subprocess
 import sys
-import tomllib
-import warnings
 
 import pytest
-from lightning.pytorch import Trainer
 
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.cli import config_list
 from mtrl_lightning.cli.commands import COMMANDS
 from mtrl_lightning.cli.config_names import config_names
 from mtrl_lightning.envs.render import opengl
-from mtrl_lightning.errors import requirement
 from mtrl_lightning.runs import policies
-from mtrl_lightning.utils.quiet import LOGGER, quiet
-from tests.helpers.command_line import CONFIGS, ROOT, SMALL, config_args, fails
+from tests.helpers.command_line import CONFIGS, SMALL, config_args, fails
 
 OWN_TASKS = """
 from mtrl_lightning.envs import ToyReach
@@ -58,33 +51,12 @@ def test_list_finds_a_group_or_a_part_of_a_name_or_description(capsys):
     assert code == 2 and "gradeint" in error
 
 
-def test_list_ends_quietly_where_nobody_reads_on():
-    line = f"set -o pipefail; '{sys.executable}' -m mtrl_lightning list | head -n 1"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=ROOT)
-    assert (done.stdout, done.stderr) == (f"{config_list.COMPLETE}\n", "")
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_misspelled_option_is_refused(command, capsys):
     needed = {"export": ["run", "--to=onnx"], "compare": ["a"], "play": ["run"], "clear": ["run"]}
     needed["collect"] = ["--policy=random", "--env=env/toy", "--episodes=1"]
     code, error = fails(main, capsys, [command, *needed.get(command, []), "--hel"])
     assert code == 2 and "--hel" in error
-
-
-def test_a_package_is_installed_in_the_version_that_is_required(monkeypatch):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"].values()
-    required = [*project["dependencies"], *(line for extra in extras for line in extra)]
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: required)
-    assert requirement("metaworld") == '"metaworld>=3.1,<4"'
-    assert requirement('"mtrl_lightning[video]"') == '"mtrl_lightning[video]"'
-    assert requirement("unknown") == "unknown"
-    # as setuptools sorts them in the metadata of an installed package
-    required = ["torch<3,>=2.8", "jsonargparse[signatures]<5,>=4.53", 'b!=2,<3,>=1; extra == "x"']
-    assert requirement("torch") == '"torch>=2.8,<3"'
-    assert requirement("jsonargparse") == '"jsonargparse[signatures]>=4.53,<5"'
-    assert requirement("b") == '"b!=2,>=1,<3"'
 
 
 def test_doctor_prints_versions_devices_and_renderer(capsys, monkeypatch):
@@ -115,22 +87,6 @@ def test_help_of_the_program_names_every_command(args, capsys):
     for command in ("fit", "validate", "test", *COMMANDS):
         assert f"\n    {command}" in text
     assert "Multi-task reinforcement learning" in text and "Trainer" not in text
-
-
-def test_advertisements_and_harmless_warnings_are_left_out(caplog):
-    caplog.set_level(logging.INFO, LOGGER)
-    with quiet(), warnings.catch_warnings(record=True) as warned:
-        with quiet():
-            Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-        logging.getLogger(LOGGER).info("💡 Tip: still left out")
-        logging.getLogger(LOGGER).info("benchmark toy")
-        warnings.warn("isinstance(treespec, LeafSpec) is deprecated", stacklevel=1)
-        warnings.warn("the replay is empty", stacklevel=1)
-    assert "Tip" not in caplog.text and "TPU" not in caplog.text
-    assert "benchmark toy" in caplog.text and "GPU available" in caplog.text
-    assert [str(warning.message) for warning in warned] == ["the replay is empty"]
-    Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    assert "Tip" in caplog.text, "Lightning advertises in other words now: adapt quiet.py"
 
 
 @pytest.mark.slow

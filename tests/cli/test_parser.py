@@ -97,20 +97,6 @@ def test_the_example_of_a_sweep_parses_as_an_agent_calls_it():
     assert config["trainer"]["logger"][0]["class_path"].endswith("WandbLogger")
 
 
-def test_help_names_own_options_and_those_of_sections(capsys):
-    for args, options in (
-        (
-            ["fit", "--help"],
-            ["--resume RUN", "--evaluation.every", "--best.monitor", "--data.help"],
-        ),
-        (["validate", "--model.help", "SAC"], ["--model.tau"]),
-    ):
-        with pytest.raises(SystemExit, match="0"):
-            program(args)
-        printed = capsys.readouterr().out
-        assert [option for option in options if option not in printed] == []
-
-
 def test_options_without_a_command_are_those_of_fit(monkeypatch):
     """W&B's default command of a sweep gives no command."""
     called = []

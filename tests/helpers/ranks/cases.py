@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam
-from torch.profiler import ProfilerActivity, profile
 
 from mtrl_lightning import auxiliaries, networks
 from mtrl_lightning.algorithms import (
@@ -336,15 +335,6 @@ def moments_of_parts(rank: int) -> dict[str, Tensor]:
     return moments.state_dict()
 
 
-def gathers_of_standardize() -> int:
-    """Return how many tensors each rank sends for one update's statistics of all tasks."""
-    encoder = networks.Standardize(SPEC, per_task=True)
-    task_RN = torch.tensor(SPEC.train_tasks)[:, None].expand(-1, 5)
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        encoder.observe(torch.randn(*task_RN.shape, encoder.out_dim), task_RN)
-    return sum("gather" in event.name and "gloo" in event.name for event in profiled.events())
-
-
 def probes(rank: int) -> dict[str, Any]:
     """Return what a rank sees of several exchanges."""
     return {
@@ -356,8 +346,4 @@ def probes(rank: int) -> dict[str, Any]:
         "drifted": drifted(rank),
         "missing gradients": missing_gradients(rank),
         "moments": moments_of_parts(rank),
-        "gathers of standardize": gathers_of_standardize(),
-        "largest": distributed.largest(torch.tensor([rank, -rank])).tolist(),
-        "total": distributed.total(rank + 1),
-        "seed": distributed.seed_of_rank(5),
     }
