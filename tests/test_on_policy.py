@@ -135,27 +135,6 @@ def test_rebuilt_environment_leaves_a_gap_in_the_rollout(command_line, monkeypat
     assert found["env_steps"] + found["dropped_transitions"] == 3 * found["vector_steps"]
 
 
-def test_one_thread_acts_and_all_learn(tmp_path, monkeypatch):
-    threads = {"act": set(), "update": set()}
-    for name, method in (("act", PPO.act), ("update", PPO.update)):
-
-        def watched(self, *args, name=name, method=method):
-            threads[name].add(torch.get_num_threads())
-            return method(self, *args)
-
-        monkeypatch.setattr(PPO, name, watched)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        ppo = partial(SMALL_PPO, num_steps=10, num_epochs=1)
-        data = {"learner_threads": 2}
-        small(ToyReach(3, horizon=5), tmp_path, algorithm=ppo, total_steps=60, data=data)
-        assert threads == {"act": {1}, "update": {2}}
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_early_stopping_ends_a_run_after_an_iteration(tmp_path):
     stop = EarlyStopping(
         "eval/return", patience=1, min_delta=1e9, check_on_train_epoch_end=False, mode="max"

@@ -10,12 +10,11 @@ import pytest
 import torch
 from gymnasium.wrappers import FlattenObservation, FrameStackObservation
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 
 import mtrl_lightning
 from mtrl_lightning import (
-    PPO,
     SAC,
     ConfigurationError,
     GymnasiumTasks,
@@ -25,7 +24,6 @@ from mtrl_lightning import (
     load_policy,
     train,
 )
-from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP
 from tests.helpers.command_line import SHORT, rows_of
 from tests.helpers.runs import SMALL_SAC, assert_same, checkpoint, small
@@ -118,23 +116,6 @@ def test_ids_names_and_single_objects_are_accepted(tmp_path):
     expected = evaluate(loaded, run.benchmark, 1, num_workers=0)
     for given in (run, run.checkpoint, str(run.folder)):
         assert evaluate(given, "Pendulum-v1", 1, num_workers=0) == expected
-
-
-def test_kind_of_an_algorithm_chooses_its_data(tmp_path):
-    def make(spec, **options):
-        network = partial(MLP, width=16)
-        return PPO(spec, actor=network, critic=network, num_steps=20, num_epochs=1, **options)
-
-    run = small(ToyReach(2), tmp_path, algorithm=make, total_steps=80)
-    assert "RolloutData" in load_checkpoint(run.checkpoint)
-
-
-def test_lightnings_callbacks_see_the_evaluations(tmp_path):
-    watch = EarlyStopping("eval/success", patience=2, mode="max")
-    options = {"data": {"warmup_steps": 30}, "evaluation": {"every": 30}}
-    run = small(ToyReach(1), tmp_path, callbacks=[watch], total_steps=9000, **options)
-    rows = [row for row in rows_of(run.folder) if "eval/success" in row]
-    assert run.algorithm.counters.env_steps == rows[-1]["env_steps"] < 9000
 
 
 class OnlyTraining(ToyReach):

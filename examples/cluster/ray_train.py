@@ -27,7 +27,7 @@ def train_on_worker(config: dict[str, str]) -> None:
     train(
         ToyReach(3),
         SAC,
-        total_steps=3_000,
+        total_steps=1_200,
         root=config["root"],
         num_workers=0,
         data={"envs_per_task": NUM_WORKERS, "batch_size": 96},

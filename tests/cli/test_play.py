@@ -48,12 +48,8 @@ def test_checkpoint_may_use_the_configurations_classes():
             "actor_optimizer": {"class_path": "torch.optim.Adam"},
         },
     }
-    assert loaded_run.named_classes(model) == [
-        "gated.Gated",
-        "gated",
-        "own.parts.Crop",
-        "own.parts",
-    ]
+    expected = ["gated.Gated", "gated", "own.parts.Crop", "own.parts"]
+    assert loaded_run.named_classes(model) == expected
 
 
 def test_the_table_has_a_score_where_there_is_a_largest_return():
@@ -77,7 +73,8 @@ def test_data_are_those_of_the_configuration():
     data = {"class_path": "mtrl_lightning.data.ReplayData", "init_args": init_args}
     made = loaded_run.data_of({"data": data})
     assert made.benchmark.spec.observation_space.shape == (6,)
-    assert [one._factor for one in made.action_transforms] == [0.5]
+    (gentle,) = made.action_transforms
+    assert gentle.transform(np.ones((1, 2)), [0], False).tolist() == [[0.5, 0.5]]
     data["init_args"] = {"benchmark": toy, "no_option": 1}
     with pytest.raises(ConfigurationError, match="no_option"):
         loaded_run.data_of({"data": data})

@@ -16,6 +16,7 @@ import yaml
 from mtrl_lightning import gradients
 from mtrl_lightning.algorithms.arguments import rebuild
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
+from mtrl_lightning.demonstrations import UniformPolicy
 from mtrl_lightning.envs import Benchmark, MetaWorld, ToyConflict, VectorEnv
 from mtrl_lightning.export import ONNX
 from mtrl_lightning.export import policy as exporting
@@ -23,7 +24,7 @@ from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.transitions import TransitionBatch
+from mtrl_lightning.transitions import TransitionBatch, Transitions
 from tests.helpers.command_line import ROOT, config_args
 
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -155,21 +156,13 @@ class Built(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """The metrics of updates, the names of the parameters they changed, and by how much."""
+    """The metrics of updates, and how far each number of the parameters moved."""
 
     metrics: dict[str, float]
-    moved: set[str]
     step_P: torch.Tensor
 
 
-def build(
-    command_line: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    env: str,
-    network: str,
-    *extra: str,
-    algorithm: str = "mtsac",
-) -> Built:
+def build(command_line, monkeypatch, env, network, *extra, algorithm="mtsac") -> Built:
     """Let the command line build everything up to the point where it would train."""
     built: list[Built] = []
 
@@ -216,30 +209,19 @@ def with_gradient(built: Built, gradient: str) -> Built:
 
 
 @cache
-def batches(env: str) -> tuple[EnvSpec, list[TransitionBatch], dict[int, Any]]:
+def batches(env: str) -> tuple[EnvSpec, list[TransitionBatch], list[Transitions]]:
     """Return two batches of real transitions, and the vector steps that they are from."""
     benchmark = BENCHMARKS[env]
     envs = VectorEnv(benchmark, list(range(4)), num_workers=0)
-    collector, buffer = Collector(envs, Uniform()), ReplayBuffer(benchmark.spec, 160)
-    steps = {}
-    for i in range(12):
+    collector = Collector(envs, UniformPolicy(benchmark.spec))
+    buffer = ReplayBuffer(benchmark.spec, 160)
+    steps = []
+    for _ in range(12):
         transitions, _ = collector.step("random")
         buffer.add(transitions)
-        steps[i] = transitions
+        steps.append(transitions)
     envs.close()
     return benchmark.spec, [buffer.sample(4 * ROWS) for _ in range(2)], steps
-
-
-class Uniform:
-    """A policy that draws its actions uniformly."""
-
-    def __init__(self) -> None:
-        self._generator = np.random.default_rng(0)
-
-    def act(self, observation_ED: np.ndarray, task_E: np.ndarray, mode: str) -> np.ndarray:
-        return self._generator.uniform(
-            -1, 1, (len(task_E), 2 if observation_ED.shape[1] == 2 else 4)
-        )
 
 
 def update(built: Built, env: str) -> dict[str, float]:
@@ -247,7 +229,7 @@ def update(built: Built, env: str) -> dict[str, float]:
     spec, given, steps = batches(env)
     model = built.model
     assert model.spec.task_names == spec.task_names
-    for transitions in steps.values():
+    for transitions in steps:
         model.transforms.observe(transitions)
     model.transforms.begin_learning(np.ones(4))
     optimizers = model.configure_optimizers()
@@ -272,8 +254,8 @@ def check_learns(model: Any, parts: tuple[str, ...], make_updates: Any) -> Learn
     moved = {name for name, value in after.items() if not torch.equal(before[name], value)}
     for part in parts:
         assert any(name.startswith(part) for name in moved), part
-    step = torch.cat([(value - before[name]).flatten() for name, value in after.items()])
-    return Learned(metrics, moved, step)
+    step_P = torch.cat([(value - before[name]).flatten() for name, value in after.items()])
+    return Learned(metrics, step_P)
 
 
 def check_update(built: Built, env: str, gradient: str) -> torch.Tensor:
