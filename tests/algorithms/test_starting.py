@@ -58,6 +58,7 @@ from tests.helpers.algorithms import (
 )
 from tests.helpers.checkpoints import checkpoint_of
 from tests.helpers.padding import NAMES
+from tests.helpers.sac import Embedding as Table
 from tests.helpers.specs import spec_of
 
 THERE = spec_of([*NAMES, "door-close-v3"])
@@ -112,20 +113,8 @@ def assert_acts_as(algorithm, source, common=None):
 # ---- the policy ----
 
 
-class Table(TaskConditioning):
-    """Has a vector of each task that it does not declare."""
-
-    def __init__(self, spec):
-        super().__init__(spec)
-        self.out_dim = 5
-        self.table = torch.nn.Embedding(spec.num_tasks, 5)
-
-    def forward(self, task_B):
-        return self.table(task_B)
-
-
 class DeclaredTable(Table):
-    """Declares them."""
+    """Declares that each task has a vector."""
 
     def task_axes(self):
         return {"table.weight": TaskAxis()}
