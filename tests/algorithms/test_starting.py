@@ -433,6 +433,7 @@ REFUSED = {
     "no encoder": (make_sac, {"encoder": Standardize}, make_sac, {}, {}),
     "observations": (make_sac, {}, make_sac, {}, {"observation_space": BOX}),
     "actions": (make_sac, {}, make_sac, {}, {"action_space": BOX}),
+    "a task's actions": (make_sac, {}, make_sac, {}, {"action_sizes": (1, 2, 2)}),
 }
 
 
