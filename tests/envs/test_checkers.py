@@ -125,17 +125,6 @@ def rollout(env, num_steps=12):
 # ---- what they found ----
 
 
-@pytest.mark.usefixtures("few_goals")
-@pytest.mark.parametrize("name", ["reach-v3", "hammer-v3"])
-def test_metaworlds_goal_lies_in_its_bounds(name):
-    env = MetaWorld([name]).make_env(0, "eval", seed=0)
-    low_3, high_3 = env.observation_space.low[-3:], env.observation_space.high[-3:]
-    assert np.array_equal(low_3, env.unwrapped.goal_space.low)
-    assert np.array_equal(high_3, env.unwrapped.goal_space.high)
-    goal_G3 = np.stack([env.reset(seed=goal)[0][-3:] for goal in range(6)])
-    assert (low_3 <= goal_G3).all() and (goal_G3 <= high_3).all()
-
-
 @pytest.mark.parametrize("split", ["train", "eval"])
 @pytest.mark.parametrize("make", [metaworld("reach"), suite("walker-walk"), ToyReach])
 def test_a_seed_decides_what_wrappers_draw(make, split):

@@ -13,7 +13,7 @@ from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.envs.vector.episodes import episode_seed
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import SHORT
-from tests.helpers.fakes import Line, Point, limited
+from tests.helpers.fakes import Line, Point, limited, point_in_space, point_on_a_line
 
 PENDULUMS = {"light": {"id": "Pendulum-v1", "kwargs": {"g": 5.0}}, "heavy": "Pendulum-v1"}
 
@@ -114,23 +114,14 @@ def test_success_that_is_never_reported_is_refused():
 
 
 def test_tasks_of_different_sizes_are_padded():
-    benchmark = GymnasiumTasks({"pendulum": "Pendulum-v1", "reacher": "Reacher-v5"})
-    spec = benchmark.spec
-    assert (spec.observation_sizes, spec.action_sizes) == ((3, 10), (1, 2))
-    assert spec.observation_space.shape == (10,) and spec.observation_space.dtype == np.float64
-    assert spec.action_space == Box(-1.0, 1.0, (2,), np.float32)
-    own = [gym.make("Pendulum-v1"), gym.make("Reacher-v5")]
-    envs = VectorEnv(benchmark, [0, 1], num_workers=0)
-    observation_ED, _ = envs.reset(seed=[4, 5])
-    assert np.array_equal(observation_ED[0, :3], own[0].reset(seed=4)[0])
-    assert np.array_equal(observation_ED[1], own[1].reset(seed=5)[0])
-    observation_ED, reward_E, *_ = envs.step(np.array([[0.5, 0.75]] * 2, np.float32))
-    assert not observation_ED[0, 3:].any()
-    for task, action in ((0, [1.0]), (1, [0.5, 0.75])):  # a pendulum's torque is at most 2
-        expected_D, reward, *_ = own[task].step(np.array(action, np.float32))
-        own_D = observation_ED[task, : spec.observation_sizes[task]]
-        np.testing.assert_allclose(own_D, expected_D, rtol=1e-6)
-        np.testing.assert_allclose(reward_E[task], reward, rtol=1e-6)
+    tasks = GymnasiumTasks({"line": point_on_a_line, "space": point_in_space}, horizon=5)
+    assert tasks.spec.observation_sizes == tasks.spec.action_sizes == (1, 3)
+    envs = VectorEnv(tasks, [0, 1], num_workers=0)
+    before_ED, _ = envs.reset()
+    after_ED, *_ = envs.step(np.array([[0.5, 0.75, 0.25]] * 2, np.float32))
+    moved_ED = [[0.1, 0.0, 0.0], [0.1, 0.15, 0.05]]
+    np.testing.assert_allclose(after_ED - before_ED, moved_ED, atol=1e-6)
+    assert not before_ED[0, 1:].any() and before_ED[1].all()
 
 
 def test_functions_of_a_loop_that_share_its_variable_warn():

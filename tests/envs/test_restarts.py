@@ -316,25 +316,6 @@ def test_group_that_stays_broken_exhausts_the_budget():
     assert len(set(seeds)) == len(seeds) == 4 * 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "steps"), [((3, 0), 3), ((0, 3), AT + 3)])
-def test_saved_state_continues_across_faults(workers, steps):
-    """The draws after later faults are those of the uninterrupted run."""
-    action_SEA = actions(3 * AT)
-    envs, _ = make(workers=workers[0])
-    envs.reset()
-    run(envs, action_SEA[:steps])
-    state = through_a_file(envs.get_state())
-    expected = run(envs, action_SEA[steps:])
-    restored, _ = make(workers=workers[1])
-    restored.set_state(state)
-    found = run(restored, action_SEA[steps:])
-    for each in (envs, restored):
-        each.close()
-    assert [int((~result.valid_E[:2]).sum()) for result in expected].count(2) == 1 + (steps <= AT)
-    assert_rows_equal(found, expected, ROWS[3])
-
-
 # ---- nothing is left behind ----
 
 
