@@ -261,7 +261,7 @@ def test_worker_that_hangs_in_a_large_message_is_killed():
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "budget", "fatal"), [(3, 0, AT), (0, 1, 2 * AT + 1)])
 def test_exhausted_budget_returns_the_step_then_raises(workers, budget, fatal):
-    _, expected = undisturbed()
+    first_ED, expected = undisturbed()
     envs, reasons = make("raise", workers, max_restarts=budget)
     envs.reset()
     run(envs, actions(fatal))
@@ -291,6 +291,8 @@ def test_exhausted_budget_returns_the_step_then_raises(workers, budget, fatal):
     restored.close()
     assert valid(results) == [last.valid_E.tolist(), *[ALL_VALID] * AT]
     assert_true(results[0].observation_ED, actions()[1 : AT + 1], results[1:])
+    starts = [*first_ED, *expected[4].observation_ED, *results[0].observation_ED[~last.valid_E]]
+    assert len(np.unique(starts, axis=0)) == len(starts), "with draws of its own"
     assert [s for s, result in enumerate(results) if result.truncated_E[1]] == [5], (
         "a full episode after the void step"
     )
