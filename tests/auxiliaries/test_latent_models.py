@@ -173,7 +173,7 @@ def test_other_tasks_may_be_drawn():
     losses = [auxiliary.loss(BATCH, inputs(encoder)) for auxiliary in (both, every)]
     torch.testing.assert_close(*losses)
     distance_P = torch.pdist(theta_TC[[0, 2, 3]])
-    assert distance_P.min() <= min(distances) < max(distances) <= distance_P.max()
+    assert distance_P.min() <= min(distances) < 0.95 * max(distances) <= distance_P.max()
     assert sum(distances) / 100 == pytest.approx(float(distance_P.mean()), rel=0.05)
 
 

@@ -46,15 +46,15 @@ def test_horizon_separates_episodes_that_end_where_they_start():
     row = storage.take(*storage.numbers(0, 0, 1))
     row["next_observation"] = row["observation"]
     again = ReplayBuffer(recorded.spec, 20).storage
-    for number in range(8):
+    for number in range(9):
         row["terminated"] = torch.tensor([number == 1])
         again.add(np.array([0]), row)
     found = list(episodes(again, 0, 3, has_all=True))
     ends = [(one.num_steps, one.terminations[-1]) for _, one in found]
-    assert ends == [(2, True), (3, False), (3, False)]
+    assert ends == [(2, True), (3, False), (3, False), (1, False)]
     # the start of the first episode is not known
     unknown = list(episodes(again, 0, 3, has_all=False))
-    assert [(first, one.num_steps) for first, one in unknown] == [(2, 3), (5, 3)]
+    assert [(first, one.num_steps) for first, one in unknown] == [(2, 3), (5, 3), (8, 1)]
 
 
 def test_minari_reads_the_episodes_of_each_task(tmp_path, monkeypatch):
