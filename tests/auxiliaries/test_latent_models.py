@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
@@ -120,12 +119,12 @@ def test_the_distance_loss(form, model):
     encoder = make_encoder(SPEC)
     options = {"transition": MODELS[model], "width": 6, "distance_loss": form}
     auxiliary = HiPBMDP(SPEC, encoder, distance_weight=0.5, **options)
-    theta_TC = encoder.context(torch.arange(4)).detach()
+    theta_TC = encoder.context(torch.arange(4))
     expected_R, distances = [], []
     for row, own in enumerate(SPEC.train_tasks):
         losses = []
         for other in {0, 2, 3} - {own}:
-            distances.append(math.dist(theta_TC[own].tolist(), theta_TC[other].tolist()))
+            distances.append((theta_TC[own] - theta_TC[other]).square().sum().sqrt())
             of_own, of_other = (
                 torch.cat(auxiliary.transition(model_inputs(encoder, torch.full((3, 3), task))), -1)
                 for task in (own, other)
@@ -137,8 +136,11 @@ def test_the_distance_loss(form, model):
     loss_R = auxiliary.loss(BATCH, inputs(encoder))
     wanted_R = model_losses(auxiliary, encoder) + 0.5 * torch.stack(expected_R)
     torch.testing.assert_close(loss_R, wanted_R)
-    found = float(auxiliary.metrics()["embedding_distance"])
-    assert found == pytest.approx(sum(distances) / len(distances))
+    context = list(encoder.context.parameters())
+    found, wanted = (torch.autograd.grad(loss.sum(), context) for loss in (loss_R, wanted_R))
+    torch.testing.assert_close(found, wanted)
+    distance = auxiliary.metrics()["embedding_distance"]
+    torch.testing.assert_close(distance, torch.stack(distances).mean().detach())
 
 
 def test_the_distance_loss_moves_only_the_context():
