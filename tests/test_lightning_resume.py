@@ -25,6 +25,7 @@ from mtrl_lightning.networks import MLP
 from tests.helpers.demonstrations import write_demonstrations
 from tests.helpers.fitting import QUIET, rows_of
 from tests.helpers.runs import assert_same
+from tests.helpers.tiers import slow_unless
 
 BENCHMARK = ToyReach(num_tasks=3, horizon=10)
 NARROW = partial(MLP, width=8, depth=1)
@@ -148,7 +149,7 @@ def test_killed_run_ends_as_the_uninterrupted_one(tmp_path, whole, kind, saver):
     assert_same(train(kind, folder, ckpt_path=found[-1]), whole(kind))
 
 
-@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("kind", slow_unless(["ppo"], MAKE))
 def test_every_checkpoint_of_model_checkpoint_resumes(tmp_path, whole, kind):
     folder = tmp_path / "run"
     saver = ModelCheckpoint(
@@ -178,6 +179,7 @@ def test_replay_files_are_those_that_checkpoints_need(tmp_path):
     assert len(present) == 3
 
 
+@pytest.mark.slow
 def test_checkpoint_outside_the_run_resumes_elsewhere(tmp_path, whole):
     train("sac", tmp_path / "run", [Save(tmp_path, "on_validation_end")])
     for path in sorted(tmp_path.glob("*.ckpt"))[1:-1]:

@@ -151,7 +151,7 @@ def quickstart(tmp_path_factory):
     return folder
 
 
-FAST = [FIRST, *(command for command in commands(README) if "lightning fit" in command)]
+FAST = [command for command in commands(README) if "lightning fit" in command]
 
 
 @pytest.mark.parametrize("command", slow_unless(FAST, [FIRST, *RUNS]), ids=str)
