@@ -9,7 +9,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from mtrl_lightning import algorithms
-from mtrl_lightning.cli.lightning_cli import MultiTaskCLI
+from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, parsed
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.transitions import RolloutConfig
 from tests.helpers.command_line import (
@@ -17,7 +17,6 @@ from tests.helpers.command_line import (
     ROOT,
     SHORT,
     only_composed,
-    resolve,
     skip_without_renderer,
 )
 from tests.helpers.tiers import slow_unless
@@ -118,7 +117,7 @@ def test_algorithms_go_with_environments_by_default(command_line, monkeypatch, p
 )
 def test_on_policy_experiments_have_equal_minibatches(name, envs_per_task, rows):
     tasks = 50 if envs_per_task == 2 else 10
-    config = resolve(f"experiment/mt{tasks}_{name}")
+    config = parsed(["fit", "-c", f"experiment/mt{tasks}_{name}"])
     assert config["name"] == f"mt{tasks}_{name}"
     data = config["data"]["init_args"]
     assert data["envs_per_task"] == envs_per_task
@@ -275,14 +274,14 @@ def test_file_names_all_keys_of_its_group_and_no_other():
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (("wandb", "tensorboard"), ["WandbLogger", "TensorBoardLogger"]),
-        (("csv", "tensorboard"), ["TensorBoardLogger"]),
-        (("tensorboard", "csv"), False),
+        (("logger/wandb", "logger/tensorboard"), ["WandbLogger", "TensorBoardLogger"]),
+        (("logger/csv", "logger/tensorboard"), ["TensorBoardLogger"]),
+        (("logger/tensorboard", "logger/csv"), False),
     ],
 )
 def test_loggers_of_several_files_are_all_used(names, expected):
-    config = resolve("quickstart", *(f"logger/{name}" for name in names))
-    loggers = config["trainer"]["logger"]
+    given = [word for name in ("quickstart", *names) for word in ("-c", name)]
+    loggers = parsed(["fit", *given])["trainer"]["logger"]
     found = loggers and [logger["class_path"].rpartition(".")[2] for logger in loggers]
     assert found == expected
 

@@ -67,15 +67,6 @@ class Subclass(SAC):
         self.scale = scale
 
 
-class WithTeacher(SAC):
-    """Builds other algorithms in its constructor."""
-
-    def __init__(self, spec, *, discount=0.9, temperature=Temperature, **options):
-        first = SAC(spec, actor=SMALL, num_critics=3)
-        super().__init__(spec, discount=discount, temperature=temperature, **options)
-        self.teachers = [first, Subclass(spec, scale=2.0)]
-
-
 @pytest.fixture
 def sac():
     return make_sac(**NETWORKS)
@@ -162,17 +153,6 @@ def test_checkpoint_has_the_given_arguments_as_plain_values(tmp_path):
         "transforms": [],
         "num_critics": 3,
     }
-
-
-def test_algorithm_built_by_another_keeps_its_own_arguments(tmp_path):
-    spec = make_spec()
-    outer = WithTeacher(spec, **NETWORKS, seed=7)
-    alone = [SAC(spec, actor=SMALL, num_critics=3), Subclass(spec, scale=2.0)]
-    for teacher, other in zip(outer.teachers, alone, strict=True):
-        assert teacher.hyper_parameters == other.hyper_parameters
-    assert outer.hyper_parameters.keys() == {"_class_path", "actor", "critic", "seed"}
-    teacher = outer.teachers[0]
-    assert_rebuilt(SAC.load_from_checkpoint(save(teacher, tmp_path)), teacher)
 
 
 BOXES = [

@@ -79,6 +79,7 @@ def test_values_of_sweeps_are_accepted():
     assert plain_arguments(kept) == kept
 
 
+@pytest.mark.slow
 def test_the_example_of_a_sweep_parses_as_an_agent_calls_it():
     utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
     sweep = yaml.safe_load((ROOT / "examples" / "sweep_wandb.yaml").read_text())

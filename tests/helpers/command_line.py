@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -10,14 +9,14 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mtrl_lightning import train
 from mtrl_lightning.callbacks import curves
-from mtrl_lightning.cli.lightning_cli import main, parsed
+from mtrl_lightning.cli.lightning_cli import main
 from mtrl_lightning.compare import page
 from mtrl_lightning.data import demonstration_data, env_data
 from mtrl_lightning.envs.render.opengl import find_renderer
@@ -53,18 +52,6 @@ CONFIGS = ("base", "env/toy", "algorithm/mtsac", "network/mlp", "gradient/mean")
 
 def config_args(*names):
     return [arg for name in names for arg in ("-c", str(ROOT / "configs" / f"{name}.yaml"))]
-
-
-def resolve(*names, options=()):
-    """Return the complete configuration that files of ``configs/`` and options give together."""
-    return copy.deepcopy(_resolved(names, tuple(options)))
-
-
-@cache
-def _resolved(names, options):
-    resolved = parsed(["fit", *config_args(*names), *options])
-    resolved.pop("config", None)
-    return resolved
 
 
 def short_train(benchmark, algorithm, *, total_steps, **options):
@@ -138,7 +125,7 @@ class CommandLine:
         Call it before anything is patched.
         """
         folder, printed = self._finished_runs(name, *options)
-        copy_run(folder, self.folder(name))
+        shutil.copytree(folder, self.folder(name), symlinks=True)
         print(printed, end="")
 
     def process(self, subcommand, *extra, **kwargs):
@@ -175,11 +162,6 @@ def rows_of(folder):
         {name: value for name, value in json.loads(line).items() if not name.startswith("time/")}
         for line in lines
     ]
-
-
-def copy_run(source, target):
-    """Copy a run's folder; ``last.ckpt`` stays a link."""
-    shutil.copytree(source, target, symlinks=True)
 
 
 def fails(command_line, capsys, *args, **kwargs):
