@@ -1,6 +1,7 @@
 """The files of ``configs/``: each is complete, goes with the others, and has published numbers."""
 
 import re
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 
@@ -246,6 +247,13 @@ def deep_merge(a, b):
     return {**a, **{key: deep_merge(a.get(key), value) for key, value in b.items()}}
 
 
+@cache
+def options_of(algorithm):
+    parser = ArgumentParser()
+    parser.add_class_arguments(getattr(algorithms, algorithm), "model")
+    return set(vars(parser.get_defaults().model))
+
+
 def test_file_names_all_keys_of_its_group_and_no_other():
     """A later file of the group then replaces all of the earlier one."""
     for name in FILES:
@@ -259,10 +267,7 @@ def test_file_names_all_keys_of_its_group_and_no_other():
             assert content.pop("data").keys() == {"class_path"}, name
         assert set(content) == {"model"}, name
         path = content["model"].get("class_path", "mtrl_lightning.algorithms.SAC")
-        algorithm = getattr(algorithms, path.rsplit(".", 1)[1])
-        parser = ArgumentParser()
-        parser.add_class_arguments(algorithm, "model")
-        options = set(vars(parser.get_defaults().model)) - OF_THE_RUN
+        options = options_of(path.rpartition(".")[2]) - OF_THE_RUN
         of_others = set().union(*OWNED.values())
         assert set(content["model"]["init_args"]) == OWNED.get(group, options - of_others), name
         assert ("class_path" in content["model"]) == (group == "algorithm"), name

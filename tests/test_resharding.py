@@ -9,17 +9,12 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import gathered, of_absent_ranks, of_envs
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.rollout import (
-    ActionNoise,
-    ActionTransform,
-    Collector,
-    EpisodeListener,
-    EpisodeWindows,
-)
+from mtrl_lightning.rollout import ActionNoise, ActionTransform, Collector, EpisodeWindows
 from mtrl_lightning.transitions import Episode
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.metrics import MeanMetrics
 from tests.helpers.algorithms import make_sac
+from tests.helpers.diary import Diary
 from tests.helpers.fakes import Constant
 from tests.helpers.replay import encode, held, make_rings
 from tests.helpers.runs import assert_same
@@ -122,26 +117,14 @@ class Inert(ActionTransform):
         self.last, self.own = state["per_env"]["last"], state.get("own")
 
 
-class Silent(EpisodeListener):
-    """Has a state of its own."""
-
-    def __init__(self, own):
-        self.own = own
-
-    def state_dict(self):
-        return {"own": self.own}
-
-    def load_state_dict(self, state):
-        self.own = state["own"]
-
-
-def collector_of(envs, transforms, own):
+def collector_of(envs, transforms):
     vector = VectorEnv(ToyReach(), [TASKS[env] for env in envs], num_workers=0)
-    return Collector(vector, Constant(), action_transforms=transforms, listeners=[Silent(own)])
+    return Collector(vector, Constant(), action_transforms=transforms, listeners=[Diary()])
 
 
 def test_collector_parts_move_and_new_ranks_draw_their_own(on_rank):
-    whole = collector_of(range(4), [Inert("abcd", 1), ActionNoise(0.1)], 2)
+    whole = collector_of(range(4), [Inert("abcd", 1), ActionNoise(0.1)])
+    whole.listeners[0].num_ended = 5
     whole.sample(num_steps=4 * 7)
     saved = gathered([whole.get_state()], [range(4)], {})
     parts, noise = [], []
@@ -149,13 +132,13 @@ def test_collector_parts_move_and_new_ranks_draw_their_own(on_rank):
         on_rank(rank)
         transforms = [Inert("", None), ActionNoise(0.1)]
         transforms[1].seed(rank)  # as the run does before it reads the checkpoint
-        part = collector_of(envs, transforms, None)
+        part = collector_of(envs, transforms)
         part.set_state(of_envs(saved, envs, 4))
         assert part.running.length_E.tolist() == [7, 7]
         assert np.array_equal(part.observation_ED, whole.observation_ED[envs])
         assert transforms[0].last == [*("ac" if rank == 0 else "bd")]
-        own = transforms[0].own, part.listeners[0].own
-        assert own == ((1, 2) if rank == 0 else (None, None))
+        own = transforms[0].own, part.listeners[0].num_ended
+        assert own == ((1, 5) if rank == 0 else (None, 0))
         parts.append(part.get_state())
         noise.append(transforms[1].transform(np.zeros((2, 2), np.float32), [0, 1], True))
     assert len(np.unique(noise)) == 8
