@@ -225,6 +225,7 @@ def test_worker_killed_between_steps_voids_the_next_step():
     envs.close()
 
 
+@pytest.mark.slow
 def test_worker_killed_in_a_large_answer_keeps_others_in_step():
     reasons = []
     envs = VectorEnv(Large(), [0, 1, 2], num_workers=3, max_restarts=5, on_restart=reasons.append)
