@@ -132,8 +132,12 @@ def test_moments_of_unequal_parts_are_those_of_their_union(probe, double):
             torch.testing.assert_close(found[name], value, rtol=1e-14, atol=1e-14)
 
 
-def test_gradient_that_one_rank_lacks_counts_as_zero(probe):
-    assert probe("missing gradients") == [[2.0, 2.0, None]] * 2
+def test_small_exchanges(probe):
+    assert probe("missing gradients") == [[2.0, 2.0, None]] * 2, "a missing one counts as zero"
+    assert probe("largest") == [[1, 0]] * 2
+    assert probe("total") == [3, 3]
+    one, other = probe("seed")
+    assert one == 5 and other != 5
 
 
 # ---- runs of the command line, whose second process Lightning starts ----

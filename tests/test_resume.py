@@ -67,6 +67,18 @@ def test_lost_replay_is_filled_on_top_of_the_steps(command_line):
 
 
 @pytest.mark.slow
+def test_last_transitions_are_saved_and_come_back(command_line):
+    options = [*SHORT, "--data.save_last=90", "--data.chunk_mebibytes=0.00033"]
+    command_line("fit", *options)
+    manifest = checkpoint(command_line)["ReplayData"]["replay"]
+    assert manifest["per_env"] == {"added": [60] * 3, "oldest": [30] * 3}
+    with pytest.warns(UserWarning, match="last 90"):
+        command_line("fit", *options, "--ckpt_path=last", "--data.total_steps=210")
+    assert counters(command_line)["updates"] == 50
+    assert checkpoint(command_line)["ReplayData"]["replay"]["per_env"]["oldest"] == [40] * 3
+
+
+@pytest.mark.slow
 @pytest.mark.curves
 def test_without_success_best_goes_by_return(command_line, capsys):
     benchmark = "--data.benchmark=tests.helpers.altered_reach.NoSuccess"

@@ -1,5 +1,6 @@
 import json
 import re
+from functools import partial
 
 import pytest
 import yaml
@@ -140,9 +141,14 @@ def test_run_is_resumed_and_evaluated_by_its_folder(command_line, capsys):
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["data"]["init_args"]["total_steps"] == 930 and config["ckpt_path"] is None
     best, last = (folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
-    for command, given, evaluated in (("validate", folder, best), ("test", last, last)):
+    fewer = "--evaluation.num_episodes=1"
+    for evaluate, evaluated in (
+        (partial(main, ["validate", str(folder), fewer]), best),
+        (partial(main, ["test", str(last), fewer]), last),
+        (partial(command_line, "validate", "--ckpt_path=best"), best),
+    ):
         capsys.readouterr()
-        main([command, str(given), "--evaluation.num_episodes=1"])
+        evaluate()
         assert f"eval after {saved_steps(evaluated)} env steps" in capsys.readouterr().out
 
 

@@ -346,4 +346,7 @@ def probes(rank: int) -> dict[str, Any]:
         "drifted": drifted(rank),
         "missing gradients": missing_gradients(rank),
         "moments": moments_of_parts(rank),
+        "largest": distributed.largest(torch.tensor([rank, -rank])).tolist(),
+        "total": distributed.total(rank + 1),
+        "seed": distributed.seed_of_rank(5),
     }
