@@ -53,30 +53,30 @@ class CriticTarget(NamedTuple):
 class ActorCritic(Algorithm):
     """Learn critics by temporal differences, and an actor from the critics.
 
-    A subclass says how the actor acts (``policy``) and learns (``actor_loss``, ``update_policy``),
-    and the target of the critics (``critic_target``).
+    A subclass defines the policy (``policy``), how it learns (``actor_loss``, ``update_policy``),
+    and the critics' target (``critic_target``).
 
     Args:
         spec: the tasks; filled in from the data.
         actor: network of the policy, ``(in_dim, out_dim, spec) -> Network``.
         critic: network of each Q function, likewise.
         encoder: maps observations to features of actor and critics; trained by the critic's loss.
-        conditioning: how the task is given to actor and critics; None for each network's own, the
-            one-hot. A ``conditioning`` among a network's options takes precedence.
-        actor_gradient: how the tasks' actor losses become one gradient.
-        critic_gradient: how the tasks' critic losses become one gradient.
-        value: the meaning of a critic's outputs, and its loss.
-        task_weighting: how much each task's losses of actor and critic count.
-        reward_scale: brings the tasks' rewards to one scale when they are sampled.
-        transforms: further changes of sampled batches and of observations, after the reward scale.
-        auxiliaries: further losses that train the encoder. Where several are of one class, their
-            metrics have the position in this list in their names.
-        num_critics: number of Q functions, ``Q``; at least 1. ``value`` says how they are combined:
-            ``Scalar`` by their minimum.
+        conditioning: how actor and critics are conditioned on the task; None for each network's
+            default, a one-hot task ID. A ``conditioning`` set on a network takes precedence.
+        actor_gradient: how the tasks' actor losses are combined into one gradient.
+        critic_gradient: how the tasks' critic losses are combined into one gradient.
+        value: interpretation of the critics' outputs, and their loss.
+        task_weighting: weight of each task's actor and critic losses.
+        reward_scale: normalizes the tasks' rewards to a common scale when they are sampled.
+        transforms: transforms of sampled batches and observations, applied after ``reward_scale``.
+        auxiliaries: auxiliary losses that train the encoder. If several have the same class, their
+            metric names include the position in this list.
+        num_critics: number of Q functions, ``Q``; at least 1. ``value`` determines how they are
+            combined: ``Scalar`` takes the minimum.
         discount: gamma, between 0 and 1.
         tau: Polyak coefficient of the targets, ``target += tau (online - target)``, above 0 and at
             most 1.
-        encoder_tau: the same for the target encoder; None for ``tau``.
+        encoder_tau: Polyak coefficient of the target encoder; None to use ``tau``.
         actor_every: critic updates between two actor (and temperature) updates, at least 1.
         target_every: critic updates between two target updates, at least 1.
         actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no
@@ -84,7 +84,7 @@ class ActorCritic(Algorithm):
         critic_max_grad_norm: the same for the critics and the encoder.
         actor_optimizer: optimizer of the actor.
         critic_optimizer: optimizer of the critics and the encoder.
-        options: those of every algorithm: ``seed``, ``compile`` and others of ``Algorithm``.
+        options: arguments of ``Algorithm``, such as ``seed`` and ``compile``.
     """
 
     acting_networks: tuple[str, ...] = ("encoder", "actor")
@@ -129,7 +129,7 @@ class ActorCritic(Algorithm):
         within(0, 1, discount=discount)
         within(0, 1, above_low=True, tau=tau)
         encoder_tau = tau if encoder_tau is None else encoder_tau
-        within(0, 1, above_low=True, encoder_tau=encoder_tau, hint=", or null for tau's")
+        within(0, 1, above_low=True, encoder_tau=encoder_tau, hint=", or null to use tau")
         self.discount = discount
         self.tau = tau
         self.actor_every = actor_every
@@ -142,7 +142,7 @@ class ActorCritic(Algorithm):
         self._num_critics = num_critics
         self.value = value()
         self.add_networks()
-        # seeded apart from the networks, whose initial weights do not depend on the auxiliaries
+        # seeded separately, so that the networks' initial weights do not depend on the auxiliaries
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self._seed + 1)
             parts = [make(spec, self.encoder) for make in auxiliaries or []]
@@ -156,7 +156,7 @@ class ActorCritic(Algorithm):
             [self.target_critic, self.target_encoder],
             [tau, encoder_tau],
         )
-        # without a bonus for entropy; SAC has its own
+        # no entropy bonus by default; SAC replaces these
         self.transforms.quantities = {
             "temperature_T": lambda: torch.zeros(spec.num_tasks, device=self.device),
             "target_entropy_T": lambda: torch.zeros(spec.num_tasks, device=self.device),
@@ -170,7 +170,7 @@ class ActorCritic(Algorithm):
         self._critic_target = compiled(self.critic_target, self._compile)
         self._critic_loss = compiled(self.critic_loss, self._compile)
         self._actor_loss = compiled(self.actor_loss, self._compile)
-        # the critics' loss trains the encoder, too; the actor's gets features without a graph
+        # the critic loss also trains the encoder; the actor loss receives detached features
         self.critic_update = self.make_update(
             "critic",
             [self.encoder, *self.critic.members],
@@ -183,13 +183,13 @@ class ActorCritic(Algorithm):
             [self.actor],
             actor_optimizer,
             max_grad_norm=actor_max_grad_norm,
-            # its loss passes through the critics to the action, and trains none of them
+            # the actor loss backpropagates through the critics without training them
             frozen=list(self.critic.parameters()),
             **self.actor_update_options(),
         )
         kinds = [type(part).__name__.lower() for part in parts]
         self._suffixes = [f"_{i}" if kinds.count(k) > 1 else "" for i, k in enumerate(kinds)]
-        """Of each auxiliary's names: its position where several are of one class."""
+        """Suffix of each auxiliary's metric names; not empty if several have the same class."""
         self.auxiliary_updates = [
             self.make_update(f"{kind}{suffix}", [self.encoder, part], part.make_optimizer)
             for kind, suffix, part in zip(kinds, self._suffixes, parts, strict=True)
@@ -222,11 +222,11 @@ class ActorCritic(Algorithm):
         return make(in_dim, out_dim, spec)
 
     def critic_update_options(self) -> dict[str, Any]:
-        """Return how the tasks' critic losses become one gradient: options of ``Update``."""
+        """Return the options of the critics' ``Update``."""
         return {"method": self.critic_gradient, "weights": self.task_weights}
 
     def actor_update_options(self) -> dict[str, Any]:
-        """Return how the tasks' actor losses become one gradient: options of ``Update``."""
+        """Return the options of the actor's ``Update``."""
         return {"method": self.actor_gradient, "weights": self.task_weights}
 
     def update(self, batch: TransitionBatch) -> None:
@@ -251,7 +251,7 @@ class ActorCritic(Algorithm):
         self._update_auxiliaries("targets", batch)
 
     def update_policy(self, batch: TransitionBatch) -> None:
-        """Update the actor, and parts that depend on its actions, from a transformed batch."""
+        """Update the actor, and modules that depend on its actions, from a transformed batch."""
         raise NotImplementedError
 
     def critic_target(self, batch: TransitionBatch, noise_RnA: Tensor) -> CriticTarget:
@@ -294,7 +294,7 @@ class ActorCritic(Algorithm):
         return loss_R, self.value.q(output_QRnO.detach()).mean()
 
     def actor_outputs(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
-        """Return the actor's outputs ``[R, n, ...]``, and the features without a graph."""
+        """Return the actor's outputs ``[R, n, ...]``, and the detached features."""
         with torch.no_grad():  # only critics and auxiliaries train the encoder
             shared_RnF = self.encoder.shared_features(batch.observation_RnD, batch.task_Rn)
             z_RnZ = self.encoder.project(shared_RnF)
@@ -303,8 +303,8 @@ class ActorCritic(Algorithm):
         ), z_RnZ
 
     def critic_outputs_of(self, z_RnZ: Tensor, action_RnA: Tensor, task_Rn: Tensor) -> Tensor:
-        """Return the critics' outputs ``[Q, R, n, O]`` for features, for the actor's loss."""
-        # the features are given: in place of the encoder stands the identity
+        """Return the critics' outputs ``[Q, R, n, O]`` for encoded features."""
+        # already encoded: the identity replaces the encoder
         critic_of_features = partial(
             self._critic_outputs, self.critic, lambda z_RnZ, task_Rn: z_RnZ
         )
@@ -313,11 +313,11 @@ class ActorCritic(Algorithm):
         )
 
     def task_weights(self) -> Tensor:
-        """Return how much each trained task's losses count, ``[R]``."""
+        """Return the weight of each trained task's losses, ``[R]``."""
         return self.task_weighting(self.log_temperatures())
 
     def log_temperatures(self) -> Tensor:
-        """Return the trained tasks' log temperatures ``[R]``; zeros where there are none."""
+        """Return the trained tasks' log temperatures ``[R]``; zeros without an entropy bonus."""
         return torch.zeros(self.num_trained, device=self.device)
 
     def images(self) -> dict[str, npt.NDArray[np.uint8]]:
@@ -338,7 +338,7 @@ class ActorCritic(Algorithm):
         task_Rn: Tensor,
     ) -> Tensor:
         z_RnZ = encoder(observation_RnD, task_Rn)
-        # in single precision, also under autocast: targets and errors are differences of values
+        # single precision even under autocast: targets and errors are differences of values
         return critic(torch.cat([z_RnZ, action_RnA], dim=-1), task_Rn).float()
 
     def _update_auxiliaries(self, after: AfterUpdate, batch: TransitionBatch) -> None:

@@ -49,8 +49,8 @@ def generalized_advantages(
         reward_SE: rewards.
         value_SE: values of the observations.
         next_value_SE: values of the true successors, also at an episode's end.
-        terminated_SE: where the task ended, so that nothing is bootstrapped.
-        cut_SE: where the next row is no successor; see ``episode_cuts``.
+        terminated_SE: where the task terminated, so that the target does not bootstrap.
+        cut_SE: where the next row is not the successor; see ``episode_cuts``.
         discount: gamma.
         gae_lambda: lambda.
     """
@@ -68,7 +68,7 @@ def generalized_advantages(
 def task_moments(
     value_SE: Tensor, task_E: Tensor, valid_SE: Tensor, num_tasks: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each task's mean, variance and number of valid values, ``[T]``; zeros for no value."""
+    """Return each task's mean, variance and number of valid values, ``[T]``; zeros if none."""
     weight_SE = valid_SE.to(value_SE)
     count_T = _task_sums(weight_SE, task_E, num_tasks)
     divisor_T = count_T.clamp(min=1)
@@ -101,21 +101,21 @@ def value_loss(
     """Return each row's squared error of the value.
 
     With ``clip``, the larger of this error and that of the value clipped to ``old_value +- clip``
-    (as in the authors' program, baselines/ppo2).
+    (as in the authors' implementation, baselines/ppo2).
     """
     error_Rn = F.mse_loss(value_Rn, target_Rn, reduction="none")
     if clip is not None:
-        assert old_value_Rn is not None, "a clipped value needs the value before"
+        assert old_value_Rn is not None, "value clipping needs the old value"
         near_Rn = old_value_Rn + (value_Rn - old_value_Rn).clamp(-clip, clip)
         error_Rn = torch.maximum(error_Rn, (near_Rn - target_Rn).square())
     return error_Rn
 
 
 def task_weights(valid_SE: Tensor, num_trained: int) -> Tensor:
-    """Return the weight ``m / max m`` of each task's losses, of whose environments ``m`` stepped.
+    """Return the weight ``m / max m`` of each task's losses, with ``m`` its valid environments.
 
-    ``n`` rows drawn evenly have the expected loss ``E[L] = sum_i L_i / (S m)``, so ``m E[L]`` is in
-    proportion to the sum over the task's rows: every collected row counts alike, in every task.
+    ``n`` rows sampled uniformly have the expected loss ``E[L] = sum_i L_i / (S m)``, so ``m E[L]``
+    is proportional to the sum over the task's rows: all rows of all tasks have the same weight.
 
     Args:
         valid_SE: where there are transitions; environments in the order of the tasks.
@@ -136,8 +136,8 @@ def kl_and_clip_fraction(
     """Return an estimate of ``KL(pi_old || pi)``, and the fraction of clipped rows, weighted.
 
     The estimate ``mean (ratio - 1) - log ratio`` (Schulman 2020, "Approximating KL Divergence", k3)
-    is from independent samples of ``pi_old`` and never negative. Clipped is a ratio below
-    ``1 - clip`` or above ``1 + clip``.
+    uses independent samples of ``pi_old`` and is never negative. Rows count as clipped if their
+    ratio is below ``1 - clip`` or above ``1 + clip``.
     """
     excess_Rn = log_ratio_Rn.expm1()
     kl = weighted_mean(excess_Rn - log_ratio_Rn, weight_Rn)
@@ -145,7 +145,7 @@ def kl_and_clip_fraction(
 
 
 class _SurrogateLoss(torch.autograd.Function):
-    """``max(ratio c, bound)``; its gradient for ``log ratio`` is ``ratio c``, or 0 at the bound."""
+    """``max(ratio c, bound)``; gradient w.r.t. ``log ratio``: ``ratio c``, or 0 at the bound."""
 
     @staticmethod
     def forward(ctx: Any, log_ratio_Rn: Tensor, cost_Rn: Tensor, bound_Rn: Tensor) -> Tensor:

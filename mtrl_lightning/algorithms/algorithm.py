@@ -1,4 +1,4 @@
-"""Base of all algorithms: acting, networks, updates; ``state.py`` has their state in checkpoints.
+"""Base of all algorithms: policy, networks, updates; see ``state.py`` for checkpointing.
 
 Shapes: ``E`` environments, ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or
 ``R, n``, ``D`` observation, ``A`` action.
@@ -52,35 +52,35 @@ T = TypeVar("T")
 class Algorithm(KeepsArguments, LightningModule):
     """Base of all algorithms; also a ``Policy``.
 
-    A subclass builds its networks in ``make_networks`` and its optimizer steps by ``make_update``;
-    it acts by ``policy`` and learns from a batch by ``update``.
+    A subclass builds its networks in ``make_networks`` and its optimizer steps with
+    ``make_update``, returns its action distribution from ``policy``, and learns from a batch in
+    ``update``.
 
     Args:
         spec: the tasks.
         seed: seed of the initial weights and of all random numbers.
-        compile: mode of ``torch.compile``, which compiles the losses; the first updates wait for
-            the compiler. ``reduce-overhead`` and ``max-autotune`` use CUDA graphs on a GPU. None
-            for no compilation.
-        on_nonfinite: reaction to a gradient that is not finite, which never reaches a weight:
-            ``stop`` ends the run with the last checkpoint, ``skip`` leaves the step out and counts
-            it in ``fault/skipped_updates``. On a GPU, fused optimizers skip without waiting.
-        max_skipped_updates: steps that may be skipped in a run, at least 0; the next one ends it.
+        compile: mode of ``torch.compile`` for the losses; the first updates include compilation.
+            ``reduce-overhead`` and ``max-autotune`` use CUDA graphs on a GPU. None to disable.
+        on_nonfinite: action on a non-finite gradient, which is never applied: ``stop`` ends the
+            run and keeps the last checkpoint; ``skip`` skips the step and counts it in
+            ``fault/skipped_updates``. On a GPU, fused optimizers skip without synchronization.
+        max_skipped_updates: maximum number of skipped steps in a run, at least 0; one more ends it.
         untrained_tasks: parameters of tasks that are evaluated without being trained: ``mean``,
-            the mean of the trained tasks' parameters; ``own``, the task's own as initialized.
+            the mean of the trained tasks' parameters; ``own``, the task's initial parameters.
     """
 
     kind: ClassVar[Kind] = "off-policy"
     """Source of its training data."""
     policy_fields: tuple[Field, ...] = ()
-    """Further fields of a transition, returned by ``act`` beside the actions when it explores."""
+    """Additional transition fields that ``act`` returns with the actions when exploring."""
     acting_networks: tuple[str, ...] = ()
     """Names of the networks that ``policy`` uses; empty for all of them."""
     data_name: str = ""
-    """Class of the data module that trains it, by which Lightning saves the data's state."""
+    """Class name of its data module; the key of the data's state in Lightning's checkpoints."""
     targets: PolyakAverage | None = None
-    """The target networks; they are copies of their online networks when a run starts."""
+    """The target networks, initialized as copies of the online networks."""
     progress = 0.0
-    """Of an offline run: the fraction of its updates that are made, from 0 to 1."""
+    """Completed fraction of an offline run's updates, from 0 to 1."""
     action_mask_TA: Tensor | None
     """False for the padding entries of each task's actions, ``[T, A]``; None without padding."""
     _task_R: Tensor
@@ -114,7 +114,7 @@ class Algorithm(KeepsArguments, LightningModule):
             steps_envs=self.kind != "offline",
         )
         self.transforms = Transforms(algorithm=type(self).__name__)
-        """Changes of sampled batches before an update, in order."""
+        """Transforms of sampled batches before an update, in order."""
         self.updates: list[Update] = []
         """The optimizer steps of ``update``; see ``make_update``."""
         self._saved_optimizers: SavedOptimizers | None = None
@@ -131,14 +131,14 @@ class Algorithm(KeepsArguments, LightningModule):
     # networks
 
     def make_networks(self) -> dict[str, nn.Module]:
-        """Build the parts that ``reset_networks`` replaces, by attribute name.
+        """Build the modules that ``reset_networks`` reinitializes, by attribute name.
 
-        PyTorch's global generator is seeded when this is called, and restored afterwards.
+        PyTorch's global generator is seeded before this call and restored afterwards.
         """
         raise NotImplementedError
 
     def add_networks(self) -> None:
-        """Build the networks of ``make_networks`` and make them attributes."""
+        """Build the networks of ``make_networks`` and register them as attributes."""
         for name, module in seeded(self._seed, self.make_networks).items():
             self.add_module(name, module)
             self._network_names.append(name)
@@ -150,9 +150,9 @@ class Algorithm(KeepsArguments, LightningModule):
         return {name: self.get_submodule(name) for name in names}
 
     def reset_networks(self) -> None:
-        """Reinitialize the parts of ``make_networks``, their optimizer states and their targets.
+        """Reinitialize the modules of ``make_networks``, their optimizer states and their targets.
 
-        Buffers, such as an encoder's statistics, stay, as do auxiliaries and SAC's temperatures.
+        Keeps buffers such as an encoder's statistics, auxiliaries, and SAC's temperatures.
         """
         if not self._network_names:
             raise ConfigurationError(
@@ -172,17 +172,17 @@ class Algorithm(KeepsArguments, LightningModule):
         if self.targets is not None:
             self.targets.copy()
 
-    # acting
+    # policy
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ActionDistribution:
         """Return the distribution over actions."""
         raise NotImplementedError
 
     def begin_exploring(self, tasks: Sequence[int], envs: Sequence[int]) -> None:
-        """Receive the training environments, whose order ``act`` keeps when it explores.
+        """Set the training environments, in the order in which ``act`` explores them.
 
         Args:
-            tasks: of the environments of all processes.
+            tasks: tasks of the environments of all processes.
             envs: indices of this process' environments among them.
         """
 
@@ -203,13 +203,13 @@ class Algorithm(KeepsArguments, LightningModule):
         """Choose actions ``[E, A]`` between -1 and 1; padding entries are 0.
 
         Args:
-            observation_ED: the environments' observations.
-            task_E: their tasks.
+            observation_ED: observations.
+            task_E: task indices.
             mode: sample from the policy, take its mode, or sample uniformly.
-            noise_EA: standard normal noise for ``explore``; None to sample it here.
+            noise_EA: standard normal noise for ``explore``; None to sample it.
 
         Returns:
-            The actions; when exploring, with the ``policy_fields`` if there are any.
+            The actions and, when exploring, the ``policy_fields`` if any.
         """
         shape = (len(observation_ED), self.action_dim)
         generator = self.generators.get("act", self.device)
@@ -244,10 +244,10 @@ class Algorithm(KeepsArguments, LightningModule):
         """Return a mask, false for padding entries of the actions; None without padding.
 
         Args:
-            task_B: tasks ``[B]``, or ``[R, n]`` of a learning batch.
+            task_B: tasks ``[B]``, or ``[R, n]`` in a training batch.
 
         Returns:
-            ``[B, A]``, or ``[R, 1, A]`` for a learning batch.
+            ``[B, A]``, or ``[R, 1, A]`` for a training batch.
         """
         if self.action_mask_TA is None:
             return None
@@ -258,15 +258,15 @@ class Algorithm(KeepsArguments, LightningModule):
         self.generators.get("act", self.device).manual_seed(seed)
 
     def get_weights(self) -> dict[str, Any]:
-        """Return copies of the weights for ``act``, on the CPU: networks' states by name."""
+        """Return CPU copies of the weights that ``act`` uses: networks' states by name."""
         return copied_weights(self.acting_modules())
 
     def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int) -> None:
-        """Load weights returned by ``get_weights`` of an equal algorithm; critics and others stay.
+        """Load weights that ``get_weights`` of an equal algorithm returned.
 
         Args:
-            weights: states of the acting networks by name.
-            weights_seq_no: number of updates of these weights.
+            weights: states of the policy's networks by name.
+            weights_seq_no: number of updates after which they were taken.
         """
         load_weights(self.acting_modules(), weights)
         self.counters.updates = weights_seq_no
@@ -300,8 +300,8 @@ class Algorithm(KeepsArguments, LightningModule):
         )
         if self._compile is not None and not update.method.is_one_pass:
             raise ConfigurationError(
-                f"compile {self._compile} cannot be differentiated task by task, as"
-                f" {type(update.method).__name__} does: set compile to null, or the gradient"
+                f"compile {self._compile} does not support the per-task gradients that"
+                f" {type(update.method).__name__} computes: set compile to null, or the gradient"
                 " methods to Mean or FAMO"
             )
         self.updates.append(update)
@@ -317,18 +317,17 @@ class Algorithm(KeepsArguments, LightningModule):
         return optimizers
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return what a run needs of this package's callbacks and the trainer does not have yet.
+        """Return the required callbacks of this package that the trainer does not have yet.
 
-        Without one of this package's data modules, as in ``trainer.fit(algorithm, batches)``, it
-        needs none.
+        Only this package's data modules require any; ``trainer.fit(algorithm, batches)`` does not.
         """
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         return data.missing_callbacks() if hasattr(data, "missing_callbacks") else []
 
     def on_fit_start(self) -> None:
-        """Let ``trainer.global_step`` count updates, and callbacks see gradients.
+        """Make ``trainer.global_step`` count updates, and call the gradient hooks of callbacks.
 
-        Lightning counts the steps of an optimizer that it steps: here that of the first update.
+        Lightning counts optimizer steps: here those of the first ``Update``.
         """
 
         def call_hook(name: str, *args: Any) -> None:
@@ -352,7 +351,7 @@ class Algorithm(KeepsArguments, LightningModule):
             self.counters.updates += 1
 
     def update(self, batch: TransitionBatch) -> None:
-        """Learn from a sampled batch; begin with ``self.transforms(batch)``."""
+        """Learn from a sampled batch; start with ``self.transforms(batch)``."""
         raise NotImplementedError
 
     # metrics and checkpoints; Lightning calls the on_... hooks
@@ -361,17 +360,17 @@ class Algorithm(KeepsArguments, LightningModule):
         """Return ``train/...`` metrics, averaged since the last call.
 
         Raises:
-            DivergenceError: if the gradient of an update was not finite and ends the run.
+            DivergenceError: if a non-finite gradient stops the run.
         """
         self.guard.read()
         return {f"train/{name}": value for name, value in self.mean_metrics.drain().items()}
 
     def images(self) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return images ``[H, W, 3]`` by name that show the learned model; here none."""
+        """Return images ``[H, W, 3]`` by name that visualize the learned model; none by default."""
         return {}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Do nothing: evaluation runs episodes, see ``EvaluationCallback``."""
+        """Do nothing: ``EvaluationCallback`` runs evaluation episodes."""
 
     test_step = validation_step
 
@@ -397,22 +396,22 @@ class Algorithm(KeepsArguments, LightningModule):
     ) -> Self:
         """Build the algorithm of a checkpoint, with its weights and its state.
 
-        Nothing in the file is executed.
+        No code in the file is executed.
 
         Args:
             checkpoint_path: a file in a run's ``checkpoints/`` folder.
             map_location: device of the weights; None for the CPU.
-            strict: whether all weights have to be those of the checkpoint.
-            weights_only: Lightning's argument; the file is always read so.
-            trust: modules and packages, ``["mytasks"]``, whose classes the checkpoint may use
-                beside those of this package and of ``torch.nn`` and ``torch.optim``.
-            overrides: arguments of the constructor in place of the saved ones.
+            strict: whether the keys of all weights must match those of the checkpoint.
+            weights_only: Lightning's argument; always treated as True.
+            trust: modules and packages, such as ``["mytasks"]``, whose classes the checkpoint may
+                use in addition to those of this package, ``torch.nn`` and ``torch.optim``.
+            overrides: constructor arguments that replace the saved ones.
         """
         checkpoint = load_checkpoint(checkpoint_path)
         state = checkpoint["mtrl_lightning"]
         # a run that starts with these weights has new optimizers
         checkpoint.pop("optimizer_states", None)
-        state.pop("global_generators", None)  # the generators of this process stay as they are
+        state.pop("global_generators", None)  # leave this process' generators unchanged
         with restoring(checkpoint_path):
             spec = EnvSpec.from_dict(state["spec"])
             built = rebuild(checkpoint["hyper_parameters"], spec, cls, trust, overrides)
@@ -422,9 +421,7 @@ class Algorithm(KeepsArguments, LightningModule):
 
 
 class TaskTensors:
-    """The tasks of a step's environments as a tensor.
-
-    It is kept, because the tasks seldom change from one step to the next.
+    """The tasks of a step's environments as a tensor, cached because they rarely change.
 
     Args:
         train_tasks: the trained tasks.
@@ -441,7 +438,7 @@ class TaskTensors:
             return self._last_B
         num_envs = len(task_E)
         num_rows = num_envs // len(self._train_tasks)
-        # in groups, networks with parameters per task compute one matrix product
+        # grouped by task, networks with per-task parameters compute one matrix product
         shape: tuple[int, ...] = (num_envs,)
         if num_rows and np.array_equal(task_E, np.repeat(self._train_tasks, num_rows)):
             shape = (len(self._train_tasks), num_rows)
@@ -460,15 +457,15 @@ def make_actor_parts(
     make_gradient: Callable[[EnvSpec], GradientMethod],
     std: PolicyStd | int,
 ) -> dict[str, nn.Module]:
-    """Return the modules that act and ``actor_gradient``, by attribute name.
+    """Return the modules of the policy and ``actor_gradient``, by attribute name.
 
     Args:
         spec: the tasks.
         encoder: maps observations to the actor's inputs.
         make_actor: builds the actor, ``(in_dim, out_dim, spec) -> Network``.
-        make_gradient: builds the method by which the tasks' actor losses become one gradient.
-        std: the policy's standard deviation, which becomes ``noise``; or the number of the actor's
-            outputs for each dimension of an action, where there is none.
+        make_gradient: builds the method that combines the tasks' actor losses into one gradient.
+        std: the policy's standard deviation, a module named ``noise``; or, without such a module,
+            the number of actor outputs per action dimension.
     """
     noise = {"noise": std} if isinstance(std, PolicyStd) else {}
     outputs_per_action = std.outputs_per_action if isinstance(std, PolicyStd) else std
@@ -482,7 +479,7 @@ def make_actor_parts(
 
 
 def seeded(seed: int, make: Callable[[], T]) -> T:
-    """Return what a function makes with this seed of PyTorch's global generator."""
+    """Call a function with PyTorch's global generator seeded, and return its result."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return make()

@@ -1,8 +1,8 @@
-"""An algorithm as the arguments of its constructor, in plain values, and built from them.
+"""Constructor arguments of an algorithm as plain values, and the algorithm rebuilt from them.
 
 Plain values are numbers, strings, lists and dictionaries, in the form of a configuration file: a
-class is ``{"class_path": ...}``, and ``functools.partial`` of one has its arguments in
-``init_args``. The algorithm's own class is ``_class_path``, as in Lightning's hyper-parameters.
+class is ``{"class_path": ...}``, and a ``functools.partial`` of it has its arguments in
+``init_args``. The algorithm's own class is ``_class_path``, as in Lightning's hyperparameters.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ TRUSTED = (
     "torch.nn",
     "torch.optim",
 )
-"""Modules whose classes a checkpoint may name; other modules only where the caller trusts them."""
+"""Modules whose classes a checkpoint may use; the caller must trust any others explicitly."""
 
 
 class KeepsArguments:
-    """Keep the arguments that an object's constructor is called with, as plain values.
+    """Keep the arguments with which an object's constructor is called, as plain values.
 
-    What this constructor passes on to those of base classes follows from them. Arguments that are
-    not given have the defaults of the class that is built later.
+    Arguments that are not passed get the defaults of the class when it is rebuilt.
     """
 
     hyper_parameters: dict[str, Any]
-    """The object's class and the given arguments but the spec, as plain values."""
+    """The object's class and the passed arguments except the spec, as plain values."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Return a new object, before any constructor runs."""
@@ -57,7 +56,7 @@ class KeepsArguments:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as plain values; a ``class_path`` in words is of what cannot be imported."""
+    """Convert to plain values; the ``class_path`` of an object that cannot be imported is prose."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic):
@@ -72,7 +71,7 @@ def plain(value: Any) -> Any:
 
 
 def class_path(called: Any) -> str:
-    """Return the shortest path that imports a class or function; words if there is none."""
+    """Return the shortest import path of a class or function, or a description if it has none."""
     name = getattr(called, "__qualname__", None)
     if name is None:
         return f"an object of {type(called).__module__}.{type(called).__qualname__}"
@@ -96,17 +95,18 @@ def rebuild(
     Only classes are looked up, and all of them before one is called.
 
     Args:
-        hyper_parameters: of the algorithm.
+        hyper_parameters: saved class and arguments of the algorithm.
         spec: the tasks.
         base: the class that the caller asked for, which is trusted.
-        trust: modules and packages, ``["mytasks"]``, whose classes and functions may be used too.
-        overrides: arguments of the constructor in place of the saved ones.
+        trust: further modules and packages, such as ``["mytasks"]``, whose classes and functions
+            are trusted.
+        overrides: constructor arguments that replace the saved ones.
     """
     own = hyper_parameters[OWN_CLASS]
     kind = base if own == class_path(base) else _imported(own, "the algorithm", trust)
     if not (inspect.isclass(kind) and issubclass(kind, base)):
         raise ConfigurationError(
-            f"the checkpoint holds the algorithm {own}, which is no {base.__name__}:"
+            f"the checkpoint holds the algorithm {own}, which is not a {base.__name__}:"
             " call load_from_checkpoint of its own class, or load_policy"
         )
     arguments = {"spec": spec, **(overrides or {})}
@@ -118,7 +118,7 @@ def rebuild(
 
 
 def _built(value: Any, argument: str, trust: Sequence[str]) -> Any:
-    """Return the value that ``plain`` is of, with tuples as lists."""
+    """Return the value that ``plain`` has converted, with tuples as lists."""
     if isinstance(value, list):
         return [_built(item, f"{argument}[{i}]", trust) for i, item in enumerate(value)]
     if not isinstance(value, Mapping):
@@ -131,8 +131,8 @@ def _built(value: Any, argument: str, trust: Sequence[str]) -> Any:
 
 
 def _imported(path: str, argument: str, trust: Sequence[str]) -> Any:
-    """Return the class of this path; a function only of a module that the caller trusts."""
-    instead = f"give {argument.split('.')[0].split('[')[0]}=... when you load it"
+    """Import the class at this path, or a function of a module that the caller trusts."""
+    instead = f"pass {argument.split('.')[0].split('[')[0]}=... when you load it"
     if argument == "the algorithm":
         instead = "call load_from_checkpoint of the class itself"
     module, _, name = path.rpartition(".")
@@ -143,16 +143,16 @@ def _imported(path: str, argument: str, trust: Sequence[str]) -> Any:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"the checkpoint needs {path} for {argument}, and there is none ({error}): put it on"
-            f" Python's path, use the version of the code that wrote the checkpoint, or {instead}"
+            f"the checkpoint needs {path} for {argument}, which cannot be imported ({error}): add"
+            f" it to PYTHONPATH, use the code version that wrote the checkpoint, or {instead}"
         ) from error
-    # a trusted module also has names that it imports from others
+    # a trusted module may also import names from other modules
     defined = f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
     _check_trusted(defined, argument, trust, instead)
     if not (inspect.isclass(found) or (inspect.isfunction(found) and _is_in(defined, trust))):
         raise ConfigurationError(
-            f"the checkpoint names {path} for {argument}: only classes are allowed, and functions"
-            f" of modules that you trust: give trust=[{path!r}], or {instead}"
+            f"the checkpoint uses {path} for {argument}, but only classes and functions of trusted"
+            f" modules are allowed: pass trust=[{path!r}], or {instead}"
         )
     return found
 
@@ -161,8 +161,8 @@ def _check_trusted(name: str, argument: str, trust: Sequence[str], instead: str)
     if not _is_in(name, (*TRUSTED, *trust)):
         package = name.split(".")[0]
         raise ConfigurationError(
-            f"the checkpoint needs {name} for {argument}, which is not loaded without your consent:"
-            f" if you trust the code of {package}, give trust=[{package!r}], or {instead}"
+            f"the checkpoint needs {name} for {argument}, which is not trusted: if you trust the"
+            f" code of {package}, pass trust=[{package!r}]; otherwise {instead}"
         )
 
 
@@ -176,7 +176,7 @@ def short_name(class_path: str) -> str:
 
 
 def summary(hyper_parameters: Mapping[str, Any]) -> str:
-    """Return the classes of an algorithm and of its given parts, as ``SAC: actor MLP, ...``."""
+    """Return the classes of an algorithm and of its modules, such as ``SAC: actor MLP, ...``."""
     parts = [
         f"{name} {short_name(value[CLASS_PATH])}"
         for name, value in hyper_parameters.items()

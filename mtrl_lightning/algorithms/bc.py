@@ -42,8 +42,8 @@ Policy: TypeAlias = SquashedGaussian | ClippedGaussian
 def squared_errors(policy: Policy, action_BA: Tensor) -> Tensor:
     """Return the squared error of the deterministic action ``|mode - a|^2``, ``[B]``.
 
-    A clipped Gaussian has that of its mean before it is clipped: beyond -1 and 1 the clipped one
-    has no gradient.
+    For a clipped Gaussian, that of its mean before clipping: the clipped mean has no gradient
+    beyond -1 and 1.
     """
     is_clipped = isinstance(policy, ClippedGaussian)
     mean_BA = policy.mean_BA if is_clipped else policy.mode()
@@ -53,7 +53,7 @@ def squared_errors(policy: Policy, action_BA: Tensor) -> Tensor:
 def negative_log_densities(policy: Policy, action_BA: Tensor) -> Tensor:
     """Return ``-log pi(a)``, ``[B]``.
 
-    A clipped Gaussian has the density of the Gaussian, as if no action had been clipped.
+    For a clipped Gaussian, the density of the unclipped Gaussian.
     """
     return -policy.log_prob(action_BA)
 
@@ -65,30 +65,30 @@ LOSSES = {"log_prob": negative_log_densities, "mse": squared_errors}
 class BehaviourCloning(Algorithm):
     """Multi-task behaviour cloning: supervised learning of the actions in ``data.demonstrations``.
 
-    An offline algorithm: it steps no environments in training. Of demonstrations with noise on the
-    actions it imitates the actions without it (``policy_action``), which show how to correct a
-    mistake (Laskey et al. 2017, arXiv 1703.09327). Its policy is SAC's, a Gaussian
-    squashed by tanh, or with ``noise`` PPO's, a clipped Gaussian: encoder and actor then have the
-    parameters of that algorithm.
+    An offline algorithm: training steps no environments. If the demonstrations were collected with
+    action noise, it imitates the noise-free actions (``policy_action``), which show how to recover
+    from mistakes (Laskey et al. 2017, arXiv 1703.09327). Its policy is SAC's tanh-squashed
+    Gaussian or, with ``noise``, PPO's clipped Gaussian: encoder and actor then have the same
+    parameters as in that algorithm.
 
     Args:
         spec: the tasks; filled in from the data.
         actor: network of the policy, ``(in_dim, out_dim, spec) -> Network``.
         encoder: maps observations to features of the actor, and is trained with it.
-        conditioning: how the task is given to the actor; None for the network's own, the one-hot. A
-            ``conditioning`` among a network's options takes precedence.
-        noise: the standard deviation of PPO's policy; null for SAC's policy, whose actor has
-            standard deviations among its outputs.
+        conditioning: how the actor is conditioned on the task; None for the network's default, a
+            one-hot task ID. A ``conditioning`` set on the network takes precedence.
+        noise: the standard deviation of PPO's policy; null for SAC's policy, whose actor outputs
+            its standard deviations.
         loss: ``mse``, the squared error of the deterministic action; or ``log_prob``, the negative
-            log density of the demonstrated one, which also trains the standard deviations.
-        actor_gradient: how the tasks' losses become one gradient.
-        task_weighting: how much each task's loss counts.
-        learning_rate: factor of the learning rate in the course of a run.
+            log density of the demonstrated action, which also trains the standard deviations.
+        actor_gradient: how the tasks' losses are combined into one gradient.
+        task_weighting: weight of each task's loss.
+        learning_rate: schedule of the learning rate's factor over the run.
         log_std_min: lower clamp of the log standard deviation of SAC's policy.
-        log_std_max: its upper clamp.
+        log_std_max: upper clamp of the log standard deviation of SAC's policy.
         actor_max_grad_norm: global norm to which the gradient is clipped; None for no clipping.
         actor_optimizer: optimizer of the actor, the encoder and the noise.
-        options: those of every algorithm: ``seed``, ``compile`` and others of ``Algorithm``.
+        options: arguments of ``Algorithm``, such as ``seed`` and ``compile``.
     """
 
     kind = "offline"
@@ -141,7 +141,7 @@ class BehaviourCloning(Algorithm):
         )
 
     def make_networks(self) -> dict[str, nn.Module]:
-        """Build encoder, actor, the noise if there is one, and the gradient method."""
+        """Build encoder, actor, the noise if any, and the gradient method."""
         encoder = self._make_encoder(self.spec)
         noise = None if self._make_noise is None else self._make_noise(self.spec)
         return make_actor_parts(
@@ -157,7 +157,7 @@ class BehaviourCloning(Algorithm):
         return self._distribution(self._outputs(observation_BD, task_B), task_B)
 
     def update(self, batch: TransitionBatch) -> None:
-        """Make one step towards the actions of a batch."""
+        """Make one optimizer step on the imitation loss."""
         self.learning_rate.set(self.updates, self.progress)
         batch = self.transforms(batch)
         self.encoder.observe(batch.observation_RnD, batch.task_Rn)
@@ -177,7 +177,7 @@ class BehaviourCloning(Algorithm):
         return loss_R, error
 
     def task_weights(self) -> Tensor:
-        """Return how much each trained task's loss counts, ``[R]``."""
+        """Return the weight of each trained task's loss, ``[R]``."""
         return self.task_weighting(torch.zeros(self.num_trained, device=self.device))
 
     def _outputs(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ from mtrl_lightning.updates.weighting import FixedTemperature
 class Distral(SAC):
     """Distral (Teh et al. 2017, arXiv 1707.04175) with soft actor-critics in continuous actions.
 
-    Each trained task has a policy ``pi`` and critics of its own, which learn from its own
-    transitions. They share a distilled policy ``pi_0``, which does not see the task. The objective
+    Each trained task has its own policy ``pi`` and critics, which learn from its own transitions.
+    They share a distilled policy ``pi_0``, which is not conditioned on the task. The objective
     (equation 1, with ``kappa`` for ``c_KL`` and ``omega`` for ``c_Ent``) is the sum over the tasks
     of ``E sum_t discount^t [r - kappa log(pi / pi_0) - omega log pi]``. The paper also writes
     ``alpha = kappa / (kappa + omega)`` and ``beta = 1 / (kappa + omega)``. All three losses follow
@@ -55,11 +55,11 @@ class Distral(SAC):
     - policies: ``(kappa + omega) log pi(a|s) - kappa log pi_0(a|s) - min_i Q_i(s, a)``
     - distilled policy: ``KL(pi || pi_0)`` in closed form, with ``pi`` held constant
 
-    Tasks that are evaluated without being trained get the actions of the distilled policy. With
-    ``kappa`` 0 the tasks' networks are those of separate SACs with the temperature ``omega``. The
-    encoder is shared by all tasks and by the distilled policy, and must not depend on the task.
+    Tasks that are evaluated without being trained use the distilled policy. With ``kappa`` 0, the
+    tasks' networks learn as separate SACs with temperature ``omega``. The encoder is shared by all
+    tasks and by the distilled policy, and must not depend on the task.
 
-    Compiled networks (``compile``) compute all tasks' rows, which costs ``R`` times as much.
+    With ``compile``, every task's network processes the rows of all tasks: ``R`` times the cost.
 
     Args:
         spec: the tasks; filled in from the data.
@@ -68,14 +68,14 @@ class Distral(SAC):
         critic: architecture of each task's Q functions, likewise.
         conditioning: None, or one without features: no network receives the task.
         kappa: weight of the divergence from the distilled policy, at least 0 (``c_KL`` in the
-            paper). 0 leaves the tasks' policies alone; the distilled policy still learns from them.
-        omega: weight of the entropy, above 0 (``c_Ent`` in the paper). At 0, nothing would keep
-            policies and distilled policy from becoming deterministic together.
+            paper). With 0, only the distilled policy learns from the tasks' policies.
+        omega: weight of the entropy, above 0 (``c_Ent`` in the paper). At 0, the tasks' policies
+            and the distilled policy could collapse to deterministic ones together.
         distilled_max_grad_norm: norm to which the distilled policy's gradient is clipped; None for
-            no clipping. The norms of the actor's and the critics' gradients are each task's own.
+            no clipping. Gradients of the tasks' policies and critics are clipped per task.
         distilled_optimizer: optimizer of the distilled policy.
-        options: those of SAC but the ones that are set here. ``actor_gradient`` combines the
-            tasks' losses of the distilled policy: the tasks' own policies share nothing.
+        options: further arguments of ``SAC``. ``actor_gradient`` combines the tasks' gradients of
+            the distilled policy, because the tasks' own policies share no parameters;
             ``critic_gradient`` combines those of the encoder.
     """
 
@@ -98,7 +98,7 @@ class Distral(SAC):
         **options: Any,
     ) -> None:
         at_least(0, finite=True, kappa=kappa)
-        # without entropy, policies and distilled policy become deterministic together
+        # without an entropy bonus, all policies could collapse to deterministic ones together
         above(0, finite=True, omega=omega)
         _check_conditioning(conditioning, actor, critic, spec)
         super().__init__(
@@ -107,14 +107,14 @@ class Distral(SAC):
             critic=critic,
             conditioning=conditioning,
             temperature=partial(FixedTemperature, value=omega),
-            temperature_optimizer=Adam,  # nothing is left to learn
+            temperature_optimizer=Adam,  # the temperature is fixed
             target_entropy=None,
             encoder_tau=None,
-            untrained_tasks="own",  # `policy` has the distilled policy for them
+            untrained_tasks="own",  # `policy` uses the distilled policy for them
             **options,
         )
         _check_encoder(self.encoder)
-        self.untrained.explanation = "The distilled policy acts on them"
+        self.untrained.explanation = "They use the distilled policy"
         self.kappa = kappa
         self.omega = omega
         untrained_T = torch.from_numpy(self.untrained.is_untrained_T)
@@ -130,7 +130,7 @@ class Distral(SAC):
         )
 
     def make_networks(self) -> dict[str, nn.Module]:
-        """Build SAC's networks, and the distilled policy after them."""
+        """Build SAC's networks, then the distilled policy."""
         networks = super().make_networks()
         encoder = networks["encoder"]
         assert isinstance(encoder, Encoder)
@@ -145,7 +145,7 @@ class Distral(SAC):
         return OnePerTask(in_dim, out_dim, spec, make=make, tasks=spec.train_tasks)
 
     def critic_update_options(self) -> dict[str, Any]:
-        """Combine the tasks' gradients of the encoder; clip each task's critics separately."""
+        """Combine the tasks' gradients of the encoder; clip the critics' gradients per task."""
         encoder = [p for p in self.encoder.parameters() if p.requires_grad]
         groups = [_trained_parameters(networks) for networks in self._critics_by_task()]
         options = super().critic_update_options()
@@ -154,7 +154,7 @@ class Distral(SAC):
         return {**options, "method": Mean(self.spec), "clip_groups": groups}
 
     def actor_update_options(self) -> dict[str, Any]:
-        """Clip each task's policy separately; they share nothing."""
+        """Clip gradients per task: the tasks' policies share no parameters."""
         return {
             "method": Mean(self.spec),
             "weights": self.task_weights,
@@ -162,10 +162,10 @@ class Distral(SAC):
         }
 
     def task_weights(self) -> Tensor:
-        """Return how much each task's loss counts in the mean, ``[R]``.
+        """Return the weight of each task's loss in the mean, ``[R]``.
 
-        The factor ``R`` makes the mean a sum: a task's own networks get the gradient that they
-        would have without other tasks.
+        The factor ``R`` turns the mean into a sum, so that a task's own networks get the same
+        gradient as without other tasks.
         """
         return self.num_trained * super().task_weights()
 
@@ -192,7 +192,7 @@ class Distral(SAC):
         return cost_Rn + self.kappa * policy.log_ratio(distilled, noise_RnA)
 
     def distilled_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
-        """Return each task's ``mean KL(pi || pi_0)``, ``[R]``, and the same without a graph.
+        """Return each task's ``mean KL(pi || pi_0)``, ``[R]``, and a detached copy.
 
         The gradient is that of ``-mean E_pi log pi_0``: the distilled policy maximizes the
         likelihood of the tasks' actions.
@@ -206,7 +206,7 @@ class Distral(SAC):
         return kl_R, kl_R.detach()
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
-        """Return the distribution over actions; the distilled one for tasks without training."""
+        """Return the distribution over actions; the distilled policy's for untrained tasks."""
         shared_BF = self.encoder.shared_features(observation_BD, task_B)
         output_B2A = self.actor(shared_BF, task_B)
         if self.num_trained < self.spec.num_tasks:
@@ -215,7 +215,7 @@ class Distral(SAC):
         return self.distribution(output_B2A, task_B)
 
     def distilled_policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
-        """Return the distilled policy's distribution; the task says which actions are padding."""
+        """Return the distilled policy's distribution; the task only determines action padding."""
         output_B2A = self.distilled(self.encoder.shared_features(observation_BD, task_B))
         return self.distribution(output_B2A, task_B)
 
@@ -229,7 +229,7 @@ class Distral(SAC):
 
 
 def _trained_parameters(networks: Sequence[nn.Module]) -> list[Parameter]:
-    """Return the trained parameters, in the order in which ``Update`` adds up the norms."""
+    """Return the trained parameters, in the order in which ``Update`` sums their norms."""
     trained = task_parameters(networks)
     return [*trained.shared, *trained.own]
 
@@ -240,7 +240,7 @@ def _check_conditioning(
     critic: Callable[..., Network],
     spec: EnvSpec,
 ) -> None:
-    """Check that no task input is asked for."""
+    """Check that no network is conditioned on the task."""
     places = {"conditioning": conditioning}
     for name, network in (("actor", actor), ("critic", critic)):
         options = network.keywords if isinstance(network, partial) else {}
@@ -248,9 +248,9 @@ def _check_conditioning(
     for option, make_conditioning in places.items():
         if make_conditioning is not None and make_conditioning(spec).out_dim > 0:
             raise ConfigurationError(
-                "Distral gives no network the task: each task has networks of its own, and the"
-                f" distilled policy acts on tasks it has not seen. Set model.init_args.{option} to"
-                " null"
+                "Distral does not support task conditioning: each task has its own networks, and"
+                " the distilled policy must generalize to unseen tasks. Set"
+                f" model.init_args.{option} to null"
             )
 
 
@@ -261,7 +261,7 @@ def _check_encoder(encoder: Encoder) -> None:
         if sees_task and not isinstance(part, NoConditioning | UniformGate):
             raise ConfigurationError(
                 f"the encoder {type(encoder).__name__} depends on the task"
-                f" ({type(part).__name__}), which Distral's distilled policy must not see:"
+                f" ({type(part).__name__}), but Distral's distilled policy must not depend on it:"
                 " choose an encoder that does not (-c encoder/identity or encoder/mlp for states,"
                 " encoder/pixels for images)"
             )

@@ -1,10 +1,10 @@
 """Losses of the off-policy algorithms, multi-task soft actor-critic and TD3.
 
-The functions compute targets and losses. A ``Value`` maps a critic's outputs to values and computes
-the loss of these outputs, which are one number or a distribution over a range of values.
+The functions compute targets and losses. A ``Value`` maps a critic's outputs, a scalar or a
+categorical distribution over values, to Q values and computes the critic loss.
 
 Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905), with one
-loss per task as in Yu et al. 2019 (MetaWorld). Equations are of this paper unless said otherwise.
+loss per task as in Yu et al. 2019 (MetaWorld). Equation numbers refer to the former unless stated.
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task, ``A`` action, ``Q`` critics, ``O`` outputs of a
 critic.
@@ -48,7 +48,7 @@ def actor_loss(cost_Rn: Tensor, q_QRn: Tensor) -> Tensor:
 
     Equation 7, with the cost ``c = alpha log pi``.
     """
-    # the gradient of min has fewer kernels on a GPU than that of amin
+    # on a GPU, the backward of min launches fewer kernels than that of amin
     smallest_Rn = q_QRn.min(0).values
     return (cost_Rn - smallest_Rn).mean(1)
 
@@ -57,7 +57,7 @@ def deterministic_actor_loss(q_Rn: Tensor) -> Tensor:
     """Return each task's ``L_pi = mean -Q_1(s, pi(s))``, ``[R]``.
 
     Its gradient is that of algorithm 1 in Fujimoto et al. 2018, "Addressing Function Approximation
-    Error in Actor-Critic Methods" (arXiv 1802.09477): the first critic's alone.
+    Error in Actor-Critic Methods" (arXiv 1802.09477), through the first critic only.
     """
     return (-q_Rn).mean(1)
 
@@ -88,13 +88,13 @@ def temperature_loss(
 
 
 class Value(nn.Module):
-    """The meaning of a critic's outputs; built by a factory ``() -> Value``."""
+    """Interpretation of the critics' outputs; built by a factory ``() -> Value``."""
 
     out_dim: int
     """Outputs of a critic, ``O``."""
 
     def q(self, output_QRnO: Tensor) -> Tensor:
-        """Return the values ``[Q', R, n]``; the smallest counts."""
+        """Return the values ``[Q', R, n]``; losses use the minimum over the first dimension."""
         raise NotImplementedError
 
     def loss(
@@ -109,10 +109,10 @@ class Value(nn.Module):
         """Return each task's critic loss ``[R]``.
 
         Args:
-            output_QRnO: of the critics, for the batch's actions.
-            next_output_QRnO: of the target critics, for the policy's next actions; without a graph.
+            output_QRnO: the critics' outputs for the batch's actions.
+            next_output_QRnO: the target critics' outputs for the policy's next actions, detached.
             reward_Rn: rewards.
-            terminated_Rn: where nothing is bootstrapped.
+            terminated_Rn: where the target does not bootstrap.
             next_cost_Rn: cost of the policy's next actions: in SAC, the temperature times
                 their log density.
             discount: gamma.
@@ -124,8 +124,8 @@ class Scalar(Value):
     """One output per critic, learned by squared error.
 
     Args:
-        reduction: which value counts for targets and actor: ``min``, the smallest critic's (clipped
-            double Q), or ``mean``, the critics' mean.
+        reduction: value used in targets and the actor loss: ``min``, the critics' minimum (clipped
+            double Q), or ``mean``, their mean.
     """
 
     out_dim = 1
@@ -158,9 +158,9 @@ class Scalar(Value):
 class Categorical(Value):
     """A distribution over equally spaced values, learned by cross-entropy.
 
-    Bellemare et al. 2017 (C51); with the mean over the critics' distributions in place of the
-    smallest value, as in BRC (Nauman et al. 2025, arXiv 2505.23150). Rewards have to be scaled so
-    that values fit between the bounds.
+    Bellemare et al. 2017 (C51), with the mean of the critics' distributions instead of the
+    minimum value, as in BRC (Nauman et al. 2025, arXiv 2505.23150). Scale rewards so that values
+    lie within the bounds.
 
     Args:
         num_bins: number of values, ``O``; 101 in BRC.
@@ -179,7 +179,7 @@ class Categorical(Value):
 
     def q(self, output_QRnO: Tensor) -> Tensor:
         """Return the expected value under the critics' mean distribution, ``[1, R, n]``."""
-        # multiplied and added, because a matrix product would be rounded to bf16
+        # no matrix product, which autocast would round to bfloat16
         q_QRn = (output_QRnO.softmax(-1) * self.bin_O).sum(-1)
         return q_QRn.mean(0, keepdim=True)
 
@@ -206,14 +206,14 @@ class Categorical(Value):
         return loss_QRn.sum(0).mean(1)
 
     def project(self, probability_RnO: Tensor, value_RnO: Tensor) -> Tensor:
-        """Spread the probability of every value over its two neighbouring bins, ``[R, n, O]``.
+        """Split the probability of each value between its two neighbouring bins, ``[R, n, O]``.
 
-        A bin gets ``max(0, 1 - distance)`` of it, with distances in widths of a bin; values beyond
-        the bounds count as the bounds.
+        A bin gets the fraction ``max(0, 1 - distance)``, with the distance in bin widths; values
+        are clamped to the bounds.
         """
         width = 2 * self._bound / (self.out_dim - 1)
         value_RnO = value_RnO.clamp(-self._bound, self._bound)
-        # the clamp of the integers keeps a value that is not finite from being an index
+        # clamping the integers keeps non-finite values from becoming invalid indices
         lower_RnO = ((value_RnO + self._bound) / width).long().clamp(0, self.out_dim - 2)
         projected_RnO = torch.zeros_like(probability_RnO)
         for neighbour_RnO in (lower_RnO, lower_RnO + 1):
@@ -223,10 +223,10 @@ class Categorical(Value):
 
 
 def _add_at(sum_RnO: Tensor, index_RnO: Tensor, value_RnO: Tensor) -> None:
-    """Add values at indices of their rows, in place and in the same order each time.
+    """Add values at indices of their rows, in place and deterministically.
 
-    ``scatter_add_`` has one order on a CPU only. On a GPU ``index_put_`` sorts the indices, except
-    in compiled code.
+    ``scatter_add_`` is deterministic only on a CPU. On a GPU, ``index_put_`` sorts the indices,
+    except in compiled code.
     """
     if sum_RnO.device.type != "cpu":
         task_R11 = torch.arange(sum_RnO.shape[0], device=sum_RnO.device)[:, None, None]

@@ -44,73 +44,71 @@ from mtrl_lightning.updates.popart import PopArt, ReturnScale
 from mtrl_lightning.updates.transforms import Transform, Transforms
 
 MOST_LOG_RATIO = 80.0
-"""Of actions that another task's policy chose: far from the task's own policy, the ratio of
-densities could exceed what single precision can hold."""
+"""Bound for actions that another task's policy chose: far from the task's own policy, the
+probability ratio could overflow single precision."""
 MOST_MINIBATCHES = 16
-"""Minibatches of a pass if their number is derived: more of them have too few rows of a task."""
+"""Largest derived number of minibatches per epoch: more would have too few rows per task."""
 
 
 class NoTransforms(Transforms):
-    """Refuse all transforms: PPO computes advantages once, from the collected transitions."""
+    """Reject all transforms: PPO computes advantages once, from the collected transitions."""
 
     def add(self, transform: Transform, generators: Generators) -> None:
-        """Refuse the transform."""
+        """Raise an error."""
         raise ConfigurationError(
-            f"{self.algorithm} takes no {type(transform).__name__}: its critic learns normalized"
-            " returns (return_scale), and networks.Standardize normalizes observations"
+            f"{self.algorithm} does not support {type(transform).__name__}: remove it. return_scale"
+            " normalizes returns, and networks.Standardize normalizes observations"
         )
 
 
 class PPO(OnPolicyAlgorithm):
     """Multi-task proximal policy optimization (Schulman et al. 2017, arXiv 1707.06347).
 
-    An iteration collects ``num_steps`` of every environment, then makes ``num_epochs`` passes over
-    them in ``num_minibatches`` minibatches. Advantages are normalized per task. The critic learns
+    An iteration collects ``num_steps`` steps from every environment, then trains for ``num_epochs``
+    epochs of ``num_minibatches`` minibatches. Advantages are normalized per task. The critic learns
     returns normalized per task (``return_scale``).
 
-    Steps in which the policy of another task acted (``PolicyReuse``) can only be imitated: the
-    actor learns from those that turned out better than the value, and the others have an advantage
-    of 0 (Oh et al. 2018, "Self-Imitation Learning", arXiv 1806.05635). The old policy of the ratios
-    is the task's own one at the collection, so that these ratios are clipped, too. The critic
-    learns from all steps: its value is that of the policies that acted.
+    Steps in which the policy of another task acted (``PolicyReuse``) are learned by self-imitation
+    (Oh et al. 2018, "Self-Imitation Learning", arXiv 1806.05635): negative advantages are set to 0,
+    so the actor learns only from steps that turned out better than their value. The old policy in
+    their ratios is the task's own policy at collection time, so that these ratios are clipped, too.
+    The critic learns from all steps: it estimates the value of the policies that acted.
 
     Args:
         spec: the tasks; filled in from the data.
         actor: network of the policy, ``(in_dim, out_dim, spec) -> Network``.
         critic: network of the values, likewise.
         encoder: maps observations to features of actor and critic; trained by the critic's loss.
-            Its statistics move between iterations only.
-        conditioning: how the task is given to actor and critic; None for each network's own, the
-            one-hot. A ``conditioning`` among a network's options takes precedence.
-        actor_gradient: how the tasks' actor losses become one gradient.
-        critic_gradient: how the tasks' critic losses become one gradient.
-        return_scale: to which scale the critic's targets are brought.
-        noise: the policy's standard deviation: how far it explores.
-        learning_rate: factor of all learning rates in the course of a run.
+            Its statistics are updated only between iterations.
+        conditioning: how actor and critic are conditioned on the task; None for each network's
+            default, a one-hot task ID. A ``conditioning`` set on a network takes precedence.
+        actor_gradient: how the tasks' actor losses are combined into one gradient.
+        critic_gradient: how the tasks' critic losses are combined into one gradient.
+        return_scale: normalizes the critic's targets.
+        noise: the policy's standard deviation, which determines exploration.
+        learning_rate: schedule of a factor of all learning rates over the run.
         num_steps: steps of each environment in an iteration, at least 1.
         num_epochs: passes over an iteration's transitions, at least 1.
-        num_minibatches: minibatches of a pass, at least 1; every trained task has the same number
-            of rows in each. None for the largest number up to 16 that divides ``num_steps``, and
-            with it the rows of any number of environments.
+        num_minibatches: minibatches per epoch, at least 1; each has the same number of rows of
+            every trained task. None for the largest number up to 16 that divides ``num_steps``.
         discount: gamma, between 0 and 1.
         gae_lambda: lambda of generalized advantage estimation, between 0 and 1.
-        clip: how far the ratio of probabilities may move from 1, above 0 (``epsilon`` in the
-            paper; 0.2).
-        value_clip: range around the value at the collection to which the new value is clipped; the
-            loss is the larger of the two squared errors. In standard deviations of the task's
-            returns with PopArt, above 0; None for no clipping.
+        clip: clip range of the probability ratio around 1, above 0 (``epsilon`` in the paper; 0.2).
+        value_clip: clip range of the new value around the value at collection time; the loss is
+            the larger of the two squared errors. With PopArt, in standard deviations of the
+            task's returns. Above 0; None for no clipping.
         entropy_coef: coefficient of the entropy bonus, at least 0.
-        max_kl: the rest of an iteration's epochs is skipped once an epoch's mean estimated KL
-            divergence from the policy that collected it exceeds this, or all its steps were skipped
-            (``on_nonfinite``). One minibatch alone says little: few rows can have a large ratio.
-            Skipped steps do not count in the mean. Above 0; None for no limit, which
-            ``CorrelatedNoise`` needs.
+        max_kl: stop an iteration early once an epoch's mean estimated KL divergence from the policy
+            that collected the rollout exceeds this, or all its steps were skipped
+            (``on_nonfinite``). The estimate of a single minibatch would be too noisy. Skipped
+            steps do not count in the mean. Above 0; None for no limit, which ``CorrelatedNoise``
+            requires.
         actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no
             clipping.
         critic_max_grad_norm: the same for the critic and the encoder.
         actor_optimizer: optimizer of the actor and the standard deviation.
         critic_optimizer: optimizer of the critic and the encoder.
-        options: those of every algorithm: ``seed``, ``compile`` and others of ``Algorithm``.
+        options: arguments of ``Algorithm``, such as ``seed`` and ``compile``.
     """
 
     acting_networks = ("encoder", "actor", "noise")
@@ -157,7 +155,7 @@ class PPO(OnPolicyAlgorithm):
         super().__init__(spec, **options)
         self.transforms = NoTransforms(algorithm=type(self).__name__)
         if num_minibatches is None:
-            # a divisor of the steps divides the rows of any number of environments
+            # a divisor of num_steps divides the rows for any number of environments
             candidates = range(1, MOST_MINIBATCHES + 1)
             num_minibatches = max(n for n in candidates if num_steps % n == 0)
         self.collection = RolloutConfig(num_steps, num_epochs, num_minibatches)
@@ -183,12 +181,12 @@ class PPO(OnPolicyAlgorithm):
         self._make_critic_gradient = critic_gradient
         self._is_first_update = False
         self.register_buffer("num_iterations", torch.tensor(0))
-        # of this epoch: the sum of the estimated KL divergences, the number of updates, and how
-        # many of these were skipped
+        # in this epoch: the sum of the estimated KL divergences, the number of updates, and the
+        # number of skipped updates
         self.register_buffer("epoch_kl", torch.tensor(0.0))
         self.register_buffer("epoch_updates", torch.tensor(0))
         self.register_buffer("epoch_skipped", torch.tensor(0))
-        # the same on the host, which would have to wait for a GPU's
+        # host copies, so that reading them does not synchronize with the GPU
         self._iterations_made = 0
         self._updates_of_epoch = 0
         self.register_load_state_dict_post_hook(PPO._read_counts)
@@ -211,7 +209,7 @@ class PPO(OnPolicyAlgorithm):
         )
 
     def make_networks(self) -> dict[str, nn.Module]:
-        """Build encoder, actor, noise, critic, the scale of returns and the gradient methods."""
+        """Build encoder, actor, noise, critic, return scale and gradient methods."""
         encoder = self._make_encoder(self.spec)
         noise = self._make_noise(self.spec)
         critic = self._make_critic(encoder.out_dim, 1, self.spec)
@@ -232,7 +230,7 @@ class PPO(OnPolicyAlgorithm):
     def explore(
         self, policy: ActionDistribution, noise_BA: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return actions, and with them the samples before clipping and their log densities."""
+        """Return actions, the samples before clipping, and their log densities."""
         assert isinstance(policy, ClippedGaussian)
         sample_BA = policy.draw(noise_BA)
         fields = {"unclipped_action": sample_BA, "log_prob": policy.log_prob(sample_BA)}
@@ -240,20 +238,20 @@ class PPO(OnPolicyAlgorithm):
 
     @torch.no_grad()
     def begin_iteration(self, collected: Rollout, progress: float) -> dict[str, Tensor]:
-        """Compute advantages and returns, and move the statistics of the returns.
+        """Compute advantages and returns, and update the statistics of the returns.
 
         Args:
             collected: the transitions of the iteration.
             progress: fraction of the run's environment steps made before them, from 0 to 1.
 
         Returns:
-            ``advantage``, normalized per task; ``value`` at the collection; ``target``, the return
-            that the critic learns; ``weight``, that of the task's losses (``task_weights``). In the
-            first iteration of an encoder with statistics, and if the policy of another task has
-            acted, also ``log_prob``, in place of the collected ones.
+            ``advantage``, normalized per task; ``value`` at collection time; ``target``, the return
+            that the critic learns; ``weight`` of the task's losses (``task_weights``). In the first
+            iteration of an encoder with statistics, and if the policy of another task has acted,
+            also ``log_prob``, which replaces the collected ones.
         """
         self._is_first_update = True
-        # annealed between iterations: all epochs of one have the same rate
+        # annealed between iterations: all epochs of an iteration have the same learning rate
         self.learning_rate.set(self.updates, progress)
         columns = collected.columns
         task_E = collected.task_E
@@ -261,9 +259,9 @@ class PPO(OnPolicyAlgorithm):
         foreign_SE = columns.get("foreign")
         computed = {}
         if self._iterations_made == 0 and self._observe(collected):
-            # the first statistics change the scale of the policy's input, and with it the policy.
-            # Ratios to the changed policy start from 1, as in every other iteration; that the
-            # actions are samples of the policy before is a bias of this iteration alone
+            # the first statistics rescale the policy's input and thereby change the policy. Ratios
+            # to the changed policy start at 1, as in every other iteration; the actions were
+            # sampled from the previous policy, which biases only this iteration
             computed["log_prob"] = self._log_probs(columns)
         elif foreign_SE is not None and foreign_SE.any():
             log_prob_SE = self._log_probs(columns)
@@ -283,7 +281,7 @@ class PPO(OnPolicyAlgorithm):
         # the lambda-return
         target_SE = advantage_SE + value_SE
         target_moments = self._task_moments(target_SE, valid_SE, task_E)
-        # PopArt moves to these returns before they are learned
+        # PopArt adapts to these returns before the critic learns them
         self.return_scale.observe(*target_moments)
         mean_T, variance_T, _ = self._task_moments(advantage_SE, valid_SE, task_E)
         std_T = variance_T.sqrt()
@@ -296,12 +294,12 @@ class PPO(OnPolicyAlgorithm):
         else:
             own_mean_T, _, _ = self._task_moments(advantage_SE, valid_SE & ~foreign_SE, task_E)
             own_gain_SE = advantage_SE - own_mean_T[task_E]
-            # that another policy did worse is no reason to move this one
+            # no gradient from steps in which another policy did worse
             gain_SE = torch.where(foreign_SE, advantage_SE.clamp(min=0), own_gain_SE)
-        # per task: else the task with the largest returns would dominate the policy's gradient
+        # per task: otherwise the task with the largest returns would dominate the gradient
         normalized_SE = gain_SE / (std_T[task_E] + advantages.EPSILON)
         if self.value_clip is not None:
-            # a task's first statistics change its values: clip around the changed ones
+            # a task's first statistics change its values: clip around the new values
             value_SE = self._observation_values(columns["observation"])
         weight_R = advantages.task_weights(valid_SE, self.num_trained)
         return {
@@ -323,15 +321,15 @@ class PPO(OnPolicyAlgorithm):
         self._is_first_update = checkpoint["mtrl_lightning"].get("is_first_update", False)
 
     def is_iteration_over(self) -> bool:
-        """Return whether the policy has moved too far for a further epoch."""
+        """Return whether the KL divergence exceeds ``max_kl``."""
         if self.max_kl is None or self._updates_of_epoch < self.collection.num_minibatches:
             return False
         mean_kl = self.epoch_kl / (self.epoch_updates - self.epoch_skipped)
-        # NaN, if every minibatch was skipped, ends it as well
+        # also if NaN, because every minibatch was skipped
         return not bool(mean_kl <= self.max_kl)
 
     def end_iteration(self, collected: Rollout) -> None:
-        """Move the encoder's statistics, between two iterations and never within one."""
+        """Update the encoder's statistics, which stay fixed within an iteration."""
         if self._iterations_made > 0:
             self._observe(collected)
         self.num_iterations += 1
@@ -339,7 +337,7 @@ class PPO(OnPolicyAlgorithm):
         self._begin_epoch()
 
     def update(self, batch: TransitionBatch) -> None:
-        """Make one step of the actor and one of the critic."""
+        """Make one optimizer step of the actor and one of the critic."""
         if self._updates_of_epoch == self.collection.num_minibatches:
             self._begin_epoch()
         if self._is_first_update:
@@ -364,17 +362,16 @@ class PPO(OnPolicyAlgorithm):
         """Return each task's actor loss ``[R]``; ``log pi / pi_old`` and the mean entropy.
 
         Where the policy of another task acted, the returned ``log pi / pi_old`` is 0: these actions
-        are no samples of ``pi_old``, with which the KL divergence is estimated, and count there as
-        rows in which the policy has not moved.
+        are not samples of ``pi_old`` and must not contribute to the estimated KL divergence.
         """
-        # bfloat16 has too few digits for the ratio of two probabilities
+        # bfloat16 is too imprecise for the probability ratio
         with torch.autocast(batch.task_Rn.device.type, enabled=False):
             with torch.no_grad():
                 # only the critic's loss trains the encoder
                 z_RnZ = self.encoder(batch.observation_RnD, batch.task_Rn)
             output_RnO = per_task_forward(self.actor_gradient, self.actor, 0, z_RnZ, batch.task_Rn)
             policy = self._distribution(output_RnO, batch.task_Rn)
-            # densities are of the samples before they were clipped to [-1, 1], as at the collection
+            # densities of the samples before clipping to [-1, 1], as at collection time
             log_prob_Rn = policy.log_prob(batch.extra["unclipped_action"])
             entropy_Rn = policy.entropy()
         log_ratio_Rn = log_prob_Rn - batch.extra["log_prob"]
@@ -421,8 +418,8 @@ class PPO(OnPolicyAlgorithm):
         old_value_Rn = None
         if self.value_clip is not None:
             old_value_Rn = self.return_scale.normalize(batch.extra["value"], batch.task_Rn)
-        # L = (V - G)^2 in the units of the return scale; with value_clip, V stays near the value at
-        # the collection
+        # L = (V - G)^2 in units of the return scale; with value_clip, V is clipped around the value
+        # at collection time
         error_Rn = advantages.value_loss(value_Rn, target_Rn, old_value_Rn, self.value_clip)
         return batch.extra["weight"][:, 0] * error_Rn.mean(1)
 
@@ -435,7 +432,7 @@ class PPO(OnPolicyAlgorithm):
         """Return the values of the observations and of their true successors, ``[S, E]`` each."""
         columns = collected.columns
         value_SE = self._observation_values(columns["observation"])
-        # the next row is the successor but where the two are cut apart
+        # the next row is the successor, except at cuts
         next_value_SE = torch.cat([value_SE[1:], value_SE[-1:]])
         is_needed_SE = cut_SE & ~columns["terminated"] & collected.valid_SE
         successor_ND = columns["next_observation"][is_needed_SE]
@@ -462,7 +459,7 @@ class PPO(OnPolicyAlgorithm):
 
     def _by_task(self, column_SE: Tensor) -> tuple[Tensor, Tensor]:
         """Return a column ``[R, n, ...]``, environment after environment, and its tasks."""
-        # environments stand in the order of the tasks, the same number of each task
+        # environments are sorted by task, with the same number for each task
         column_Rn = column_SE.transpose(0, 1).reshape(self.num_trained, -1, *column_SE.shape[2:])
         return column_Rn, self._task_R[:, None].expand(column_Rn.shape[:2])
 
@@ -473,7 +470,7 @@ class PPO(OnPolicyAlgorithm):
         self._updates_of_epoch = 0
 
     def _read_counts(self, _: Any) -> None:
-        """Read the counts that were loaded."""
+        """Copy the loaded counts to the host."""
         self._iterations_made = int(self.num_iterations)
         self._updates_of_epoch = int(self.epoch_updates)
 
@@ -491,9 +488,9 @@ class PPO(OnPolicyAlgorithm):
         return distributed.merged_moments(*moments)
 
     def _log_gradient_shares(self, batch: TransitionBatch) -> None:
-        """Log each task's share in the critic's gradient, and how much the tasks conflict.
+        """Log each task's share of the critic's gradient, and the conflict between tasks.
 
-        This differentiates the tasks' losses one by one, so it is done once in an iteration.
+        Called only once per iteration because it differentiates the tasks' losses one by one.
         """
         parameters = self.critic_update.task_parameters
         if not parameters.shared:
@@ -508,7 +505,7 @@ class PPO(OnPolicyAlgorithm):
         self._log_per_task(
             "critic_gradient_share", norm_R / norm_R.sum().clamp(min=advantages.EPSILON)
         )
-        if self.critic_gradient.is_one_pass:  # the others log it in every update
+        if self.critic_gradient.is_one_pass:  # other methods log it in every update
             weight_R = equal_weights(self.num_trained, self.device)
             result = statistics(gram_RR, weight_R, weight_R)
             names = ("conflicts", "cosine")

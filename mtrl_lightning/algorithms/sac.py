@@ -34,12 +34,12 @@ class SAC(ActorCritic):
     Args:
         spec: the tasks; filled in from the data.
         temperature: weight of the entropy, learned or fixed.
-        target_entropy: entropy that the temperature aims at, for every task; None for minus the
-            task's own number of action dimensions.
+        target_entropy: target entropy of every task; None for the negative number of the task's
+            own action dimensions.
         log_std_min: lower clamp of the policy's log standard deviation.
         log_std_max: upper clamp of the policy's log standard deviation.
         temperature_optimizer: optimizer of the temperature.
-        options: those of ``ActorCritic`` and of every algorithm.
+        options: arguments of ``ActorCritic`` and ``Algorithm``.
     """
 
     outputs_per_action = 2
@@ -80,7 +80,7 @@ class SAC(ActorCritic):
     def update_policy(self, batch: TransitionBatch) -> None:
         """Update the actor and then the temperature, from a transformed batch."""
         noise_RnA = self.generators.normal_like("learn", batch.action_RnA)
-        # the temperature learns from the log densities before the actor's step
+        # the temperature loss uses the log densities from before the actor's step
         log_prob_Rn = self.actor_update(lambda: self._actor_loss(batch, noise_RnA))
         if self.temperature_update is not None:
             self.temperature_update(lambda: self.temperature_loss(log_prob_Rn, batch.task_Rn))
@@ -108,7 +108,7 @@ class SAC(ActorCritic):
     ) -> Tensor:
         """Return the cost of the policy's actions, ``alpha log pi``, ``[R, n]``.
 
-        Critics' targets and the actor's loss subtract it from the actions' values.
+        The critics' targets and the actor loss subtract it from the Q values.
 
         Args:
             policy: distribution over actions for the observations.
@@ -118,7 +118,7 @@ class SAC(ActorCritic):
             task_Rn: tasks.
         """
         with torch.no_grad():
-            # alpha is a constant here: it has a loss of its own
+            # alpha is constant here: it has its own loss
             alpha_R1 = self.temperature(task_Rn[:, :1]).exp()
         return alpha_R1 * log_prob_Rn
 
@@ -126,7 +126,7 @@ class SAC(ActorCritic):
         """Return each task's actor loss ``[R]``, and the actions' log densities ``[R, n]``."""
         output_Rn2A, z_RnZ = self.actor_outputs(batch)
         policy = self.distribution(output_Rn2A, batch.task_Rn)
-        # reparametrized: the loss has a gradient through the action
+        # reparameterized: the gradient flows through the action
         action_RnA, log_prob_Rn = policy.sample(noise_RnA)
         cost_Rn = self.action_cost(
             policy, noise_RnA, log_prob_Rn, batch.observation_RnD, batch.task_Rn
@@ -157,7 +157,7 @@ class SAC(ActorCritic):
         )
 
     def drain_metrics(self) -> dict[str, float]:
-        """Return ``train/...`` metrics since the last call, and the learned temperatures now."""
+        """Return ``train/...`` metrics since the last call, and the current temperatures."""
         metrics = super().drain_metrics()
         if not metrics or not self.temperature.is_learned:
             return metrics

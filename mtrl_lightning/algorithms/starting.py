@@ -1,6 +1,6 @@
 """Start a run from a trained policy: copy its weights and statistics.
 
-``task_axes`` says which entries of a tensor belong to single tasks; tasks are matched by name.
+``task_axes`` declares which entries of a tensor belong to single tasks, matched by name.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from mtrl_lightning.utils.signatures import parameters_of
 from mtrl_lightning.utils.text import text_table, whole
 
 NewTasks = Literal["fresh", "mean"]
-"""``fresh``: weights as in any new run; ``mean``: the mean of the trained tasks' weights."""
+"""``fresh``: the usual initial weights; ``mean``: the mean of the trained tasks' weights."""
 EXTRA_STATE = "_extra_state"
 LISTS = ("auxiliaries", "transforms")
-"""Attributes of an algorithm whose members are parts of their own."""
+"""Attributes of an algorithm whose members are copied separately."""
 OWN_PACKAGES = ("mtrl_lightning", "torch")
-"""Packages whose modules all declare their parameters of single tasks."""
+"""Packages whose modules all declare their per-task parameters."""
 
 
 class _Misfit(Exception):  # noqa: N818
-    """A part of the checkpoint does not fit, for this reason."""
+    """The reason why a module of the checkpoint does not fit."""
 
 
 class _Row(NamedTuple):
@@ -64,21 +64,21 @@ class _Row(NamedTuple):
 def start_from(
     algorithm: Algorithm, checkpoint: Mapping[str, Any], new_tasks: NewTasks = "fresh"
 ) -> str:
-    """Give an algorithm the weights and statistics of a trained policy.
+    """Initialize an algorithm with the weights and statistics of a trained policy.
 
-    Shared weights are copied, and those of tasks that both have, by name. The policy's networks
-    have to fit. All other parts, such as critics, are copied where they fit and the
-    checkpoint is of the same algorithm; critics only where returns have the same scale. Counters,
-    optimizers, generators and gradient methods stay as they are; targets become copies of the
-    networks that they follow.
+    Shared weights and, matched by name, the weights of common tasks are copied. The policy's
+    networks must fit. Other modules, such as critics, are copied if they fit and the checkpoint has
+    the same algorithm; critics also need returns of the same scale. Counters, optimizers,
+    generators and gradient methods are not copied; target networks become copies of their online
+    networks.
 
     Args:
-        algorithm: of a new run.
+        algorithm: the new run's algorithm.
         checkpoint: a loaded checkpoint.
         new_tasks: initial weights of tasks that the checkpoint lacks or has not trained.
 
     Returns:
-        A table of the copied weights, one line per part.
+        A table of the copied weights, one line per module.
     """
     one_of(get_args(NewTasks), init_new_tasks=new_tasks)
     spec = EnvSpec.from_dict(checkpoint["mtrl_lightning"]["spec"])
@@ -99,9 +99,9 @@ class _Start:
     """The state with which an algorithm starts.
 
     Args:
-        algorithm: of a new run.
+        algorithm: the new run's algorithm.
         saved: the checkpoint's tensors by name.
-        arguments: of the checkpoint's algorithm, ``hyper_parameters``.
+        arguments: ``hyper_parameters`` of the checkpoint's algorithm.
         tasks: the tasks of both.
     """
 
@@ -120,7 +120,7 @@ class _Start:
         self._parts = dict(_parts(algorithm))
         acting = algorithm.acting_modules().items()
         self._networks = [name for name, one in acting if not isinstance(one, GradientMethod)]
-        # the noise tells a clipped Gaussian from other policies with as many outputs
+        # the noise distinguishes clipped Gaussians from other policies with equal output sizes
         self._needed = [name for name in self._networks if name in ("encoder", "actor", "noise")]
         self._copied: list[str] = []
         self._rows: list[_Row] = []
@@ -151,25 +151,25 @@ class _Start:
             names = self._tasks.there.task_names
             tasks = ", ".join(names[task] for task in self._tasks.there.train_tasks)
             raise self._refusal(
-                f"none of its weights are of a task of this run: train at least one of {tasks}"
+                f"none of its weights belong to a task of this run: train at least one of {tasks}"
             )
 
     def _copy_part(self, name: str, use_mean: bool) -> None:
         """Copy a part.
 
         Raises:
-            _Misfit: if it is not to be copied.
+            _Misfit: if it does not fit or must not be copied.
         """
         part = self._parts[name]
         current = [key for key in self.state if _part_of(key) == name]
         saved = [key for key in self._saved if _part_of(key) == name]
         if isinstance(part, GradientMethod):
-            raise _Misfit("a gradient method's state is a run's own")
+            raise _Misfit("the state of a gradient method is never copied")
         if name not in self._networks and self._is_of_another_algorithm():
             raise _Misfit(f"the checkpoint is of {short_name(self._arguments[OWN_CLASS])}")
         learns_returns = name == "critic" or isinstance(part, ReturnScale | RewardScale)
         if learns_returns and self._has_other_returns():
-            raise _Misfit("the policy's returns have another scale")
+            raise _Misfit("the policy's returns have a different scale")
         if current and not saved and name not in self._needed:
             self._add_row(name, self.state, "fresh: the checkpoint has none")
             return
@@ -182,7 +182,7 @@ class _Start:
         left_out.difference_update(*(key.split(".") for key in current))
         for key in saved:
             if key not in self.state and left_out.isdisjoint(key.split(".")):
-                raise _Misfit(f"{key} has the shape {_shape(self._saved[key])} there, none here")
+                raise _Misfit(f"this run has no {key} of shape {_shape(self._saved[key])}")
         adopted = {}
         num_copied = 0
         for key in current:
@@ -194,9 +194,9 @@ class _Start:
         self._add_row(name, adopted, "copied", num_copied)
 
     def _adopted(self, key: str, axes: Mapping[str, TaskAxis], use_mean: bool) -> tuple[Any, int]:
-        """Return a tensor or an extra state for this run, and how many numbers are copied.
+        """Return a tensor or an extra state for this run, and the number of copied elements.
 
-        Of an extra state, declared entries are the checkpoint's; the rest is the run's own.
+        Of an extra state, only the declared entries are copied.
 
         Raises:
             _Misfit: if the checkpoint has no tensor of this shape.
@@ -225,17 +225,17 @@ class _Start:
         value = saved.get(key)
         if not isinstance(value, Tensor) or tuple(value.shape) != expected:
             shape = _shape(value) if key in saved else "none"
-            for_as_many = ", for as many tasks" if expected != tuple(own.shape) else ""
-            raise _Misfit(f"{key} has the shape {shape} there, {expected} here{for_as_many}")
+            for_as_many = " for its tasks" if expected != tuple(own.shape) else ""
+            raise _Misfit(f"{key} has shape {shape} instead of {expected}{for_as_many}")
         value = value.to(own)
         if blocks is None:
             return value, own.numel()
         return self._tasks.adopt(own, value, blocks, use_mean and blocks.has_mean)
 
     def _leave_out(self, name: str) -> None:
-        """Report a part that this run does not have."""
+        """Report a module that this run does not have."""
         if name in ("encoder", "noise"):
-            raise self._refusal(f"it has {name}, and this run has none")
+            raise self._refusal(f"it has the module {name}, which this run lacks")
         if not name.startswith("target_"):
             self._add_row(name, self._saved, "left out: this run has none")
 
@@ -248,7 +248,7 @@ class _Start:
         return bool(self._arguments[OWN_CLASS] != self._algorithm.hyper_parameters[OWN_CLASS])
 
     def _has_other_returns(self) -> bool:
-        """Return whether critics learn returns of another scale than the checkpoint's."""
+        """Return whether critics learn returns of a different scale than the checkpoint's."""
         defaults = {n: plain(p.default) for n, p in parameters_of(type(self._algorithm)).items()}
         there = _scale_of_returns({**defaults, **self._arguments})
         return there != _scale_of_returns({**defaults, **self._algorithm.hyper_parameters})
@@ -256,15 +256,14 @@ class _Start:
     def _refusal(self, reason: str) -> ConfigurationError:
         given = (self._arguments, self._algorithm.hyper_parameters)
         there, here = (short_name(one[OWN_CLASS]) for one in given)
-        kinds = f" ({there} there, {here} here)" if self._is_of_another_algorithm() else ""
+        kinds = f" (checkpoint: {there}, run: {here})" if self._is_of_another_algorithm() else ""
         return ConfigurationError(
-            f"a run cannot start from this policy: {reason}{kinds}. Give the run the algorithm and"
-            " networks of the policy, as in the config.yaml of its folder, or leave out"
-            " init_from"
+            f"a run cannot start from this policy: {reason}{kinds}. Configure the algorithm and"
+            " networks of the policy, as in the config.yaml of its run folder, or remove init_from"
         )
 
     def table(self) -> str:
-        """Return a line for each kind of tasks, and one for each part."""
+        """Return a line for each group of tasks, and one for each module."""
         there = self._tasks.there
         here = self._tasks.here
         new = [here.task_names[task] for task in self._tasks.new]
@@ -285,7 +284,7 @@ class _Start:
 
 
 def _parts(algorithm: Algorithm) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the parts of an algorithm by name, without targets, which follow others."""
+    """Yield the modules of an algorithm by name, without target networks."""
     for name, part in algorithm.named_children():
         if name in LISTS:
             yield from ((f"{name}.{index}", member) for index, member in part.named_children())
@@ -294,7 +293,7 @@ def _parts(algorithm: Algorithm) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _part_of(key: str) -> str:
-    """Return the part of a tensor; empty for one of the algorithm itself, such as a counter."""
+    """Return the module name of a tensor; empty for the algorithm's own, such as a counter."""
     names = key.split(".")
     return ".".join(names[: 2 if names[0] in LISTS else 1]) if len(names) > 1 else ""
 
@@ -310,14 +309,14 @@ def _check_declared(
 
     Args:
         module: the module.
-        prefix: beginning of its tensors' names.
-        axes: all declared ones.
-        num_tasks: of this run.
-        is_inside: whether a module around it declares its tensors. A task conditioning is built
-            apart from its network, which cannot know of its tensors.
+        prefix: prefix of its tensors' names.
+        axes: all declared axes.
+        num_tasks: number of tasks of this run.
+        is_inside: whether a parent module declares its tensors. A task conditioning is built
+            separately from its network, which cannot declare its tensors.
 
     Raises:
-        _Misfit: if one does not.
+        _Misfit: if a module does not declare them.
     """
     if isinstance(module, OneForAll | OnePerTask):
         return
@@ -330,21 +329,20 @@ def _check_declared(
     is_own = kind.__module__.split(".")[0] in OWN_PACKAGES
     if not (is_own or declares or (is_inside and not is_input)):
         raise _Misfit(
-            f"the tasks differ, and {kind.__name__} does not say which of its tensors belong to"
-            " single tasks: define its method task_axes (networks.HasTaskAxes), which returns {} if"
-            " none do"
+            f"the tasks differ, and {kind.__name__} does not declare which of its tensors belong to"
+            " single tasks: implement task_axes (networks.HasTaskAxes), returning {} if none do"
         )
     for name, tensor in [] if is_own else module.named_parameters(recurse=False):
         if tensor.shape[:1] == (num_tasks,) and prefix + name not in axes:
             raise _Misfit(f"the tasks differ, and {kind.__name__}.task_axes lacks {name}")
     for name, child in module.named_children():
         if not declares and isinstance(child, TaskConditioning) and child.columns(name):
-            raise _Misfit(f"the tasks differ, and {kind.__name__} gives other networks a one-hot")
+            raise _Misfit(f"the tasks differ, and {kind.__name__} passes on a one-hot task ID")
         _check_declared(child, f"{prefix}{name}.", axes, num_tasks, is_inside or declares)
 
 
 def _scale_of_returns(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments that decide it: the discount, and classes and bounds of parts."""
+    """Return the arguments that determine it: discount, and classes and bounds of modules."""
     given = [arguments.get(name) for name in ("return_scale", "reward_scale", "value")]
     parts = [(one[CLASS_PATH], one.get(INIT_ARGS, {}).get("bound")) for one in given if one]
     return arguments.get("discount"), parts
@@ -355,6 +353,6 @@ def _shape(value: Any) -> Any:
 
 
 def _count(value: Any) -> int:
-    """Return how many numbers a tensor has, or the tensors of an extra state together."""
+    """Return the number of elements of a tensor, or of all tensors of an extra state."""
     values = list(value.values()) if isinstance(value, Mapping) else [value]
     return sum(tensor.numel() for tensor in values if isinstance(tensor, Tensor))

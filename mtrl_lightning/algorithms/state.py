@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 NUMPY_BUFFER = 624
 """Numbers in the buffer of NumPy's global generator, an MT19937."""
 IMPLEMENTATIONS = ("foreach", "fused")
-"""Options that choose how an optimizer's step is computed; a continued run keeps the
-checkpoint's."""
+"""Optimizer options that select its implementation; a resumed run keeps the checkpoint's."""
 
 
 def save_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
@@ -43,7 +42,7 @@ def save_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> None:
     }
     if algorithm.data_name:
         checkpoint["mtrl_lightning"]["data"] = algorithm.data_name
-    # a subclass may have added arguments as they are by save_hyperparameters
+    # a subclass may have added unconverted arguments with save_hyperparameters
     checkpoint["hyper_parameters"] = algorithm.hyper_parameters
 
 
@@ -53,7 +52,7 @@ class SavedOptimizers(NamedTuple):
     states: Sequence[Any]
     """The ``state_dict`` of each."""
     has_new_options: bool
-    """Whether options such as the learning rate are those of this run."""
+    """Whether to use this run's options, such as the learning rate."""
 
     def check(self, updates: Sequence[Update]) -> None:
         """Check the states before they are loaded into the updates' optimizers."""
@@ -65,10 +64,10 @@ class SavedOptimizers(NamedTuple):
 
 
 def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> SavedOptimizers | None:
-    """Restore the state that ``save_state`` added; weights and optimizers are Lightning's part.
+    """Restore the state that ``save_state`` added; Lightning restores weights and optimizers.
 
     Returns:
-        The states of the optimizers, to check when these are built; None without.
+        The optimizers' states, to check once the optimizers are built; None if left out.
     """
     check_tasks(checkpoint, algorithm.spec)
     check_weights(checkpoint["state_dict"], algorithm.state_dict())
@@ -76,8 +75,8 @@ def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> SavedOpti
     saved_data = state.get("data", "none")
     if algorithm.data_name not in ("", saved_data):
         raise ConfigurationError(
-            f"the checkpoint has the state of {saved_data}, and this run has the data module"
-            f" {algorithm.data_name}: resume with the run's own data module"
+            f"the checkpoint has the state of {saved_data}, but this run has the data module"
+            f" {algorithm.data_name}: resume with the original data module"
         )
     algorithm.counters.load_state_dict(state["counters"])
     algorithm.generators.load_state_dict(state["generators"])
@@ -93,7 +92,7 @@ def restore_state(algorithm: Algorithm, checkpoint: dict[str, Any]) -> SavedOpti
 
 
 def global_generators() -> dict[str, Any]:
-    """Return the states of this process' generators, which only a user's code samples from."""
+    """Return the states of this process' global generators, which only user code samples from."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
@@ -104,23 +103,23 @@ def global_generators() -> dict[str, Any]:
 
 
 def restore_global_generators(state: dict[str, Any]) -> None:
-    """Restore ``global_generators``; those of devices only where there are as many."""
+    """Restore ``global_generators``; those of devices only if their number is the same."""
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
     kind, keys, position, *rest = state["numpy"]
-    if not 0 <= position <= NUMPY_BUFFER:  # NumPy reads its buffer there without a check
+    if not 0 <= position <= NUMPY_BUFFER:  # NumPy does not check it before reading its buffer
         raise ValueError(f"the position in NumPy's generator is {position}")
     np.random.set_state((kind, keys, position, *rest))
     random.setstate(state["python"])
 
 
 def check_weights(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Check that the weights of a checkpoint are of the same network.
+    """Check that the weights of a checkpoint have the same names and shapes.
 
     Args:
         saved: the checkpoint's ``state_dict``.
-        current: that of the algorithm.
+        current: the algorithm's ``state_dict``.
     """
     there = weight_shapes(saved)
     here = weight_shapes(current)
@@ -131,29 +130,29 @@ def check_weights(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
         name = differing[0]
         raise ConfigurationError(
             f"the checkpoint is of another network: {name} has shape {there.get(name, 'none')}"
-            f" there and {here.get(name, 'none')} here ({len(differing)} such weights);"
+            f" instead of {here.get(name, 'none')} ({len(differing)} such weights);"
             " use the config.yaml in its run's folder"
         )
 
 
 def check_optimizer(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
-    """Check that a saved state is of an optimizer of the same kind and of the same parameters.
+    """Check that a saved state belongs to the same kind of optimizer and the same parameters.
 
-    PyTorch's fused kernels write as many numbers into a state as its parameter has, and compare no
-    sizes; its other kernels compare them.
+    PyTorch's fused kernels do not check that state and parameter have the same size, and could
+    write out of bounds.
 
     Args:
-        saved: the optimizer's ``state_dict`` when it was saved.
-        optimizer: which is to continue with it.
+        saved: the saved ``state_dict``.
+        optimizer: the optimizer that will load it.
     """
     for found, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
         for name, value in own.items():
             is_switch = value is None or isinstance(value, bool)
             if name not in found and not is_switch:  # versions of PyTorch add switches
-                raise _of_another(f"there is no {name} there")
+                raise _of_another(f"{name} is missing")
             is_other = is_switch and found.get(name, value) != value
             if is_other and name not in IMPLEMENTATIONS:
-                raise _of_another(f"{name} is {found[name]} there and {value} here")
+                raise _of_another(f"{name} is {found[name]} instead of {value}")
         parameters = zip(found["params"], own["params"], strict=True)
         for index, parameter in parameters if found.get("fused") else ():
             for name, value in saved["state"].get(index, {}).items():
@@ -165,19 +164,19 @@ def check_optimizer(saved: Mapping[str, Any], optimizer: Optimizer) -> None:
 
 def _of_another(difference: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the checkpoint's state of an optimizer does not fit this run's ({difference}): use the"
-        " config.yaml in its run's folder, or another checkpoint"
+        f"an optimizer state in the checkpoint does not fit this run's optimizer ({difference}):"
+        " use the config.yaml in its run's folder, or another checkpoint"
     )
 
 
 def replace_options(saved: Any, optimizer: Optimizer) -> None:
-    """Replace the options of a saved state by an optimizer's own.
+    """Replace the options of a saved state with an optimizer's own.
 
-    A schedule's factor of the learning rate stays.
+    The factor by which a schedule has scaled the learning rate is kept.
 
     Args:
-        saved: the optimizer's ``state_dict`` when it was saved; it fits.
-        optimizer: which is to continue with it.
+        saved: the saved ``state_dict``, which has passed ``check_optimizer``.
+        optimizer: the optimizer that will load it.
     """
     current = optimizer.state_dict()["param_groups"]
     for found_group, own_group in zip(saved["param_groups"], current, strict=True):
@@ -192,14 +191,14 @@ def replace_options(saved: Any, optimizer: Optimizer) -> None:
 
 
 def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
-    """Check that a loaded checkpoint is of these tasks."""
+    """Check that a loaded checkpoint has these tasks."""
     saved = EnvSpec.from_dict(checkpoint["mtrl_lightning"]["spec"])
     if saved.task_names != spec.task_names:
         raise ConfigurationError(
-            f"the checkpoint is of other tasks: {', '.join(saved.task_names)} there,"
-            f" {', '.join(spec.task_names)} here; use the config.yaml in its run's folder. To"
-            " evaluate some of its tasks, give validate RUN --tasks TASK ...; to train these tasks"
-            " with its weights, start a new run by fit --init_from CHECKPOINT (Python: init_from)"
+            f"the checkpoint is of other tasks: {', '.join(saved.task_names)} instead of"
+            f" {', '.join(spec.task_names)}; use the config.yaml in its run's folder. To evaluate"
+            " some of its tasks, use validate RUN --tasks TASK ...; to train these tasks with its"
+            " weights, start a new run with fit --init_from CHECKPOINT (Python: init_from)"
         )
     kinds: tuple[Literal["observation", "action"], ...] = ("observation", "action")
     for kind in kinds:
@@ -207,7 +206,7 @@ def check_tasks(checkpoint: dict[str, Any], spec: EnvSpec) -> None:
             there, here = saved.shape_of(kind, task), spec.shape_of(kind, task)
             if there != here:
                 raise ConfigurationError(
-                    f"the checkpoint is of tasks of other sizes: the {kind} of {name!r} has the"
-                    f" shape {there} there and {here} here;"
+                    f"the checkpoint is of tasks of other sizes: the {kind} of {name!r} has shape"
+                    f" {there} in the checkpoint and {here} in this run;"
                     " use the config.yaml in its run's folder"
                 )

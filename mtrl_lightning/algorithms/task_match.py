@@ -1,4 +1,4 @@
-"""Tasks of a checkpoint and of a run, matched by name, and tensors that change from one to another.
+"""Tasks of a checkpoint and of a run, matched by name, and the conversion of their tensors.
 
 Shapes: ``T`` tasks of the run, ``S`` tasks of the checkpoint, ``N`` new tasks of the run.
 """
@@ -22,10 +22,10 @@ class TaskMatch(NamedTuple):
     here: EnvSpec
     """This run's tasks."""
     common: dict[int, int]
-    """Index in the checkpoint of each task of this run, by its index here, that was trained
-    there."""
+    """Index in the checkpoint of each task of this run that the checkpoint has trained, by its
+    index in this run."""
     new: list[int]
-    """Indices of this run's other tasks, ``[N]``."""
+    """Indices in this run of all other tasks, ``[N]``."""
 
     @classmethod
     def by_name(cls, there: EnvSpec, here: EnvSpec) -> TaskMatch:
@@ -46,7 +46,7 @@ class TaskMatch(NamedTuple):
         return self.there.task_names == self.here.task_names
 
     def check_sizes(self) -> None:
-        """Check that observations and actions have the sizes that the policy was trained with."""
+        """Check that the shapes of observations and actions match those of the checkpoint."""
         shapes = {
             ("observation", "all tasks"): [
                 spec.observation_space.shape for spec in (self.there, self.here)
@@ -63,9 +63,9 @@ class TaskMatch(NamedTuple):
         for (what, name), (saved, own) in shapes.items():
             if saved != own:
                 raise ConfigurationError(
-                    f"a run cannot start from a policy of other {what}s: those of {name} have the"
+                    f"a run cannot start from a policy with other {what}s: those of {name} have"
                     f" shape {saved} in the checkpoint and {own} in this run. Choose tasks and"
-                    " wrappers that have the same, or leave out init_from"
+                    " wrappers with the same shapes, or remove init_from"
                 )
 
     def shape_there(self, own: Tensor, axis: TaskAxis) -> tuple[int, ...]:
@@ -82,12 +82,12 @@ class TaskMatch(NamedTuple):
 
         Args:
             own: this run's tensor, whose values new tasks keep.
-            saved: the checkpoint's, of the shape ``shape_there``.
-            axis: where the tasks' blocks are.
+            saved: the checkpoint's tensor, of shape ``shape_there``.
+            axis: position of the tasks' blocks.
             use_mean: whether new tasks get the mean of the checkpoint's trained tasks.
 
         Returns:
-            The tensor, and how many of its numbers are copied.
+            The tensor, and the number of copied elements.
         """
         adopted = own.clone()
         shared = adopted.narrow(axis.axis, 0, axis.start)

@@ -24,24 +24,24 @@ from mtrl_lightning.updates.targets import frozen_copy
 class TD3(ActorCritic):
     """Multi-task twin delayed deterministic policy gradient (Fujimoto et al. 2018).
 
-    arXiv 1802.09477, with the exploration of FastTD3 (Seo et al. 2025, arXiv 2505.22642), where
-    every environment has a standard deviation of its own: those of a task's environments are spread
-    evenly over a range, while FastTD3 samples one for each episode. The critics bootstrap from the
-    smallest target critic (clipped double Q), or with ``value`` ``Scalar(reduction="mean")`` from
-    their mean.
+    arXiv 1802.09477, with exploration as in FastTD3 (Seo et al. 2025, arXiv 2505.22642): every
+    environment has its own standard deviation. Here they are evenly spaced over a task's
+    environments, while FastTD3 samples one per episode. The critics bootstrap from the minimum of
+    the target critics (clipped double Q), or with ``value`` ``Scalar(reduction="mean")`` from their
+    mean.
 
     Args:
         spec: the tasks; filled in from the data.
-        exploration_std_min: smallest standard deviation of the noise on actions that explore, at
-            least 0; 0.1 in TD3, 0.001 in FastTD3.
-        exploration_std_max: the largest one, at least the smallest; 0.1 in TD3, 0.4 in FastTD3. A
-            task's only environment has the mean of both.
+        exploration_std_min: smallest standard deviation of the exploration noise, at least 0; 0.1
+            in TD3, 0.001 in FastTD3.
+        exploration_std_max: largest standard deviation of the exploration noise; 0.1 in TD3, 0.4 in
+            FastTD3. A task with a single environment uses the mean of both.
         target_std: standard deviation of the noise on the target policy's actions, at least 0; 0.2
             in TD3, 0.001 in FastTD3.
         target_clip: largest magnitude of that noise, at least 0; 0.5 in both papers.
         actor_every: critic updates between two actor updates, at least 1; 2 in both papers.
         target_every: critic updates between two target updates, at least 1; 2 in TD3, 1 in FastTD3.
-        options: those of ``ActorCritic`` and of every algorithm.
+        options: arguments of ``ActorCritic`` and ``Algorithm``.
     """
 
     outputs_per_action = 1
@@ -72,19 +72,19 @@ class TD3(ActorCritic):
         self._target_std = target_std
         self._target_clip = target_clip
         self._std_E = torch.zeros(0)
-        """Of the noise in each training environment of this process; empty without any."""
+        """Standard deviation in each of this process' training environments, empty if none."""
         self.target_actor = frozen_copy(self.actor)
         self.targets.add(self.actor, self.target_actor, self.tau)
 
     def begin_exploring(self, tasks: Sequence[int], envs: Sequence[int]) -> None:
-        """Spread the standard deviations over each task's environments of all processes."""
+        """Space the standard deviations over each task's environments of all processes."""
         self._std_E = spread_over_environments(torch.tensor(tasks), *self._exploration_std)[envs]
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian:
-        """Return the deterministic actions as a mean, with the noise of exploration around it."""
+        """Return a Gaussian of the deterministic actions and the exploration noise."""
         output_BA = self.actor(self.encoder.shared_features(observation_BD, task_B), task_B)
         action_BA = self.squashed(output_BA, task_B)
-        if task_B.numel() == len(self._std_E):  # of the training environments
+        if task_B.numel() == len(self._std_E):  # a step of the training environments
             self._std_E = self._std_E.to(task_B.device)
             std_B = self._std_E.view(task_B.shape)
         else:
@@ -122,7 +122,7 @@ class TD3(ActorCritic):
         output_RnA, z_RnZ = self.actor_outputs(batch)
         action_RnA = self.squashed(output_RnA, batch.task_Rn)
         output_QRnO = self.critic_outputs_of(z_RnZ, action_RnA, batch.task_Rn)
-        # the gradient follows the first critic, not the smallest
+        # the gradient is that of the first critic, not of the minimum
         q_1Rn = self.value.q(output_QRnO[:1])
         return losses.deterministic_actor_loss(q_1Rn[0]), None
 
@@ -134,12 +134,12 @@ class TD3(ActorCritic):
 def spread_over_environments(task_B: Tensor, low: float, high: float) -> Tensor:
     """Return a number for each environment, evenly spaced from low to high in each task, ``[B]``.
 
-    A task's only environment has the middle.
+    A task with a single environment gets the mean of both.
 
     Args:
         task_B: the environments' tasks.
-        low: the number of each task's first environment.
-        high: the number of each task's last environment.
+        low: value of each task's first environment.
+        high: value of each task's last environment.
     """
     task_E = task_B.flatten()
     is_same_EE = task_E[:, None] == task_E

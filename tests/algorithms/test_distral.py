@@ -198,7 +198,7 @@ def test_the_distilled_policy_acts_on_tasks_that_are_not_trained(encoder):
         wanted = own_EA[task // 2] if task in (0, 2) else distilled_EA
         np.testing.assert_allclose(action_EA[row], wanted[row], rtol=1e-5, atol=1e-6)
     assert distral.untrained.summary == (
-        "Evaluated without training: task-1, task-3. The distilled policy acts on them"
+        "Evaluated without training: task-1, task-3. They use the distilled policy"
     )
     assert make_distral().untrained.summary == ""
 

@@ -329,7 +329,7 @@ def test_counters_optimizers_and_generators_start_anew():
     assert algorithm.generators.state_dict() == fresh.generators.state_dict()
     assert all(not optimizer.state for optimizer in algorithm.configure_optimizers())
     assert changed(algorithm.critic_gradient, copy_of(fresh.critic_gradient)) == set()
-    assert "fresh: a gradient method's state is a run's own" in table
+    assert "fresh: the state of a gradient method" in table
 
 
 # ---- critics that do not fit ----
@@ -384,7 +384,7 @@ def test_critics_of_another_size_or_scale_are_fresh(make, there, here):
         if name in dict(algorithm.named_children()):
             part, initial = algorithm.get_submodule(name), fresh.get_submodule(name)
             assert changed(part, copy_of(initial)) == set()
-    reason = "critic.members.0.trunk.0.weight has the shape" if "critic" in there else "the policy"
+    reason = "critic.members.0.trunk.0.weight has shape" if "critic" in there else "the policy"
     assert f"fresh: {reason}" in table
 
 
