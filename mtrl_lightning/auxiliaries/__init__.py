@@ -1,4 +1,4 @@
-"""Representation losses besides the algorithm's own."""
+"""Auxiliary losses for representation learning."""
 
 from mtrl_lightning.auxiliaries.auxiliary import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.hip_bmdp import HiPBMDP

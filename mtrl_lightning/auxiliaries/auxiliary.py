@@ -21,39 +21,39 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
 
 AfterUpdate = Literal["critic", "targets"]
-"""An auxiliary's step follows the critics' update, or that of the targets, which is the last."""
+"""An auxiliary's step follows the critics' update or, as the last step, the targets' update."""
 
 
 class LossInputs(NamedTuple):
     """Inputs of an auxiliary loss, in addition to the batch."""
 
     encoder: Encoder
-    """It is trained by the loss."""
+    """The online encoder, trained by the loss."""
     target_encoder: Encoder
-    """Its moving average; it gets no gradient."""
+    """Its moving average, without gradient."""
     generator: torch.Generator
-    """Of random numbers on the batch's device; this auxiliary's own, and saved with checkpoints."""
+    """This auxiliary's own random generator on the batch's device, saved in checkpoints."""
 
 
 class Auxiliary(nn.Module):
-    """A further loss of the encoder; built by a factory ``(spec, encoder) -> Auxiliary``.
+    """An auxiliary loss of the encoder; built by a factory ``(spec, encoder) -> Auxiliary``.
 
-    Modules that it has of its own, such as a decoder, are trained with the encoder and saved. The
-    encoder is none of them: it is passed to ``loss``.
+    Its own submodules, such as a decoder, are trained together with the encoder and saved. Do not
+    make the encoder a submodule: it is passed to ``loss``.
 
     Args:
         spec: the tasks.
         encoder: the encoder that the loss trains.
         every: critic updates between two steps of this loss, at least 1.
-        learning_rate: of Adam, over the encoder's (and its context's) and this module's own
-            parameters; 1e-3 in SAC-AE, deep_bisim4control and mtrl.
-        weight_decay: of this module's own parameters, at least 0; the encoder has none.
-        after: which update its step follows: ``critic``, before the actor's, or ``targets``, as the
-            last one.
+        learning_rate: Adam's learning rate for the encoder (including its context) and this
+            module's own parameters; 1e-3 in SAC-AE, deep_bisim4control and mtrl.
+        weight_decay: weight decay of this module's own parameters, at least 0.
+        after: the update that this step follows: ``critic``, before the actor's update, or
+            ``targets``, as the last step.
     """
 
     buffers_of_each_rank: tuple[str, ...] = ()
-    """Names of buffers in which several processes differ, because they see different rows."""
+    """Names of buffers that differ between processes, because each has different rows."""
 
     def __init__(
         self,
@@ -85,13 +85,13 @@ class Auxiliary(nn.Module):
         return self._statistics
 
     def images(self, encoder: Encoder) -> dict[str, npt.NDArray[np.uint8]]:
-        """Return images ``[H, W, 3]`` by name that show the learned model; here none."""
+        """Return images ``[H, W, 3]`` by name that visualize the learned model; none by default."""
         return {}
 
     def make_optimizer(self, parameters: Iterable[Parameter]) -> torch.optim.Optimizer:
         """Return the optimizer over the encoder's and this module's parameters.
 
-        It is one Adam with two groups, which makes the steps of two.
+        One Adam with two parameter groups, equivalent to two optimizers.
         """
         own_ids = {id(parameter) for parameter in self.parameters()}
         all_parameters = list(parameters)
@@ -107,9 +107,10 @@ class Auxiliary(nn.Module):
 
 
 def require_trained_encoder(encoder: Encoder, auxiliary: str) -> None:
-    """Check that an encoder has parameters that a representation loss can train."""
+    """Check that an encoder has trainable parameters."""
     if not any(parameter.requires_grad for parameter in encoder.parameters()):
         raise ConfigurationError(
-            f"{auxiliary} trains the encoder, and {type(encoder).__name__} has nothing to train:"
-            " choose another encoder (-c encoder/mlp for states, -c encoder/pixels for images)"
+            f"{auxiliary} trains the encoder, but {type(encoder).__name__} has no trainable"
+            " parameters: choose another encoder (-c encoder/mlp for states, -c encoder/pixels for"
+            " images)"
         )

@@ -1,10 +1,10 @@
-"""HiP-BMDP: DeepMDP with a context of each task, whose distances are those of the dynamics.
+"""HiP-BMDP: DeepMDP with a context per task, whose distances match those of the dynamics.
 
 Zhang et al. 2021, "Learning Robust State Abstractions for Hidden-Parameter Block MDPs" (arXiv
 2007.07206).
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task, ``C`` context, ``I`` inputs of the models, ``K``
-members of an ensemble, ``M`` other tasks that a row is compared with, ``Z`` latent features.
+members of an ensemble, ``M`` tasks that a row's task is compared with, ``Z`` latent features.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
 
 DistanceLoss = Literal["absolute", "squared"]
-"""How the difference of two distances counts."""
+"""Penalty of the difference between two distances."""
 
 
 class HiPBMDP(LatentDynamics):
     """Predict reward and next latent features given the task's context ``theta`` (HiP-BMDP).
 
     ``theta_i`` is the context that the encoder appends to its features for task ``i``, such as
-    an MLP's output on a learned embedding (``encoder/mlp_context``). To DeepMDP's loss, in which
-    both models see ``theta_i``, comes ``distance_weight`` times the mean over other tasks ``j``
-    of, for each transition of task ``i`` with latent features ``z`` and action ``a``,
+    an MLP's output on a learned embedding (``encoder/mlp_context``). The loss is that of DeepMDP,
+    with both models conditioned on ``theta_i``, plus ``distance_weight`` times the mean over other
+    tasks ``j`` of, for each transition of task ``i`` with latent features ``z`` and action ``a``,
 
-    - ``| ||theta_i - theta_j|| - W_2(T(z, a, theta_i), T(z, a, theta_j)) |``, the paper's form
+    - ``| ||theta_i - theta_j|| - W_2(T(z, a, theta_i), T(z, a, theta_j)) |``, as in the paper
       (``absolute``), or
-    - ``( ||theta_i - theta_j|| - W_2(T(z, a, theta_i), T(z, a, theta_j)) )^2``, the form of its
-      code and of mtrl (``squared``).
+    - ``( ||theta_i - theta_j|| - W_2(T(z, a, theta_i), T(z, a, theta_j)) )^2``, as in its code and
+      in mtrl (``squared``).
 
-    ``W_2^2 = ||mu_i - mu_j||^2 + ||sigma_i - sigma_j||^2`` for Gaussians. No gradient reaches ``T``
-    and ``z`` from this term: it moves ``theta`` alone. ``T`` predicts ``z'`` without the context.
+    ``W_2^2 = ||mu_i - mu_j||^2 + ||sigma_i - sigma_j||^2`` for Gaussians. ``T`` and ``z`` are
+    detached in this term, which trains only ``theta``. ``T`` predicts ``z'`` without the context.
 
-    A task that is evaluated without being trained has the ``theta`` of the mean of the trained
+    A task that is evaluated without being trained gets the ``theta`` of the mean of the trained
     tasks' embeddings (``untrained_tasks``).
 
     Args:
         spec: the tasks.
-        encoder: the encoder that the loss trains; it has a context.
+        encoder: the encoder that the loss trains; it must have a context.
         distance_weight: weight of the distance loss, at least 0; 0.01 in mtrl.
-        distance_loss: ``absolute``, the paper's, or ``squared``, its code's and mtrl's.
-        num_others: other tasks that each transition is compared with, sampled at each update, at
-            least 1; None for all of them.
-        options: those of ``LatentDynamics``.
+        distance_loss: ``absolute``, as in the paper, or ``squared``, as in its code and in mtrl.
+        num_others: number of other tasks that each transition is compared with, sampled at each
+            update, at least 1; None for all.
+        options: arguments of ``LatentDynamics``.
     """
 
     _task_R: Tensor
@@ -90,7 +90,7 @@ class HiPBMDP(LatentDynamics):
         return model_loss_R + self._distance_weight * distance_loss_RnM.mean(2).mean(1)
 
     def _differences(self, batch: TransitionBatch, inputs: LossInputs, z_RnZ: Tensor) -> Tensor:
-        """Return contexts' distances minus those of the predictions, ``[R, n, M]``."""
+        """Return distances of contexts minus distances of predictions, ``[R, n, M]``."""
         assert inputs.encoder.context is not None
         theta_RC = inputs.encoder.context(self._task_R).float()
         own_Rn, other_RnM = self._pairs(z_RnZ.shape[1], inputs.generator)
@@ -110,7 +110,7 @@ class HiPBMDP(LatentDynamics):
         return distance_RnM - torch.stack(predicted_distances, 2)
 
     def _pairs(self, num_rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return each row's task ``[R, n]`` and others ``[R, n, M]``, indices of trained tasks."""
+        """Return each row's task ``[R, n]`` and other tasks ``[R, n, M]``, as trained indices."""
         num_tasks = self.num_trained
         device = self._task_R.device
         own_Rn = torch.arange(num_tasks, device=device)[:, None].expand(-1, num_rows)
@@ -124,7 +124,7 @@ class HiPBMDP(LatentDynamics):
 
 
 def wasserstein(one: Gaussians, other: Gaussians) -> Tensor:
-    """Return ``W_2`` of two predictions, the members' mean, ``[R, n]``."""
+    """Return ``W_2`` of two predictions, averaged over members, ``[R, n]``."""
     mean_KRn = (one.mean_KRnZ - other.mean_KRnZ).square().sum(-1)
     std_KRn = (one.std_KRnZ - other.std_KRnZ).square().sum(-1)
     return (mean_KRn + std_KRn).sqrt().mean(0)
@@ -134,12 +134,12 @@ def _check_tasks(spec: EnvSpec, num_others: int | None) -> None:
     num_tasks = len(spec.train_tasks)
     if num_tasks < 2:
         raise ConfigurationError(
-            f"HiPBMDP compares trained tasks, and only {spec.task_names[spec.train_tasks[0]]} is"
+            f"HiPBMDP compares trained tasks, but only {spec.task_names[spec.train_tasks[0]]} is"
             " trained: train on at least two tasks, or choose LatentDynamics (-c algorithm/deepmdp)"
         )
     if num_others is not None and not 1 <= num_others < num_tasks:
         raise ConfigurationError(
-            f"num_others is {num_others}, and {num_tasks} tasks are trained: give a number from 1"
+            f"num_others is {num_others}, but {num_tasks} tasks are trained: give a number from 1"
             f" to {num_tasks - 1}, or null for all"
         )
 
@@ -148,12 +148,12 @@ def _check_context(encoder: Encoder) -> None:
     context = encoder.context
     if context is None:
         raise ConfigurationError(
-            f"HiPBMDP needs an encoder with a context of each task, and {type(encoder).__name__}"
+            f"HiPBMDP needs an encoder with a context per task, but {type(encoder).__name__}"
             " has none: choose -c encoder/mlp_context for states or -c encoder/pixels_context for"
             " images (model.init_args.encoder.init_args.context)"
         )
     if not any(parameter.requires_grad for parameter in context.parameters()):
         raise ConfigurationError(
-            f"HiPBMDP learns the tasks' context, and {type(context).__name__} has nothing to learn:"
+            f"HiPBMDP learns the tasks' context, but {type(context).__name__} has no parameters:"
             " set model.init_args.encoder.init_args.context to TaskEncoder or Embedding"
         )

@@ -1,8 +1,7 @@
 """DeepMDP: predict reward and next latent features from latent features and action.
 
 Gelada et al. 2019, "DeepMDP: Learning Continuous Latent Space Models for Representation Learning"
-(arXiv 1906.02736), in the form that Zhang et al. 2021 (DBC, arXiv
-2006.10742) compare with.
+(arXiv 1906.02736), as implemented for the comparison in Zhang et al. 2021 (DBC, arXiv 2006.10742).
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task, ``A`` action, ``C`` context, ``I`` inputs of the
 models, ``K`` members of an ensemble, ``Z`` latent features.
@@ -33,7 +32,7 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
 
 RewardFrom = Literal["features", "next_features"]
-"""Input of the reward model: features and action, or the predicted next features alone."""
+"""Input of the reward model: features and action, or only the predicted next features."""
 
 
 class LatentDynamics(Auxiliary):
@@ -42,9 +41,9 @@ class LatentDynamics(Auxiliary):
     With latent features ``z = phi(o)``, and ``mu`` and ``sigma`` of the transition model ``T``, the
     loss of a transition is the mean over the features of
     ``((mu - sg phi(o')) / sigma)^2 / 2 + log sigma``, plus ``(R - r)^2``. ``sg`` stops the
-    gradient; ``r`` is the reward that the critic learns from. Both models see ``z``, the task's
-    context where the encoder has one, and the action. An ensemble's loss is its members' mean. One
-    Adam trains the encoder and its context, another the models.
+    gradient; ``r`` is the reward that the critic learns from. Inputs of both models are ``z``, the
+    task's context if the encoder has one, and the action. An ensemble's loss is the mean over its
+    members. One Adam trains the encoder and its context, another the models.
 
     Args:
         spec: the tasks.
@@ -53,9 +52,10 @@ class LatentDynamics(Auxiliary):
         width: size of the reward model's hidden layer; 512 in deep_bisim4control.
         reward_from: input of the reward model: ``features``, the input of ``T``, as in
             deep_bisim4control; ``next_features``, a sample of ``T``, as in mtrl.
-        weight_decay: of the models, at least 0; 1e-7 in deep_bisim4control.
-        after: which update its step follows: ``critic`` in deep_bisim4control, ``targets`` in mtrl.
-        options: those of ``Auxiliary``.
+        weight_decay: weight decay of the models, at least 0; 1e-7 in deep_bisim4control.
+        after: the update that this step follows: ``critic`` as in deep_bisim4control, or
+            ``targets`` as in mtrl.
+        options: arguments of ``Auxiliary``.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class LatentDynamics(Auxiliary):
         at_least(1, width=width)
         one_of(get_args(RewardFrom), reward_from=reward_from)
         latent_dim = encoder.latent_dim
-        # the encoder's output, so that the context is counted
+        # the encoder's output size, which includes the context
         in_dim = encoder.out_dim + spec.action_space.shape[0]
         reward_dim = in_dim if reward_from == "features" else latent_dim
         self.transition = transition(in_dim, latent_dim)
@@ -116,7 +116,7 @@ class LatentDynamics(Auxiliary):
 def model_inputs(z_RnZ: Tensor, context_RnC: Tensor | None, action_RnA: Tensor) -> Tensor:
     """Return the input of the models, ``[R, n, I]``.
 
-    The action is the last part, because zeros pad a small body's at its end.
+    The action comes last, because the actions of small bodies are padded with zeros at the end.
     """
     parts = (z_RnZ, context_RnC, action_RnA)
     return torch.cat([part.float() for part in parts if part is not None], dim=-1)

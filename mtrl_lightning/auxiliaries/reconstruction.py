@@ -28,9 +28,9 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
 
 NUM_LEVELS = 32
-"""Values of a color after the 5-bit preprocessing."""
+"""Number of values of a color channel after the 5-bit preprocessing."""
 LEVEL = 256 // NUM_LEVELS
-"""Bytes that become one of them."""
+"""Number of byte values that map to the same preprocessed value."""
 
 
 class Reconstruction(Auxiliary):
@@ -38,16 +38,16 @@ class Reconstruction(Auxiliary):
 
     The loss of a row is the mean squared error of ``decoder(z)`` plus
     ``latent_weight ||z||^2 / 2``. An image's bytes ``o`` are reconstructed as
-    ``floor(o / 8) / 32 + U / 32 - 1 / 2`` with uniform noise ``U`` (Ho et al. 2019). A state vector
-    is reconstructed as it is; padding does not count. The decoder mirrors the
-    encoder. One Adam trains the encoder, another the decoder.
+    ``floor(o / 8) / 32 + U / 32 - 1 / 2`` with uniform noise ``U`` (Ho et al. 2019). State vectors
+    are not preprocessed, and padding is masked. The decoder mirrors the encoder. One Adam trains
+    the encoder, another the decoder.
 
     Args:
         spec: the tasks.
         encoder: the encoder that the loss trains.
-        latent_weight: weight of the latent features' size, ``lambda``, at least 0; 1e-6 in SAC-AE.
-        weight_decay: of the decoder, at least 0; 1e-7 in SAC-AE.
-        options: those of ``Auxiliary``.
+        latent_weight: weight of the latent penalty, ``lambda``, at least 0; 1e-6 in SAC-AE.
+        weight_decay: weight decay of the decoder, at least 0; 1e-7 in SAC-AE.
+        options: arguments of ``Auxiliary``.
     """
 
     mask_TD: Tensor | None
@@ -74,8 +74,8 @@ class Reconstruction(Auxiliary):
         mask_TD = None
         shown_RD = None
         if is_image(space):
-            # one observation of each task, which images() shows; saved, so that a continued run
-            # shows the same
+            # one observation of each task for images(), saved so that a resumed run returns the
+            # same images
             shown_RD = torch.zeros((self.num_trained, *space.shape), dtype=torch.uint8)
         else:
             mask_TD = torch.from_numpy(spec.observation_mask_TD).to(torch.get_default_dtype())
@@ -103,7 +103,7 @@ class Reconstruction(Auxiliary):
     def images(self, encoder: Encoder) -> dict[str, npt.NDArray[np.uint8]]:
         """Return, for each task, the newest frame of the last batch above its reconstruction.
 
-        There are none for states.
+        Empty for states.
         """
         if self.shown_RD is None:
             return {}
@@ -115,7 +115,7 @@ class Reconstruction(Auxiliary):
 
 
 def preprocessed(observation: Tensor, generator: torch.Generator) -> Tensor:
-    """Return bytes reduced to 32 values, between -1/2 and 1/2, with uniform noise."""
+    """Return bytes quantized to 32 values between -1/2 and 1/2, with uniform noise."""
     noise = torch.rand(observation.shape, generator=generator, device=observation.device)
     level = observation.div(LEVEL, rounding_mode="floor")
     return (level + noise) / NUM_LEVELS - 0.5

@@ -18,7 +18,7 @@ from mtrl_lightning.checks import above, at_least, increasing
 
 
 class Gaussians(NamedTuple):
-    """Predictions of the members of a model."""
+    """Gaussian predictions of an ensemble's members."""
 
     mean_KRnZ: Tensor
     """Their means."""
@@ -58,7 +58,7 @@ class TransitionModel(nn.Module):
 
 
 class Deterministic(TransitionModel):
-    """Predict one value with a standard deviation of 1: half the squared error is the loss.
+    """Predict a mean with a fixed standard deviation of 1: the loss is half the squared error.
 
     Args:
         in_dim: number of inputs.
@@ -77,7 +77,7 @@ class Deterministic(TransitionModel):
         return Gaussians(mean_KRnZ, torch.ones_like(mean_KRnZ))
 
     def draw(self, predicted: Gaussians, generator: torch.Generator) -> Tensor:
-        """Return the prediction itself."""
+        """Return the prediction's mean."""
         return predicted.mean_KRnZ[0]
 
 
@@ -89,7 +89,7 @@ class Probabilistic(TransitionModel):
         latent_dim: number of latent features.
         width: size of the hidden layer; 512 in deep_bisim4control.
         min_std: lower bound of the standard deviations, above 0; 1e-4 in deep_bisim4control.
-        max_std: upper bound; 10 in deep_bisim4control.
+        max_std: upper bound of the standard deviations; 10 in deep_bisim4control.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class TransitionEnsemble(TransitionModel):
         size: number of models, ``K``; 5 in deep_bisim4control.
         width: size of each hidden layer.
         min_std: lower bound of the standard deviations, above 0.
-        max_std: upper bound.
+        max_std: upper bound of the standard deviations.
     """
 
     def __init__(

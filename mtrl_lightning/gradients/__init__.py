@@ -1,4 +1,4 @@
-"""Gradient methods, one per file: turn the tasks' losses into one gradient."""
+"""Gradient methods, one per file: combine the tasks' losses into one gradient."""
 
 from mtrl_lightning.gradients.aligned_mtl import AlignedMTL
 from mtrl_lightning.gradients.cagrad import CAGrad

@@ -25,12 +25,12 @@ class AlignedMTL(GradientMethod):
 
     The Gram matrix ``V diag(l) V'`` has the squared singular values ``l`` of the gradients. With
     ``B = sqrt(min l) V diag(l)^(-1/2) V'`` over the eigenvalues that are not zero, the tasks'
-    weights are ``B (1/R, ..., 1/R)``. All singular values become the smallest one, which is the
-    scale of the paper. The update equals the mean gradient when all gradients are parallel. It
-    is short when they are nearly parallel.
+    weights are ``B (1/R, ..., 1/R)``. All singular values become the smallest one, as in the paper.
+    The update equals the mean gradient when all gradients are parallel, and is short when they are
+    nearly parallel.
 
-    The method costs one backward pass per task. The weights are computed on the CPU, which waits
-    for a GPU. Parameters that are not shared get the gradient of the mean loss.
+    The method costs one backward pass per task. The weights are computed on the CPU, which
+    synchronizes with a GPU. Parameters that are not shared get the gradient of the mean loss.
 
     Args:
         spec: the tasks.
@@ -52,7 +52,7 @@ class AlignedMTL(GradientMethod):
 def alignment(gram_RR: Tensor) -> Tensor:
     """Return ``B`` (``[R, R]``) for a Gram matrix that is not zero."""
     value_R, vector_RR = torch.linalg.eigh(gram_RR)
-    # the rank of the gradients: other eigenvalues are rounding errors
+    # eigenvalues beyond the rank of the gradients are rounding errors
     is_nonzero_R = value_R > len(gram_RR) * TOLERANCE * value_R.max()
     value_P = value_R[is_nonzero_R]
     vector_RP = vector_RR[:, is_nonzero_R]

@@ -2,7 +2,7 @@
 
 Liu et al. 2021, "Conflict-Averse Gradient Descent for Multi-task Learning".
 
-Shapes: ``R`` trained tasks, ``G`` groups: every task, or the sampled tasks and all others together.
+Shapes: ``R`` trained tasks, ``G`` groups: each task, or each sampled task and all others together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mtrl_lightning.spec import EnvSpec
 SMOOTHING = 1e-4
 """Smallest ``||g_w||``, relative to the root mean square norm of the gradients.
 
-Where ``g_w`` is zero, the dual problem leaves the direction open. This keeps the update defined.
+If ``g_w`` is zero, the dual problem does not determine the direction; the bound keeps it finite.
 """
 
 
@@ -33,18 +33,18 @@ class CAGrad(GradientMethod):
     equals the mean gradient when the tasks agree. The paper's algorithm does not divide; other
     implementations divide by ``1 + c^2``.
 
-    The method costs one backward pass per task. The weights are computed on the CPU, which waits
-    for a GPU. Parameters that are not shared get the gradient of the mean loss.
+    The method costs one backward pass per task. The weights are computed on the CPU, which
+    synchronizes with a GPU. Parameters that are not shared get the gradient of the mean loss.
 
     Args:
         spec: the tasks.
         c: radius of the ball around the mean gradient, relative to its norm, at least 0 (``c`` in
             the paper; 0.5). Below 1 the method converges to a minimum of the mean loss; 0 gives the
             mean gradient.
-        num_sampled: number of tasks that are sampled for each update and treated one by one. All
+        num_sampled: number of tasks that are sampled for each update and treated individually. All
             other tasks form one group with their mean gradient (CAGrad-Fast, equation 4; ``|S|`` is
-            4 on MT10 and 8 on MT50), which costs ``num_sampled + 1`` backward passes. None: all
-            tasks one by one.
+            4 on MT10 and 8 on MT50), which costs ``num_sampled + 1`` backward passes. None to treat
+            all tasks individually.
     """
 
     averages_gradients = True
@@ -70,7 +70,7 @@ class CAGrad(GradientMethod):
         )
 
     def _groups(self, loss_R: Tensor, generator: torch.Generator) -> Tensor:
-        """Return which tasks are in which group, ``[G, R]`` of zeros and ones on the CPU."""
+        """Return the groups' membership matrix, ``[G, R]`` of zeros and ones on the CPU."""
         num_tasks = len(loss_R)
         single_RR = torch.eye(num_tasks, dtype=torch.float64)
         if self.num_sampled is None or self.num_sampled >= num_tasks:
@@ -90,7 +90,7 @@ def weights_from_dual(gram_GG: Tensor, mean_weight_G: Tensor, c: float) -> Tenso
     """Return the weights ``[G]`` in the update, from SciPy's solution of the dual problem."""
     gram = gram_GG.numpy()
     mean_weight = mean_weight_G.numpy()
-    # the update stays in a ball of the radius c ||g_0|| around the mean gradient g_0
+    # the update stays in a ball of radius c ||g_0|| around the mean gradient g_0
     radius = c * np.sqrt(max(mean_weight @ gram @ mean_weight, 0.0))
     w = minimize_dual(gram, gram @ mean_weight, radius)
     norm = np.sqrt(max(w @ gram @ w, 0.0) + SMOOTHING**2)
@@ -120,5 +120,5 @@ def minimize_dual(gram: npt.NDArray, linear: npt.NDArray, radius: float) -> npt.
         options=options,
     ).x
     w = np.clip(minimum, 0, None) / np.clip(minimum, 0, None).sum()
-    # SLSQP may stop at a worse point than it started from
+    # SLSQP may stop at a point worse than its start
     return w if value(w)[0] <= value(start)[0] else start

@@ -27,7 +27,7 @@ RIDGE = 1e-6
 Without it, gradients that cancel out would have no solution, or an unbounded one.
 """
 MAX_ITERATIONS = 200
-"""Newton steps at most; 5 to 30 are needed, and more for a large ``alpha``."""
+"""Maximum number of Newton steps; 5 to 30 are needed, and more for a large ``alpha``."""
 MAX_DECREASE = 2.0
 """Largest decrease of the logarithm of a weight in one step."""
 TOLERANCE = 1e-13
@@ -44,30 +44,29 @@ class FairGrad(GradientMethod):
     over the tasks' improvements ``u_i = g_i . d``, or of ``log u_i`` for an ``alpha`` of 1. ``G``
     is the Gram matrix of the gradients, and all ``w_i`` are positive, so that every task improves.
 
-    The update here is scaled as Nash-MTL's: the average of the unit gradients with weights in
-    proportion to ``w_i ||g_i||``, times the mean norm of the tasks' gradients. So it equals the
-    mean gradient when the gradients are parallel or ``alpha`` is 0, and Nash-MTL's update when
-    ``alpha`` is 1. Its length is in proportion to the scale of all losses. The direction does not
-    depend on that scale, but depends on the tasks' scales relative to each other, except when
-    ``alpha`` is 1: a task with a small gradient counts less below 1 and more above 1.
+    The update is scaled as Nash-MTL's: the average of the unit gradients with weights proportional
+    to ``w_i ||g_i||``, times the mean norm of the tasks' gradients. Hence it equals the mean
+    gradient when the gradients are parallel or ``alpha`` is 0, and Nash-MTL's update when ``alpha``
+    is 1. Its length is proportional to the overall scale of the losses. The direction does not
+    depend on that scale, but on the tasks' relative scales unless ``alpha`` is 1: a task with a
+    small gradient has less weight if ``alpha`` is below 1, and more if it is above 1.
 
-    The paper uses ``sum_i w_i g_i`` as it is, which has another length. The authors' program for
-    Meta-World does the same and does not clip it. It takes 20 steps of gradient descent towards the
-    solution. Its commands for MT10 and MT50 have an ``alpha`` of 2; its default is 1. Which of them
-    gave the paper's results on MT10 could not be found out. The authors' program for supervised
-    learning solves the equation by least squares, multiplies the update by ``R`` and clips its norm
-    to 1.
+    The paper uses ``sum_i w_i g_i``, without rescaling. So does the authors' code for Meta-World,
+    without clipping; it takes 20 steps of gradient descent towards the solution. Its commands for
+    MT10 and MT50 set ``alpha`` to 2, while its default is 1; which of them produced the paper's
+    MT10 results is unknown. The authors' code for supervised learning solves the equation by least
+    squares, multiplies the update by ``R`` and clips its norm to 1.
 
     A zero gradient is left out. The method costs one backward pass per task. The weights are
-    computed on the CPU, which waits for a GPU. Parameters that are not shared get the gradient of
-    the mean loss.
+    computed on the CPU, which synchronizes with a GPU. Parameters that are not shared get the
+    gradient of the mean loss.
 
     Args:
         spec: the tasks.
         alpha: degree of fairness, at least 0 and finite (``alpha`` in the paper; 2 in the authors'
             MT10 and MT50 commands): 0 for the mean gradient, 1 for proportional fairness. As it
-            grows, the update approaches the one that maximizes the smallest improvement. Near 0 it
-            approaches the mean only where the mean improves every task.
+            grows, the update approaches max-min fairness. Near 0 it approaches the mean only if
+            the mean improves every task.
     """
 
     averages_gradients = True
@@ -117,11 +116,11 @@ def solve(cosine_RR: Tensor, norm_R: Tensor, alpha: float) -> Tensor:
             utility = x if rate == 0 else np.expm1(rate * x) / rate
         return float(a @ cosine @ a / 2 - m**2 @ utility)
 
-    # the best of all x with equal entries
+    # the best x with equal entries
     x = np.full(len(m), np.log(m @ m / (m @ cosine @ m)) * alpha / (1 + alpha))
     for _ in range(MAX_ITERATIONS):
         a = m * np.exp(x)
-        # Newton's step for C a = m exp(-x / alpha), as a change of a relative to itself
+        # Newton step for C a = m exp(-x / alpha), as a relative change of a
         target = m * np.exp(-x / alpha)
         residual = cosine @ a - target
         hessian = cosine + np.diag(target / a / alpha)
@@ -130,7 +129,7 @@ def solve(cosine_RR: Tensor, norm_R: Tensor, alpha: float) -> Tensor:
         if decrease <= TOLERANCE * (a @ a):
             return torch.from_numpy(m * np.exp(moved(x, relative)))
         before = value(x)
-        # Armijo's condition: halve the step until the value falls in proportion
+        # Armijo condition: halve the step until the decrease is sufficient
         while value(moved(x, relative)) > before - 1e-4 * decrease:
             relative /= 2
             decrease /= 2
@@ -139,9 +138,9 @@ def solve(cosine_RR: Tensor, norm_R: Tensor, alpha: float) -> Tensor:
 
 
 def moved(x: npt.NDArray, relative: npt.NDArray) -> npt.NDArray:
-    """Return ``x`` after a change of ``a`` by a fraction of itself.
+    """Return ``x`` after a relative change of ``a``.
 
-    An increase is added to ``a``. A decrease is a factor, so that ``a`` stays positive.
+    An increase is added to ``a``; a decrease is a factor, so that ``a`` stays positive.
     """
     return x + np.where(
         relative > 0, np.log1p(np.maximum(relative, 0)), np.maximum(relative, -MAX_DECREASE)

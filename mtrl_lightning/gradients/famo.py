@@ -1,4 +1,4 @@
-"""FAMO: task weights that let all losses fall at the same rate.
+"""FAMO: task weights that decrease all losses at the same rate.
 
 Liu et al. 2023, "FAMO: Fast Adaptive Multitask Optimization".
 
@@ -25,17 +25,17 @@ EPSILON = 1e-8
 class FAMO(GradientMethod):
     """Use the gradient of ``c sum_i z_i log D_i`` with weights ``z = softmax(xi)`` (algorithm 1).
 
-    ``D_i`` is the loss, shifted where it can be negative (``ShiftedLosses``). The factor
+    ``D_i`` is the loss, shifted if it can be negative (``ShiftedLosses``). The factor
     ``c = 1 / sum_i (z_i / D_i)`` is held constant. Task ``i`` has the weight ``c z_i / D_i``, and
-    the weights sum to 1, as those of the mean do. After the optimizer's step, ``xi`` descends along
-    ``J' delta + decay xi``, where ``J`` is the derivative of the softmax and ``delta_i`` the
-    decrease of ``log D_i`` on the same batch. So weight moves to the task that improved least.
+    the weights sum to 1, as those of the mean do. After the optimizer step, ``xi`` descends along
+    ``J' delta + decay xi``, where ``J`` is the Jacobian of the softmax and ``delta_i`` the decrease
+    of ``log D_i`` on the same batch. This increases the weight of tasks that improved least.
 
     The update does not depend on the scale of the losses. A task weighting therefore has no effect,
     except that a weight of 0 leaves the task out.
 
-    The weights apply to all parameters, shared or not. The method costs one
-    backward pass, and computes the losses twice.
+    The weights apply to all parameters, shared or not. The method costs one backward pass and a
+    second evaluation of the losses.
 
     Args:
         spec: the tasks.
@@ -74,7 +74,7 @@ class FAMO(GradientMethod):
         self._statistics = weight_statistics(weight_R * self.num_trained)
 
     def after_step(self, losses: Callable[[], Tensor]) -> None:
-        """Move weight to the tasks whose losses fell least; skip it if a loss is not finite."""
+        """Increase the weights of tasks that improved least, unless a loss is not finite."""
         assert self._loss_before_R is not None, "after_step without backward"
         before_R = self._loss_before_R
         self._loss_before_R = None
@@ -82,7 +82,7 @@ class FAMO(GradientMethod):
         self.shifted.observe(after_R)
         log_before_R = (self.shifted(before_R) + EPSILON).log()
         log_after_R = (self.shifted(after_R) + EPSILON).log()
-        # log l_i(t) - log l_i(t + 1): how far each loss fell
+        # log l_i(t) - log l_i(t + 1): decrease of each log loss
         fall_R = torch.where((before_R != 0) & (after_R != 0), log_before_R - log_after_R, 0.0)
         z_R = self.logit_R.softmax(0)
         # J' fall with the Jacobian J = diag(z) - z z' of the softmax, and weight decay

@@ -21,9 +21,9 @@ from mtrl_lightning.spec import EnvSpec
 MIN_WEIGHT = 1e-3
 """Smallest weight, before the weights are scaled to the sum ``R``."""
 TOLERANCE = 1e-6
-"""A norm this close to its target, relative to the target, has reached it.
+"""Relative tolerance within which a norm has reached its target.
 
-Adam would turn a rounding error into a full step.
+Without it, Adam would turn a rounding error into a full step.
 """
 
 
@@ -34,15 +34,15 @@ class GradNorm(GradientMethod):
     gradient norm over the last shared layer ``W`` (of all trained networks together). Its target is
     ``mean(G) r_i^a``, held constant, where ``r_i`` is ``L_i / L_i(0)`` divided by its mean over the
     tasks. Only ``w`` is trained on ``sum_i |G_i - target_i|``. Since ``G_i = w_i ||grad_W L_i||``,
-    the gradient is ``||grad_W L_i|| sign(G_i - target_i)``: no second derivative is needed. Then
-    ``w`` is scaled to the sum ``R``.
+    the gradient is ``||grad_W L_i|| sign(G_i - target_i)``: no second derivative is needed.
+    Afterwards, ``w`` is normalized to the sum ``R``.
 
-    ``L_i(0)`` is the first loss of the task that is not 0; the loss of a masked task is 0. For the
+    ``L_i(0)`` is the task's first nonzero loss, since the loss of a masked task is 0. For the
     rates, losses that can be negative are shifted (``ShiftedLosses``), ``L_i`` and ``L_i(0)`` by
     the same amount.
 
-    The weights apply to all parameters, shared or not. The method costs one
-    backward pass, and one more per task down to the last shared layer.
+    The weights apply to all parameters, shared or not. The method costs one backward pass, and one
+    more per task down to the last shared layer.
 
     Args:
         spec: the tasks.
@@ -64,11 +64,11 @@ class GradNorm(GradientMethod):
         self.register_buffer("initial_R", torch.zeros(self.num_trained))
 
     def check(self, parameters: TaskParameters) -> None:
-        """Check that there is a shared layer, whose gradient norms are balanced."""
+        """Check that there is a shared layer on which to balance gradient norms."""
         super().check(parameters)
         if not parameters.last_shared:
             raise ConfigurationError(
-                "GradNorm needs a layer that all tasks share: choose a network that has one"
+                "GradNorm needs a layer shared by all tasks: choose a network that has one"
             )
 
     def backward(
@@ -77,20 +77,20 @@ class GradNorm(GradientMethod):
         """Set every ``.grad`` to the gradient of the weighted mean loss; update the weights."""
         last = TaskParameters(parameters.last_shared, [], [])
         gram_RR = TaskGradients.from_losses(loss_R, last, retain_graph=True).gram()
-        # G_i / w_i: the norms without the weights, which _update_weights multiplies
+        # G_i / w_i: unweighted norms; _update_weights multiplies by the weights
         norm_R = gram_RR.diagonal().sqrt().to(loss_R)
         one_pass(loss_R, self.weight_R * (1 / len(loss_R)), parameters)
         self._statistics = weight_statistics(self.weight_R.clone())
         state = list(self.buffers())
         before = [buffer.clone() for buffer in state]
         self._update_weights(loss_R.detach(), norm_R)
-        # chosen by the device, so that the CPU does not wait for a GPU
+        # selected on the device, to avoid GPU synchronization
         is_finite = torch.isfinite(torch.cat([norm_R, loss_R.detach()])).all()
         for buffer, old in zip(state, before, strict=True):
             buffer.copy_(torch.where(is_finite, buffer, old))
 
     def _update_weights(self, loss_R: Tensor, norm_R: Tensor) -> None:
-        # a loss of exactly 0 belongs to a masked task: it is no first loss and shows no progress
+        # a loss of exactly 0 belongs to a masked task: neither an initial loss nor progress
         is_masked_R = loss_R == 0
         self.initial_R.copy_(
             torch.where((self.initial_R == 0) & ~is_masked_R, loss_R, self.initial_R)
@@ -106,5 +106,5 @@ class GradNorm(GradientMethod):
         # d |G_i - target_i| / d w_i = sign(G_i - target_i) ||g_i||, with a constant target
         sign_R = torch.where(excess_R.abs() > TOLERANCE * target_R, excess_R.sign(), 0.0)
         self.weight_R.sub_(self.optimizer(norm_R * sign_R)).clamp_(min=MIN_WEIGHT)
-        # the weights sum to the number of tasks, so the learning rate keeps its meaning
+        # the weights sum to the number of tasks, which preserves the effective learning rate
         self.weight_R.mul_(self.num_trained / self.weight_R.sum())

@@ -1,6 +1,6 @@
-"""How the tasks' losses are differentiated: the base class of gradient methods, and the mean.
+"""The base class of gradient methods, and the mean of the tasks' gradients.
 
-A function below the classes computes losses so that a method can differentiate them task by task.
+A function below the classes computes outputs in a form that is cheap to differentiate per task.
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task.
 """
@@ -22,31 +22,31 @@ class TaskParameters(NamedTuple):
     """The parameters that the tasks' losses train."""
 
     shared: list[Parameter]
-    """Parameters that several tasks use: tasks may conflict on these."""
+    """Parameters used by several tasks, whose gradients may conflict."""
     own: list[Parameter]
     """All others, such as one output layer per task: they get the gradient of the mean loss."""
     last_shared: list[Parameter]
-    """The weights of each network's last shared layer; they are among ``shared``."""
+    """The weights of each network's last shared layer; a subset of ``shared``."""
 
 
 class GradientMethod(nn.Module):
-    """Turn one loss per task into gradients; built by a factory ``(spec) -> GradientMethod``.
+    """Combine the tasks' losses into gradients; built by a factory ``(spec) -> GradientMethod``.
 
-    A gradient method is a module, so that its state moves with the device and is part of the
-    checkpoint.
+    A gradient method is a module, so that its state moves between devices and is part of
+    checkpoints.
 
     Args:
         spec: the tasks.
     """
 
     is_one_pass = False
-    """Whether the losses are differentiated in one pass, and not task by task."""
+    """Whether the losses are differentiated in one pass instead of task by task."""
     depends_on_values = True
-    """Whether the gradient of a task depends on the value of its loss or of others. Where it does
-    not, several processes average losses and gradients in one message."""
+    """Whether a task's gradient depends on the value of its or others' losses. If not, several
+    processes average losses and gradients in one message."""
     averages_gradients = False
-    """Whether ``backward`` itself averages the gradients over the processes, before it combines
-    them, as ``TaskGradients`` does. The ``.grad`` of others is averaged after ``backward``."""
+    """Whether ``backward`` averages the gradients over processes before it combines them, as
+    ``TaskGradients`` does. Otherwise ``.grad`` is averaged after ``backward``."""
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
@@ -54,10 +54,10 @@ class GradientMethod(nn.Module):
         self._statistics: dict[str, Tensor] = {}
 
     def check(self, parameters: TaskParameters) -> None:
-        """Check that the tasks share parameters; a method with one pass needs none."""
+        """Check that the tasks share parameters, which one-pass methods do not require."""
         if not self.is_one_pass and not parameters.shared:
             raise ConfigurationError(
-                f"the tasks share no parameter, so {type(self).__name__} has no effect:"
+                f"the tasks share no parameters, so {type(self).__name__} has no effect:"
                 " use gradients.Mean, or another network"
             )
 
@@ -67,19 +67,19 @@ class GradientMethod(nn.Module):
         """Set ``.grad`` of the parameters, which must have been cleared.
 
         Args:
-            loss_R: one loss per task; with several processes the values of the joined batch, whose
-                graph is that of this process' rows.
+            loss_R: one loss per task; with several processes, the values are those of the global
+                batch, and the graph that of this process' rows.
             parameters: the parameters that the losses train.
-            generator: of random numbers, on the losses' device; the same on all processes.
+            generator: random generator on the losses' device; the same on all processes.
         """
         raise NotImplementedError
 
     def after_step(self, losses: Callable[[], Tensor]) -> None:
-        """Update the method's own state after the optimizer's step.
+        """Update the method's own state after the optimizer step.
 
         Args:
-            losses: recomputes the losses ``[R]`` of the same batch, with the same noise and targets
-                and without a graph.
+            losses: recomputes the losses ``[R]`` of the same batch, with the same noise and
+                targets, without gradients.
         """
 
     def metrics(self) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ class GradientMethod(nn.Module):
 
 
 class Mean(GradientMethod):
-    """Use the gradient of the mean loss, which is the gradient of the whole batch.
+    """Use the gradient of the mean loss.
 
     Args:
         spec: the tasks.
@@ -120,17 +120,16 @@ def per_task_forward(
 ) -> Tensor:
     """Return ``function(*rows)``, on a CPU computed task by task.
 
-    For losses that are differentiated one by one. ``R`` backward passes, one for each task's loss,
-    then cost about as much as one: a pass does not enter the other tasks' graphs. That pays on a
-    CPU, where a small product costs little. A GPU takes all passes in one, batched, which cannot
-    ask which rows of a gradient are zero.
+    For losses that are differentiated one by one: ``R`` backward passes, one for each task's loss,
+    then cost about as much as one, because a pass does not enter the other tasks' graphs. This is
+    only faster on a CPU, where small matrix products are cheap. A GPU runs all passes as one
+    batched pass, which cannot skip rows with zero gradients.
 
     Args:
-        method: differentiates the losses; one that takes the gradient of their mean in one pass
-            needs no graph for each task. None if each loss is differentiated.
-        function: maps rows ``[R, n, ...]`` to an output that has the tasks in the dimension
-            ``dim``.
-        dim: the dimension of the tasks in the output.
+        method: the method that differentiates the losses; a one-pass method does not need one
+            graph per task. None if each loss is differentiated.
+        function: maps rows ``[R, n, ...]`` to an output with the tasks in dimension ``dim``.
+        dim: dimension of the tasks in the output.
         rows: tensors ``[R, n, ...]``.
     """
     if rows[0].device.type != "cpu" or (method and method.is_one_pass):
@@ -141,7 +140,7 @@ def per_task_forward(
 
 
 class _JoinTasks(torch.autograd.Function):
-    """Concatenate the tasks' outputs; backwards, leave out the tasks whose gradient is zero."""
+    """Concatenate the tasks' outputs; the backward pass skips tasks with zero gradients."""
 
     @staticmethod
     def forward(ctx: Any, dim: int, *parts: Tensor) -> Tensor:

@@ -33,22 +33,22 @@ Without it, gradients that cancel out would have no solution, or an unbounded on
 class NashMTL(GradientMethod):
     """Use ``sum_i a_i g_i`` with ``G a = 1 / a``, the Nash bargaining solution (algorithm 1).
 
-    The solution is the minimum of the strictly convex ``a . G a / 2 - sum_i log a_i``. A
-    trust-region method finds it here; the paper solves a sequence of convex programs. It depends
+    The solution is the minimum of the strictly convex ``a . G a / 2 - sum_i log a_i``, computed
+    with a trust-region method, while the paper solves a sequence of convex programs. It depends
     only on the directions of the gradients: ``a_i ||g_i||`` solves the same equation for unit
     gradients.
 
-    The update here is the average of the unit gradients with weights in proportion to
-    ``a_i ||g_i||``, times the mean norm of the tasks' gradients. So it equals the mean gradient
-    when the gradients are parallel. It points in the direction of the paper's update, but has
-    another length: the paper's update has norm ``sqrt(R)``, and the authors' program clips it to 1,
-    so that its norm is always 1. ``max_norm=1.0`` gives the same where the update here has a norm
-    of 1 or more before it is clipped. A shorter update keeps its length: for two orthogonal
-    gradients of norm 0.1, both components are 0.05 here and 0.707 in the authors' program.
+    The update is the average of the unit gradients with weights proportional to ``a_i ||g_i||``,
+    times the mean norm of the tasks' gradients. Hence it equals the mean gradient when the
+    gradients are parallel. It has the direction of the paper's update, but a different length: the
+    paper's update has norm ``sqrt(R)``, and the authors' code clips it to 1, so that its norm is
+    always 1. ``max_norm=1.0`` gives the same update if its norm is at least 1 before clipping. A
+    shorter update keeps its length: for two orthogonal gradients of norm 0.1, both components are
+    0.05, compared with 0.707 in the authors' code.
 
-    A zero gradient is left out. The method costs one backward pass per task, or two in all while
-    the weights are kept. The weights are computed on the CPU, which waits for a GPU. Parameters
-    that are not shared get the gradient of the mean loss.
+    A zero gradient is left out. The method costs one backward pass per task, or two in total for
+    updates that reuse the weights. The weights are computed on the CPU, which synchronizes with a
+    GPU. Parameters that are not shared get the gradient of the mean loss.
 
     The direction of the update does not depend on the scale of the losses. A task weighting
     therefore changes only its length, through the mean norm. A weight of 0 leaves the task out.
@@ -56,9 +56,9 @@ class NashMTL(GradientMethod):
     Args:
         spec: the tasks.
         max_norm: norm to which the gradient of the shared parameters is clipped, above 0 (1.0 in
-            the authors' program); None for no clipping.
-        update_every: number of updates for which the weights are kept (1, 50 and 100 in the paper's
-            MT10 experiments).
+            the authors' code); None for no clipping.
+        update_every: number of updates that use the same weights (1, 50 and 100 in the paper's MT10
+            experiments).
     """
 
     averages_gradients = True
@@ -79,8 +79,8 @@ class NashMTL(GradientMethod):
     def backward(
         self, loss_R: Tensor, parameters: TaskParameters, generator: torch.Generator
     ) -> None:
-        """Set every parameter's ``.grad``, with new weights or the kept ones."""
-        # solving takes a backward pass per task, kept weights take two at most
+        """Set every parameter's ``.grad``, with new or reused weights."""
+        # solving takes one backward pass per task, reusing weights at most two
         if self.updates_since_solved == 0:
             gradients = TaskGradients.from_losses(loss_R, parameters)
             weight_R, self._statistics = gradients.combine_with(bargain, equal_weights(len(loss_R)))
@@ -110,7 +110,7 @@ def solve(cosine_RR: Tensor) -> Tensor:
     def value(a: npt.NDArray) -> float:
         return float(a @ gram @ a / 2 - np.log(a).sum()) if (a > 0).all() else np.inf
 
-    # the best of all vectors with equal entries
+    # the best vector with equal entries
     start = np.full(len(gram), np.sqrt(len(gram) / max(gram.sum(), RIDGE)))
     solution = minimize(
         value,

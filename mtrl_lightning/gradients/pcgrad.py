@@ -19,8 +19,8 @@ class PCGrad(GradientMethod):
     """Remove from each task's gradient the components that oppose other tasks (algorithm 1).
 
     For each ``g_i``, over the other tasks in random order: if ``g_i . g_j < 0``, subtract from
-    ``g_i`` its projection on the original ``g_j``. The update is the mean of the projected
-    gradients. The paper uses their sum, which is ``R`` times as long.
+    ``g_i`` its projection onto the original ``g_j``. The update is the mean of the projected
+    gradients; the paper uses their sum, which is ``R`` times larger.
 
     The method costs one backward pass per task. Parameters that are not shared get the gradient of
     the mean loss.
@@ -55,7 +55,7 @@ def projected(gram_RR: Tensor, order_RO: Tensor) -> Tensor:
     """Return the projected gradients as coefficients of the original ones, ``[R, R]``."""
     each_R = torch.arange(len(gram_RR), device=gram_RR.device)
     coefficient_RR = torch.eye(len(gram_RR), dtype=gram_RR.dtype, device=gram_RR.device)
-    # g_i keeps its coefficients of the original gradients, so the loop needs no gradient itself
+    # g_i is represented by its coefficients, so the loop does not need the gradients themselves
     for other_R in order_RO.unbind(1):
         # g_i . g_j for one j per task i
         product_R = (coefficient_RR * gram_RR[other_R]).sum(1)

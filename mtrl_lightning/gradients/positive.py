@@ -1,4 +1,4 @@
-"""Parts of the methods that learn one weight per loss: positive losses, the weights' optimizer.
+"""Components of methods that learn one weight per loss: positive losses, weight optimizer.
 
 Shapes: ``R`` trained tasks.
 """
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 
 class ShiftedLosses(nn.Module):
-    """Shift losses that can be negative above zero, so that their ratios and logarithms exist.
+    """Shift losses that can be negative above zero, so that ratios and logarithms are defined.
 
-    The losses of an actor can be negative. A task whose losses were never negative keeps them, as a
-    critic's losses in the papers. Otherwise, with ``m`` the lowest loss seen, ``2 m - 1`` is
-    subtracted. The result is at least ``|m| + 1``: above zero, and in proportion to the scale of
-    the losses.
+    An actor's losses can be negative. A task whose losses were never negative is not shifted, like
+    a critic's losses in the papers. Otherwise, with ``m`` the lowest loss seen, ``2 m - 1`` is
+    subtracted. The result is at least ``|m| + 1``: positive, and proportional to the scale of the
+    losses.
 
     Args:
         num_tasks: number of trained tasks, ``R``.
@@ -59,8 +59,8 @@ class WeightOptimizer(nn.Module):
     def forward(self, gradient_R: Tensor) -> Tensor:
         """Return the step to subtract for a gradient ``[R]``.
 
-        A gradient that is not finite gives a step of 0 and leaves the moments unchanged. The device
-        decides this itself, so that the CPU does not wait for a GPU.
+        A non-finite gradient gives a step of 0 and leaves the moments unchanged; this is decided on
+        the device, without GPU synchronization.
         """
         is_finite = torch.isfinite(gradient_R).all()
         self.count.add_(is_finite)

@@ -22,9 +22,9 @@ class TaskGradients(NamedTuple):
 
     parameters: TaskParameters
     shared: list[Tensor]
-    """For every shared parameter, the tasks' gradients ``[R, *shape]``."""
+    """For each shared parameter, the tasks' gradients ``[R, *shape]``."""
     own: list[Tensor]
-    """For every other parameter, the gradient of the mean loss."""
+    """For each parameter that is not shared, the gradient of the mean loss."""
 
     @classmethod
     def from_losses(
@@ -36,15 +36,15 @@ class TaskGradients(NamedTuple):
     ) -> TaskGradients:
         """Differentiate the tasks' losses: on a GPU in one batched pass, on a CPU task by task.
 
-        On a CPU, a single task's pass computes only this task's rows
-        (``per_task_forward``). A batched pass computes all rows for every task.
+        On a CPU, each task's pass computes only the rows of this task (``per_task_forward``); a
+        batched pass computes all rows for every task.
 
         Args:
             loss_R: one loss per task, or the mean loss of each group.
             parameters: the parameters that the losses train.
             mean_weight_R: weight of each loss in the mean loss; the weights sum to 1. None for
                 ``1 / R``.
-            retain_graph: whether the losses are differentiated a second time.
+            retain_graph: whether the losses will be differentiated again.
         """
         shared = parameters.shared
         own = parameters.own
@@ -78,7 +78,7 @@ class TaskGradients(NamedTuple):
     def gram(self) -> Tensor:
         """Return ``g_i . g_j`` over the shared parameters, ``[R, R]``, in float64."""
         total = sum(g.flatten(1) @ g.flatten(1).t() for g in self.shared)
-        assert isinstance(total, Tensor), "a network without shared parameters"
+        assert isinstance(total, Tensor), "the network has no shared parameters"
         return total.double()
 
     def combine(self, weight_R: Tensor) -> None:
@@ -94,18 +94,18 @@ class TaskGradients(NamedTuple):
         solve: Callable[[Tensor], Tensor],
         mean_weight_R: Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Set ``.grad`` with the weights that a method computes from the Gram matrix.
+        """Set ``.grad`` using the weights that a method computes from the Gram matrix.
 
         Args:
             solve: returns the weights ``[R]`` for the Gram matrix divided by its mean diagonal.
-            mean_weight_R: weight of each task in the mean loss, on the device where ``solve``
-                computes: on the CPU, it waits for a GPU's gradients.
+            mean_weight_R: weight of each task in the mean loss, on the device on which ``solve``
+                runs; the CPU synchronizes with a GPU.
 
         Returns:
             The weights, and their ``statistics``.
         """
         gram_RR = self.gram().to(mean_weight_R.device)
-        # one solver for all ranks: rounding may differ between machines, parameters may not
+        # solved on one rank: rounding may differ between machines, but parameters must not
         weight_R = distributed.on_rank_zero(
             lambda: weights_from(gram_RR, mean_weight_R, solve).double(), like=gram_RR[0]
         )
@@ -126,7 +126,7 @@ def batched_gradients(
     gradients = torch.autograd.grad(
         loss_R, parameters, one_hot_RR, retain_graph, is_grads_batched=True, allow_unused=True
     )
-    # materialize_grads would give a parameter that no loss uses one gradient, not one for each loss
+    # for unused parameters, materialize_grads would return one gradient instead of one per loss
     return [
         parameter.new_zeros(len(loss_R), *parameter.shape) if gradient is None else gradient
         for parameter, gradient in zip(parameters, gradients, strict=True)
@@ -134,7 +134,7 @@ def batched_gradients(
 
 
 def weighted_backward(loss_R: Tensor, weight_R: Tensor, parameters: TaskParameters) -> None:
-    """Combine gradients by known weights in two passes; ``TaskGradients.combine`` takes ``R``."""
+    """Combine gradients with known weights in two passes instead of ``R``."""
     shared = parameters.shared
     own = parameters.own
     weighted_loss = (weight_R.to(loss_R) * loss_R).sum()
@@ -160,14 +160,14 @@ def weights_from(
 ) -> Tensor:
     """Return ``solve`` of the Gram matrix divided by its mean diagonal.
 
-    If all gradients are zero, or one of them is not finite, no method has a solution. Then
-    ``mean_weight_R`` is returned, so that a value that is not finite reaches the parameters'
-    gradients and the logged norm.
+    If all gradients are zero or one of them is not finite, there is no solution. Then
+    ``mean_weight_R`` is returned, so that non-finite values propagate to the parameters' gradients
+    and the logged norm.
     """
     scale = gram_RR.diagonal().mean()
     is_solvable = torch.isfinite(gram_RR).all() & (scale != 0)
     identity_RR = torch.eye(len(gram_RR), dtype=gram_RR.dtype, device=gram_RR.device)
-    # chosen by the device, so that the CPU does not wait for a GPU
+    # selected on the device, to avoid GPU synchronization
     weight_R = solve(torch.where(is_solvable, gram_RR / scale, identity_RR))
     return torch.where(is_solvable, weight_R, mean_weight_R)
 
@@ -176,16 +176,16 @@ def average_directions(gram_RR: Tensor, solve: Callable[[Tensor, Tensor], Tensor
     """Return the weights of a weighted average of the unit gradients times the mean norm.
 
     The update therefore equals the mean gradient when the gradients are parallel. A zero gradient
-    is left out of the average, and counts in the mean norm.
+    is left out of the average, but counts in the mean norm.
 
     Args:
         gram_RR: the Gram matrix of the gradients, which is not zero.
         solve: returns positive weights of the unit gradients, up to a common factor, for the
-            cosines ``[R, R]`` and the norms ``[R]``. Those of a zero gradient are those of a unit
-            gradient orthogonal to all others.
+            cosines ``[R, R]`` and the norms ``[R]``. It receives a zero gradient as a unit gradient
+            orthogonal to all others.
 
     Returns:
-        The weights ``[R]`` of the gradients themselves.
+        The weights ``[R]`` of the unnormalized gradients.
     """
     own_norm_R = gram_RR.diagonal().sqrt()
     is_present_R = own_norm_R > 0
@@ -202,8 +202,8 @@ def statistics(gram_RR: Tensor, weight_R: Tensor, mean_weight_R: Tensor) -> dict
 
     Returns:
         ``conflicts``, the fraction of pairs with ``g_i . g_j < 0``; ``cosine``, the mean cosine of
-        the pairs, which counts as 0 where a gradient is zero; ``weight_min`` and ``weight_max``,
-        relative to the weights of the mean.
+        the pairs, 0 if a gradient is zero; ``weight_min`` and ``weight_max``, relative to the
+        weights of the mean.
     """
     norm_R = gram_RR.diagonal().sqrt()
     norms_RR = torch.outer(norm_R, norm_R)

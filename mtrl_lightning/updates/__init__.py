@@ -1,1 +1,1 @@
-"""How losses become learning: updates, targets, scales, statistics, and their parts."""
+"""Optimizer steps from losses: updates, target networks, transforms, normalization, metrics."""

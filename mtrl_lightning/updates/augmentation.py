@@ -1,4 +1,4 @@
-"""Random changes of the images in a batch.
+"""Random augmentation of the images in a batch.
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` all rows, ``S`` stacked frames, ``H``
 height, ``W`` width, ``P`` padding.
@@ -20,10 +20,10 @@ from mtrl_lightning.updates.transforms import Transform
 class RandomShift(Transform):
     """Shift each image of a batch by up to ``padding`` pixels, as DrQ does.
 
-    An image is padded on all sides with its own edge and cropped at a random place (Kostrikov et
-    al. 2021, "Image Augmentation Is All You Need", arXiv 2004.13649). All frames of an observation
-    are shifted alike; observation and next observation are shifted independently. One shift of each
-    is sampled per update, ``K = M = 1``, as in DrQ-v2. The policy acts on images as they are.
+    An image is padded by replicating its border and cropped at a random position (Kostrikov et al.
+    2021, "Image Augmentation Is All You Need", arXiv 2004.13649). All frames of an observation get
+    the same shift; observation and next observation are shifted independently. One shift of each
+    is sampled per update, ``K = M = 1``, as in DrQ-v2. The policy acts on unshifted images.
 
     Args:
         spec: the tasks; observations are images ``[..., H, W]``.
@@ -34,9 +34,9 @@ class RandomShift(Transform):
         super().__init__(spec)
         if not is_image(spec.observation_space):
             raise ConfigurationError(
-                "RandomShift shifts images, and observations have the shape"
-                f" {spec.observation_space.shape}: take it out of model.init_args.transforms,"
-                " or choose an environment whose observations are pixels"
+                "RandomShift needs image observations, but they have shape"
+                f" {spec.observation_space.shape}: remove it from model.init_args.transforms,"
+                " or choose an environment with pixel observations"
             )
         at_least(1, padding=padding, prefix="RandomShift's ")
         self._padding = padding
@@ -65,19 +65,19 @@ def shifted(image_BDHW: Tensor, offset_B2: Tensor, padding: int) -> Tensor:
 
     Args:
         image_BDHW: the images.
-        offset_B2: row and column of the padded image where the crop begins, from 0 to ``2 P``;
-            ``P`` leaves an image as it is.
-        padding: pixels that are added on each side, ``P``.
+        offset_B2: row and column of the padded image where the crop starts, from 0 to ``2 P``;
+            ``P`` leaves an image unchanged.
+        padding: number of pixels added on each side, ``P``.
     """
     padded_BCHW = padded(image_BDHW.flatten(1, -3), padding)
-    # one by one is ten times as fast as one operation on a CPU
+    # on a CPU, a loop is ten times faster than one vectorized operation
     crop = cropped_one_by_one if padded_BCHW.device.type == "cpu" else cropped_together
     height, width = image_BDHW.shape[-2:]
     return crop(padded_BCHW, offset_B2, height, width).reshape(image_BDHW.shape)
 
 
 def cropped_one_by_one(image_BCHW: Tensor, offset_B2: Tensor, height: int, width: int) -> Tensor:
-    """Return the crop of each image that begins at its offset, in a loop."""
+    """Return the crop of each image that starts at its offset, in a loop."""
     crops = [
         image_CHW[:, y : y + height, x : x + width]
         for image_CHW, (y, x) in zip(image_BCHW, offset_B2.tolist(), strict=True)
@@ -86,7 +86,7 @@ def cropped_one_by_one(image_BCHW: Tensor, offset_B2: Tensor, height: int, width
 
 
 def cropped_together(image_BCHW: Tensor, offset_B2: Tensor, height: int, width: int) -> Tensor:
-    """Return the same without a loop, and without waiting for a GPU."""
+    """Return the same crops without a loop and without GPU synchronization."""
     # a view of every crop of every image; only the sampled crops are copied
     crop_BCYXHW = image_BCHW.unfold(2, height, 1).unfold(3, width, 1)
     row_B = torch.arange(len(image_BCHW), device=image_BCHW.device)
@@ -94,7 +94,7 @@ def cropped_together(image_BCHW: Tensor, offset_B2: Tensor, height: int, width: 
 
 
 def padded(image_BCHW: Tensor, padding: int) -> Tensor:
-    """Return images with their edges repeated on all sides; PyTorch's own takes no bytes."""
+    """Return images with replicated borders; ``F.pad`` does not support bytes in this mode."""
     *shape, height, width = image_BCHW.shape
     padded_BCHW = image_BCHW.new_empty(*shape, height + 2 * padding, width + 2 * padding)
     inner = slice(padding, -padding)

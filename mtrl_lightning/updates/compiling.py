@@ -16,10 +16,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F, mode: Compile | None) -> F:
-    """Return a function of losses, compiled with ``torch.compile`` unless the mode is None.
+    """Compile a loss function with ``torch.compile`` unless the mode is None.
 
-    Without gradients, as when a gradient method computes losses a second time, the function is
-    called as it is: compiling it for that case, too, would cost more than it saves.
+    With gradients disabled, as when a gradient method recomputes losses, the original function is
+    called: a second compilation would cost more than it saves.
     """
     if mode is None:
         return function
@@ -36,7 +36,7 @@ def begin_compiled_update(updates: Sequence[Update]) -> None:
     """Let CUDA graphs of ``torch.compile`` overwrite the results of the last update.
 
     Args:
-        updates: whose parameters' gradients are among these results, and are dropped.
+        updates: updates whose parameters' gradients are among these results and are cleared.
     """
     for update in updates:
         for parameter in update.parameters:

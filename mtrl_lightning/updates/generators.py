@@ -14,13 +14,13 @@ from mtrl_lightning.ranks.state import PER_RANK
 
 
 class Generators:
-    """Named random generators on the device that asks for them.
+    """Named random generators, created on the requested device.
 
     Args:
-        seed: of all of them; each name gets a stream of its own.
-        per_rank: names of generators whose numbers differ between processes: those for rows of a
-            batch or for environments, of which each process has its own. All others yield the same
-            numbers on all processes.
+        seed: base seed; each name gets an independent stream.
+        per_rank: names of generators whose streams differ between processes, such as those for
+            the rows of a batch or for environments. All others yield the same numbers on all
+            processes.
     """
 
     def __init__(self, seed: int, per_rank: Iterable[str] = ()) -> None:
@@ -31,7 +31,7 @@ class Generators:
         self._saved: dict[str, Any] = {}
 
     def get(self, name: str, device: torch.device) -> torch.Generator:
-        """Return the generator of this name."""
+        """Return the generator with this name."""
         if name not in self._generators or self._generators[name].device.type != device.type:
             generator = torch.Generator(device)
             saved = self._saved.get(name)
@@ -46,7 +46,7 @@ class Generators:
         return self._generators[name]
 
     def normal_like(self, name: str, tensor: Tensor) -> Tensor:
-        """Sample standard normal numbers of a tensor's shape from the generator of this name."""
+        """Sample standard normal noise of a tensor's shape from the generator with this name."""
         generator = self.get(name, tensor.device)
         return torch.randn(tensor.shape, generator=generator, device=tensor.device)
 
@@ -60,7 +60,7 @@ class Generators:
         return {"seed": self._seed, "used": used, PER_RANK: {distributed.rank(): own}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the states; one saved on another kind of device starts from the seed."""
+        """Restore the states; a generator saved on another device type restarts from the seed."""
         self._seed = state["seed"]
         self._saved = state["used"] | state[PER_RANK].get(distributed.rank(), {})
         self._generators = {}

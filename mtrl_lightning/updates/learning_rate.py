@@ -9,7 +9,7 @@ from mtrl_lightning.updates.update import Update
 
 
 class LearningRate:
-    """A factor of every optimizer's learning rate."""
+    """Schedule of a factor of every optimizer's learning rate."""
 
     def set(self, updates: Sequence[Update], progress: float) -> None:
         """Set the learning rates of all updates to the initial ones times the factor."""
@@ -24,14 +24,14 @@ class LearningRate:
         """Return the factor.
 
         Args:
-            progress: fraction of the run's environment steps (offline: updates) that are made, from
-                0 to 1.
+            progress: completed fraction of the run's environment steps (offline: updates), from 0
+                to 1.
         """
         raise NotImplementedError
 
 
 class ConstantRate(LearningRate):
-    """Leave the learning rates as they are."""
+    """Keep the initial learning rates."""
 
     def factor(self, progress: float) -> float:
         """Return 1."""
@@ -39,7 +39,7 @@ class ConstantRate(LearningRate):
 
 
 class LinearRate(LearningRate):
-    """Change the factor linearly from 1 over the environment steps (offline: updates) of the run.
+    """Anneal the factor linearly from 1 over the environment steps (offline: updates) of the run.
 
     Each iteration of an on-policy algorithm uses the factor at its start.
 

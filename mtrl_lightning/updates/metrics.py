@@ -1,7 +1,7 @@
-"""Outcomes of updates, which stay on the device until they are read, so that no update waits.
+"""Results of updates, which stay on the device until they are read, without synchronization.
 
-``MeanMetrics`` averages metrics. ``DivergenceGuard`` counts the steps whose gradient was not
-finite, and ends the run where they are too many.
+``MeanMetrics`` averages metrics. ``DivergenceGuard`` counts the steps with a non-finite gradient
+and ends the run if there are too many.
 
 Shapes: ``R`` trained tasks, ``S`` optimizer steps, ``L`` numbers of a step.
 """
@@ -23,34 +23,33 @@ from mtrl_lightning.ranks.state import ALL_RANKS
 from mtrl_lightning.utils.counters import Counters
 
 NO_SUM = -0.0
-"""Sum of no values: a sum from 0.0 would turn -0.0 into 0.0."""
+"""Initial value of a sum: starting from 0.0 would turn -0.0 into 0.0."""
 OnNonfinite = Literal["stop", "skip"]
-"""End the run, or leave the step out and count it."""
+"""End the run, or skip the step and count it."""
 MAX_PENDING = 1024
-"""Steps after which outcomes are read even if nothing is logged or saved."""
+"""Number of steps after which outcomes are read even if nothing is logged or saved."""
 
 
 class MeanMetrics:
-    """Running means of numbers; the device is not waited for until they are read.
+    """Running means of metrics, which synchronize with the device only when they are read.
 
-    A value is a scalar tensor, or the numbers of all tasks, whose mean is taken at the end.
-
-    With several processes, the means over all of them are read.
+    A value is a scalar tensor, or one number per task, averaged over the tasks when read. With
+    several processes, the means are those over all processes.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
-        """In single precision, exact up to 2^24 values; 0 for metrics without a value."""
+        """Counts in single precision, exact up to 2^24 values; 0 for metrics without a value."""
         self._ones = {torch.device("cpu"): torch.tensor(1.0)}
-        """The number 1 on each device, by which counts grow."""
+        """The number 1 on each device, the increment of the counts."""
         self._pending: dict[str, Tensor] | None = None
-        """Values of the update under way; None outside one."""
+        """Values of the current update; None outside an update."""
 
     def add(self, values: dict[str, Tensor]) -> None:
-        """Add one value of each.
+        """Add one value of each metric.
 
-        In an update they are all added at its end: a value must not change in place until then.
+        Within an update, values are accumulated at its end: do not modify them in place before.
         """
         if self._pending is None:
             self._add(values)
@@ -62,7 +61,7 @@ class MeanMetrics:
 
     @contextmanager
     def added_at_end(self) -> Iterator[None]:
-        """Add the values of a block, an update, together: in one operation for all of them."""
+        """Accumulate all values added in this context at its end, in one operation."""
         self._pending = {}
         try:
             yield
@@ -93,7 +92,7 @@ class MeanMetrics:
         return {ALL_RANKS: {"sums": own}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore sums and counts; those of ranks that the run no longer has go to others."""
+        """Restore sums and counts; those of ranks that no longer exist are added to others."""
         for name in self._sums:
             self._sums[name].fill_(NO_SUM)
             self._counts[name].zero_()
@@ -111,7 +110,7 @@ class MeanMetrics:
         for name, value in added.items():
             if value.ndim > 1 or not value.numel():
                 shape = list(values[name].shape)
-                raise ValueError(f"{name} has the shape {shape}: give a number, or one per task")
+                raise ValueError(f"{name} has shape {shape}: expected a scalar or one per task")
             self._accumulators(name, value)
             if value.device not in self._ones:
                 self._ones[value.device] = torch.ones((), device=value.device)
@@ -120,12 +119,12 @@ class MeanMetrics:
         torch._foreach_add_(totals, [*added.values(), *ones])
 
     def _accumulators(self, name: str, value: Tensor) -> None:
-        """Make a metric's sum and count where there are none on the value's device."""
+        """Create a metric's sum and count on the value's device if necessary."""
         known = self._sums.get(name)
         if known is None:
             self._sums[name] = torch.full_like(value, NO_SUM)
             self._counts[name] = torch.zeros((), device=value.device)
-        elif known.device != value.device:  # of a checkpoint
+        elif known.device != value.device:  # loaded from a checkpoint
             self._sums[name] = known.to(value.device)
             self._counts[name] = self._counts[name].to(value.device)
 
@@ -145,7 +144,7 @@ class MeanMetrics:
 
 
 def _mean(sum_: Tensor) -> Tensor:
-    """Return the mean over the tasks; a scalar stays as it is."""
+    """Return the mean over the tasks; a scalar is returned unchanged."""
     return sum_.mean() if sum_.ndim else sum_
 
 
@@ -153,25 +152,25 @@ class _Outcome(NamedTuple):
     """The outcome of an optimizer step, on the device."""
 
     name: str
-    """Of the ``Update``."""
+    """Name of the ``Update``."""
     update: int
-    """Number of updates before it."""
+    """Number of updates before this one."""
     numbers: Tensor
-    """1 if the step was left out or 0, and the tasks' losses, ``[1 + R]``."""
+    """1 if the step was skipped, otherwise 0, and the tasks' losses, ``[1 + R]``."""
 
 
 class DivergenceGuard:
-    """Stop at steps that were left out because their gradient is not finite, or count them.
+    """Stop at steps that were skipped because of a non-finite gradient, or count them.
 
-    On a GPU the outcomes of the steps are kept there until ``read``: when metrics are logged or a
-    checkpoint is saved, which wait for the device anyway.
+    On a GPU, the outcomes stay on the device until ``read`` is called: when metrics are logged or
+    a checkpoint is saved, which synchronize anyway.
 
     Args:
         on_nonfinite: ``stop`` raises at the first such step, ``skip`` counts it.
-        max_skipped: steps that may be skipped in a run, at least 0.
-        task_names: of the trained tasks.
-        counters: where skipped steps are counted.
-        steps_envs: whether a message has the environment steps; an offline run makes none.
+        max_skipped: maximum number of skipped steps in a run, at least 0.
+        task_names: names of the trained tasks.
+        counters: counters that include skipped steps.
+        steps_envs: whether messages include environment steps; an offline run has none.
     """
 
     def __init__(
@@ -194,15 +193,15 @@ class DivergenceGuard:
         """Outcomes that are still on the device."""
 
     def check(self, name: str, is_finite: bool, loss_R: Tensor) -> None:
-        """Report one step whose outcome the host knows.
+        """Report one step whose outcome is known on the host.
 
         Args:
-            name: of the update, such as ``critic``.
+            name: name of the update, such as ``critic``.
             is_finite: whether the gradient was finite.
             loss_R: the tasks' losses.
 
         Raises:
-            DivergenceError: if the run has to end.
+            DivergenceError: if it ends the run.
         """
         if not is_finite:
             self._report(name, self._counters.updates, loss_R.tolist())
@@ -211,12 +210,12 @@ class DivergenceGuard:
         """Keep the outcome of one step on the device until ``read``.
 
         Args:
-            name: of the update.
-            found_inf: 1 if the gradient was not finite and the step was left out, or 0.
+            name: name of the update.
+            found_inf: 1 if the step was skipped because of a non-finite gradient, otherwise 0.
             loss_R: the tasks' losses.
 
         Raises:
-            DivergenceError: if there are many outcomes, and one that was read ends the run.
+            DivergenceError: if many outcomes are pending, and reading them ends the run.
         """
         numbers = torch.cat([found_inf.view(1), loss_R.detach()])
         self._pending.append(_Outcome(name, self._counters.updates, numbers))
@@ -224,10 +223,10 @@ class DivergenceGuard:
             self.read()
 
     def read(self) -> None:
-        """Read the outcomes that are still on the device, which is waited for.
+        """Read the outcomes that are still on the device, synchronizing with it.
 
         Raises:
-            DivergenceError: if the run has to end.
+            DivergenceError: if one of them ends the run.
         """
         if not self._pending:
             return
@@ -244,16 +243,16 @@ class DivergenceGuard:
             after = f", after {self._counters.env_steps:,} env steps" if self._steps_envs else ""
             raise DivergenceError(
                 f"{cause} in update {update + 1:,}{after};"
-                " the step was not made, and the last checkpoint, if any, is from before it."
-                " Continue from it, or start again, with a lower learning rate or max_grad_norm,"
-                " or set model.init_args.on_nonfinite to skip to leave out such steps"
+                " the step was not applied, and the last checkpoint, if any, is from before it."
+                " Resume from it or restart with a lower learning rate or max_grad_norm,"
+                " or set model.init_args.on_nonfinite to skip to skip such steps"
             )
         self._counters.skipped_updates += 1
         if self._counters.skipped_updates > self._max_skipped:
             raise DivergenceError(
                 f"{cause} in update {update + 1:,}:"
-                f" {self._counters.skipped_updates} updates were skipped"
-                f" and model.init_args.max_skipped_updates is {self._max_skipped}."
+                f" {self._counters.skipped_updates} updates were skipped,"
+                f" but model.init_args.max_skipped_updates is {self._max_skipped}."
                 " Lower the learning rate, or raise max_skipped_updates"
             )
 

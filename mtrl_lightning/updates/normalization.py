@@ -26,8 +26,8 @@ from mtrl_lightning.utils.moments import union
 class Moments:
     """Mean and variance of all values of each task so far, in double precision on the CPU.
 
-    With several processes they are those of the values that all of them add. A task without values
-    has the mean 0 and the variance 1.
+    With several processes, they include the values of all processes. A task without values has mean
+    0 and variance 1.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -43,7 +43,7 @@ class Moments:
         values = torch.as_tensor(value_E, dtype=torch.float64)
         tasks = torch.as_tensor(task_E)
         number_T = torch.bincount(tasks, minlength=len(self.count_T)).double()
-        # where a task has no values, its weight is 0 and its sums are
+        # a task without values has weight 0 and sums of 0
         divisor_T = number_T.clamp(min=1)
         mean_T = torch.zeros_like(self.mean_T).index_add_(0, tasks, values) / divisor_T
         square_E = (values - mean_T[tasks]).square()
@@ -61,7 +61,7 @@ class Moments:
         return {name: value.clone() for name, value in moments.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore them."""
+        """Restore numbers of values, means and variances."""
         self.count_T = state["count"].cpu().clone()
         self.mean_T = state["mean"].cpu().clone()
         self.variance_T = state["variance"].cpu().clone()
@@ -76,7 +76,7 @@ class NormalizeReward(RewardScale):
 
     Args:
         spec: the tasks.
-        discount: gamma of the returns, that of the critic.
+        discount: gamma of the returns; must equal the critic's.
         clip: largest absolute value of a reward after the division, above 0; 10 in
             Stable-Baselines3.
         epsilon: added to the variances, above 0; 1e-8 in Stable-Baselines3.
@@ -96,11 +96,11 @@ class NormalizeReward(RewardScale):
         self.moments = Moments(spec.num_tasks)
         """Statistics of all returns so far."""
         self._return_E = np.zeros(0)
-        """Return so far of each environment's episode under way."""
+        """Return so far of each environment's current episode."""
         self.register_buffer("factor_T", torch.ones(spec.num_tasks), persistent=False)
 
     def check(self, discount: float) -> None:
-        """Refuse another discount than the critic's."""
+        """Check that the discount equals the critic's."""
         check_discount(self._discount, discount)
 
     def observe(self, transitions: Transitions) -> None:
@@ -119,7 +119,7 @@ class NormalizeReward(RewardScale):
         self._return_E[env_N[env_N < len(self._return_E)]] = 0.0
 
     def factors(self, **quantities: Tensor) -> Tensor:
-        """Return one divided by the standard deviations."""
+        """Return the reciprocals of the standard deviations."""
         return self.factor_T
 
     def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
@@ -128,13 +128,13 @@ class NormalizeReward(RewardScale):
         return batch._replace(reward_Rn=batch.reward_Rn.clamp(-self._clip, self._clip))
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the statistics, and the returns of the episodes under way."""
+        """Return the statistics, and the returns of the current episodes."""
         return {**self.moments.state_dict(), PER_ENV: {"returns": self._return_E.tolist()}}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore statistics and returns."""
         self.moments.load_state_dict(state)
-        # None where there has been no step
+        # None for environments without a step so far
         self._return_E = np.array([value or 0.0 for value in state[PER_ENV]["returns"]])
         self._use_moments()
 

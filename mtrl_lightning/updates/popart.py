@@ -1,6 +1,6 @@
 """The scale of a critic's targets.
 
-Shapes: ``T`` tasks, ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``.
+Shapes: ``T`` tasks, ``B`` rows of any tasks ``[B]`` or of a training batch ``[R, n]``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mtrl_lightning.utils.moments import union
 
 
 class ReturnScale(TaskModule):
-    """The scale of a critic's targets; this one leaves them as they are.
+    """The scale of a critic's targets; the base class leaves them unchanged.
 
     Built by a factory ``(spec, critic) -> ReturnScale``.
 
@@ -44,23 +44,23 @@ class ReturnScale(TaskModule):
         return value_B
 
     def observe(self, mean_T: Tensor, variance_T: Tensor, count_T: Tensor) -> None:
-        """Receive the moments of each task's returns; tasks with a count of 0 had none."""
+        """Observe the moments of each task's returns; a count of 0 means no returns."""
 
 
 class PopArt(ReturnScale):
     """Learn targets of mean 0 and standard deviation 1 for each task.
 
     Van Hasselt et al. 2016, "Learning values across many orders of magnitude" (arXiv 1602.07714),
-    with statistics per task as in Hessel et al. 2018 (arXiv 1809.04474). When the statistics move,
-    each task's output layer is rescaled so that its values stay as they are. A critic without one
-    output layer per task (``Network.scale_outputs``) gets a learned factor and offset per task.
+    with statistics per task as in Hessel et al. 2018 (arXiv 1809.04474). When the statistics
+    change, each task's output layer is rescaled to preserve its values. A critic without one output
+    layer per task (``Network.scale_outputs``) gets a learned scale and offset per task.
 
     Args:
         spec: the tasks.
         critic: the network whose outputs are scaled.
-        step_size: how far the statistics move towards those of an iteration, above 0 and at most 1
-            (``beta`` in the paper, for a minibatch there).
-        min_std: smallest standard deviation, above 0 (1e-4 in the paper).
+        step_size: weight of an iteration's returns in the moving averages, above 0 and at most 1
+            (``beta`` in the paper, per minibatch).
+        min_std: lower bound of the standard deviation, above 0 (1e-4 in the paper).
     """
 
     mean_T: Tensor
@@ -108,23 +108,23 @@ class PopArt(ReturnScale):
         return value_B * task_values(self.std_T, task_B) + task_values(self.mean_T, task_B)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the axis of statistics, factors and offsets."""
+        """Return the axis of statistics, scales and offsets."""
         statistics = dict.fromkeys(("mean_T", "variance_T", "is_known_T"), TaskAxis(has_mean=False))
         return statistics | {name: TaskAxis() for name, _ in self.named_parameters()}
 
     @torch.no_grad()
     def observe(self, mean_T: Tensor, variance_T: Tensor, count_T: Tensor) -> None:
-        """Move the statistics, and rescale the outputs so that the values stay.
+        """Update the statistics, and rescale the outputs to preserve the values.
 
-        A task's first statistics are adopted without rescaling: its outputs are near 0 at first, so
-        its values start at the mean return.
+        A task's first statistics are adopted without rescaling: its outputs are initially near 0,
+        so its values start at the mean return.
         """
         is_seen_T = count_T > 0
         is_first_T = is_seen_T & ~self.is_known_T
         step_T = torch.where(is_first_T, 1.0, self.step_size) * is_seen_T
         old_mean_T = self.mean_T.clone()
         old_std_T = self.std_T
-        # the moments of a mixture of the previous returns and these
+        # the moments of a mixture of the previous and the new returns
         new_mean_T, new_variance_T = union(self.mean_T, self.variance_T, mean_T, variance_T, step_T)
         self.mean_T.copy_(new_mean_T)
         self.variance_T.copy_(new_variance_T)

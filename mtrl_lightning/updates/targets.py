@@ -1,4 +1,4 @@
-"""Copies of networks' weights: targets, which follow online networks, and weights for acting."""
+"""Copies of networks' weights: target networks, and weights for collection processes."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def frozen_copy(module: M) -> M:
-    """Return a copy whose parameters get no gradient."""
+    """Return a copy whose parameters do not require gradients."""
     return copy.deepcopy(module).requires_grad_(False)
 
 
 @torch.no_grad()
 def assign_parameters(source: nn.Module, target: nn.Module) -> None:
-    """Give the target the source's parameters."""
+    """Assign the source's parameters to the target."""
     for parameter, value in zip(target.parameters(), source.parameters(), strict=True):
         parameter.copy_(value)
 
 
 class PolyakAverage:
-    """Targets whose parameters move towards their sources', ``t <- t + tau (s - t)``.
+    """Update target networks towards their sources, ``t <- t + tau (s - t)``.
 
-    They get copies of the sources' persistent buffers; other buffers are constants. The parameters
-    and buffers are looked up once, because that costs as much as a step.
+    Persistent buffers are copied; other buffers are constants. Parameters and buffers are looked up
+    only once, because a lookup costs as much as a step.
 
     Args:
         sources: the online networks.
         targets: their copies, of the same structure.
-        tau: how far the targets move at each step, above 0 and at most 1; one number for all, or
-            one for each target.
+        tau: Polyak coefficient, above 0 and at most 1; one number for all targets, or one for each
+            target.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class PolyakAverage:
         self._sources: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._moved: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-        """For each tau, the targets' and the sources' parameters that move by it."""
+        """The targets' and the sources' parameters by tau."""
         self._buffers: list[tuple[nn.Module, nn.Module, str]] = []
         taus = [tau] * len(sources) if isinstance(tau, (int, float)) else tau
         for source, target, own_tau in zip(sources, targets, taus, strict=True):
             self.add(source, target, own_tau)
 
     def add(self, source: nn.Module, target: nn.Module, tau: float) -> None:
-        """Let one more target move towards its source."""
+        """Add a target and its source."""
         assert len(list(source.parameters())) == len(list(target.parameters()))
         self._sources += source.parameters()
         self._targets += target.parameters()
@@ -70,7 +70,7 @@ class PolyakAverage:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move the targets once, and copy the buffers."""
+        """Update the targets' parameters once, and copy the buffers."""
         for tau, (targets, sources) in self._moved.items():
             if targets:
                 torch._foreach_lerp_(targets, sources, tau)
@@ -107,7 +107,7 @@ def copied_weights(networks: Mapping[str, nn.Module]) -> dict[str, Any]:
 
 
 def load_weights(networks: Mapping[str, nn.Module], weights: Mapping[str, Any]) -> None:
-    """Give networks the weights that ``copied_weights`` returned of equal networks."""
+    """Load weights that ``copied_weights`` returned for equal networks."""
     expected = {name: weight_shapes(network.state_dict()) for name, network in networks.items()}
     received = {name: weight_shapes(state) for name, state in weights.items()}
     differing = [
@@ -117,7 +117,7 @@ def load_weights(networks: Mapping[str, nn.Module], weights: Mapping[str, Any]) 
     ]
     if differing:
         raise ConfigurationError(
-            f"the weights of {', '.join(differing)} are of another network: give those of an"
+            f"the weights of {', '.join(differing)} are of another network: pass those of an"
             " algorithm with the same arguments"
         )
     for name, network in networks.items():

@@ -1,7 +1,7 @@
-"""Changes of transitions before an algorithm learns from them.
+"""Transforms of transitions before an algorithm learns from them.
 
-``Transform`` is the base class, and ``Transforms`` the list of an algorithm. A ``RewardScale``
-brings the tasks' rewards to one scale.
+``Transform`` is the base class, and ``Transforms`` an algorithm's list of them. A ``RewardScale``
+normalizes the tasks' rewards to a common scale.
 
 Shapes: ``T`` tasks, ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or ``R, n``,
 ``D`` observation, ``E`` environments of one vector step.
@@ -30,59 +30,59 @@ from mtrl_lightning.utils.devices import to_device
 
 
 class Transform(nn.Module):
-    """Change sampled batches, such as their rewards; built by a factory ``(spec) -> Transform``.
+    """Transform sampled batches, such as their rewards; built by a factory ``(spec) -> Transform``.
 
-    The replay keeps transitions as received, so a transform whose numbers change applies to all of
-    it. One that has something for each environment returns it from ``get_extra_state`` in lists
-    under the key ``per_env``; see ``mtrl_lightning.ranks.state``.
+    The replay stores untransformed transitions, so updated statistics apply to all of them. Return
+    state per environment from ``get_extra_state`` as lists under the key ``per_env``; see
+    ``mtrl_lightning.ranks.state``.
 
     Args:
         spec: the tasks.
     """
 
     requires: ClassVar[tuple[str, ...]] = ()
-    """Quantities of the algorithm that ``forward`` takes besides the batch, by name: see
+    """Names of the algorithm's quantities that ``forward`` takes in addition to the batch; see
     ``Transforms.quantities``."""
 
     generator: Callable[[torch.device], torch.Generator]
-    """Returns the transform's own generator on a device, which is saved with checkpoints.
-    ``Transforms.add`` sets it; with several processes each samples other numbers."""
+    """Returns the transform's own generator on a device, which is part of checkpoints.
+    ``Transforms.add`` sets it; each process samples different numbers."""
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
 
     def observe(self, transitions: Transitions) -> None:
-        """Receive the transitions of one vector step, in the order in which they happen.
+        """Observe the transitions of one vector step, in chronological order.
 
-        With several processes each receives its own environments', and all have to come to the same
-        numbers: see ``mtrl_lightning.ranks.distributed``.
+        Each process receives those of its own environments, but all processes must compute the same
+        statistics: see ``mtrl_lightning.ranks.distributed``.
         """
 
     def drop_episodes(self, env_N: npt.NDArray[np.int64]) -> None:
-        """Forget the episodes under way in environments that were rebuilt after a fault."""
+        """Discard the current episodes of environments that were rebuilt after a fault."""
 
     def sync_ranks(self) -> None:
-        """Come to the same numbers on all ranks, where ``observe`` changes them by whole episodes.
+        """Synchronize statistics that ``observe`` updates at the end of episodes.
 
         Called on all ranks after an episode has ended on any of them.
         """
 
     def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
-        """Receive each trained task's mean reward in the replay.
+        """Observe each trained task's mean reward in the replay.
 
         Called before the first update and whenever the networks are reset.
         """
 
     def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
-        """Return the batch to learn from; here as it is."""
+        """Return the batch to learn from; the base class returns it unchanged."""
         return batch
 
 
 class Transforms(nn.ModuleList):
-    """The transforms of an algorithm, in their order.
+    """The transforms of an algorithm, in order.
 
     Args:
-        transforms: the first ones; ``add`` appends others.
+        transforms: the initial transforms; ``add`` appends others.
         algorithm: name of the algorithm in messages.
     """
 
@@ -95,17 +95,17 @@ class Transforms(nn.ModuleList):
         """Quantities of the algorithm that transforms may require, by name."""
 
     def add(self, transform: Transform, generators: Generators) -> None:
-        """Append a transform, which gets a generator of its own.
+        """Append a transform, which gets its own generator.
 
         Args:
-            transform: to append.
-            generators: those of the algorithm.
+            transform: the transform.
+            generators: the algorithm's generators.
         """
         missing = [name for name in transform.requires if name not in self.quantities]
         if missing:
             raise ConfigurationError(
-                f"{type(transform).__name__} requires {', '.join(missing)},"
-                f" and {self.algorithm} has {', '.join(self.quantities) or 'none'}: choose another"
+                f"{type(transform).__name__} requires {', '.join(missing)}, but {self.algorithm}"
+                f" provides {', '.join(self.quantities) or 'none'}: choose another transform"
             )
         name = f"transform_{len(self)}"
         generators.per_rank.add(name)
@@ -113,7 +113,7 @@ class Transforms(nn.ModuleList):
         self.append(transform)
 
     def __getitem__(self, index: int | slice) -> Any:
-        """Return a transform, or those of a slice with the same quantities."""
+        """Return a transform, or a slice with the same quantities."""
         found = super().__getitem__(index)
         if isinstance(found, Transforms):
             found.algorithm = self.algorithm
@@ -121,14 +121,14 @@ class Transforms(nn.ModuleList):
         return found
 
     def __iter__(self) -> Iterator[Transform]:
-        """Iterate over the transforms."""
+        """Iterate over the transforms in order."""
         return super().__iter__()  # type: ignore[return-value]
 
     def observe(self, transitions: Transitions, has_ended: bool = True) -> None:
-        """Receive the transitions of one vector step, in the order in which they happen.
+        """Observe the transitions of one vector step, in chronological order.
 
         Args:
-            transitions: of this rank's environments.
+            transitions: transitions of this rank's environments.
             has_ended: whether an episode may have ended in this step, on any rank.
         """
         for transform in self:
@@ -137,7 +137,7 @@ class Transforms(nn.ModuleList):
                 transform.sync_ranks()
 
     def drop_episodes(self, env_N: npt.NDArray[np.int64]) -> None:
-        """Forget episodes that were dropped; see ``Transform.drop_episodes``."""
+        """Call ``Transform.drop_episodes`` of each transform."""
         for transform in self:
             transform.drop_episodes(env_N)
 
@@ -150,7 +150,7 @@ class Transforms(nn.ModuleList):
             transform.begin_learning(mean_reward_R)
 
     def forward(self, batch: TransitionBatch) -> TransitionBatch:
-        """Return the batch after all transforms, each with the quantities that it requires."""
+        """Apply all transforms, each with the quantities that it requires."""
         for transform in self:
             required = {name: self.quantities[name]() for name in transform.requires}
             batch = transform(batch, **required)
@@ -160,7 +160,7 @@ class Transforms(nn.ModuleList):
 class RewardScale(Transform):
     """Scale rewards when they are sampled; built by a factory ``(spec) -> RewardScale``.
 
-    This one leaves them as they are.
+    The base class leaves them unchanged.
 
     Args:
         spec: the tasks.
@@ -171,7 +171,7 @@ class RewardScale(Transform):
         self._train_tasks = list(spec.train_tasks)
 
     def check(self, discount: float) -> None:
-        """Check that the scale fits the critic's discount."""
+        """Check that the scale is compatible with the critic's discount."""
 
     def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
         """Return the batch with scaled rewards."""
@@ -194,7 +194,7 @@ class MeanReward(RewardScale):
 
     Args:
         spec: the tasks.
-        max_factor: largest factor, at least 1, for a task that has hardly seen a reward.
+        max_factor: upper bound of the factors, at least 1, for tasks with very sparse rewards.
     """
 
     factor_T: Tensor
@@ -207,7 +207,7 @@ class MeanReward(RewardScale):
 
     def begin_learning(self, mean_reward_R: npt.NDArray[np.float64]) -> None:
         """Recompute the factors."""
-        # a task without transitions, whose mean is NaN, is refused where it is sampled
+        # the mean is NaN for a task without transitions; sampling from it raises an error
         mean_R = np.nan_to_num(np.abs(mean_reward_R))
         largest = mean_R.max() or 1.0
         smallest_R = np.maximum(mean_R, largest / self._max_factor)
@@ -215,7 +215,7 @@ class MeanReward(RewardScale):
         self.factor_T[self._train_tasks] = torch.as_tensor(factor_R).to(self.factor_T)
 
     def factors(self, **quantities: Tensor) -> Tensor:
-        """Return the factors."""
+        """Return the current factors."""
         return self.factor_T
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
@@ -224,18 +224,18 @@ class MeanReward(RewardScale):
 
 
 class ReturnRange(RewardScale):
-    """Divide by the largest magnitude of a task's discounted returns: values lie within ``bound``.
+    """Divide by the largest magnitude of a task's discounted returns, to keep values in ``bound``.
 
     BRC (Nauman et al. 2025, arXiv 2505.23150): ``r bound / (max |G| - alpha H target_entropy / 2)``
     with the effective horizon ``H = 1 / (1 - discount)``. ``G`` are the discounted returns from
-    every step of every finished episode to its end; a truncated one is continued with ``H`` times
-    its mean reward. Until a task's first episode has ended its rewards are scaled by the
-    temperature's term alone. Where the divisor is not above 0, they stay as they are.
+    each step of each finished episode to its end; a truncated episode is extrapolated with ``H``
+    times its mean reward. Until a task's first episode has finished, its rewards are scaled only by
+    the temperature term. Rewards are not scaled if the divisor is not positive.
 
     Args:
         spec: the tasks.
-        discount: gamma of the returns, that of the critic.
-        bound: magnitude that values should keep to, above 0; 10 in BRC.
+        discount: gamma of the returns; must equal the critic's.
+        bound: target bound of the values' magnitude, above 0; 10 in BRC.
     """
 
     requires: ClassVar[tuple[str, ...]] = ("temperature_T", "target_entropy_T")
@@ -249,17 +249,17 @@ class ReturnRange(RewardScale):
         self._bound = bound
         self._horizon = 1 / (1 - discount)
         self._length_E = np.zeros(0, np.int64)
-        """Steps of each environment's episode under way."""
+        """Number of steps of each environment's current episode."""
         self._reward_ES = np.zeros((0, 0))
         """Rewards of these steps; later entries are unused."""
         self.register_buffer("largest_T", torch.zeros(spec.num_tasks))
 
     def check(self, discount: float) -> None:
-        """Refuse another discount than the critic's."""
+        """Check that the discount equals the critic's."""
         check_discount(self._discount, discount)
 
     def observe(self, transitions: Transitions) -> None:
-        """Add the rewards to their episodes; take the returns of finished episodes."""
+        """Append the rewards to their episodes; compute the returns of finished episodes."""
         env_E = transitions.env_E
         self._reserve(int(env_E.max(initial=-1)) + 1)
         self._reward_ES[env_E, self._length_E[env_E]] = transitions.reward_E
@@ -284,7 +284,7 @@ class ReturnRange(RewardScale):
         self._length_E[env_N[env_N < len(self._length_E)]] = 0
 
     def _reserve(self, num_envs: int) -> None:
-        """Make room for these environments, and for one more step of each."""
+        """Allocate memory for these environments, and for one more step of each."""
         num_steps = int(self._length_E.max(initial=0)) + 1
         more_envs = max(num_envs - len(self._length_E), 0)
         more_steps = num_steps if num_steps > self._reward_ES.shape[1] else 0
@@ -293,13 +293,13 @@ class ReturnRange(RewardScale):
             self._reward_ES = np.pad(self._reward_ES, ((0, more_envs), (0, more_steps)))
 
     def sync_ranks(self) -> None:
-        """Take the largest returns of all ranks."""
+        """Synchronize the largest returns over all ranks."""
         self.largest_T.copy_(distributed.largest(self.largest_T))
 
     def factors(  # type: ignore[override]
         self, *, temperature_T: Tensor, target_entropy_T: Tensor
     ) -> Tensor:
-        """Return ``bound`` divided by the task's range."""
+        """Return ``bound`` divided by each task's range."""
         range_T = self.largest_T - temperature_T * self._horizon * target_entropy_T / 2
         return torch.where(range_T > 0, self._bound / range_T, 1.0)
 
@@ -308,7 +308,7 @@ class ReturnRange(RewardScale):
         return {"largest_T": TaskAxis(has_mean=False)}
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the rewards of the episodes under way."""
+        """Return the rewards of the current episodes."""
         of_envs = zip(self._reward_ES, self._length_E, strict=True)
         return {PER_ENV: {"rewards": [reward_S[:n].tolist() for reward_S, n in of_envs]}}
 
@@ -322,10 +322,10 @@ class ReturnRange(RewardScale):
 
 
 def check_discount(own: float, critic: float) -> None:
-    """Check that a reward scale has the critic's discount."""
+    """Check that the discount of a reward scale equals the critic's."""
     if own != critic:
         raise ConfigurationError(
-            f"reward_scale has the discount {own} and the critic {critic}:"
+            f"reward_scale has discount {own}, but the critic has {critic}:"
             " set model.init_args.reward_scale.init_args.discount to the critic's"
         )
 
@@ -334,7 +334,7 @@ def largest_return(rewards: list[float], return_after: float, discount: float) -
     """Return the largest ``|G_t|``, ``G_t = r_t + discount G_(t+1)``.
 
     Args:
-        rewards: of an episode's steps.
+        rewards: rewards of an episode's steps.
         return_after: ``G`` after the last step.
         discount: gamma.
     """

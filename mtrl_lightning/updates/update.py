@@ -1,6 +1,6 @@
 """One optimizer step from the tasks' losses, for actors, critics, temperatures, auxiliaries.
 
-The functions below the class say what an optimizer and its device can do.
+The functions below the class query the capabilities of an optimizer and its device.
 
 Shapes: ``R`` trained tasks.
 """
@@ -30,18 +30,18 @@ from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics
 
 Extra = TypeVar("Extra")
-"""Result of a loss function beside the losses, for the caller."""
+"""Additional result of a loss function, returned to the caller."""
 
 
 class Update:
     """Train modules on the tasks' losses; ``update(lambda: (loss_R, extra))`` makes one step.
 
-    A step whose gradient is not finite changes neither weights nor the optimizer's and the gradient
-    method's state; the guard is informed of it.
+    A step with a non-finite gradient changes neither the weights nor the state of the optimizer and
+    the gradient method; it is reported to the guard.
 
     With several processes, each has a share of every task's rows. Losses and gradients are averaged
-    over them, so that all make the step of the joined batch. All that decides (masks, weights, the
-    gradient method, repairs, whether the step is finite) goes by the averages.
+    over processes, so that all make the same step on the global batch. All decisions (masks,
+    weights, gradient method, repairs, whether the step is finite) depend on the averages only.
 
     Args:
         name: prefix of its metrics, such as ``critic``.
@@ -50,15 +50,15 @@ class Update:
             are all shared.
         make_optimizer: builds the optimizer from the parameters.
         generators: the algorithm's random generators.
-        metrics: receives the losses, and statistics of the gradient if there is a ``method``.
-        guard: decides about steps that are not finite.
-        spec: the tasks; the losses are those of the trained ones.
-        method: how the tasks' losses become one gradient; None for the mean of losses.
+        metrics: receives the losses and, with a ``method``, statistics of the gradient.
+        guard: handles steps that are not finite.
+        spec: the tasks; there is one loss for each trained task.
+        method: how the tasks' losses are combined into one gradient; None for the mean loss.
         max_grad_norm: global norm to which the gradient is clipped, above 0; None for no clipping.
         clip_groups: groups of parameters clipped separately, each by the norm of its own
-            gradient; all trained parameters must be among them. None for one group.
-        weights: returns how much each task's loss counts, ``[R]``; None for equal weights.
-        frozen: parameters that the losses depend on and do not train.
+            gradient; they must contain all trained parameters. None for one group.
+        weights: returns the weight of each task's loss, ``[R]``; None for equal weights.
+        frozen: parameters that the losses depend on but do not train.
     """
 
     def __init__(
@@ -84,21 +84,21 @@ class Update:
         self.method.check(self.task_parameters)
         self.optimizer: Optimizer | None = None
         self.grad_norm = torch.tensor(0.0)
-        """Of the last gradient, before it is clipped; not finite if the step was left out."""
+        """Norm of the last gradient before clipping; not finite if the step was skipped."""
         self.step: Callable[[], object] | None = None
-        """Steps the optimizer as Lightning counts it; None steps the optimizer itself."""
+        """Steps the optimizer through Lightning, which counts it; None to step it directly."""
         self.call_hook: Callable[..., None] = lambda name, *args: None
         """Calls a hook of Lightning's callbacks, ``(name, *arguments)``."""
         self.parameters = [parameter for module in modules for parameter in module.parameters()]
-        """All parameters of the optimizer, also frozen ones."""
+        """All parameters of the optimizer, including frozen ones."""
         self._networks = [module for module in modules if isinstance(module, TaskModule)]
         self._trained = self.task_parameters.shared + self.task_parameters.own
-        # a mask goes by the values of the losses, and all ranks must mask the same tasks
+        # masks depend on the values of the losses, and all ranks must mask the same tasks
         masks = any(
             type(network).mask_losses is not TaskModule.mask_losses for network in self._networks
         )
         self._needs_values = masks or self.method.depends_on_values
-        """Whether the losses of the joined batch are needed before the backward pass."""
+        """Whether the losses of the global batch are needed before the backward pass."""
         self.make_optimizer = make_optimizer
         self._generators = generators
         self._metrics = metrics
@@ -111,7 +111,7 @@ class Update:
         self._frozen = [parameter for parameter in frozen if parameter.requires_grad]
 
     def configure_optimizer(self) -> Optimizer:
-        """Build the optimizer, which the following steps use, and return it."""
+        """Build and return the optimizer."""
         try:
             self.optimizer = self.make_optimizer(self.parameters)
         except (TypeError, ValueError) as error:
@@ -121,64 +121,64 @@ class Update:
         if decides_on_device(self.parameters[0].device) and not skips_on_device(self.optimizer):
             distributed.warn(
                 f"the optimizer of {self.name}, {type(self.optimizer).__name__}, cannot skip a step"
-                " on the GPU, so every update waits for the GPU: choose Adam, AdamW or SGD with"
-                " fused: true"
+                " on the GPU, so every update synchronizes with the GPU: choose Adam, AdamW or SGD"
+                " with fused: true"
             )
         return self.optimizer
 
     def clear_state(self, parameters: set[Parameter]) -> None:
-        """Clear the optimizer's state of parameters that were reinitialized."""
+        """Clear the optimizer state of reinitialized parameters."""
         for parameter in self.parameters:
             if self.optimizer and parameter in parameters:
                 self.optimizer.state.pop(parameter, None)
 
     def __call__(self, losses: Callable[[], tuple[Tensor, Extra]]) -> Extra:
-        """Make one step.
+        """Make one optimizer step.
 
         Args:
-            losses: returns the tasks' losses ``[R]`` and anything else. A gradient method may call
-                it a second time, without a graph, so it must sample nothing. The losses are logged
-                when the update ends, and must not change in place until then.
+            losses: returns the tasks' losses ``[R]`` and an additional result. A gradient method
+                may call it again without gradients, so it must not sample. The losses are logged
+                at the end of the update and must not be modified in place before.
 
         Returns:
-            The extra result of the losses.
+            The additional result of ``losses``.
 
         Raises:
-            DivergenceError: if the gradient is not finite and the guard refuses to skip the step.
-            ValueError: if there is not one loss per trained task.
+            DivergenceError: if the gradient is not finite and the guard does not skip the step.
+            ValueError: if the number of losses is not the number of trained tasks.
         """
         optimizer = self.optimizer
-        assert optimizer is not None, "configure_optimizer comes before the first step"
+        assert optimizer is not None, "call configure_optimizer before the first step"
         with without_gradients(self._frozen):
             # 1. losses of this rank's rows
             own_loss_R, extra = losses()
         if own_loss_R.shape != self._task_R.shape:
             raise ValueError(
-                f"the losses of {self.name} have the shape {list(own_loss_R.shape)}: return one"
-                f" number per trained task, {list(self._task_R.shape)}"
+                f"the losses of {self.name} have shape {list(own_loss_R.shape)}: return one number"
+                f" per trained task, {list(self._task_R.shape)}"
             )
-        # a method that weighs by losses has to see those of the joined batch
+        # a method that depends on the losses' values needs those of the global batch
         loss_R = distributed.global_losses(own_loss_R) if self._needs_values else own_loss_R
         device = loss_R.device.type
         precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         with torch.no_grad():
             weight_R = self._weights() if self._weights is not None else None
-        # restored below if the step is left out
+        # restored below if the step is skipped
         method_state = [buffer.clone() for buffer in self.method.buffers()]
         generator = self._generators.get("gradient", loss_R.device)
 
-        # of the last step, or of another update that shares the encoder
+        # gradients of the last step, or of another update that shares the encoder
         self.call_hook("on_before_zero_grad", optimizer)
         for parameter in self.parameters:
             parameter.grad = None
-        with torch.autocast(device, enabled=False):  # it would round the products of gradients
-            # 2. gradients: the method combines the tasks', then they are averaged over the ranks
+        with torch.autocast(device, enabled=False):  # autocast would round products of gradients
+            # 2. gradients: combined over tasks by the method, then averaged over ranks
             weighted_R = self._weighted(loss_R, weight_R)
             self.method.backward(weighted_R, self.task_parameters, generator)
             if not self._needs_values:
                 loss_R = own_loss_R.detach()
                 if distributed.world_size() > 1:
-                    loss_R = loss_R.clone()  # which is averaged in place
+                    loss_R = loss_R.clone()  # it is averaged in place
                 distributed.average_gradients(self._trained, [loss_R])
             elif not self.method.averages_gradients:
                 distributed.average_gradients(self._trained)
@@ -195,7 +195,7 @@ class Update:
                     new_loss_R, _ = losses()
                 return self._weighted(distributed.global_losses(new_loss_R), weight_R)
 
-            # 4. step if the norm is finite: one bad batch must not end in the weights
+            # 4. step if the norm is finite: a bad batch must not corrupt the weights
             on_device = decides_on_device(norm.device) and skips_on_device(optimizer)
             step = self._step_on_device if on_device else self._step_on_host
             step(optimizer, norm, loss_R, losses_after, method_state)
@@ -210,7 +210,7 @@ class Update:
         losses_after: Callable[[], Tensor],
         method_state: Sequence[Tensor],
     ) -> None:
-        """Wait for the norm, and make the step if it is finite."""
+        """Synchronize to read the norm, and make the step if it is finite."""
         is_finite = math.isfinite(norm)
         if is_finite:
             self._make_step(optimizer)
@@ -232,11 +232,11 @@ class Update:
         losses_after: Callable[[], Tensor],
         method_state: Sequence[Tensor],
     ) -> None:
-        """Let the device leave the step out if the norm is not finite, without waiting for it.
+        """Let the device skip the step if the norm is not finite, without synchronization.
 
-        That takes an optimizer with ``found_inf``, as fused ones have for gradient scaling.
+        Requires an optimizer with ``found_inf``, which fused optimizers have for gradient scaling.
         """
-        # 0 for a finite norm, 1 for infinity and NaN, which are NaN times 0
+        # 0 for a finite norm, 1 for infinity and NaN, since either times 0 is NaN
         found_inf = (norm * 0).nan_to_num(1.0)
         optimizer.found_inf = found_inf  # type: ignore[attr-defined]
         self._make_step(optimizer)
@@ -257,7 +257,7 @@ class Update:
         optimizer.step()
 
     def _clip(self, gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
-        """Clip the gradient, whose norm is given, or each group's by its own norm."""
+        """Clip the gradient by its norm, or each group's gradient by the group's norm."""
         if self._clip_groups is None:
             clip_(gradients, max_norm, norm)
             return
@@ -266,13 +266,13 @@ class Update:
             clip_(of_group, max_norm, get_total_norm(of_group))
 
     def _weighted(self, loss_R: Tensor, weight_R: Tensor | None) -> Tensor:
-        # PaCo leaves out tasks whose loss explodes
+        # PaCo masks tasks whose loss explodes
         for network in self._networks:
             loss_R = network.mask_losses(loss_R)
         return loss_R if weight_R is None else loss_R * weight_R
 
     def _end_step(self, loss_R: Tensor) -> None:
-        """Repair the networks and drop rounded weights, also where the step was left out."""
+        """Repair the networks and clear the autocast cache, even if the step was skipped."""
         if self._networks:
             if self._task_R.device != loss_R.device:
                 self._task_R = self._task_R.to(loss_R.device)
@@ -280,7 +280,7 @@ class Update:
             # projections of weights, such as bounds and orthonormal bases
             for network in self._networks:
                 network.after_step(loss_R, self._task_R, generator)
-        # it holds the weights of before the step in bf16
+        # it holds bfloat16 copies of the weights from before the step
         torch.clear_autocast_cache()
 
     def _log(self, loss_R: Tensor, norm: Tensor) -> None:
@@ -291,27 +291,27 @@ class Update:
 
 
 def decides_on_device(device: torch.device) -> bool:
-    """Return whether the device has to be waited for to see a number, as a GPU."""
+    """Return whether reading a number from the device would synchronize, as on a GPU."""
     return device.type != "cpu"
 
 
 def skips_on_device(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer takes a tensor by which it skips a step."""
+    """Return whether an optimizer can skip a step depending on the tensor ``found_inf``."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def clip_(gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
-    """Scale gradients of this norm to at most ``max_norm``: PyTorch's function has more kernels."""
+    """Clip gradients of this norm to ``max_norm``, with fewer kernels than PyTorch's function."""
     # g <- g / max(1, |g| / max_norm)
     if gradients:
         torch._foreach_div_(gradients, (norm / max_norm).clamp(min=1))
 
 
 def task_parameters(modules: Sequence[nn.Module]) -> TaskParameters:
-    """Return the trained parameters, other modules before networks, without frozen ones.
+    """Return the trained parameters without frozen ones, those of task modules last.
 
     Args:
-        modules: networks, and modules that all tasks share.
+        modules: task modules, and modules that all tasks share.
     """
     networks = [module for module in modules if isinstance(module, TaskModule)]
     shared: list[Parameter] = []
@@ -319,8 +319,8 @@ def task_parameters(modules: Sequence[nn.Module]) -> TaskParameters:
     for module in modules:
         if not isinstance(module, TaskModule):
             shared += _trained(module.parameters())
-    # GradNorm compares the tasks' gradients at the last layer that they share: the networks', or
-    # the encoder's where the networks share none
+    # GradNorm compares the tasks' gradients at the last shared layer: the networks', or the
+    # encoder's if the networks share none
     last_shared = [parameter for parameter in shared if parameter.ndim > 1][-1:]
     weights = [last_shared_weight(network) for network in networks]
     last_shared = [weight for weight in weights if weight is not None] or last_shared
@@ -340,7 +340,7 @@ def _trained(parameters: Iterable[Parameter]) -> list[Parameter]:
 
 @contextmanager
 def without_gradients(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """Leave parameters out of the graph, so that only a module's input gets a gradient."""
+    """Freeze parameters in this context, so that only a module's input gets a gradient."""
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:

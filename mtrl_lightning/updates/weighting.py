@@ -1,7 +1,7 @@
-"""Coefficients of the terms of a loss.
+"""Coefficients of loss terms.
 
-A ``Temperature`` is that of the entropy. ``TaskWeighting`` has one for each task's loss, such as a
-number given by hand.
+A ``Temperature`` is the coefficient of the entropy. A ``TaskWeighting`` has one for each task's
+loss.
 
 Shapes: ``T`` tasks, ``R`` trained tasks.
 """
@@ -26,12 +26,12 @@ class Temperature(nn.Module):
 
     Args:
         spec: the tasks.
-        initial: value at the start, above 0.
-        per_task: one temperature per task ("disentangled alphas" in mtrl) or one for all.
+        initial: initial value, above 0.
+        per_task: whether each task has its own temperature ("disentangled alphas" in mtrl).
     """
 
     is_learned = True
-    """Whether the value changes with the policy's entropy."""
+    """Whether the temperature adapts to the policy's entropy."""
     log_alpha: Tensor
 
     def __init__(self, spec: EnvSpec, *, initial: float = 1.0, per_task: bool = True) -> None:
@@ -43,7 +43,7 @@ class Temperature(nn.Module):
         self.log_alpha = nn.Parameter(torch.full((num_temperatures,), math.log(initial)))
 
     def forward(self, tasks: Tensor) -> Tensor:
-        """Return ``log alpha`` of tasks, in their shape."""
+        """Return ``log alpha`` of task indices, in their shape."""
         return task_values(self.log_alpha.expand(self._num_tasks), tasks)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
@@ -70,7 +70,7 @@ class FixedTemperature(Temperature):
         super().__init__(spec, initial=value, per_task=False)
         log_alpha = self.log_alpha.detach()
         del self.log_alpha
-        # not saved: a continued run has the value of its configuration
+        # not saved: a resumed run uses the value of its configuration
         self.register_buffer("log_alpha", log_alpha, persistent=False)
 
 
@@ -78,7 +78,7 @@ class TaskWeighting(nn.Module):
     """Weights of the tasks' losses; built by a factory ``(spec) -> TaskWeighting``.
 
     The weights sum to ``R``, so that the mean of weighted losses is a weighted mean. FAMO and
-    Nash-MTL do not depend on the scale of losses: with them, weights above 0 are without effect.
+    Nash-MTL do not depend on the scale of losses: positive weights have no effect on them.
 
     Args:
         spec: the tasks.
@@ -96,7 +96,7 @@ class TaskWeighting(nn.Module):
 
 
 class EqualWeights(TaskWeighting):
-    """Every task counts alike.
+    """Weight all tasks equally.
 
     Args:
         spec: the tasks.
@@ -108,26 +108,26 @@ class EqualWeights(TaskWeighting):
 
 
 class TemperatureWeights(TaskWeighting):
-    """Weight tasks of low temperature more: ``R softmax(-log alpha)`` (Yang et al. 2020).
+    """Weight tasks with low temperature more: ``R softmax(-log alpha)`` (Yang et al. 2020).
 
-    A task whose policy has become sharp is learned, and the others should not disturb it. Needs one
-    temperature per task.
+    A task whose policy has become nearly deterministic is learned, and the other tasks should not
+    interfere with it. Requires one temperature per task.
 
     Args:
         spec: the tasks.
     """
 
     def check(self, temperature: Temperature | None) -> None:
-        """Refuse one temperature for all: it would weight nothing."""
+        """Check that there is one learned temperature per task."""
         if temperature is None:
             raise ConfigurationError(
-                "task_weighting TemperatureWeights needs temperatures, and the algorithm has none:"
+                "task_weighting TemperatureWeights needs temperatures, but the algorithm has none:"
                 " set task_weighting to EqualWeights or ManualWeights"
             )
         if not temperature.is_learned:
             raise ConfigurationError(
-                "task_weighting TemperatureWeights needs temperatures that are learned, and this"
-                " one is fixed: set task_weighting to EqualWeights or ManualWeights"
+                "task_weighting TemperatureWeights needs learned temperatures, but they are"
+                " fixed: set task_weighting to EqualWeights or ManualWeights"
             )
         if not temperature.per_task:
             raise ConfigurationError(
@@ -141,11 +141,11 @@ class TemperatureWeights(TaskWeighting):
 
 
 class ManualWeights(TaskWeighting):
-    """Use given weights, 1 for tasks that are not named; only their proportions matter.
+    """Use the specified weights, 1 for all other tasks; only their proportions matter.
 
     Args:
         spec: the tasks.
-        weights: task name to weight, 0 or above.
+        weights: weight of each task by name, at least 0.
     """
 
     weight_R: Tensor
@@ -157,15 +157,15 @@ class ManualWeights(TaskWeighting):
         weights = dict(zip(names, weights.values(), strict=True))
         if excluded := [name for name in weights if name not in trained]:
             raise ConfigurationError(
-                f"{', '.join(excluded)}: excluded from training, and so without a weight; leave out"
+                f"task weights: {', '.join(excluded)} is excluded from training; remove its weight"
             )
         weight_R = torch.tensor([float(weights.get(name, 1.0)) for name in trained])
         if not (weight_R.isfinite().all() and (weight_R >= 0).all() and weight_R.sum() > 0):
             raise ConfigurationError(
-                f"task weights {weights}: give numbers of 0 and above, and at least one above 0"
+                f"task weights {weights}: give nonnegative numbers, at least one of them above 0"
             )
         self.register_buffer("weight_R", weight_R * len(trained) / weight_R.sum(), persistent=False)
 
     def forward(self, log_alpha_R: Tensor) -> Tensor:
-        """Return the weights given, scaled to the sum ``R``."""
+        """Return the weights, normalized to the sum ``R``."""
         return self.weight_R
