@@ -1,6 +1,6 @@
-"""Task conditioning: the input by which a network knows the task.
+"""Task conditioning: the input that tells a network the task.
 
-Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``C`` features of the
+Shapes: ``B`` rows of any tasks ``[B]`` or of a training batch ``[R, n]``, ``C`` features of the
 task input, ``T`` tasks.
 """
 
@@ -30,7 +30,7 @@ class TaskConditioning(nn.Module):
     """
 
     is_task_input = True
-    """Its parameters are a network's input, and count as shared."""
+    """Its parameters are inputs of a network and count as shared."""
     out_dim: int
     """Size of the task input, ``C``."""
 
@@ -43,17 +43,17 @@ class TaskConditioning(nn.Module):
         raise NotImplementedError
 
     def columns(self, weight: str, start: int = 0) -> dict[str, TaskAxis]:
-        """Return which columns of a linear layer's weight belong to single tasks; here none do.
+        """Return which columns of a linear layer's weight belong to single tasks; by default none.
 
         Args:
             weight: name of the weight ``[H, start + C]`` that multiplies the task input.
-            start: number of other inputs, which come first.
+            start: number of preceding inputs.
         """
         return {}
 
 
 class OneHot(TaskConditioning):
-    """Use the one-hot vector of the task.
+    """Use the one-hot task ID.
 
     Args:
         spec: the tasks.
@@ -157,30 +157,30 @@ class TaskEncoder(TaskConditioning):
 
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to ``[B, C]``."""
-        # once per task and not per row, because there are far fewer tasks
+        # once per task instead of per row, because there are far fewer tasks
         return self.output(self.hidden(self.embedding(self.tasks_T)))[task_B]
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the columns of the first layer that multiply a one-hot."""
+        """Return the columns of the first layer that multiply a one-hot task ID."""
         return self.embedding.columns("hidden.0.weight")
 
 
 def require_task_input(
     conditioning: TaskConditioning, network: str, computed: str = "its mixture weights"
 ) -> TaskConditioning:
-    """Return the conditioning if it has features.
+    """Return the conditioning, or raise an error if it has no features.
 
-    What a network computes from the task input alone would be constant without it.
+    Without features, quantities computed only from the task input would be constant.
 
     Args:
         conditioning: the network's task conditioning.
-        network: the network's name, for the error.
-        computed: its result from the task input.
+        network: the network's name, for the error message.
+        computed: the quantity computed from the task input, for the error message.
     """
     if conditioning.out_dim < 1:
         raise ConfigurationError(
             f"{network} computes {computed} from the task input,"
-            f" and {type(conditioning).__name__} gives none:"
+            f" but {type(conditioning).__name__} has none:"
             " set the network's conditioning to OneHot, or choose an encoder whose features do"
             " not contain the task (-c configs/encoder/identity.yaml)"
         )
@@ -192,11 +192,11 @@ def with_conditioning(
     conditioning: Callable[[EnvSpec], TaskConditioning] | None,
     spec: EnvSpec,
 ) -> Callable[..., Network]:
-    """Return a network's factory that passes a task conditioning, unless it has one of its own.
+    """Return a factory that passes a task conditioning to the network unless it has its own.
 
     Args:
         make_network: ``(in_dim, out_dim, spec) -> Network``.
-        conditioning: how the task is given; None leaves it to the network.
+        conditioning: the task conditioning; None for the network's default.
         spec: the tasks.
     """
     made, options = called_by(make_network)
@@ -208,6 +208,7 @@ def with_conditioning(
     if built.out_dim == 0:
         return make_network
     raise ConfigurationError(
-        f"{made.__name__} takes no task conditioning, and conditioning is {type(built).__name__}:"
-        " leave out model.init_args.conditioning (set it to null), or choose another network"
+        f"{made.__name__} does not support task conditioning, but conditioning is"
+        f" {type(built).__name__}: set model.init_args.conditioning to null, or choose another"
+        " network"
     )

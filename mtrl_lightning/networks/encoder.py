@@ -1,8 +1,8 @@
 """Encoders: map observations to features.
 
-The critic's loss trains the encoder. The actor receives its features detached.
+The critic loss trains the encoder. The actor receives detached features.
 
-Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``D`` observation, ``C``
+Shapes: ``B`` rows of any tasks ``[B]`` or of a training batch ``[R, n]``, ``D`` observation, ``C``
 task input or context, ``F`` features that actor and critic share, ``Z`` latent features.
 """
 
@@ -30,10 +30,10 @@ class Encoder(nn.Module):
     """
 
     out_dim: int
-    """Number of output features, those of the context among them."""
+    """Number of output features, including the context's."""
     context: TaskConditioning | None
-    """A context of each task, whose features are the last ones of the output; None without one.
-    Auxiliary losses train it."""
+    """A context per task, appended to the features and trained by auxiliary losses; None without
+    a context."""
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
@@ -43,11 +43,11 @@ class Encoder(nn.Module):
         """Update statistics with the observations of the next critic update, ``[B, ...]``.
 
         Statistics are persistent buffers: a target encoder, whose ``observe`` is not called, gets
-        copies of them. With several processes each receives its share of the observations, and all
-        have to come to the same statistics, as by ``distributed.merged_moments``.
+        copies of them. Each process receives its share of the observations, but all processes must
+        compute the same statistics, for example with ``distributed.merged_moments``.
 
         Returns:
-            Whether the statistics have changed; here there are none.
+            Whether the statistics have changed. The base class has none.
         """
         return False
 
@@ -66,7 +66,7 @@ class Encoder(nn.Module):
         return features_BZ[..., : self.latent_dim]
 
     def shared_features(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Return the input of ``project``, ``[B, F]``; here the output itself."""
+        """Return the input of ``project``, ``[B, F]``; by default the output itself."""
         return self(observation_BD, task_B)  # type: ignore[no-any-return]
 
     def project(self, shared_BF: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Encoder(nn.Module):
         out_dim: int,
         spec: EnvSpec,
     ) -> Network:
-        """Build a policy's network of the shared features; here they are the output.
+        """Build a policy network on the shared features; by default, these are the output.
 
         Args:
             make_network: ``(in_dim, out_dim, spec) -> Network``.
@@ -93,7 +93,7 @@ class Encoder(nn.Module):
     def make_decoder(self) -> nn.Module:
         """Return a new module that maps latent features ``[B, Z]`` to observations ``[B, ...]``."""
         raise ConfigurationError(
-            f"the encoder {type(self).__name__} has no decoder, which a reconstruction needs:"
+            f"the encoder {type(self).__name__} has no decoder, which reconstruction requires:"
             " choose another encoder (-c encoder/mlp for states, -c encoder/pixels for images)"
         )
 
@@ -102,11 +102,10 @@ def require_vectors(observation_space: Box, encoder: str) -> None:
     """Check that observations are state vectors."""
     if len(observation_space.shape) != 1:
         raise ConfigurationError(
-            f"the encoder {encoder} takes state vectors,"
-            f" and observations have the shape {observation_space.shape}:"
-            " set model.init_args.encoder to an encoder of images (-c encoder/pixels), or, where"
-            " they are stacked vectors, append gymnasium.wrappers.FlattenObservation to"
-            " data.wrappers"
+            f"the encoder {encoder} requires state vectors,"
+            f" but observations have shape {observation_space.shape}:"
+            " set model.init_args.encoder to an image encoder (-c encoder/pixels) or, for stacked"
+            " vectors, append gymnasium.wrappers.FlattenObservation to data.wrappers"
         )
 
 
@@ -130,12 +129,12 @@ class Identity(Encoder):
 class AppendTask(Identity):
     """Append the task input to a state vector.
 
-    Actor and critics then share one task conditioning, which the critic's loss trains. BRC (Nauman
-    et al. 2025, arXiv 2505.23150) uses an ``Embedding`` of size 32 and unit norm.
+    Actor and critics then share one task conditioning, which the critic loss trains. BRC (Nauman et
+    al. 2025, arXiv 2505.23150) uses an ``Embedding`` of size 32 and unit norm.
 
     Args:
         spec: the tasks; observations are vectors.
-        conditioning: task conditioning that is appended.
+        conditioning: the appended task conditioning.
     """
 
     def __init__(

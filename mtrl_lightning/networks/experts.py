@@ -1,4 +1,4 @@
-"""Several MLPs of one size, computed together.
+"""Several MLPs of the same size, computed together.
 
 Shapes: ``K`` experts, ``T`` tasks, ``R`` tasks of a batch, ``n`` rows of a task, ``B`` rows of any
 tasks, ``D`` input features, ``H`` hidden features, ``O`` outputs.
@@ -20,9 +20,9 @@ from mtrl_lightning.networks.task_axes import TaskAxis
 
 
 class Experts(nn.Module):
-    """Compute ``K`` MLPs as batched products.
+    """Compute ``K`` MLPs with separate weights by batched matrix products.
 
-    Each has its own weights. Weights are initialized He-uniform, biases with zeros.
+    Weights are initialized He-uniform, biases with zeros.
 
     Args:
         num_experts: number of MLPs, ``K``.
@@ -80,9 +80,9 @@ class Experts(nn.Module):
 class TaskExperts(nn.Module):
     """Apply one MLP per task to the rows of this task.
 
-    Rows in groups ``[R, n, D]``, one group per task, are computed as they are. Rows of any tasks
-    ``[B, D]`` are sorted, for which a GPU is waited for, and padded to the largest number of a
-    task; compiled and exported code cannot sort them, and computes all MLPs for all rows.
+    Rows in groups ``[R, n, D]``, one group per task, are computed directly. Rows of any tasks
+    ``[B, D]`` are sorted by task, which synchronizes with a GPU, and padded to the largest number
+    of rows; compiled and exported code cannot sort them and computes all MLPs for all rows.
 
     Args:
         num_tasks: number of tasks, ``T``.
@@ -112,7 +112,7 @@ class TaskExperts(nn.Module):
         """Map features and tasks to outputs: ``[B, O]``, or ``[R, n, O]``."""
         if x_BD.ndim == 3:
             return self.experts(x_BD, task_B[:, 0])  # type: ignore[no-any-return]
-        if is_captured():  # no operation may depend on the tasks' values
+        if is_captured():  # operations must not depend on the values of the tasks
             row_B = torch.arange(task_B.shape[0], device=task_B.device)
             return self.experts(x_BD)[task_B, row_B]  # type: ignore[no-any-return]
         order_B = task_B.argsort(stable=True)
@@ -129,7 +129,7 @@ class TaskExperts(nn.Module):
 def he_uniform_(weight: Tensor) -> None:
     """Fill matrices ``[..., D, H]`` uniformly within ``sqrt(6 / D)`` (He et al. 2015).
 
-    The matrices multiply the input from the right, so that ``D`` is the number of inputs.
+    They are applied as ``x @ W``, so that ``D`` is the number of inputs.
     """
     bound = math.sqrt(6 / weight.shape[-2])
     nn.init.uniform_(weight, -bound, bound)

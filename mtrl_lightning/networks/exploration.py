@@ -1,4 +1,4 @@
-"""The standard deviation of a Gaussian policy: how far it explores around its mean.
+"""The standard deviation of a Gaussian policy, which determines exploration.
 
 Shapes: ``B`` rows, ``T`` tasks, ``R`` trained tasks, ``A`` action, ``O`` outputs of an actor.
 """
@@ -19,21 +19,21 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class PolicyStd(TaskModule):
-    """Learn a policy's log standard deviations, and make distributions of an actor's outputs.
+    """Learn a policy's log standard deviations, and map an actor's outputs to distributions.
 
-    It is built by ``(spec) -> ...``. Each task and action dimension has one log standard deviation,
-    which is clamped to its bounds after each optimizer step: a clamp in the forward pass would
-    leave it without gradient beyond them.
+    Built by a factory ``(spec) -> PolicyStd``. Each task and action dimension has one log standard
+    deviation, clamped to its bounds after each optimizer step: a clamp in the forward pass would
+    have no gradient beyond the bounds.
 
     Args:
         spec: the tasks.
         initial: initial log standard deviation.
-        minimum: smallest log standard deviation.
-        maximum: largest log standard deviation.
+        minimum: lower bound of the log standard deviation.
+        maximum: upper bound of the log standard deviation.
     """
 
     outputs_per_action: ClassVar[int]
-    """Outputs of the actor for each action dimension."""
+    """Number of actor outputs per action dimension."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class PolicyStd(TaskModule):
         self.log_std_TA = nn.Parameter(torch.full(shape, float(initial)))
 
     def forward(self, task_B: Tensor) -> Tensor:
-        """Map tasks ``[B]`` to their log standard deviations ``[B, A]``."""
+        """Map tasks ``[B]`` to log standard deviations ``[B, A]``."""
         return task_values(self.log_std_TA, task_B)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
@@ -68,30 +68,31 @@ class PolicyStd(TaskModule):
 
     @torch.no_grad()
     def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
-        """Keep the log standard deviations between their bounds."""
+        """Clamp the log standard deviations to their bounds."""
         self.log_std_TA.clamp_(self.minimum, self.maximum)
 
 
 class StateIndependentStd(PolicyStd):
-    """Give a task one standard deviation per action dimension, the same in all its states."""
+    """Learn one standard deviation per task and action dimension, the same in all states."""
 
     outputs_per_action = 1
 
     def distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
-        """Return the distribution around the outputs."""
+        """Return the distribution whose mean is the outputs."""
         return ClippedGaussian(output_BO.float(), self(task_B))
 
 
 class StateDependentStd(PolicyStd):
-    """Let the actor change the task's log standard deviation in each state.
+    """Learn standard deviations that depend on the state.
 
-    The second half of the actor's outputs is added to it; the sum is clamped to the bounds.
+    The second half of the actor's outputs is added to the task's log standard deviation; the sum is
+    clamped to the bounds.
     """
 
     outputs_per_action = 2
 
     def distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
-        """Return the distribution of the outputs' halves."""
+        """Return the distribution with mean and log std from the two halves of the outputs."""
         mean_BA, change_BA = output_BO.float().chunk(2, dim=-1)
         log_std_BA = self(task_B) + change_BA
         return ClippedGaussian(mean_BA, log_std_BA.clamp(self.minimum, self.maximum))

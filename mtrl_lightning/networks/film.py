@@ -2,7 +2,7 @@
 
 Perez et al. 2018, "FiLM: Visual Reasoning with a General Conditioning Layer".
 
-Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``D`` input features,
+Shapes: ``B`` rows of any tasks ``[B]`` or of a training batch ``[R, n]``, ``D`` input features,
 ``H`` hidden features, ``L`` layers, ``F`` factors per layer (``H`` or 1).
 """
 
@@ -20,16 +20,16 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class FiLM(Network):
-    """Scale and shift hidden features by the task: ``relu(gamma * (W x + b) + beta)``.
+    """Scale and shift hidden features depending on the task: ``relu(gamma * (W x + b) + beta)``.
 
-    ``gamma`` and ``beta`` are linear in the task conditioning, and the task is not part of the
-    input. ``gamma`` is initialized with 1 and ``beta`` with 0, so that all tasks start with the
-    same network. The output layer is not modulated.
+    ``gamma`` and ``beta`` are linear in the task conditioning; the task is not part of the input.
+    ``gamma`` is initialized to 1 and ``beta`` to 0, so that all tasks start with the same network.
+    The output layer is not modulated.
 
-    ``scalar`` takes from mtrl (Sodhani et al. 2021) the one ``gamma`` and ``beta`` per layer. Its
-    FiLM differs otherwise: it computes ``gamma * relu(W x + b) + beta``, modulates the output layer
-    too, uses a task encoder's output as ``gamma`` and ``beta`` directly, and is an encoder (two
-    hidden layers of 50) in front of actor and critic.
+    With ``scalar``, each layer has a single ``gamma`` and ``beta`` as in mtrl (Sodhani et al.
+    2021). In other respects mtrl's FiLM differs: it computes ``gamma * relu(W x + b) + beta``, also
+    modulates the output layer, uses a task encoder's output as ``gamma`` and ``beta`` directly, and
+    is an encoder (two hidden layers of 50) in front of actor and critic.
 
     Args:
         in_dim: number of input features.
@@ -40,7 +40,7 @@ class FiLM(Network):
         scalar: whether each layer has one ``gamma`` and one ``beta`` for all its features.
         output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
         conditioning: task conditioning, from which ``gamma`` and ``beta`` are computed; None for
-            the algorithm's ``conditioning``, or else the one-hot.
+            the algorithm's ``conditioning``, by default the one-hot task ID.
     """
 
     def __init__(
@@ -79,5 +79,5 @@ class FiLM(Network):
         return self.head(x_BD)  # type: ignore[no-any-return]
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the columns of ``gamma`` and ``beta`` that multiply a one-hot."""
+        """Return the columns of ``gamma`` and ``beta`` that multiply a one-hot task ID."""
         return self.conditioning.columns("modulation.weight")

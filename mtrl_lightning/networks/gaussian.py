@@ -1,9 +1,9 @@
-"""The Gaussian distributions of policies.
+"""Gaussian policy distributions.
 
-Where tasks have fewer action dimensions than the largest, a mask says which are a row's own. The
-others are 0 in every action, and count neither in log densities nor in entropies.
+If tasks have different numbers of action dimensions, a mask is false for the padding dimensions of
+each row. These are 0 in all actions and do not contribute to log densities and entropies.
 
-Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``A`` action.
+Shapes: ``B`` rows of any tasks ``[B]`` or of a training batch ``[R, n]``, ``A`` action.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.autograd.function import once_differentiable
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 """Constant of a normal distribution's log density, negated."""
 LARGEST = 1 - 1e-4
-"""Given actions are clamped to this magnitude: the density of the images of tanh, -1 and 1, is
-infinite."""
+"""Bound to which actions are clamped before their density is computed, which is infinite at the
+bounds of tanh, -1 and 1."""
 
 
 def zero_padding(value_BA: Tensor, mask_BA: Tensor | None) -> Tensor:
-    """Return the values, with 0 where the mask is false; None for no such place."""
+    """Return the values, with 0 where the mask is false; None for no padding."""
     return value_BA if mask_BA is None else torch.where(mask_BA, value_BA, 0.0)
 
 
@@ -49,22 +49,22 @@ class ActionDistribution(Protocol):
 
 
 class ClippedGaussian(NamedTuple):
-    """A Gaussian distribution whose samples are clipped to -1 and 1 when they are sent.
+    """A Gaussian distribution whose samples are clipped to [-1, 1] for the environment.
 
-    Densities are those of the samples before they are clipped, which the environment does not see.
+    Densities are those of the samples before clipping.
     """
 
     mean_BA: Tensor
     log_std_BA: Tensor
     mask_BA: Tensor | None = None
-    """Which dimensions are the row's task's own; None for all."""
+    """False for padding dimensions; None without padding."""
 
     def mode(self) -> Tensor:
         """Return the deterministic action ``[B, A]``, the clipped mean."""
         return zero_padding(self.mean_BA.clamp(-1, 1), self.mask_BA)
 
     def draw(self, noise_BA: Tensor) -> Tensor:
-        """Return samples ``[B, A]`` that are not clipped, for standard normal noise ``[B, A]``."""
+        """Return unclipped samples ``[B, A]`` for standard normal noise ``[B, A]``."""
         return zero_padding(self.mean_BA + self.log_std_BA.exp() * noise_BA, self.mask_BA)
 
     def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,12 +73,12 @@ class ClippedGaussian(NamedTuple):
         return sample_BA.clamp(-1, 1), self.log_prob(sample_BA)
 
     def log_prob(self, sample_BA: Tensor) -> Tensor:
-        """Return log densities ``[B]`` of samples ``[B, A]`` that are not clipped."""
+        """Return log densities ``[B]`` of unclipped samples ``[B, A]``."""
         log_prob_BA = normal_log_prob(sample_BA, self.mean_BA, self.log_std_BA)
         return zero_padding(log_prob_BA, self.mask_BA).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Return the entropy ``[B]`` before actions are clipped."""
+        """Return the entropy ``[B]`` of the unclipped distribution."""
         # H(N) = log s + log(2 pi e) / 2 in each dimension
         entropy_BA = self.log_std_BA + 0.5 * math.log(2 * math.pi * math.e)
         return zero_padding(entropy_BA, self.mask_BA).sum(-1)
@@ -93,7 +93,7 @@ class SquashedGaussian(NamedTuple):
     mean_BA: Tensor
     log_std_BA: Tensor
     mask_BA: Tensor | None = None
-    """Which dimensions are the row's task's own; None for all."""
+    """False for padding dimensions; None without padding."""
 
     @classmethod
     def from_network(
@@ -105,7 +105,7 @@ class SquashedGaussian(NamedTuple):
     ) -> SquashedGaussian:
         """Split a network's output ``[B, 2A]`` into mean and clamped log std, in float32."""
         mean_BA, log_std_BA = output_BA2.float().chunk(2, dim=-1)
-        # a clamp whose gradient is one kernel, and 0 at the bounds
+        # a clamp whose backward is a single kernel, with gradient 0 at the bounds
         return cls(mean_BA, F.hardtanh(log_std_BA, log_std_min, log_std_max), mask_BA)
 
     def mode(self) -> Tensor:
@@ -115,7 +115,7 @@ class SquashedGaussian(NamedTuple):
     def sample(self, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions ``[B, A]`` and log densities ``[B]`` for standard normal noise ``[B, A]``.
 
-        The noise has no gradient. ``a = tanh(u)`` with ``u = mean + std noise``, and
+        The noise gets no gradient. ``a = tanh(u)`` with ``u = mean + std noise``, and
         ``log pi(a) = sum_A [log N(u; mean, std) - log(1 - tanh(u)^2)]``.
         """
         action_BA, log_prob_BA = _SquashedSample.apply(self.mean_BA, self.log_std_BA, noise_BA)
@@ -123,7 +123,7 @@ class SquashedGaussian(NamedTuple):
         return zero_padding(action_BA, self.mask_BA), log_prob_B
 
     def log_prob(self, action_BA: Tensor) -> Tensor:
-        """Return log densities ``[B]`` of given actions ``[B, A]``, clamped to ``LARGEST``."""
+        """Return log densities ``[B]`` of actions ``[B, A]``, which are clamped to ``LARGEST``."""
         action_BA = action_BA.clamp(-LARGEST, LARGEST)
         normal_BA = normal_log_prob(action_BA.atanh(), self.mean_BA, self.log_std_BA)
         # a = tanh(u): log pi(a) = log N(u; mean, std) - log(1 - a^2)
@@ -133,13 +133,13 @@ class SquashedGaussian(NamedTuple):
     def log_ratio(self, other: SquashedGaussian, noise_BA: Tensor) -> Tensor:
         """Return ``log pi(a) - log other(a)`` of the actions sampled from this noise, ``[B]``.
 
-        Both densities have the term of tanh, which depends on the action alone and cancels. So the
-        ratio is that of the Gaussians at ``u``, also where ``a = tanh(u)`` is rounded to 1.
+        The tanh term of both densities depends only on the action and cancels. Hence the ratio is
+        that of the Gaussians at ``u``, even if ``a = tanh(u)`` is rounded to 1.
         """
         u_BA = self.mean_BA + self.log_std_BA.exp() * noise_BA
         # the noise with which the other distribution gives u: (u - m0) / s0
         other_noise_BA = (u_BA - other.mean_BA) * (-other.log_std_BA).exp()
-        # -log(2 pi) / 2 is in both and cancels, too
+        # -log(2 pi) / 2 cancels, too
         log_prob_BA = -0.5 * noise_BA.square() - self.log_std_BA
         other_log_prob_BA = -0.5 * other_noise_BA.square() - other.log_std_BA
         return zero_padding(log_prob_BA - other_log_prob_BA, self.mask_BA).sum(-1)
@@ -148,8 +148,8 @@ class SquashedGaussian(NamedTuple):
         """Return ``KL(self || other)``, ``[B]``.
 
         ``sum_A [log(s0 / s) + (s^2 + (m - m0)^2) / (2 s0^2) - 1/2]`` with the other's mean ``m0``
-        and standard deviation ``s0``. This is the divergence of the Gaussians before tanh, which is
-        invertible and leaves it unchanged.
+        and standard deviation ``s0``. This is the divergence of the Gaussians, which the invertible
+        tanh does not change.
         """
         log_std_ratio_BA = self.log_std_BA - other.log_std_BA
         # (m - m0) / s0 and s^2 / s0^2
@@ -162,8 +162,8 @@ class SquashedGaussian(NamedTuple):
 class _NormalLogProb(torch.autograd.Function):
     """``log N(x; m, s) = -z^2 / 2 - log s - log(2 pi) / 2`` with ``z = (x - m) / s``.
 
-    The gradients by hand, ``z / s`` for ``m`` and ``z^2 - 1`` for ``log s``, are a third of the
-    kernels of PyTorch's.
+    The manual backward, ``z / s`` for ``m`` and ``z^2 - 1`` for ``log s``, launches a third of the
+    kernels that autograd would.
     """
 
     @staticmethod
@@ -188,7 +188,7 @@ class _SquashedSample(torch.autograd.Function):
     """Actions ``a = tanh(u)`` for ``u = m + s noise``, and their log densities by dimension.
 
     ``log(1 - tanh(u)^2) = 2 (log 2 + u - softplus(2u))`` does not underflow for large ``|u|``. Its
-    derivative is ``-2 tanh(u)``, so the gradients by hand are a third of the kernels of PyTorch's.
+    derivative is ``-2 tanh(u)``. The manual backward launches a third of the kernels of autograd.
     """
 
     @staticmethod

@@ -1,10 +1,10 @@
-"""Hidden layers: the usual ones, faster on CPUs, and residual ones.
+"""Hidden layers: linear layers that are faster on CPUs, and residual layers.
 
-PyTorch multiplies float32 matrices on x86 by MKL, whose products use AVX-512 on Intel's processors
-only. oneDNN's use it on AMD's, too: large ones take half of MKL's time on a Zen 5, and up to 15 %
-less on a Zen 4.
+On x86, PyTorch multiplies float32 matrices with MKL, which uses AVX-512 only on Intel CPUs. oneDNN
+also uses it on AMD CPUs: large products take half of MKL's time on a Zen 5, and up to 15 % less on
+a Zen 4.
 
-Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``N`` rows that have a gradient.
+Shapes: ``B`` batch, ``D`` input features, ``H`` hidden features, ``N`` rows with a gradient.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.network import he_linear, is_captured
 
 MAX_ROW_FRACTION = 0.75
-"""Rows without a gradient are left out if at most this fraction of the rows has one."""
+"""Rows without a gradient are skipped if at most this fraction of the rows has one."""
 MIN_OUTPUTS = {torch.float32: 1 << 15, torch.bfloat16: 1 << 18}
-"""Number of outputs, rows times width, from which layers are fused.
+"""Minimum number of outputs, rows times width, of fused layers.
 
-A fused function is written in Python and takes longer to call than PyTorch's layers. On one core of
-a Zen 5 the products in float32 outweigh that from 128 rows of width 256. In bfloat16 PyTorch's
-products are oneDNN's, too, and only rows that are left out are saved. Layers of other types, such
-as float64, are PyTorch's: oneDNN's products gain nothing there.
+The fused function is written in Python and has more call overhead than PyTorch's layers. On one
+core of a Zen 5, faster products in float32 outweigh it from 128 rows of width 256. In bfloat16
+PyTorch uses oneDNN, too, and the only gain is from skipped rows. Other dtypes, such as float64, use
+PyTorch's layers, because oneDNN is no faster.
 """
 ROW_MULTIPLE = 64
 """The number of rows in the backward pass is rounded up to a multiple of this."""
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
-"""Whether products in float32 are oneDNN's on the CPU."""
+"""Whether to use oneDNN for float32 products on the CPU."""
 EPSILON = 1e-5
 """Added to the variance by LayerNorm; PyTorch's default."""
 
@@ -42,10 +42,10 @@ EPSILON = 1e-5
 class HiddenLayers(nn.Sequential):
     """Stack ``depth`` layers of Linear, optional LayerNorm and ReLU.
 
-    Weights are initialized He-uniform, biases with zeros. On a CPU, large layers are one fused
-    function with oneDNN's products. Its backward pass computes only the rows that have a gradient:
-    the actor's loss has a gradient for a critic only where this critic is the smaller one, and the
-    loss of a task only for the rows of this task.
+    Weights are initialized He-uniform, biases with zeros. On a CPU, large layers use one fused
+    function with oneDNN products. Its backward pass computes only rows with a nonzero gradient: in
+    the actor loss, a critic has a gradient only where it is the minimum, and a task's loss has one
+    only for rows of the task.
 
     Args:
         in_dim: number of input features.
@@ -100,7 +100,7 @@ class _Parameters(NamedTuple):
     weight_HD: Tensor
     bias_H: Tensor
     scale_H: Tensor | None
-    """LayerNorm's factor; None without LayerNorm, as is the next one."""
+    """LayerNorm's scale; None without LayerNorm, as is the next field."""
     shift_H: Tensor | None
 
 
@@ -110,7 +110,7 @@ class _Saved(NamedTuple):
     output_BH: Tensor
     """After ReLU."""
     linear_BH: Tensor | None = None
-    """Before LayerNorm; None without LayerNorm, as are the next two."""
+    """Input of LayerNorm; None without LayerNorm, as are the next two fields."""
     mean_B1: Tensor | None = None
     inverse_std_B1: Tensor | None = None
 
@@ -170,7 +170,7 @@ class _FusedLayers(torch.autograd.Function):
 
 
 def _product_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the type in which a linear map on a CPU takes the tensor."""
+    """Return the dtype to which autocast would convert a linear layer's input on a CPU."""
     if torch.is_autocast_enabled("cpu") and tensor.dtype in (torch.float32, torch.bfloat16):
         return torch.get_autocast_dtype("cpu")
     return tensor.dtype
@@ -181,7 +181,7 @@ def _cast(tensor: Tensor) -> Tensor:
 
 
 def _in_fours(values: Sequence[Any]) -> list[Sequence[Any]]:
-    """Return values layer by layer: each has four parameters, and saves four tensors."""
+    """Group values by layer: each has four parameters and saves four tensors."""
     return [values[i : i + 4] for i in range(0, len(values), 4)]
 
 
@@ -190,10 +190,10 @@ def _parameters_of_layers(parameters: Sequence[Tensor | None]) -> list[_Paramete
 
 
 def _forward(x_BD: Tensor, parameters: Sequence[Tensor | None]) -> Iterator[_Saved]:
-    """Compute layer after layer."""
+    """Compute the layers in order."""
     for weight_HD, bias_H, scale_H, shift_H in _parameters_of_layers(parameters):
         linear_BH = linear_product(x_BD, weight_HD, bias_H)
-        # a product with oneDNN's own ReLU would turn a NaN into 0
+        # oneDNN's fused ReLU would turn NaN into 0
         if scale_H is None:
             saved = _Saved(linear_BH.relu_())
         else:
@@ -235,7 +235,7 @@ def _activation_backward(
 def _differentiable_gradients(
     inputs: Sequence[Any], gradient_BH: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients by PyTorch's own layers, for second derivatives and batched passes."""
+    """Return gradients computed by PyTorch's layers, for second derivatives and batched passes."""
     with torch.enable_grad():
         x_BH: Tensor = inputs[0]
         for layer in _parameters_of_layers(inputs[1:]):
@@ -252,15 +252,15 @@ def _differentiable_gradients(
 
 
 def _select(rows_BH: Tensor, row_N: Tensor | None) -> Tensor:
-    """Return some rows, or all if ``row_N`` is None."""
+    """Return the selected rows, or all if ``row_N`` is None."""
     return rows_BH if row_N is None else rows_BH[row_N]
 
 
 def _rows_with_gradient(gradient_BH: Tensor) -> Tensor | None:
-    """Return the rows ``[N]`` that are not zero, or None if most are not.
+    """Return the indices ``[N]`` of nonzero rows, or None if most rows are nonzero.
 
-    Zero rows fill ``N`` up to a multiple of ``ROW_MULTIPLE``, because oneDNN compiles a kernel for
-    each new size.
+    Zero rows pad ``N`` to a multiple of ``ROW_MULTIPLE``, because oneDNN compiles a kernel for each
+    new size.
     """
     is_zero_B = gradient_BH.abs().sum(1) == 0
     num_nonzero = int((~is_zero_B).sum())
@@ -272,7 +272,7 @@ def _rows_with_gradient(gradient_BH: Tensor) -> Tensor | None:
 
 @torch.no_grad()
 def linear_product(x_BD: Tensor, weight_HD: Tensor, bias_H: Tensor | None = None) -> Tensor:
-    """Return ``x W' + b``, ``[B, H]``, without a graph: oneDNN's product has no gradient."""
+    """Return ``x W' + b``, ``[B, H]``; not differentiable, because oneDNN's product is not."""
     if HAS_ONEDNN and x_BD.device.type == "cpu" and x_BD.dtype == torch.float32:
         return torch.ops.mkldnn._linear_pointwise(x_BD, weight_HD, bias_H, "none", [], "")  # type: ignore[no-any-return]
     return F.linear(x_BD, weight_HD, bias_H)
@@ -285,13 +285,13 @@ def input_gradient(gradient_BH: Tensor, weight_HD: Tensor) -> Tensor:
 
 def weight_gradient(gradient_BH: Tensor, x_BD: Tensor) -> Tensor:
     """Return the gradient of the weight, ``g' x``, ``[H, D]``."""
-    if len(gradient_BH) == 0:  # oneDNN refuses an empty sum
+    if len(gradient_BH) == 0:  # oneDNN does not support empty sums
         return gradient_BH.new_zeros(gradient_BH.shape[1], x_BD.shape[1])
     return linear_product(gradient_BH.t(), x_BD.t())
 
 
 def residual_layers(in_dim: int, width: int, depth: int) -> nn.Sequential:
-    """Return BroNet's hidden layers: Linear, LayerNorm and ReLU, and ``depth`` residual blocks.
+    """Return BroNet's hidden layers: Linear, LayerNorm and ReLU, then ``depth`` residual blocks.
 
     Nauman et al. 2024, "Bigger, Regularized, Optimistic: scaling for compute and sample-efficient
     continuous control"; Nauman et al. 2025, "Bigger, Regularized, Categorical: High-Capacity Value
@@ -301,7 +301,7 @@ def residual_layers(in_dim: int, width: int, depth: int) -> nn.Sequential:
     Args:
         in_dim: number of input features.
         width: size of every layer.
-        depth: number of blocks, of two linear layers each; 2 in the papers' critics, 1 in their
+        depth: number of blocks with two linear layers each; 2 in the papers' critics, 1 in their
             actors.
     """
     at_least(1, width=width, depth=depth)

@@ -1,4 +1,4 @@
-"""Task descriptions in natural language, and their frozen embeddings.
+"""Natural-language task descriptions and their frozen embeddings.
 
 Shapes: ``B`` batch, ``C`` embedding, ``T`` tasks.
 """
@@ -22,7 +22,7 @@ from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 DESCRIPTIONS = Path(__file__).parent / "data" / "descriptions.json"
-"""One sentence per task of MetaWorld and dm_control's suite, and for ten toy tasks."""
+"""One sentence per task of MetaWorld, the DeepMind Control Suite and ten toy tasks."""
 EMBEDDINGS = Path(__file__).parent / "data" / "embeddings.json"
 """Embeddings of the sentences, from ``python -m benchmarks.embed_descriptions``."""
 
@@ -31,11 +31,11 @@ _OLD_NAMES = {
     "button-press-topdown": "button-press_topdown",
     "disassemble": "dissassemble",
 }
-"""Names of tasks that are spelled differently in MetaWorld's first version."""
+"""Names of tasks that MetaWorld's first version spells differently."""
 
 
 class TaskTable(nn.Module):
-    """Hold a frozen vector per task, which is part of the checkpoint.
+    """Hold a frozen vector per task, saved in checkpoints.
 
     Args:
         table_TC: the vectors.
@@ -53,20 +53,20 @@ class TaskTable(nn.Module):
         return task_values(self.table_TC, task_B)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the axis of the vectors, which untrained tasks have as well."""
+        """Return the axis of the vectors; untrained tasks have their own."""
         return {"table_TC": TaskAxis(has_mean=False)}
 
 
 class Language(TaskConditioning):
     """Use a frozen embedding of each task's description.
 
-    A task that is not trained and has no embedding gets the mean of the trained tasks'.
+    An untrained task without an embedding gets the mean of the trained tasks' embeddings.
 
     Args:
         spec: the tasks.
-        path: JSON file ``{task name: [numbers]}``, as mtrl's; None for the file of this package,
-            with 384 numbers for each task of MetaWorld and of dm_control's suite, and for the first
-            ten tasks of the toy benchmarks.
+        path: JSON file ``{task name: [numbers]}``, as in mtrl; None for the file of this package,
+            with 384 numbers for each task of MetaWorld and of the DeepMind Control Suite, and for
+            the first ten tasks of the toy benchmarks.
     """
 
     def __init__(self, spec: EnvSpec, *, path: str | None = None) -> None:
@@ -93,7 +93,7 @@ class Language(TaskConditioning):
 def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
     """Return the embeddings ``[T, C]`` of the named tasks in a JSON file ``{name: [numbers]}``.
 
-    A task ``reach-v3`` is also found as ``reach-v2``, ``reach-v1`` or ``reach``.
+    The task ``reach-v3`` also matches ``reach-v2``, ``reach-v1`` and ``reach``.
     """
     embeddings = read_json(path)
     rows = []
@@ -127,7 +127,7 @@ def find_name(name: str, known: Collection[str]) -> str | None:
 def read_json(path: str | Path) -> dict[str, Any]:
     """Read a JSON file ``{task name: value}``."""
     if Path(path).exists() and not Path(path).is_file():
-        raise ConfigurationError(f"{path} is no regular file: give the path of a JSON file")
+        raise ConfigurationError(f"{path} is not a regular file: give the path of a JSON file")
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Mixtures of encoders: assignments of experts to tasks, mtrl's mixture, and CARE.
+"""Mixtures of encoders: gates that assign experts to tasks, mtrl's mixture, and CARE.
 
 Sodhani, Zhang and Pineau 2021, "Multi-Task Reinforcement Learning with Context-based
 Representations", and its code, mtrl.
@@ -77,8 +77,8 @@ class OneHotGate(Assignment):
         super().__init__(num_experts, spec)
         if num_experts != spec.num_tasks:
             raise ConfigurationError(
-                "OneHotGate needs one expert per task:"
-                f" num_experts is {num_experts}, set it to {spec.num_tasks}"
+                f"OneHotGate needs one expert per task, but num_experts is {num_experts}:"
+                f" set it to {spec.num_tasks}"
             )
         self.register_buffer("weight_TK", torch.eye(spec.num_tasks), persistent=False)
 
@@ -108,15 +108,16 @@ class UniformGate(Assignment):
 
 
 class Clusters(Assignment):
-    """Assign experts by words in a task's name or description; "cluster" in mtrl.
+    """Assign experts by keywords in a task's name or description; "cluster" in mtrl.
 
-    Each expert has a group of words. A task uses, with equal weights, all experts with a word in
-    the task's name or description.
+    Each expert has a group of keywords. A task uses all experts with a keyword in its name or
+    description, with equal weights.
 
     Args:
-        num_experts: number of experts, ``K``, equal to the number of groups of words.
+        num_experts: number of experts, ``K``, equal to the number of groups.
         spec: the tasks.
-        words: one group of words per expert, matched as whole words; None for ten groups of verbs.
+        words: one group of keywords per expert, matched as whole words; None for ten groups of
+            verbs.
         descriptions: JSON file ``{task name: sentence}``; None for the file of this package.
     """
 
@@ -133,7 +134,7 @@ class Clusters(Assignment):
         if len(groups) != num_experts:
             raise ConfigurationError(
                 f"num_experts is {num_experts}:"
-                f" set it to {len(groups)}, the number of groups of words"
+                f" set it to {len(groups)}, the number of groups of keywords"
             )
         path = DESCRIPTIONS if descriptions is None else Path(descriptions)
         self.weights = TaskTable(_uses(spec.task_names, groups, read_json(path)))
@@ -156,9 +157,9 @@ def _uses(
         uses_TK[i] = [not group.isdisjoint(words) for group in groups]
         if not uses_TK[i].any():
             raise ConfigurationError(
-                f"no expert has a word in the name or description of the task {name}:"
+                f"no expert has a keyword in the name or description of the task {name}:"
                 " add one of its words to a group of words,"
-                " or give a file of your own as descriptions"
+                " or set descriptions to a file that describes the task"
             )
     return uses_TK / uses_TK.sum(1, keepdims=True)
 
@@ -166,12 +167,10 @@ def _uses(
 class ScoredAssignment(Assignment):
     """Base of assignments that weight the experts by an MLP's scores for the task.
 
-    The task conditioning is frozen and detached: this does not train it.
-
     Args:
         num_experts: number of experts, ``K``.
         spec: the tasks.
-        conditioning: task conditioning, the input of the MLP; it is not trained.
+        conditioning: task conditioning, the input of the MLP; frozen.
         width: size of a hidden layer; 50 in mtrl.
         depth: number of hidden layers; 2 in mtrl.
     """
@@ -190,15 +189,15 @@ class ScoredAssignment(Assignment):
 
 
 class TopKGate(ScoredAssignment):
-    """Choose a task's experts with the highest scores, weighted by the softmax of these scores.
+    """Weight the experts with the highest scores by a softmax; the others get weight 0.
 
-    An MLP scores the experts. All other experts get the weight 0.
+    An MLP scores the experts for each task.
 
     Args:
         num_experts: number of experts, ``K``.
         spec: the tasks.
         num_chosen: number of experts per task; 2 in mtrl.
-        options: those of ``ScoredAssignment``.
+        options: arguments of ``ScoredAssignment``.
     """
 
     def __init__(
@@ -212,7 +211,7 @@ class TopKGate(ScoredAssignment):
         """Map ``[B]`` to weights ``[B, K]``."""
         score_TK = self.scores()
         chosen = score_TK.topk(self._num_chosen, dim=-1)
-        # exp(-inf) = 0: the softmax is that of the chosen scores alone
+        # exp(-inf) = 0: the softmax is taken over the chosen scores only
         excluded_TK = torch.full_like(score_TK, -torch.inf)
         score_TK = excluded_TK.scatter(-1, chosen.indices, chosen.values)
         return score_TK.softmax(-1)[task_B]
@@ -224,8 +223,8 @@ class Attention(ScoredAssignment):
     Args:
         num_experts: number of experts, ``K``.
         spec: the tasks.
-        temperature: divisor of the scores, above 0; 1 in mtrl.
-        options: those of ``ScoredAssignment``.
+        temperature: softmax temperature, above 0; 1 in mtrl.
+        options: arguments of ``ScoredAssignment``.
     """
 
     def __init__(
@@ -274,10 +273,10 @@ class MixtureOfEncoders(Encoder):
         spec: the tasks; observations are vectors.
         num_experts: number of MLPs, ``K``; up to 10 in mtrl.
         width: size of a hidden layer; 50 in mtrl.
-        depth: number of hidden layers; 2 by default. mtrl has 1, because its setting of 2 layers
-            includes the output layer.
+        depth: number of hidden layers. mtrl has 1, because its setting of 2 layers includes the
+            output layer.
         out_dim: number of output features, ``Z``; 50 in mtrl.
-        assignment: weights ``a`` of the MLPs, given the task.
+        assignment: weights ``a`` of the MLPs for each task.
     """
 
     def __init__(
@@ -303,7 +302,7 @@ class MixtureOfEncoders(Encoder):
         return z_BZ.view(*task_B.shape, self.out_dim)
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the axis of the MLPs if each task has one of its own."""
+        """Return the axis of the MLPs if each task has its own."""
         if not isinstance(self.assignment, OneHotGate):
             return {}
         names = [f"experts.{name}" for name, _ in self.experts.named_parameters()]
@@ -316,8 +315,8 @@ def make_encoders(
     """Return MLPs that encode state vectors."""
     if len(observation_space.shape) != 1:
         raise ConfigurationError(
-            f"observations have the shape {observation_space.shape}:"
-            " a mixture of encoders needs state vectors, use another encoder for images"
+            f"a mixture of encoders needs state vectors, but observations have shape"
+            f" {observation_space.shape}: use another encoder for images"
         )
     at_least(1, num_experts=num_experts, width=width, depth=depth, out_dim=out_dim)
     return Experts(num_experts, observation_space.shape[0], out_dim, width=width, depth=depth)
@@ -328,15 +327,15 @@ class CARE(Encoder):
 
     The features are ``sum_k a_k z_k(observation) || z_context(task)`` with
     ``a = softmax_k <z_k, sg(z_context)>``. They contain the task: combine CARE with actor and
-    critic networks with ``NoConditioning``. The stop-gradient ``sg`` means that the context is
-    trained only through its own part of the features.
+    critic networks with ``NoConditioning``. Due to the stop-gradient ``sg``, the context is trained
+    only through the appended features.
 
     Args:
         spec: the tasks; observations are vectors.
         num_experts: number of encoders ``z_k``, ``k`` in the paper; 6 for MT10, 10 for MT50.
         width: size of a hidden layer of encoders and context; 50 in the paper.
         depth: number of hidden layers of encoders and context; 2 in the paper.
-        out_dim: features of an encoder, ``Z``; 50 in the paper.
+        out_dim: number of features of an encoder, ``Z``; 50 in the paper.
         conditioning: task conditioning, the input of the context; in the paper a frozen embedding
             of the task's description.
         context_dim: size of the context, ``C``, equal to ``out_dim``.
@@ -358,8 +357,8 @@ class CARE(Encoder):
         super().__init__(spec)
         if context_dim != out_dim:
             raise ConfigurationError(
-                f"context_dim is {context_dim} and out_dim {out_dim}: set them to the same number,"
-                " because attention is the product of context and features"
+                f"context_dim is {context_dim} and out_dim is {out_dim}: set them to the same"
+                " number, because attention is the dot product of context and features"
             )
         self.experts = make_encoders(spec.observation_space, num_experts, width, depth, out_dim)
         self.context = TaskEncoder(

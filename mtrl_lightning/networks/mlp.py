@@ -1,6 +1,6 @@
-"""MLP, and several networks of one architecture, such as twin critics.
+"""MLP, and ensembles of networks, such as twin critics.
 
-Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``D`` input features,
+Shapes: ``B`` rows of any tasks ``[B]`` or of a training batch ``[R, n]``, ``D`` input features,
 ``Q`` members (critics).
 """
 
@@ -31,8 +31,8 @@ class MLP(Network):
         residual: whether the hidden layers are one layer and ``depth`` residual blocks, which
             always have LayerNorm.
         output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
-        conditioning: task conditioning, appended to the input; None for the
-            algorithm's ``conditioning``, or else the one-hot.
+        conditioning: task conditioning, appended to the input; None for the algorithm's
+            ``conditioning``, by default the one-hot task ID.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class MLP(Network):
         self.add_output(width, out_dim, spec, output_bound)
 
     def add_output(self, width: int, out_dim: int, spec: EnvSpec, output_bound: float) -> None:
-        """Build the output layer behind the hidden ones; called by the constructor."""
+        """Build the output layer after the hidden layers; called by the constructor."""
         self.head = output_linear(width, out_dim, output_bound)
 
     def forward(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
@@ -69,12 +69,12 @@ class MLP(Network):
         return self.head(self.trunk(input_BD))
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the columns of the first layer that multiply a one-hot."""
+        """Return the columns of the first layer that multiply a one-hot task ID."""
         return self.conditioning.columns("trunk.0.weight", self._num_features)
 
 
 class Ensemble(nn.Module):
-    """Apply ``Q`` networks of one architecture to the same input.
+    """Apply ``Q`` networks of the same architecture to the same input.
 
     Args:
         make: builds one network.

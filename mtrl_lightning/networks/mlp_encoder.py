@@ -1,4 +1,4 @@
-"""A MLP that encodes state vectors.
+"""An MLP that encodes state vectors.
 
 Shapes: ``B`` batch, ``D`` observation, ``F`` shared features, ``Z`` latent features.
 """
@@ -17,19 +17,19 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class MLPEncoder(ProjectedEncoder):
-    """Encode a state vector with an MLP, for representation losses on states.
+    """Encode a state vector with an MLP, for auxiliary losses on states.
 
-    The features are ``tanh(LayerNorm(W h + b))`` of the hidden layers ``h``, like those of
-    ``PixelEncoder``. Actor and critic share the hidden layers, which the critic's loss trains; the
-    actor has a projection of its own.
+    The features are ``tanh(LayerNorm(W h + b))`` of the hidden layers ``h``, as in
+    ``PixelEncoder``. Actor and critic share the hidden layers, which the critic loss trains; the
+    actor has its own projection.
 
     Args:
         spec: the tasks; observations are vectors.
         width: size of a hidden layer.
         depth: number of hidden layers.
         out_dim: number of latent features, ``Z``; 50 in SAC-AE.
-        context: context of each task, which is appended to the features and trained by auxiliary
-            losses alone, ``(spec) -> TaskConditioning``; None for none.
+        context: task context, ``(spec) -> TaskConditioning``, which is appended to the features
+            and trained only by auxiliary losses; None for no context.
     """
 
     def __init__(

@@ -22,16 +22,16 @@ from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 EPSILON = 1e-12
-"""Added to squared norms before dividing by them: a norm below its root counts as 0."""
+"""Added to squared norms before dividing by them: norms below its square root count as 0."""
 
 
 class MOORE(Network):
-    """Mix orthonormal expert features by the task, with one head per task.
+    """Mix orthonormal expert features with weights per task, with one head per task.
 
     The output is ``y = head_tau(tanh(sum_k w_tau,k v_k(x)))`` with orthonormal ``v_k``. The task is
     not part of the experts' input. The last layer of an expert has no activation, and tanh follows
-    the mixture, as in the authors' program for MetaWorld. ``w`` is linear in the task conditioning,
-    without bias. With the one-hot it is a learned table.
+    the mixture, as in the authors' MetaWorld code. ``w`` is linear in the task conditioning,
+    without bias; for one-hot task IDs it is a learned table.
 
     Args:
         in_dim: number of input features.
@@ -42,8 +42,8 @@ class MOORE(Network):
         num_experts: number of experts, ``k`` in the paper; 4 for MT10, 6 for MT50; at most
             ``width``.
         output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
-        conditioning: task conditioning, from which ``w`` is computed; None for the
-            algorithm's ``conditioning``, or else the one-hot.
+        conditioning: task conditioning, from which ``w`` is computed; None for the algorithm's
+            ``conditioning``, by default the one-hot task ID.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class MOORE(Network):
         at_least(1, width=width, depth=depth, num_experts=num_experts)
         if num_experts > width:
             raise ConfigurationError(
-                f"num_experts is {num_experts} and width {width}: set num_experts to at most width,"
-                " because more vectors than features cannot be orthogonal"
+                f"num_experts is {num_experts} and width is {width}: set num_experts to at most"
+                " width, because more vectors than features cannot be orthogonal"
             )
         self.conditioning = require_task_input((conditioning or OneHot)(spec), "MOORE")
         self.mixture = nn.Linear(self.conditioning.out_dim, num_experts, bias=False)
@@ -87,7 +87,7 @@ class MOORE(Network):
         return self.heads.scale_outputs
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the columns of ``w`` that multiply a one-hot."""
+        """Return the columns of ``w`` that multiply a one-hot task ID."""
         return self.conditioning.columns("mixture.weight")
 
 
@@ -95,9 +95,9 @@ def orthonormal(u_KBH: Tensor) -> Tensor:
     """Make the ``K`` vectors of each sample orthonormal by Gram-Schmidt, ``[K, B, H]``.
 
     ``v_k = u_k - sum_(j<k) <u_k, v_j> v_j``, divided by its norm. The projections are subtracted
-    one after the other from the remainder (modified Gram-Schmidt): mathematically the same, with
-    smaller rounding errors. The dtype is float32 or float64. A zero vector stays zero and has a
-    finite gradient. A vector whose remainder is shorter than about 1e-6 becomes shorter than 1.
+    successively from the remainder (modified Gram-Schmidt), which is mathematically equivalent and
+    has smaller rounding errors. The dtype is float32 or float64. A zero vector stays zero and has a
+    finite gradient. A vector whose remainder is shorter than about 1e-6 gets a norm below 1.
     """
     basis: list[Tensor] = []
     dtype = torch.promote_types(u_KBH.dtype, torch.float32)

@@ -1,6 +1,6 @@
 """Shared hidden layers with one head per task.
 
-Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``T`` tasks, ``D`` input
+Shapes: ``B`` rows of any tasks ``[B]`` or of a training batch ``[R, n]``, ``T`` tasks, ``D`` input
 features, ``H`` hidden features, ``O`` outputs.
 """
 
@@ -23,8 +23,8 @@ from mtrl_lightning.spec import EnvSpec
 class MultiHead(MLP):
     """Share the hidden layers between all tasks, with one head per task.
 
-    The task is also part of the input (MetaWorld+, McLean et al. 2025). With one task the network
-    equals an ``MLP``.
+    The task is also part of the input (MetaWorld+, McLean et al. 2025). With one task, the network
+    is equivalent to an ``MLP``.
 
     Args:
         in_dim: number of input features.
@@ -32,7 +32,7 @@ class MultiHead(MLP):
         spec: the tasks.
         head_width: size of the hidden layer of each head, as in mtrl (Sodhani et al. 2021); 0 for
             linear heads.
-        options: those of ``MLP``.
+        options: arguments of ``MLP``.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class MultiHead(MLP):
         super().__init__(in_dim, out_dim, spec, **options)
 
     def add_output(self, width: int, out_dim: int, spec: EnvSpec, output_bound: float) -> None:
-        """Build the heads behind the hidden layers."""
+        """Build the heads after the hidden layers."""
         self.heads: nn.Module
         if self._head_width:
             self.heads = TaskExperts(
@@ -92,14 +92,14 @@ class LinearHeads(nn.Linear):
     def forward(self, h_BH: Tensor, task_B: Tensor) -> Tensor:  # type: ignore[override]
         """Map features ``[B, H]`` to ``[B, out_dim]``, or ``[R, n, H]`` to ``[R, n, out_dim]``."""
         if h_BH.ndim == 3:
-            # each task's rows by its own head
+            # apply each task's head to its rows
             weight_ROH = group_values(self.weight.view(self.num_tasks, self.out_dim, -1), task_B)
             bias_R1O = group_values(self.bias.view(self.num_tasks, 1, self.out_dim), task_B)
             if self.out_dim == 1 and h_BH.device.type == "cpu":  # faster there, with more launches
                 return ((h_BH * weight_ROH).sum(-1, keepdim=True) + bias_R1O).to(h_BH.dtype)
             return torch.baddbmm(bias_R1O, h_BH, weight_ROH.transpose(1, 2))
-        # compute all heads in one product, then select the task's own. This is cheaper than
-        # gathering one weight matrix per row, and than an index, whose gradient a GPU has to sort
+        # compute all heads in one product, then select the task's head. This is cheaper than
+        # gathering one weight matrix per row, or than indexing, whose backward sorts on a GPU
         y_BTO = super().forward(h_BH).unflatten(-1, (self.num_tasks, self.out_dim))
         is_own_BT1 = (task_B[:, None] == self.tasks_T)[..., None]
         return torch.where(is_own_BT1, y_BTO, 0).sum(1, dtype=y_BTO.dtype)

@@ -1,4 +1,4 @@
-"""The base class of all architectures, values of each row's task, and initialization.
+"""The base class of all architectures, selection of each row's task values, and initialization.
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks.
 """
@@ -13,26 +13,26 @@ from torch import Tensor, nn
 
 
 class TaskModule(nn.Module):
-    """A module some of whose parameters may belong to single tasks; see ``task_axes``."""
+    """A module that may have parameters of single tasks; see ``task_axes``."""
 
     def mask_losses(self, loss_R: Tensor) -> Tensor:
         """Return the tasks' losses ``[R]``, with 0 for each task to leave out of this update."""
         return loss_R
 
     def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
-        """Change parameters after the optimizer's step, such as those of an exploding task.
+        """Modify parameters after the optimizer step, such as those of an exploding task.
 
         Args:
-            loss_R: losses of the update, before they were masked.
+            loss_R: losses of the update, before masking.
             task_R: task of each loss.
-            generator: of random numbers, on the network's device.
+            generator: random generator on the network's device.
         """
 
 
 class Network(TaskModule):
     """Map features and a task to outputs.
 
-    Rows are of any tasks ``[B, in_dim]``, as an agent acts, or a learning batch
+    Inputs are rows of any tasks ``[B, in_dim]``, as in a rollout, or a training batch
     ``[R, n, in_dim]``: ``n`` rows of each trained task, in the order of the tasks.
 
     Built by a factory ``(in_dim, out_dim, spec) -> Network``. A network with parameters for each
@@ -61,16 +61,16 @@ class Network(TaskModule):
 
 
 def group_values(value_T: Tensor, task_Rn: Tensor) -> Tensor:
-    """Return the value ``[R, ...]`` of each group's task, of values ``[T, ...]``.
+    """Select the value ``[R, ...]`` of each group's task from values ``[T, ...]``.
 
-    Groups of all tasks have them in their order. They need no index, whose gradient a GPU would
-    have to sort.
+    With groups of all tasks, which are in order, no indexing is needed, whose backward would sort
+    on a GPU.
     """
     return value_T if len(task_Rn) == len(value_T) else value_T[task_Rn[:, 0]]
 
 
 def task_values(value_T: Tensor, task_B: Tensor) -> Tensor:
-    """Return the value of each row's task; rows in groups have one task in each.
+    """Return the value of each row's task; all rows of a group have the same task.
 
     Args:
         value_T: values ``[T, ...]``.
@@ -108,8 +108,8 @@ def output_linear(in_dim: int, out_dim: int, bound: float) -> nn.Linear:
 
 
 def is_captured() -> bool:
-    """Return whether operations are recorded, by a compiler, an export or a trace.
+    """Return whether operations are being compiled, exported or traced.
 
-    Recorded operations must not depend on the values of tensors.
+    Such operations must not depend on the values of tensors.
     """
     return torch.compiler.is_compiling() or torch.jit.is_tracing()

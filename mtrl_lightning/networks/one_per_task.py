@@ -1,9 +1,9 @@
-"""Any architecture as one network per task, and as one network for all tasks without task input.
+"""Any architecture as one network per task, or as one network for all tasks without task input.
 
-Both build the architecture for a single task, so that no network sees which task a row is of.
+Both build the architecture for a single task, so that no network is conditioned on the task.
 
 Shapes: ``B`` rows of any tasks, ``n`` rows of a task, ``D`` input features, ``O`` outputs, ``R``
-tasks that have a network, ``T`` tasks.
+tasks with a network, ``T`` tasks.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class OnePerTask(Network):
-    """Train one network of any architecture per task; they share nothing.
+    """Train one network of any architecture per task, without shared parameters.
 
-    ``Separate`` does this for plain MLPs, and computes them together. Rows of any tasks ``[B, D]``
-    are sorted, for which a GPU is waited for; compiled and exported code cannot sort them, and
-    computes all networks for all rows.
+    For plain MLPs, ``Separate`` is faster, since it computes them together. Rows of any tasks
+    ``[B, D]`` are sorted by task, which synchronizes with a GPU; compiled and exported code cannot
+    sort them and computes all networks for all rows.
 
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
         spec: the tasks.
-        make: builds one network, ``(in_dim, out_dim, spec) -> Network``, for the spec of its task.
+        make: builds one network, ``(in_dim, out_dim, spec) -> Network``, with its task's spec.
         tasks: the tasks that have a network, the trained ones in the order of a batch; None for
-            all. Rows of other tasks get outputs without a meaning.
+            all. The outputs for other tasks are undefined.
     """
 
     index_T: Tensor
@@ -77,14 +77,14 @@ class OnePerTask(Network):
             pairs = zip(members, x_BD.split(1), strict=True)
             return torch.cat([member(x_1nD) for member, x_1nD in pairs])
         if is_captured():
-            # every network computes every row, as no operation may depend on the tasks' values
+            # compute all rows with every network: operations must not depend on the tasks' values
             output_RBO = torch.stack([member(x_BD) for member in members])
             row_B = torch.arange(task_B.shape[0], device=task_B.device)
             return output_RBO[self.index_T[task_B], row_B]
         return self._compute_in_any_order(x_BD, task_B)
 
     def _compute_in_any_order(self, x_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Compute each network's rows, and put the outputs into the order of the rows."""
+        """Compute each network's rows, and restore the order of the rows."""
         index_B = self.index_T[task_B]
         outputs = []
         rows = []
@@ -104,12 +104,12 @@ class OnePerTask(Network):
         }
 
     def mask_losses(self, loss_R: Tensor) -> Tensor:
-        """Return the losses ``[R]``, each masked by the network of its task."""
+        """Return the losses ``[R]``, each masked by its task's network."""
         pairs = zip(self._trained_networks(), loss_R.split(1), strict=True)
         return torch.cat([network.mask_losses(loss_1) for network, loss_1 in pairs])
 
     def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
-        """Let each network change its parameters by its own loss."""
+        """Call ``after_step`` of each network with its own loss."""
         for network, loss_1 in zip(self._trained_networks(), loss_R.split(1), strict=True):
             network.after_step(loss_1, torch.zeros_like(task_R[:1]), generator)
 
@@ -119,7 +119,7 @@ class OnePerTask(Network):
 
 
 def member_name(task: str) -> str:
-    """Return a task's name as that of a module, which has no dots."""
+    """Return a task's name as a module name, without dots."""
     return task.replace(".", "_")
 
 
@@ -131,13 +131,13 @@ def tensor_names(module: nn.Module) -> list[str]:
 class OneForAll(nn.Module):
     """Apply one network to the rows of all tasks; its outputs do not depend on the task.
 
-    It is no ``TaskModule``: all of its parameters are shared, also heads.
+    It is not a ``TaskModule``: all of its parameters are shared, including heads.
 
     Args:
         in_dim: number of input features.
         out_dim: number of outputs.
         spec: the tasks.
-        make: builds the network, ``(in_dim, out_dim, spec) -> Network``, for the spec of one task.
+        make: builds the network, ``(in_dim, out_dim, spec) -> Network``, with the spec of one task.
     """
 
     def __init__(
@@ -159,5 +159,5 @@ class OneForAll(nn.Module):
         return output_1NO.view(*x_BD.shape[:-1], output_1NO.shape[-1])  # type: ignore[no-any-return]
 
     def task_axes(self) -> Mapping[str, None]:
-        """Withdraw the network's axes, which are of a single task."""
+        """Withdraw the network's axes, which refer to a single task."""
         return dict.fromkeys(tensor_names(self))

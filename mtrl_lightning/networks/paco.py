@@ -25,17 +25,17 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class PaCo(Network):
-    """Compose every weight and bias of an MLP from shared sets: ``sum_k w_tau,k Phi_k``.
+    """Compose every weight and bias of an MLP from shared parameter sets: ``sum_k w_tau,k Phi_k``.
 
     The task is not part of the input. ``w`` is linear in the task conditioning, without bias,
-    softmax or bound. With the one-hot it is a learned table. The initial ``w`` of the tasks have a
-    root mean square norm of 1, so that the composed weights start with the variance of one set.
-    For frozen embeddings, which have unit length, this holds only approximately.
+    softmax or bound; for one-hot task IDs it is a learned table. The initial ``w`` of the tasks
+    have a root mean square norm of 1, so that the composed weights start with the variance of one
+    set. For frozen embeddings, which have unit length, this holds only approximately.
 
-    A task whose loss exceeds ``max_loss`` is left out of the update. Its ``w`` is reinitialized
-    with a random convex combination of the other tasks' ``w`` (section 3.4). A loss that is not
-    finite cannot be left out, because its gradient is not finite either. The optimizer's moments of
-    ``w`` stay unchanged.
+    A task whose loss exceeds ``max_loss`` is masked in the update, and its ``w`` is reinitialized
+    with a random convex combination of the other tasks' ``w`` (section 3.4). Non-finite losses
+    cannot be masked, because their gradients are not finite either. The optimizer's moments of
+    ``w`` are not reset.
 
     Args:
         in_dim: number of input features.
@@ -44,11 +44,11 @@ class PaCo(Network):
         width: size of a hidden layer; 400 in the paper.
         depth: number of hidden layers; 3 in the paper.
         num_sets: number of parameter sets, ``K``; 5 for MT10, 20 for MT50.
-        max_loss: largest loss of a task that is used for an update, above 0 (``epsilon`` in the
-            paper; 3e3 in the authors' program). None for no limit.
+        max_loss: loss above which a task is masked, above 0 (``epsilon`` in the paper; 3e3 in the
+            authors' code). None for no limit.
         output_bound: bound of the uniform initial values of the output layers (0: 1 / sqrt(width)).
-        conditioning: task conditioning, from which ``w`` is computed; None for the
-            algorithm's ``conditioning``, or else the one-hot.
+        conditioning: task conditioning, from which ``w`` is computed; None for the algorithm's
+            ``conditioning``, by default the one-hot task ID.
     """
 
     def __init__(
@@ -71,20 +71,20 @@ class PaCo(Network):
         if max_loss is not None and not (is_table and max_loss > 0):
             raise ConfigurationError(
                 f"PaCo's max_loss is {max_loss}"
-                f" and its conditioning {type(self.conditioning).__name__}:"
-                " give a max_loss above 0 together with OneHot"
+                f" and its conditioning is {type(self.conditioning).__name__}:"
+                " use a max_loss above 0 with OneHot only"
                 " (the w of an exploding task can only be reinitialized in a table),"
                 " or set max_loss to null"
             )
         self._max_loss = max_loss
         self.composition = nn.Linear(self.conditioning.out_dim, num_sets, bias=False)
         with torch.no_grad():
-            # a random direction of length 1 for each feature of the task input: for each task if
-            # it is a one-hot
+            # a random unit vector for each feature of the task input; for one-hot task IDs, for
+            # each task
             self.composition.weight.normal_()
             self.composition.weight /= self.composition.weight.norm(dim=0)
             if not any(isinstance(part, TaskTable) for part in self.conditioning.modules()):
-                # mean_tau ||w_tau||^2 = 1; frozen embeddings have unit length as they are
+                # mean_tau ||w_tau||^2 = 1; frozen embeddings already have unit length
                 w_TK = self.composition(self.conditioning(torch.arange(spec.num_tasks)))
                 self.composition.weight /= w_TK.square().sum(1).mean().sqrt()
         sizes = list(pairwise([in_dim, *[width] * depth, out_dim]))
@@ -103,7 +103,7 @@ class PaCo(Network):
         w_BK = self.composition(self.conditioning(task_B))
         last = len(self.weights) - 1
         for i, (weight_KDH, bias_KH) in enumerate(zip(self.weights, self.biases, strict=True)):
-            # sum_k w_k (x Phi_k + phi_k) as one product over k and the features, without a weight
+            # sum_k w_k (x Phi_k + phi_k) as one product over k and features, instead of one weight
             # matrix per row
             x_BKD = w_BK[:, :, None] * x_BD[:, None, :]
             x_BD = torch.addmm(w_BK @ bias_KH, x_BKD.flatten(1), weight_KDH.flatten(0, 1))
@@ -121,7 +121,7 @@ class PaCo(Network):
         return x_RnD
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the columns of ``w`` that multiply a one-hot."""
+        """Return the columns of ``w`` that multiply a one-hot task ID."""
         return self.conditioning.columns("composition.weight")
 
     def mask_losses(self, loss_R: Tensor) -> Tensor:
@@ -132,20 +132,20 @@ class PaCo(Network):
 
     @torch.no_grad()
     def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
-        """Reinitialize ``w`` of exploding tasks by random convex combinations of the others' ``w``.
+        """Reinitialize ``w`` of exploding tasks with convex combinations of the others' ``w``.
 
         If all tasks explode, nothing changes.
 
         Args:
-            loss_R: losses of the update, before they were masked.
+            loss_R: losses of the update, before masking.
             task_R: task of each loss.
-            generator: of the combinations. How much it samples does not depend on the losses.
+            generator: samples the combinations; the number of samples does not depend on losses.
         """
         if self._max_loss is None:
             return
         is_healthy_R = _is_healthy(loss_R, self._max_loss)
         w_KT = self.composition.weight
-        # in (0, 1], so that not all weights of a combination can be 0
+        # in (0, 1], so that the weights of a combination cannot all be 0
         share_RR = 1 - torch.rand(
             len(task_R), len(task_R), generator=generator, device=w_KT.device, dtype=w_KT.dtype
         )

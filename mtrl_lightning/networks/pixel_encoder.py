@@ -1,7 +1,7 @@
-"""Convolutions that encode images, and the decoder that mirrors them.
+"""Convolutional image encoder, and the decoder that mirrors it.
 
 Yarats et al. 2021, "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images"
-(SAC-AE); DrQ (Kostrikov et al. 2021) has the same ones.
+(SAC-AE); DrQ (Kostrikov et al. 2021) uses the same architecture.
 
 Shapes: ``B`` batch, ``S`` stacked frames, ``H`` height, ``W`` width, ``F`` shared features, ``Z``
 latent features.
@@ -23,16 +23,16 @@ from mtrl_lightning.networks.projection import ProjectedEncoder, orthogonal_line
 from mtrl_lightning.spec import EnvSpec
 
 KERNEL = 3
-"""Pixels of a convolution's side."""
+"""Kernel size of the convolutions."""
 
 
 class PixelEncoder(ProjectedEncoder):
     """Encode images with convolutions and a projection.
 
-    Observations are bytes ``[S, 3, H, W]``, ``S`` frames of which the last is the newest, or one
-    image ``[3, H, W]``. They are divided by 255, and the frames' colors become channels. Each
-    convolution is followed by ReLU, and the last by ``tanh(LayerNorm(W x + b))``. Actor and critic
-    share the convolutions, which the critic's loss trains; the actor has a projection of its own.
+    Observations are bytes ``[S, 3, H, W]``, ``S`` frames with the newest last, or a single image
+    ``[3, H, W]``. They are divided by 255, and the frames' colors become channels. Each convolution
+    is followed by ReLU, and the last by ``tanh(LayerNorm(W x + b))``. Actor and critic share the
+    convolutions, which the critic loss trains; the actor has its own projection.
 
     Convolutions are initialized delta-orthogonally (Xiao et al. 2018): an orthogonal matrix at the
     kernel's center and zeros elsewhere.
@@ -40,12 +40,12 @@ class PixelEncoder(ProjectedEncoder):
     Args:
         spec: the tasks; observations are bytes from 0 to 255.
         channels: output channels of each convolution; 32 in SAC-AE.
-        strides: stride of each convolution, whose kernel has 3 x 3 pixels; 2, 1, 1, 1 in SAC-AE.
+        strides: stride of each convolution, with kernel size 3; 2, 1, 1, 1 in SAC-AE.
         out_dim: number of latent features, ``Z``; 50 in SAC-AE.
-        context: context of each task, which is appended to the features and trained by auxiliary
-            losses alone, ``(spec) -> TaskConditioning``; None for none.
-        channels_last: whether a pixel's channels lie together in memory, which saves about a tenth
-            of the time of an update in bf16-mixed on a CPU.
+        context: task context, ``(spec) -> TaskConditioning``, which is appended to the features
+            and trained only by auxiliary losses; None for no context.
+        channels_last: whether to use the channels-last memory format, which makes updates in
+            bf16-mixed on a CPU about 10 % faster.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class PixelEncoder(ProjectedEncoder):
 
 
 class PixelDecoder(nn.Module):
-    """Map latent features to images by transposed convolutions, a ``PixelEncoder`` backwards.
+    """Map latent features to images with transposed convolutions, mirroring ``PixelEncoder``.
 
     Args:
         latent_dim: number of latent features, ``Z``.
         channels: channels of the encoder's convolutions.
         strides: strides of the encoder's convolutions.
-        sizes: height and width of an image before each of them and after the last.
+        sizes: height and width of an image before each convolution and after the last.
         observation_shape: shape of an observation.
     """
 
@@ -124,7 +124,7 @@ class PixelDecoder(nn.Module):
             stride = strides[index]
             is_last = index == 0
             out_channels = int(np.prod(observation_shape[:-2])) if is_last else channels
-            # pixels at the edge that a convolution with this stride leaves out
+            # border pixels that a convolution with this stride skips
             left_out = [
                 before - ((after - 1) * stride + KERNEL)
                 for before, after in zip(sizes[index], sizes[index + 1], strict=True)
@@ -139,14 +139,14 @@ class PixelDecoder(nn.Module):
     def forward(self, z_BZ: Tensor) -> Tensor:
         """Map ``[..., Z]`` to ``[..., S, 3, H, W]``."""
         first_BCHW = self.linear(z_BZ.flatten(0, -2)).unflatten(1, self._first_shape)
-        # on a CPU, transposed convolutions take 1.5 times as long in bfloat16 as in float32
+        # on a CPU, transposed convolutions are 1.5 times slower in bfloat16 than in float32
         with torch.autocast("cpu", enabled=False):
             image_BCHW: Tensor = self.convolutions(first_BCHW.float())
         return image_BCHW.view(*z_BZ.shape[:-1], *self._observation_shape)
 
 
 def is_image(observation_space: Box) -> bool:
-    """Return whether observations are images, one or several stacked ones, and not vectors."""
+    """Return whether observations are images, possibly stacked, instead of vectors."""
     return len(observation_space.shape) >= 3
 
 
@@ -155,15 +155,15 @@ def require_images(observation_space: Box, encoder: str) -> None:
     shape = observation_space.shape
     if not is_image(observation_space):
         raise ConfigurationError(
-            f"the encoder {encoder} takes images,"
-            f" and observations have the shape {shape}: choose an encoder of state vectors"
-            " (-c encoder/mlp), or an environment whose observations are pixels"
+            f"the encoder {encoder} requires images,"
+            f" but observations have shape {shape}: choose an encoder of state vectors"
+            " (-c encoder/mlp), or an environment with pixel observations"
         )
     if observation_space.dtype != np.uint8:
         raise ConfigurationError(
-            f"the encoder {encoder} takes images of bytes (uint8, 0 to 255),"
-            f" and observations are {observation_space.dtype}:"
-            " leave out the transforms that change them before the encoder"
+            f"the encoder {encoder} requires images of bytes (uint8, 0 to 255),"
+            f" but observations are {observation_space.dtype}:"
+            " remove the wrappers or transforms that convert them"
         )
 
 
@@ -179,7 +179,7 @@ def sizes_of(height: int, width: int, strides: Sequence[int]) -> list[tuple[int,
             least = (least - 1) * stride + KERNEL
         raise ConfigurationError(
             f"images of {sizes[0][0]} x {sizes[0][1]} pixels are too small for convolutions with"
-            f" the strides {', '.join(map(str, strides))}: give at least {least} x {least} pixels"
+            f" strides {', '.join(map(str, strides))}: use at least {least} x {least} pixels"
             " (channels come before height and width), or fewer or smaller strides"
             " (model.init_args.encoder.init_args.strides)"
         )
@@ -188,7 +188,7 @@ def sizes_of(height: int, width: int, strides: Sequence[int]) -> list[tuple[int,
 
 @torch.no_grad()
 def delta_orthogonal_(layer: nn.Conv2d | nn.ConvTranspose2d) -> None:
-    """Fill a convolution: an orthogonal matrix at the kernel's center, zeros elsewhere."""
+    """Initialize a convolution: an orthogonal matrix at the kernel's center, zeros elsewhere."""
     center = KERNEL // 2
     nn.init.zeros_(layer.weight)
     nn.init.orthogonal_(layer.weight[:, :, center, center], nn.init.calculate_gain("relu"))

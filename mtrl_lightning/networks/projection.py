@@ -1,9 +1,9 @@
-"""Encoders whose layers actor and critic share, each with a projection of its own behind them.
+"""Encoders whose layers are shared by actor and critic, followed by a separate projection of each.
 
 Yarats et al. 2021, "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images"
-(SAC-AE): the actor's loss trains the actor's projection, and no layer that it shares.
+(SAC-AE): the actor loss trains the actor's projection, but no shared layers.
 
-Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``C`` context, ``F``
+Shapes: ``B`` rows of any tasks ``[B]`` or of a training batch ``[R, n]``, ``C`` context, ``F``
 shared features, ``Z`` features.
 """
 
@@ -22,7 +22,7 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class Projection(nn.Module):
-    """Map shared features by ``tanh(LayerNorm(W x + b))``; entries after them are unchanged.
+    """Map shared features to ``tanh(LayerNorm(W x + b))``; pass on any following entries.
 
     ``W`` is initialized orthogonally, ``b`` with zeros.
 
@@ -40,7 +40,7 @@ class Projection(nn.Module):
 
     def forward(self, x_BF: Tensor) -> Tensor:
         """Map ``[B, F + C]`` to ``[B, Z + C]``; ``C`` may be 0."""
-        # in two dimensions: in three, a product of rows with gaps between them copies them
+        # in two dimensions: in three, a product of non-contiguous rows would copy them
         rows_BF = x_BF.flatten(0, -2)[:, : self.in_dim]
         z_BZ = torch.tanh(self.norm(self.linear(rows_BF))).view(*x_BF.shape[:-1], self.out_dim)
         if x_BF.shape[-1] == self.in_dim:
@@ -49,11 +49,11 @@ class Projection(nn.Module):
 
 
 class ProjectedEncoder(Encoder):
-    """Base of encoders with layers that the actor shares and a projection that it does not share.
+    """Base of encoders with layers shared with the actor and a projection that is not shared.
 
     A subclass builds its layers, calls ``add_projection``, and computes the layers in ``layers``.
-    With a context, the output is ``projection(layers(o)) || sg(context(task))``: the losses of
-    critic and actor do not train the context.
+    With a context, the output is ``projection(layers(o)) || sg(context(task))``: actor and critic
+    losses do not train the context.
 
     Args:
         spec: the tasks.
@@ -71,19 +71,19 @@ class ProjectedEncoder(Encoder):
         latent_dim: int,
         context: Callable[[EnvSpec], TaskConditioning] | None,
     ) -> None:
-        """Build the network behind the layers.
+        """Build the projection that follows the layers, and the context.
 
         Args:
             shared_dim: number of features of the layers, ``F``.
             latent_dim: number of projected features, ``Z``.
-            context: the tasks' context; None for none.
+            context: the task context; None for no context.
         """
         at_least(1, out_dim=latent_dim)
         self.out_dim = latent_dim
         if context is not None:
             self.context = context(self._spec)
             self.out_dim += self.context.out_dim
-        # last, because gradient methods look at the last layer that the critic's loss trains
+        # last, because gradient methods use the last layer that the critic loss trains
         self.projection = Projection(shared_dim, latent_dim)
 
     def layers(self, observation_BD: Tensor) -> Tensor:
@@ -121,13 +121,13 @@ class ProjectedEncoder(Encoder):
         out_dim: int,
         spec: EnvSpec,
     ) -> Network:
-        """Build a policy's network behind a new projection, which the actor trains by its loss."""
+        """Build a policy network after a new projection, which the actor loss trains."""
         network = super().make_actor(make_network, in_dim, out_dim, spec)
         return ProjectedNetwork(self.make_projection(), network)
 
 
 class ProjectedNetwork(Network):
-    """Apply a projection, which tasks share, and then a network.
+    """Apply a projection shared by all tasks, then a network.
 
     Args:
         projection: maps shared features to the network's inputs.
@@ -144,11 +144,11 @@ class ProjectedNetwork(Network):
         return self.network(self.projection(x_BF), task_B)  # type: ignore[no-any-return]
 
     def mask_losses(self, loss_R: Tensor) -> Tensor:
-        """Return the network's result."""
+        """Return the losses masked by the network."""
         return self.network.mask_losses(loss_R)
 
     def after_step(self, loss_R: Tensor, task_R: Tensor, generator: torch.Generator) -> None:
-        """Let the network change its parameters."""
+        """Call ``after_step`` of the network."""
         self.network.after_step(loss_R, task_R, generator)
 
     @property

@@ -1,4 +1,4 @@
-"""Nothing shared: one network per task."""
+"""One network per task, without shared parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mtrl_lightning.spec import EnvSpec
 class Separate(Network):
     """Train one MLP per task, without task input.
 
-    This is "one SAC agent per task" in mtrl's tables (Sodhani et al. 2021): the reference for
+    Corresponds to "one SAC agent per task" in mtrl's tables (Sodhani et al. 2021), the baseline for
     networks that share parameters.
 
     Args:

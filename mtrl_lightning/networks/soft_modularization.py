@@ -1,4 +1,4 @@
-"""Soft modularization: the task routes features through layers of modules.
+"""Soft modularization: task-dependent routing of features through layers of modules.
 
 Yang et al. 2020, "Multi-Task Reinforcement Learning with Soft Modularization".
 
@@ -21,14 +21,14 @@ from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 ROUTING_BOUND = 3e-3
-"""Bound of the uniform initial values of the routing's output layers, as in the authors' program.
+"""Bound of the uniform initial values of the routing's output layers, as in the authors' code.
 
 The initial routing is nearly uniform.
 """
 
 
 class SoftModularization(Network):
-    """Route features through ``L`` layers of ``M`` modules by observation and task.
+    """Route features through ``L`` layers of ``M`` modules depending on observation and task.
 
     With ``z = f(x) * h(task)``, equations 2 to 5 of the paper:
 
@@ -36,13 +36,13 @@ class SoftModularization(Network):
       inputs ``j`` of a module;
     - ``g_i^1 = relu(f(x))`` and ``g_i^(l+1) = sum_j softmax(p^l)_ij relu(W_j^l g_j^l)``.
 
-    The paper sums the modules of the last layer. Here a last routing of ``M`` numbers weights them,
-    as in the authors' program; otherwise ``p^L`` would have no use. The authors' program differs
-    from the paper, and from this class, in further points:
+    The paper sums the modules of the last layer. Here a final routing of ``M`` numbers weights
+    them, as in the authors' code; otherwise ``p^L`` would be unused. The authors' code also differs
+    from the paper, and from this class, as follows:
 
-    - ReLU follows the mixing, ``relu(sum_j softmax(p^l)_ij W_j^l g_j^l)``, and not each module;
-    - the routing of a layer depends on the routings of all earlier layers, concatenated and after
-      their softmax, and not on the logits ``p^l`` of the previous layer alone;
+    - ReLU follows the mixing, ``relu(sum_j softmax(p^l)_ij W_j^l g_j^l)``, instead of each module;
+    - the routing of a layer depends on the concatenated routings of all earlier layers, after the
+      softmax, instead of only on the previous layer's logits ``p^l``;
     - two gating layers of 256 features between ``relu(z)`` and the routing replace ``z``.
 
     Args:
@@ -55,8 +55,8 @@ class SoftModularization(Network):
         embedding_dim: size of ``f`` and ``h`` (``D`` in the paper; 400). ``f`` has two layers of
             this size.
         output_bound: bound of the uniform initial values of the output layer (0: 1 / sqrt(width)).
-        conditioning: task conditioning, from which ``h`` is computed; None for the
-            algorithm's ``conditioning``, or else the one-hot.
+        conditioning: task conditioning, from which ``h`` is computed; None for the algorithm's
+            ``conditioning``, by default the one-hot task ID.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SoftModularization(Network):
         return y_BO.view(*task_B.shape, y_BO.shape[-1])  # type: ignore[no-any-return]
 
     def route(self, f_BZ: Tensor, task_B: Tensor) -> list[Tensor]:
-        """Return the routing after the softmax: ``[B, M, M]`` per layer, ``[B, 1, M]`` last."""
+        """Return the softmax routing weights: ``[B, M, M]`` per layer, ``[B, 1, M]`` last."""
         z_BZ = f_BZ * self.task_encoder(self.conditioning(task_B))
         p_BP = self.routing[0](z_BZ.relu())
         logits = [p_BP]
@@ -120,5 +120,5 @@ class SoftModularization(Network):
         return [p_BP.unflatten(-1, (-1, num_modules)).softmax(-1) for p_BP in logits]
 
     def task_axes(self) -> Mapping[str, TaskAxis]:
-        """Return the columns of ``h`` that multiply a one-hot."""
+        """Return the columns of ``h`` that multiply a one-hot task ID."""
         return self.conditioning.columns("task_encoder.weight")

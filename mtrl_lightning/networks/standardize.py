@@ -1,6 +1,6 @@
 """Standardized observations: an encoder with running statistics.
 
-Shapes: ``B`` rows of any tasks ``[B]`` or of a learning batch ``[R, n]``, ``N`` rows of a task,
+Shapes: ``B`` rows of any tasks ``[B]`` or of a training batch ``[R, n]``, ``N`` rows of a task,
 ``T`` tasks, ``D`` observation.
 """
 
@@ -22,36 +22,36 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.utils.moments import union
 
 ROUNDS = 8
-"""How often a batch is clipped, each time by the statistics with it as clipped before. Where 0.1 %
-of its rows are far from the others, each time removes nine tenths of the variance that they add.
+"""Number of times a batch is clipped, each time with statistics that include the previously
+clipped batch. If 0.1 % of its rows are outliers, each round removes 90 % of the variance they add.
 """
 
 
 class Standardize(Identity):
-    """Standardize a state vector by the mean and standard deviation of the first batches.
+    """Standardize a state vector with the mean and standard deviation of the first batches.
 
-    Positions in MetaWorld differ by centimetres from episode to episode, a difference that is small
-    for a network. The statistics are frozen after ``num_updates``, because networks trained with
-    some statistics give wrong values with others.
+    Positions in MetaWorld differ by centimeters between episodes, which is a small difference for a
+    network. The statistics are frozen after ``num_updates``, because networks are only valid with
+    the statistics they were trained with.
 
-    Where fewer than one in ``1 + clip^2`` observations lie far from the others (1 % with 10), they
-    count in the statistics as if they lay ``clip`` standard deviations from the mean. An object
-    that falls from MetaWorld's table does so for the rest of the episode, up to 190 m in 500 steps.
-    Unclipped, such observations made the standard deviation of an object's height ten times as
-    large in a run of MT50, and centimetres were lost.
+    If fewer than one in ``1 + clip^2`` observations are outliers (1 % for a clip of 10), they enter
+    the statistics as if they were ``clip`` standard deviations from the mean. An object that falls
+    off MetaWorld's table keeps falling for the rest of the episode, up to 190 m in 500 steps.
+    Without clipping, such observations increased the standard deviation of an object's height
+    tenfold in a run on MT50, so that centimeters no longer mattered.
 
-    With statistics per task, a task that is not trained has those of all trained tasks whose
-    observations have its size; its observations stay as they are if there is none.
+    With statistics per task, an untrained task uses those of all trained tasks with the same
+    observation size; without such tasks, its observations are not standardized.
 
     Args:
         spec: the tasks; observations are vectors.
-        num_updates: number of first updates whose batches are used, at least 1.
+        num_updates: number of initial updates whose batches are used, at least 1.
         min_std: lower bound of the standard deviations, above 0.
-        clip: largest absolute value of the output, in standard deviations, above 1. The
-            statistics clip by it, too: below 5 it makes the deviations of ordinary observations
-            smaller.
-        per_task: whether each task has statistics of its own; None for a task's own where
-            observations are of different sizes, and one set for all tasks otherwise.
+        clip: largest absolute value of the output, in standard deviations, above 1. The statistics
+            are clipped, too: values below 5 reduce the standard deviations of ordinary
+            observations.
+        per_task: whether each task has its own statistics; None for statistics per task if
+            observation sizes differ, and shared statistics otherwise.
     """
 
     mean_D: Tensor
@@ -59,7 +59,7 @@ class Standardize(Identity):
     mean_TD: Tensor
     variance_TD: Tensor
     rows_T: Tensor
-    """Rows of each task in its statistics; negative where they are another run's, and frozen."""
+    """Rows of each task in its statistics; negative if they are frozen ones of another run."""
     count: Tensor
 
     def __init__(
@@ -82,8 +82,8 @@ class Standardize(Identity):
         differ = len(set(self._sizes)) > 1
         if differ and per_task is False:
             raise ConfigurationError(
-                "Standardize has per_task false, and the tasks' observations have the sizes"
-                f" {', '.join(map(str, self._sizes))}: the same place has another meaning in each;"
+                "Standardize has per_task false, but the tasks' observations have different sizes"
+                f" ({', '.join(map(str, self._sizes))}), so their entries cannot share statistics:"
                 " set model.init_args.encoder.init_args.per_task to null"
             )
         self._per_task = differ if per_task is None else per_task
@@ -96,7 +96,7 @@ class Standardize(Identity):
             self.register_buffer("variance_D", torch.ones(self.out_dim))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self._train_tasks = list(spec.train_tasks)
-        # the same numbers on the host, which would have to wait for a GPU's
+        # host copies, so that reading them does not synchronize with the GPU
         self._seen = 0
         self._task_rows = [0] * spec.num_tasks
         self.register_load_state_dict_post_hook(Standardize._read_numbers)
@@ -141,9 +141,9 @@ class Standardize(Identity):
         return dict.fromkeys(names, TaskAxis(has_mean=False))
 
     def keep_tasks(self, tasks: Sequence[int]) -> None:
-        """Freeze the statistics of tasks that come from another run; the others are yet to be seen.
+        """Freeze the statistics of tasks copied from another run, but learn those of the others.
 
-        Shared statistics stay as they came.
+        Shared statistics are not changed.
         """
         if not self._per_task or len(tasks) == len(self._sizes):
             return
@@ -158,7 +158,7 @@ class Standardize(Identity):
             num_rows = len(rows_ND)
             if num_rows == 0 or self._task_rows[task] < 0:
                 continue
-            if self._task_rows[task] == 0:  # its entries are not from rows of the task
+            if self._task_rows[task] == 0:  # its entries are not computed from the task's rows
                 self.mean_TD[task] = 0
                 self.variance_TD[task] = 0
             self.rows_T[task] += num_rows
@@ -168,9 +168,9 @@ class Standardize(Identity):
         self._fill_unseen()
 
     def _add_rows(self, mean_D: Tensor, variance_D: Tensor, rows_ND: Tensor, weight: float) -> None:
-        """Change mean and variance, in place, to those of a union with rows of this weight in it.
+        """Update mean and variance in place to those of the union with rows of this total weight.
 
-        The rows are clipped by the union's statistics. With clipped rows its deviation is smaller,
+        The rows are clipped with the union's statistics. Clipping reduces its standard deviation,
         so they are clipped again, ``ROUNDS`` times.
         """
 
@@ -198,7 +198,7 @@ class Standardize(Identity):
         return [of_trained.get(task, none_0D) for task in range(len(self._sizes))]
 
     def _fill_unseen(self) -> None:
-        """Give tasks without statistics the pooled ones of tasks with observations alike."""
+        """Assign to tasks without statistics the pooled ones of tasks with equal sizes."""
         for task, size in enumerate(self._sizes):
             seen = [i for i, rows in enumerate(self._task_rows) if rows and self._sizes[i] == size]
             if seen and task not in seen:
@@ -208,14 +208,14 @@ class Standardize(Identity):
                 self.variance_TD[task] = self.variance_TD[seen].mean(0) + between_D
 
     def _read_numbers(self, _: Any = None) -> None:
-        """Read the numbers of updates and rows that were loaded or changed."""
+        """Copy the numbers of updates and rows to the host."""
         self._seen = int(self.count)
         if self._per_task:
             self._task_rows = self.rows_T.tolist()
 
 
 def _of_all_ranks(observation_BD: Tensor, task_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of all ranks, rank after rank: with all of a task the ranks clip alike."""
+    """Gather the rows of all ranks, in rank order, so that all ranks clip identically."""
     if distributed.world_size() == 1:
         return observation_BD, task_B
     if task_B.ndim == 1:

@@ -1,4 +1,4 @@
-"""What belongs to single tasks: declared once, by ``task_axes``, and everything derived from it.
+"""Tensors of single tasks: declared by ``task_axes``, from which everything else is derived.
 
 Shapes: ``T`` tasks.
 """
@@ -18,7 +18,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import EnvSpec
 
 UntrainedParameters = Literal["mean", "own"]
-"""``mean``: the mean over the trained tasks; ``own``: a task's own parameters, never trained."""
+"""``mean``: the mean over the trained tasks; ``own``: a task's own, untrained parameters."""
 
 
 class TaskAxis(NamedTuple):
@@ -31,11 +31,11 @@ class TaskAxis(NamedTuple):
     axis: int = 0
     start: int = 0
     has_mean: bool = True
-    """Whether the mean of the trained tasks' blocks can replace the block of an untrained or a new
-    task. It cannot for networks of several layers, whose hidden units have another order in each
-    task, nor for statistics."""
+    """Whether the mean of the trained tasks' blocks can replace the block of an untrained or new
+    task. Not so for multi-layer networks, whose hidden units are permuted between tasks, nor for
+    statistics."""
     task: str | None = None
-    """Name of the one task that the whole tensor belongs to; None for an axis of all tasks."""
+    """Name of the single task that the entire tensor belongs to; None for an axis of all tasks."""
 
     def blocks(self, tensor: Tensor, num_tasks: int) -> Tensor:
         """Return the view ``[T, ...]`` of a tensor's blocks."""
@@ -45,12 +45,12 @@ class TaskAxis(NamedTuple):
 
 @runtime_checkable
 class HasTaskAxes(Protocol):
-    """A module that declares which of its tensors have something for each task."""
+    """A module that declares which of its tensors have an axis of tasks."""
 
     def task_axes(self) -> Mapping[str, TaskAxis | None]:
         """Return the axis of each tensor that has one, by the tensor's name in the module.
 
-        Inner modules with this method declare their own tensors; the declaration of an outer module
+        Submodules with this method declare their own tensors; the declaration of a parent module
         takes precedence, and None withdraws one. An entry of the extra state is named
         ``_extra_state.KEY``.
         """
@@ -61,7 +61,7 @@ def task_axes(module: nn.Module, prefix: str = "") -> dict[str, TaskAxis]:
 
     Args:
         module: the module.
-        prefix: beginning of the names.
+        prefix: prefix of the names.
     """
     axes: dict[str, TaskAxis | None] = {}
     for name, child in module.named_children():
@@ -72,10 +72,10 @@ def task_axes(module: nn.Module, prefix: str = "") -> dict[str, TaskAxis]:
 
 
 def shared_parameters(network: nn.Module) -> list[Parameter]:
-    """Return the parameters that several tasks use, from input to output.
+    """Return the parameters used by several tasks, from input to output.
 
-    These are all except those that consist of the tasks' blocks. The parameters of task
-    conditionings are inputs of the network, and count as shared.
+    These are all parameters except those with one block per task. The parameters of task
+    conditionings are inputs of the network and count as shared.
     """
     axes = task_axes(network)
     inputs = {
@@ -100,15 +100,15 @@ def last_shared_weight(network: nn.Module) -> Parameter | None:
 
 
 class UntrainedTasks:
-    """The tasks that are evaluated without being trained, and the parameters with which they act.
+    """The tasks that are evaluated without being trained, and the parameters they use.
 
-    Untrained tasks are unseen, as in HiP-BMDP (Zhang et al. 2021, arXiv 2007.07206): their input is
-    the mean of the trained tasks' inputs, and everything computed from it follows. The mean of
-    linear heads has the mean of their outputs.
+    Untrained tasks are unseen, as in HiP-BMDP (Zhang et al. 2021, arXiv 2007.07206): their task
+    input is the mean of the trained tasks' inputs. The mean of linear heads yields the mean of
+    their outputs.
 
     Args:
         spec: the tasks.
-        parameters: of the untrained tasks.
+        parameters: parameters of the untrained tasks.
     """
 
     def __init__(self, spec: EnvSpec, parameters: UntrainedParameters = "mean") -> None:
@@ -129,7 +129,7 @@ class UntrainedTasks:
         return f"Evaluated without training: {', '.join(names)}. {self.explanation}"
 
     def check(self, modules: Mapping[str, nn.Module]) -> None:
-        """Check that the networks that act have no parameters of a task whose mean means nothing.
+        """Check that the policy has no per-task parameters whose mean is not meaningful.
 
         Args:
             modules: the networks by name.
@@ -139,20 +139,20 @@ class UntrainedTasks:
             for parameter, _ in module.named_parameters():
                 if parameter in axes and not axes[parameter].has_mean:
                     raise ConfigurationError(
-                        f"some tasks are evaluated without being trained, and {name} has layers for"
-                        f" each task ({parameter}), whose mean means nothing: choose another"
-                        " network, or set model.init_args.untrained_tasks to own (these layers stay"
-                        " as initialized)"
+                        f"some tasks are evaluated without being trained, but {name} has layers per"
+                        f" task ({parameter}), whose mean is not meaningful: choose another"
+                        " network, or set model.init_args.untrained_tasks to own (these layers keep"
+                        " their initial weights)"
                     )
 
     @torch.no_grad()
     def fill(self, modules: Mapping[str, nn.Module]) -> None:
-        """Replace the untrained tasks' blocks, in place, by the mean of the trained tasks' blocks.
+        """Replace the untrained tasks' blocks in place with the mean of the trained tasks' blocks.
 
-        Training uses none of them.
+        Training does not use them.
 
         Args:
-            modules: the networks that act, by name.
+            modules: the policy's networks by name.
         """
         for module in modules.values() if self._has_mean else ():
             tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
