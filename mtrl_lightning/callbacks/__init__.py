@@ -1,4 +1,4 @@
-"""When things happen: rollout, evaluation, logging, checkpoints."""
+"""Lightning callbacks: rollouts, evaluation, logging, checkpoints, resets, videos."""
 
 from mtrl_lightning.callbacks.checkpoint import BestCheckpoint, EnvStepCheckpoint
 from mtrl_lightning.callbacks.curves import CurvesCallback

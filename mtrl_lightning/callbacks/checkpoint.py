@@ -1,4 +1,4 @@
-"""Lightning's ``ModelCheckpoint`` with environment steps, and with the metrics of evaluations."""
+"""Lightning's ``ModelCheckpoint`` on a schedule of environment steps, and for evaluations."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from mtrl_lightning.schedules import Every
 class EnvStepCheckpoint(ModelCheckpoint):
     """Save a checkpoint every N environment steps, at the end, and when a signal ends the run.
 
-    ``last.ckpt`` is a link to the newest. The replay of an off-policy algorithm is in
-    ``replay/`` of the run's folder; its files are deleted when no checkpoint needs them.
+    ``last.ckpt`` is a link to the newest checkpoint. The replay of an off-policy algorithm is saved
+    in ``replay/`` in the run folder; its files are deleted when no checkpoint needs them.
 
     Args:
         every_n_env_steps: environment steps between two checkpoints.
-        save_top_k: checkpoints kept, the newest; -1 keeps all.
-        dirpath: their folder; None for ``checkpoints/`` in the run's folder.
-        save_last: whether the newest one is also named ``last.ckpt``.
-        options: those of ``ModelCheckpoint`` that do not decide when to save.
+        save_top_k: number of newest checkpoints to keep; -1 keeps all.
+        dirpath: folder of the checkpoints; None for ``checkpoints/`` in the run folder.
+        save_last: whether to also save the newest checkpoint as ``last.ckpt``.
+        options: arguments of ``ModelCheckpoint`` that do not determine when to save.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class EnvStepCheckpoint(ModelCheckpoint):
         super().__init__(
             dirpath,
             filename="{env_steps}",
-            # the newest have the largest number of updates
+            # the newest checkpoints have the largest number of updates
             monitor="step",
             mode="max",
             save_top_k=save_top_k,
@@ -60,14 +60,14 @@ class EnvStepCheckpoint(ModelCheckpoint):
         return "checkpoint"
 
     def format_checkpoint_name(self, metrics: dict[str, Any], *args: Any, **options: Any) -> str:
-        """Return the name of a file; its ``env_steps`` are those of the run."""
+        """Return the file name, with the run's environment steps as ``env_steps``."""
         name = super().format_checkpoint_name(metrics, *args, **options)
         return name.replace("env_steps=0", f"env_steps={self._env_steps:012d}")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save when it is due; a run that ends here is saved at its end."""
+        """Save if a checkpoint is due; the last one is saved at the end of training."""
         data = data_of(trainer)
         is_due = data.is_step_finished and self._schedule(data.counters.env_steps)
         if is_due and not trainer.should_stop:
@@ -75,10 +75,10 @@ class EnvStepCheckpoint(ModelCheckpoint):
                 self.save(trainer, pl_module)
 
     def save(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save, unless this update is saved already.
+        """Save a checkpoint unless there already is one of this update.
 
         Raises:
-            OSError: on all processes, if the disk is full or broken.
+            OSError: on all processes, if the checkpoint cannot be written.
         """
         self._env_steps = data_of(trainer).counters.env_steps
         super().on_train_batch_end(trainer, pl_module, None, None, 0)
@@ -87,19 +87,19 @@ class EnvStepCheckpoint(ModelCheckpoint):
         """Leave evaluations to ``BestCheckpoint``."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the end of the run."""
+        """Save the final checkpoint."""
         try:
             self.save(trainer, pl_module)
         except OSError as error:
             raise ConfigurationError(
-                f"the run's end could not be saved ({error}): free the disk, then resume from"
-                f" {self.last_model_path or 'the start'}"
+                f"the final checkpoint could not be saved ({error}): free disk space, then resume"
+                f" from {self.last_model_path or 'the start'}"
             ) from error
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Save a run that a signal has ended, or that is out of restarts."""
+        """Save a run that was interrupted by a signal or has no restarts left."""
         data = data_of(trainer)
         if not isinstance(exception, (Interrupted, RestartsExhaustedError)):
             super().on_exception(trainer, pl_module, exception)
@@ -112,7 +112,7 @@ class EnvStepCheckpoint(ModelCheckpoint):
                     trainer.save_checkpoint(self.last_model_path)
         if self.last_model_path:
             rank_zero_info(
-                "\nInterrupted and saved; continue with mtrl-lightning fit --resume"
+                "\nInterrupted and saved; resume with mtrl-lightning fit --resume"
                 f" {data.folder} (Python: ckpt_path={self.last_model_path!r})"
             )
 
@@ -121,7 +121,7 @@ class EnvStepCheckpoint(ModelCheckpoint):
         return {**super().state_dict(), "schedule": self._schedule.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore them."""
+        """Restore Lightning's state and the schedule."""
         self._schedule.load_state_dict(state_dict["schedule"])
         super().load_state_dict(_in_folder(state_dict, self.dirpath))
 
@@ -130,14 +130,14 @@ class BestCheckpoint(ModelCheckpoint):
     """Keep the checkpoint of the best evaluation as ``best.ckpt``.
 
     Args:
-        monitor: metric of an evaluation, such as ``eval/return`` or ``eval/success/reach-v3``; None
-            for the success of the first evaluated split, or its score where the benchmark has no
-            success, or its return where it has no score either.
+        monitor: evaluation metric, such as ``eval/return`` or ``eval/success/reach-v3``; None for
+            the success of the first evaluated split, or its score if the benchmark has no success,
+            or its return if it has neither.
         mode: whether the largest (``max``) or the smallest (``min``) value is best.
-        save_top_k: checkpoints kept, the best; 0 for none.
-        filename: their name.
-        dirpath: their folder; None for ``checkpoints/`` in the run's folder.
-        options: further options of ``ModelCheckpoint``.
+        save_top_k: number of best checkpoints to keep; 0 for none.
+        filename: file name of the checkpoints.
+        dirpath: folder of the checkpoints; None for ``checkpoints/`` in the run folder.
+        options: further arguments of ``ModelCheckpoint``.
     """
 
     def __init__(
@@ -172,10 +172,10 @@ class BestCheckpoint(ModelCheckpoint):
             metric = main_metric(data.spec)
             self.monitor = next(name for name in known if name.endswith(f"/{metric}"))
         if not known:
-            self.save_top_k = 0  # nothing is evaluated
+            self.save_top_k = 0  # the benchmark has no evaluated splits
         elif self.save_top_k != 0 and self.monitor not in known:
             raise ConfigurationError(
-                f"best.monitor is {self.monitor!r}: give a metric of an evaluation, such as"
+                f"best.monitor is {self.monitor!r}: give an evaluation metric, such as"
                 f" {', '.join(known[:3])}"
             )
         super().setup(trainer, pl_module, stage)
@@ -191,7 +191,7 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 def _in_folder(state: dict[str, Any], folder: Any) -> dict[str, Any]:
-    """Return the state of a ``ModelCheckpoint`` with the files in this folder: runs are moved."""
+    """Replace the folder in the paths of a ``ModelCheckpoint``'s state: the run may have moved."""
 
     def moved(path: str) -> str:
         return os.path.join(folder, os.path.basename(path)) if path else path
@@ -204,11 +204,11 @@ def _in_folder(state: dict[str, Any], folder: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _warning_of_the_disk() -> Iterator[None]:
-    """Let training continue where a checkpoint cannot be written: the next one is tried."""
+    """Warn and continue training if a checkpoint cannot be written."""
     try:
         yield
     except OSError as error:
         rank_zero_warn(
-            f"the checkpoint could not be written ({error}): the previous ones are kept and the run"
-            " continues; free the disk"
+            f"the checkpoint could not be written ({error}): free disk space; training continues"
+            " and keeps the previous checkpoints"
         )

@@ -1,4 +1,4 @@
-"""curves.png in the run's folder."""
+"""Learning curves as ``curves.png`` in the run folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mtrl_lightning.compare.charts import plot_curves
 
 
 class CurvesCallback(Callback):
-    """Draw ``curves.png`` after each evaluation; W&B and TensorBoard get it as ``curves``."""
+    """Plot ``curves.png`` after each evaluation, and log it to W&B and TensorBoard."""
 
     order: ClassVar[int] = 4
 
@@ -20,12 +20,12 @@ class CurvesCallback(Callback):
         self._warn_once = WarnOnce()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the curves."""
+        """Plot the curves."""
         if not is_evaluation_of_run(trainer) or not trainer.is_global_zero:
             return
         data = data_of(trainer)
-        failure = "curves.png could not be drawn"
-        with self._warn_once(failure, "it is drawn again after the next evaluation"):
+        failure = "curves.png could not be plotted"
+        with self._warn_once(failure, "it is plotted again after the next evaluation"):
             path = plot_curves(data.folder)
             for logger in trainer.loggers:
                 log_image(logger, "curves", path, data.counters.env_steps)

@@ -1,4 +1,4 @@
-"""The callbacks that a run needs."""
+"""The callbacks that every run needs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,9 @@ NEEDED: tuple[type[Callback], ...] = (
 
 
 def missing_callbacks(trainer: Trainer) -> list[Callback]:
-    """Return the callbacks that a run needs and the trainer does not have.
+    """Return the required callbacks that the trainer does not have yet.
 
-    Lightning's own progress bars count updates without a total: ours takes their place.
-
-    Args:
-        trainer: of the run.
+    ``EnvStepProgressBar`` replaces Lightning's progress bars, which count updates without a total.
     """
     present: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     missing = [kind() for kind in NEEDED if not any(isinstance(one, kind) for one in present)]

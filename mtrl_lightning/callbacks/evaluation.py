@@ -1,4 +1,4 @@
-"""Evaluate every task in Lightning's validation, for ``fit``, ``validate`` and ``test``."""
+"""Evaluate every task in Lightning's validation loop, in ``fit``, ``validate`` and ``test``."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from mtrl_lightning.utils.text import text_table, with_interval
 NEVER = 2**62
 """A ``val_check_batch`` that no run reaches; ``inf`` would mean the end of each epoch."""
 COLUMNS = {"success": "7.2f", "success_last": "12.2f", "return": "9.1f", "score": "6.3f"}
-"""The columns of the table that an evaluation prints, and the formats of their values."""
+"""The columns of the table printed by an evaluation, and their formats."""
 
 
 class EvaluationCallback(Callback):
     """Run test episodes of every evaluated split, log the results and print a table of each.
 
-    An evaluation is one batch of Lightning's validation, in ``fit``, ``validate`` and ``test``; its
-    results are in ``trainer.callback_metrics``. ``test`` visits every goal of a task once. Several
-    processes divide the environments among them, and all get the results.
+    An evaluation is one batch of Lightning's validation loop, in ``fit``, ``validate`` and
+    ``test``; its results are in ``trainer.callback_metrics``. ``test`` visits every goal of a task
+    once. The environments are divided among processes, and all processes get the results.
 
     Args:
-        every: environment steps between two evaluations; there is one at the end, too. None for
-            ``trainer.val_check_interval`` if that is given, and for about ten in a run otherwise.
+        every: environment steps between two evaluations; there is always one at the end. None for
+            ``trainer.val_check_interval`` if it is set, otherwise for about ten evaluations.
         num_episodes: test episodes per task; 50 visit each of MetaWorld's goals once.
         envs_per_task: environments per task, stepped together.
-        num_workers: worker processes; None for all cores, 0 for this process.
-        timeout: seconds to wait for a worker before it counts as hung.
-        max_restarts: how often, from one start of the program to its end, an evaluation is repeated
-            because an environment or its worker broke. At the next fault the run saves and ends.
-        at_start: whether there is one before the first environment step, too.
+        num_workers: worker processes; None for one per core, 0 to use this process.
+        timeout: seconds after which an unresponsive worker counts as hung.
+        max_restarts: number of times an evaluation is repeated after a fault of an environment or
+            its worker, counted since the program started. The next fault saves and ends the run.
+        at_start: whether to also evaluate before the first environment step.
     """
 
     order: ClassVar[int] = 2
@@ -80,11 +80,11 @@ class EvaluationCallback(Callback):
         self._at_start = at_start
         self._evaluators: list[Evaluator] = []
         self._is_due = False
-        """Whether an evaluation follows this batch; a run that is resumed here begins with it."""
+        """Whether an evaluation follows this batch; a run resumed here starts with it."""
         self.results: dict[str, float] = {}
         """Metrics of the last evaluation."""
         self.success_intervals: dict[str, tuple[float, float]] = {}
-        """95 % intervals of the success of the last evaluation, by the metric's name."""
+        """95 % confidence intervals of the last evaluation's success, by metric name."""
         self.evaluated_at = -1
         """Environment steps at the last evaluation."""
 
@@ -94,19 +94,19 @@ class EvaluationCallback(Callback):
         return "evaluation"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Prepare an evaluator for each split but the first, which is trained on."""
+        """Create an evaluator for each split except the first, which is used for training."""
         data = data_of(trainer)
         interval = trainer.val_check_interval
         has_interval = interval != 1.0
         if has_interval and not isinstance(interval, int):
             raise ConfigurationError(
-                f"trainer.val_check_interval is {interval}: give a number of batches, or"
+                f"trainer.val_check_interval is {interval}: give a number of batches, or set"
                 " evaluation.every in environment steps"
             )
         if self._every is not None and has_interval:
             raise ConfigurationError(
                 f"trainer.val_check_interval {interval} and evaluation.every"
-                f" {self._every.interval} are both given: give one"
+                f" {self._every.interval} are mutually exclusive: set only one"
             )
         if self._every is None and not has_interval:
             self._every = Every(_default_interval(data, self._num_episodes))
@@ -147,10 +147,10 @@ class EvaluationCallback(Callback):
             )
         return evaluators
 
-    # when
+    # schedule
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make an evaluation that was due at the checkpoint, or one before the first step."""
+        """Run an evaluation that was due at the checkpoint, or the one before the first step."""
         if self._every is not None:
             trainer.val_check_batch = NEVER
         data = data_of(trainer)
@@ -171,12 +171,12 @@ class EvaluationCallback(Callback):
         else:
             is_due = data.is_step_finished and self._every(data.counters.env_steps)
             trainer.val_check_batch = 1 if is_due else NEVER
-        # Lightning evaluates by itself where should_stop is set, and not at its own limits
+        # Lightning validates if should_stop is set, but not at its own limits
         if _is_last_batch(trainer, data):
             is_due, trainer.val_check_batch = True, 1
         self._is_due = is_due or trainer.should_stop
 
-    # what
+    # results
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate."""
@@ -217,7 +217,7 @@ class EvaluationCallback(Callback):
         self.results = results
         self.success_intervals = intervals
         self.evaluated_at = env_steps
-        # rows go to the loggers by environment steps, in double precision
+        # log_row passes them to the loggers with environment steps, in double precision
         pl_module.log_dict(results, logger=False, sync_dist=distributed.world_size() > 1)
         if is_fitting(trainer):
             log_row(trainer, env_steps, results)
@@ -244,11 +244,11 @@ class EvaluationCallback(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """End the workers."""
+        """Shut down the workers."""
         self._close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """End the workers."""
+        """Shut down the workers."""
         self._close()
 
     def _close(self) -> None:
@@ -259,7 +259,7 @@ class EvaluationCallback(Callback):
 def _evaluate_split(evaluator: Evaluator, policy: Policy, data: TaskData) -> Evaluation:
     if distributed.world_size() == 1:
         return evaluator.evaluate(policy, data.check_signals)
-    # processes have different numbers of steps: a signal is looked at when all are done
+    # processes run different numbers of steps: signals are checked when all have finished
     faults = (RestartsExhaustedError, EnvironmentFaultError, PolicyFaultError)
     with distributed.raise_on_all_ranks(*faults):
         finished = evaluator.run(policy)
@@ -267,7 +267,7 @@ def _evaluate_split(evaluator: Evaluator, policy: Policy, data: TaskData) -> Eva
 
 
 def _is_last_batch(trainer: Trainer, data: TaskData) -> bool:
-    """Return whether one of Lightning's own limits ends the training after this batch."""
+    """Return whether one of Lightning's own limits ends training after this batch."""
     if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
         return True
     is_last_epoch = trainer.max_epochs == trainer.current_epoch + 1
@@ -276,14 +276,14 @@ def _is_last_batch(trainer: Trainer, data: TaskData) -> bool:
 
 
 def _default_interval(data: TaskData, num_episodes: int) -> int:
-    """Return a tenth of the run, or more where evaluations would step more than the training."""
+    """Return a tenth of the run, or more if evaluations would make more steps than training."""
     benchmark = data.benchmark
     steps = sum(
         num_episodes * benchmark.horizon_of(split) * len(tasks_of(benchmark, split))
         for split in benchmark.splits[1:]
     )
     if not isinstance(data, EnvData):
-        steps = 0  # training steps no environments, with which they would be compared
+        steps = 0  # offline training makes no environment steps to compare with
     return round_up(max(1, steps, data.total_steps // 10))
 
 
@@ -299,17 +299,17 @@ def table(
     unit: str = "env steps",
     intervals: Mapping[str, tuple[float, float]] | None = None,
 ) -> str:
-    """Return a text table of success, return and score of a split's tasks, and their averages.
+    """Return a text table of the results of a split's tasks, and their averages.
 
-    Its columns are the success in any step, the success in the last step, the return and the score;
-    a benchmark without success or without a score has no such columns.
+    Its columns are the success in any step, the success in the last step, the return and the score,
+    if the benchmark has them.
 
     Args:
-        evaluation: its results.
+        evaluation: results of the split.
         task_names: names of all tasks.
-        env_steps: of the policy.
-        unit: what they are.
-        intervals: by the metric's name.
+        env_steps: environment steps with which the policy was trained.
+        unit: unit of these steps.
+        intervals: confidence intervals by metric name.
     """
     prefix = metric_prefix(evaluation.split)
 

@@ -1,4 +1,4 @@
-"""An algorithm's images after each evaluation, and images in loggers."""
+"""An algorithm's images after each evaluation, and image logging."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from mtrl_lightning.callbacks.rollout import data_of, is_fitting
 from mtrl_lightning.runs import replacing
 
 FOLDER = "pictures"
-"""Folder of the images in a run's folder."""
+"""Folder of the images in a run folder."""
 RGB = 3
-"""Number by which TensorBoard's records name colors; viewers use the image's own."""
+"""TensorBoard's code of a color space; viewers use that of the image itself."""
 
 
 class ImagesCallback(Callback):
-    """Write the algorithm's images to ``pictures/`` in the run's folder after each evaluation.
+    """Write the algorithm's images to ``pictures/`` in the run folder after each evaluation.
 
-    Their names end in the environment steps. TensorBoard and W&B show them, too. An algorithm
-    without images writes none.
+    Their names end in the environment steps. They are also logged to W&B and TensorBoard.
     """
 
     order: ClassVar[int] = 4
@@ -41,7 +40,7 @@ class ImagesCallback(Callback):
         data = data_of(trainer)
         env_steps = data.counters.env_steps
         failure = "the algorithm's images could not be written"
-        with self._warn_once(failure, "new ones are tried at the next evaluation"):
+        with self._warn_once(failure, "they are written again at the next evaluation"):
             for name, image in data.algorithm.images().items():
                 path = data.folder / FOLDER / f"{name}_{env_steps:010d}.png"
                 write_image(path, image)
@@ -50,14 +49,14 @@ class ImagesCallback(Callback):
 
 
 def is_evaluation_of_run(trainer: Trainer) -> bool:
-    """Return whether a validation is one of a training run that writes files."""
+    """Return whether a validation belongs to a training run that writes files."""
     return is_fitting(trainer) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 
 class WarnOnce:
-    """Let training continue after an error in a block that only shows results.
+    """Continue training after errors in code that only visualizes results.
 
-    The first error of a kind is a warning; later ones are ignored.
+    The first error of each kind is a warning; later ones are ignored.
     """
 
     def __init__(self) -> None:
@@ -65,12 +64,12 @@ class WarnOnce:
 
     @contextlib.contextmanager
     def __call__(self, failure: str, continuation: str, kind: str = "") -> Iterator[None]:
-        """Return the context of the block.
+        """Return a context manager that turns an error into a warning.
 
         Args:
             failure: beginning of the warning.
             continuation: a clause about the next attempt, after "Training continues, and".
-            kind: of the errors.
+            kind: kind of the errors.
         """
         try:
             yield
@@ -78,18 +77,18 @@ class WarnOnce:
             if kind not in self._warned:
                 rank_zero_warn(
                     f"{failure} ({type(error).__name__}: {error}). Training continues, and"
-                    f" {continuation}; there is no further warning"
+                    f" {continuation}; further failures are not reported"
                 )
             self._warned.add(kind)
 
 
 def log_image(logger: Logger, name: str, path: Path, env_steps: int) -> None:
-    """Give an image to W&B or TensorBoard; another logger is passed over.
+    """Log an image to W&B or TensorBoard; other loggers are ignored.
 
     Args:
-        logger: of the run.
-        name: of the image there.
-        path: of the PNG.
+        logger: one of the trainer's loggers.
+        name: name of the logged image.
+        path: path of the PNG file.
         env_steps: environment steps of the run, the x-axis.
     """
     if isinstance(logger, WandbLogger):
@@ -104,11 +103,11 @@ def log_image(logger: Logger, name: str, path: Path, env_steps: int) -> None:
 def log_tensorboard_image(
     logger: TensorBoardLogger, name: str, encoded: bytes, env_steps: int
 ) -> None:
-    """Give TensorBoard an image as it is encoded.
+    """Log an encoded image to TensorBoard.
 
     Args:
-        logger: TensorBoard's.
-        name: of the image.
+        logger: the TensorBoard logger.
+        name: name of the image.
         encoded: content of a PNG or GIF.
         env_steps: environment steps of the run, the x-axis.
     """
@@ -120,8 +119,8 @@ def log_tensorboard_image(
 
 
 def write_image(path: Path, image: npt.NDArray[np.uint8]) -> None:
-    """Write an image ``[H, W, 3]`` as a PNG file; its folder is made if it is missing."""
-    # imported here because only some runs need it
+    """Write an image ``[H, W, 3]`` as a PNG file, creating its folder if necessary."""
+    # imported lazily because only some runs need it
     from PIL import Image
 
     path.parent.mkdir(exist_ok=True)

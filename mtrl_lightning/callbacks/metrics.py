@@ -1,4 +1,4 @@
-"""Log metrics of learning, of rollouts, of where the time goes, and of the machine's load."""
+"""Log metrics of training, rollouts, timing and system load."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from mtrl_lightning.schedules import Every, round_up
 
 ACTIVITIES = ("act", "step", "sample", "update", "evaluate", "checkpoint")
 OF_ENVS = ("time/env_steps_per_second", "time/act_fraction", "time/step_fraction")
-"""Times of runs that step environments."""
+"""Timers of runs that step environments."""
 PACKAGES = ("mtrl_lightning", "torch", "lightning", "gymnasium", "numpy")
-"""Packages whose versions a run records, in addition to that of Python."""
+"""Packages whose versions a run records, in addition to Python's."""
 GIBIBYTE = 1 << 30
 
 
 class MetricsCallback(Callback):
     """Log a row of ``train/``, ``rollout/``, ``fault/`` and ``time/`` metrics on a schedule.
 
-    They go to all loggers of the trainer and to ``metrics.jsonl`` in the run's folder.
+    They are logged to all loggers of the trainer and to ``metrics.jsonl`` in the run folder.
 
     Args:
         every: environment steps between two rows; None for a 200th of the run.
-        system: whether a row also has ``system/``: the load of the processor and the memory that
-            this process and its workers use.
+        system: whether to also log ``system/`` metrics: CPU load, and the memory used by this
+            process and its workers.
     """
 
     order: ClassVar[int] = 3
@@ -79,7 +79,7 @@ class MetricsCallback(Callback):
         """Log the protocol, and define the x-axis of W&B."""
         data = data_of(trainer)
         if self._file is not None and self._file.size and not data.counters.env_steps:
-            rank_zero_warn(f"{data.folder} has the metrics of another run: they are replaced")
+            rank_zero_warn(f"{data.folder} contains the metrics of another run: replacing them")
             self._file.truncate(0)
         protocol = {f"protocol/{key}": value for key, value in data.spec.protocol.items()}
         installed = installed_versions(PACKAGES) | {"python": platform.python_version()}
@@ -104,7 +104,7 @@ class MetricsCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log a row when it is due, and at the end."""
+        """Log a row if it is due, and at the end."""
         data = data_of(trainer)
         if data.is_step_finished:
             is_due = self._every(data.counters.env_steps)
@@ -112,7 +112,7 @@ class MetricsCallback(Callback):
                 self._log(trainer, data, is_due)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the last row if something else ended the training."""
+        """Log the last row if training ended early."""
         data = data_of(trainer)
         if self._logged_at != data.counters.env_steps:
             self._log(trainer, data, is_due=False)
@@ -120,7 +120,7 @@ class MetricsCallback(Callback):
     def _log(self, trainer: Trainer, data: TaskData, is_due: bool) -> None:
         algorithm, counters, collector = data.algorithm, data.counters, data.collector
         so_far = algorithm.mean_metrics.state_dict()
-        metrics = algorithm.drain_metrics()  # first: it counts the steps that a GPU has skipped
+        metrics = algorithm.drain_metrics()  # first: it counts steps skipped on the GPU
         metrics |= {
             "fault/worker_restarts": counters.worker_restarts,
             "fault/dropped_transitions": counters.dropped_transitions,
@@ -136,7 +136,7 @@ class MetricsCallback(Callback):
         log_row(trainer, counters.env_steps, metrics)
         self._logged_at = counters.env_steps
         if not is_due:
-            # a run that is extended averages over the whole interval, as if it had not ended
+            # if the run is extended, it averages over the full interval, as if it had not ended
             algorithm.mean_metrics.load_state_dict(so_far)
 
     def _time(self, data: TaskData) -> dict[str, float]:
@@ -160,7 +160,7 @@ class MetricsCallback(Callback):
         self._measured_updates = data.counters.updates
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the schedule, the step of the last row and the size of ``metrics.jsonl``."""
+        """Return the schedule, the step of the last row, and the size of ``metrics.jsonl``."""
         return {
             "every": self._every.state_dict(),
             "logged_at": self._logged_at,
@@ -168,7 +168,7 @@ class MetricsCallback(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the schedule, and drop the rows that are later than the checkpoint."""
+        """Restore the schedule, and drop rows logged after the checkpoint."""
         self._every.load_state_dict(state_dict["every"])
         self._logged_at = state_dict["logged_at"]
         if self._file is not None:
@@ -177,7 +177,7 @@ class MetricsCallback(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Flush the loggers: a resumed run does not log these rows a second time."""
+        """Flush the loggers, because a resumed run does not log these rows again."""
         with distributed.raise_on_all_ranks(OSError):
             if trainer.is_global_zero:
                 for logger in trainer.loggers:
@@ -185,21 +185,21 @@ class MetricsCallback(Callback):
 
 
 class SystemUse:
-    """Measure the machine's load since the last measurement, and the memory in use."""
+    """Measure the CPU load since the last measurement, and the memory in use."""
 
     def __init__(self) -> None:
-        psutil.cpu_percent()  # the first value has no interval
+        psutil.cpu_percent()  # the first value is meaningless
 
     def metrics(self, device: torch.device) -> dict[str, float]:
         """Return ``system/`` metrics.
 
         Args:
-            device: that trains.
+            device: the training device.
         """
         this_process = psutil.Process()
         memory = 0
         for process in [this_process, *this_process.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            with contextlib.suppress(psutil.Error):  # it may have ended in the meantime
                 memory += process.memory_info().rss
         metrics = {
             "system/cpu_percent": psutil.cpu_percent(),

@@ -1,4 +1,4 @@
-"""metrics.jsonl: the exact record of a run, also when the run is killed or resumed."""
+"""metrics.jsonl: the exact record of a run, even if the run is killed or resumed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mtrl_lightning.compare.record import METRICS
 
 
 class MetricsFile(Logger):
-    """Append each row of metrics to ``metrics.jsonl``; write hyper-parameters to ``hparams.yaml``.
+    """Append each row of metrics to ``metrics.jsonl``; write hyperparameters to ``hparams.yaml``.
 
-    A row is in the file when ``log_metrics`` returns. If the disk is full, the row is kept in
-    memory and written together with a later row. A row without ``env_steps``, such as those of
-    Lightning's ``LearningRateMonitor``, gets those of ``count_env_steps``.
+    A row has been written when ``log_metrics`` returns. If the disk is full, the row is kept in
+    memory and written together with a later row. Rows without ``env_steps``, such as those of
+    Lightning's ``LearningRateMonitor``, get them from ``count_env_steps``.
 
     Args:
-        save_dir: the run's folder.
+        save_dir: the run folder.
     """
 
     name = version = ""
-    """Lightning's checkpoints are then in ``save_dir/checkpoints``."""
+    """Empty, so that Lightning's checkpoints are in ``save_dir/checkpoints``."""
 
     def __init__(self, save_dir: str | Path) -> None:
         super().__init__()
@@ -41,19 +41,19 @@ class MetricsFile(Logger):
 
     @property
     def save_dir(self) -> str:
-        """The run's folder."""
+        """The run folder."""
         return str(self._path.parent)
 
     @property
     def size(self) -> int:
-        """Bytes of all rows, including those that wait for the disk; a checkpoint saves it."""
+        """Bytes of all rows, including those not yet written; saved in checkpoints."""
         return self._written + len(self._waiting)
 
     def truncate(self, size: int) -> None:
         """Drop the rows after the first ``size`` bytes when the next row is written."""
         content = self._path.read_bytes()[:size] if self._path.exists() else b""
         self._waiting = b""
-        self._written = content.rfind(b"\n") + 1  # a damaged file may end within a row
+        self._written = content.rfind(b"\n") + 1  # a damaged file may end in the middle of a row
         if self._written < size:
             rank_zero_warn(
                 f"{self._path} has {self._written} of the {size} bytes that it had at the"
@@ -66,7 +66,7 @@ class MetricsFile(Logger):
 
         Args:
             metrics: the values by name.
-            step: of Lightning; the row has ``env_steps`` instead.
+            step: Lightning's step, replaced by ``env_steps`` in the row.
         """
         row = {"env_steps": self.count_env_steps(), **metrics}
         values = {name: v if isinstance(v, int) else float(v) for name, v in row.items()}
@@ -75,14 +75,14 @@ class MetricsFile(Logger):
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab") as file:
-                if file.tell() > self._written:  # later rows, or a part of one that did not fit
+                if file.tell() > self._written:  # later rows, or part of a row on a full disk
                     file.truncate(self._written)
                 file.write(self._waiting)
         except OSError as error:
             if not is_waiting:
                 rank_zero_warn(
-                    f"{self._path} cannot be written ({error}): training continues, and its rows"
-                    " are kept in memory until they can be written"
+                    f"{self._path} cannot be written ({error}): training continues, and rows are"
+                    " kept in memory until they can be written"
                 )
         else:
             self._written, self._waiting = self.size, b""
@@ -91,14 +91,14 @@ class MetricsFile(Logger):
     def log_hyperparams(
         self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
     ) -> None:
-        """Add hyper-parameters to ``hparams.yaml``."""
+        """Add hyperparameters to ``hparams.yaml``."""
         self._hparams |= vars(params) if isinstance(params, Namespace) else params
         self._path.parent.mkdir(parents=True, exist_ok=True)
         save_hparams_to_yaml(str(self._path.with_name("hparams.yaml")), self._hparams)
 
 
 def log_row(trainer: Trainer, env_steps: int, metrics: Mapping[str, Any]) -> None:
-    """Give a row of metrics to every logger, with ``env_steps`` as a column and as its step."""
+    """Log a row of metrics to every logger, with ``env_steps`` as a column and as the step."""
     if trainer.is_global_zero:
         for logger in trainer.loggers:
             logger.log_metrics({"env_steps": env_steps, **metrics}, step=env_steps)

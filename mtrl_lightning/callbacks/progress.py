@@ -16,17 +16,17 @@ from mtrl_lightning.rollout.evaluator import main_metric, metric_prefix
 from mtrl_lightning.transitions import step_unit
 
 SECONDS_IN_A_FILE = 30.0
-"""Between two lines of the bar in a file, where each refresh adds a line."""
+"""Seconds between two refreshes of the bar in a file, where each refresh adds a line."""
 
 
 class EnvStepProgressBar(TQDMProgressBar):
-    """Show environment steps, steps/s, time left, and the latest success and return.
+    """Show environment steps, steps/s, remaining time, and the latest success and return.
 
-    Of an offline algorithm they are updates.
+    For an offline algorithm, show updates instead of environment steps.
 
     Args:
-        interval: seconds between two refreshes of a terminal; a file gets at most a line every
-            30 s.
+        interval: seconds between two refreshes in a terminal; in a file, there is at most one line
+            every 30 s.
     """
 
     def __init__(self, interval: float = 0.5) -> None:
@@ -47,7 +47,7 @@ class EnvStepProgressBar(TQDMProgressBar):
         )
 
         def advance(env_steps: int) -> None:
-            bar.total = data.last_step  # grows while a lost replay is filled
+            bar.total = data.last_step  # grows while a lost replay is refilled
             bar.update(env_steps - bar.n)
 
         data.after_step.append(advance)
@@ -60,15 +60,15 @@ class EnvStepProgressBar(TQDMProgressBar):
     init_sanity_tqdm = init_test_tqdm = init_validation_tqdm
 
     def on_train_epoch_start(self, *args: Any) -> None:
-        """Leave the bar as it is: it does not count epochs."""
+        """Do nothing: the bar does not count epochs."""
 
     def on_train_epoch_end(self, *args: Any) -> None:
-        """Leave the bar as it is."""
+        """Do nothing."""
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Show the latest results, looked up every 100 updates."""
+        """Show the latest results, refreshed every 100 updates."""
         if batch_idx % 100 == 0:
             self.train_progress_bar.set_postfix(self.get_metrics(trainer, pl_module), refresh=False)
 
@@ -89,7 +89,7 @@ class EnvStepProgressBar(TQDMProgressBar):
     ) -> dict[str, int | str | float | dict[str, float]]:
         """Return the latest results of an evaluation and of training episodes.
 
-        The success is that of episodes that began with a reset.
+        The success rate only includes episodes that started with a reset.
         """
         data = data_of(trainer)
         splits = data.benchmark.splits[1:]

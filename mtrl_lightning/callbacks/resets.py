@@ -16,17 +16,18 @@ from mtrl_lightning.transitions import step_unit
 
 
 class ResetCallback(Callback):
-    """Reset the networks every N env steps; the replay is kept.
+    """Reset the networks every N environment steps, but keep the replay.
 
-    An on-policy algorithm resets them between two iterations.
+    On-policy algorithms are reset between two iterations.
 
-    Networks lose the ability to learn with time: Nikishin et al. 2022 ("The Primacy Bias in Deep
-    Reinforcement Learning"). ARS (Cho et al. 2025) resets 4 times on MT10 and 6 times on MT50. An
-    evaluation and a checkpoint at the same step are of the networks before the reset.
+    Networks lose plasticity during training: Nikishin et al. 2022 ("The Primacy Bias in Deep
+    Reinforcement Learning"). ARS (Cho et al. 2025) resets 4 times on MT10 and 6 times on MT50.
+    Evaluations and checkpoints at the same step use the networks before the reset.
 
     Args:
-        every: environment steps between two resets, after the warm-up; None for none.
-        times: number of resets; the last one should leave time to learn; None for no limit.
+        every: environment steps between two resets, after the warm-up; None for no resets.
+        times: maximum number of resets, chosen so that the last one leaves enough time to learn;
+            None for no limit.
     """
 
     order: ClassVar[int] = 0
@@ -35,7 +36,7 @@ class ResetCallback(Callback):
         at_least(1, prefix="resets.", times=times)
         if times is not None and every is None:
             raise ConfigurationError(
-                f"resets.times is {times}, resets.every {every}: give both, or times null"
+                f"resets.times is {times} and resets.every is {every}: set both, or times to null"
             )
         self._every = None if every is None else Every(every, "resets.every")
         self._times = times
@@ -44,19 +45,19 @@ class ResetCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Reset before the next vector step, if it is due."""
+        """Reset before the next vector step if a reset is due."""
         data = data_of(trainer)
         if data.is_step_finished and data.kind != "on-policy":
             self._reset_if_due(data)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Reset before the next iteration is collected, if it is due."""
+        """Reset before the next iteration is collected if a reset is due."""
         data = data_of(trainer)
         if data.kind == "on-policy" and data.is_step_finished:
             self._reset_if_due(data)
 
     def _reset_if_due(self, data: TaskData) -> None:
-        """Reset when it is due; resets due before the first call are left out."""
+        """Reset if a reset is due; resets due before the first call are skipped."""
         counters, algorithm = data.counters, data.algorithm
         if self._every is None or not counters.updates:
             return
@@ -76,7 +77,7 @@ class ResetCallback(Callback):
         return {"every": schedule, "has_started": self._has_started}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore it; a resumed run may have another schedule, or its first."""
+        """Restore the schedule; a resumed run may have a different schedule, or its first."""
         if self._every is not None and state_dict["every"] is not None:
             self._has_started = state_dict["has_started"]
             self._every.load_state_dict(state_dict["every"])

@@ -12,36 +12,36 @@ from mtrl_lightning.errors import ConfigurationError
 
 
 class RolloutCallback(Callback):
-    """Let the data module step its environments, at Lightning's hooks.
+    """Make the data module step its environments in Lightning's hooks.
 
     =========================  =========================================================
-    hook                       what happens
+    hook                       action
     =========================  =========================================================
-    ``on_train_start``         episodes start, or continue
+    ``on_train_start``         episodes start or continue
     ``on_train_epoch_start``   off-policy: warm-up; on-policy: an iteration is collected
-    ``on_train_batch_start``   off-policy: step until this update is owed; the last step
-                               is only sent
-    ``training_step``          the update is made, while the workers step
-    ``on_train_batch_end``     the step is received: nothing is pending from here on
+    ``on_train_batch_start``   off-policy: step until this update is due; the last step is
+                               only sent to the workers
+    ``training_step``          the update is made while the workers step
+    ``on_train_batch_end``     the step is received: no steps are pending afterwards
     =========================  =========================================================
 
-    It has no options and no state, and comes before all other callbacks but ``ResetCallback``, so
-    that each of them may save a checkpoint.
+    It has no options and no state, and precedes all other callbacks except ``ResetCallback``, so
+    that any of them can save a checkpoint.
     """
 
     order: ClassVar[int] = 1
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Put this package's callbacks first, in their order."""
+        """Sort the callbacks: this package's first, by their ``order``."""
         data_of(trainer)
-        # a new list: Lightning iterates over the present one
+        # a new list: Lightning is iterating over the current one
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         trainer.callbacks = sorted(  # type: ignore[attr-defined]
             callbacks, key=lambda callback: getattr(callback, "order", LAST)
         )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the episodes, or continue them; a run that is over makes no update."""
+        """Start or continue the episodes; a finished run makes no update."""
         data = data_of(trainer)
         data.begin()
         trainer.should_stop = trainer.should_stop or data.is_over
@@ -53,7 +53,7 @@ class RolloutCallback(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Step until this update is owed; the last step runs during the update."""
+        """Step until this update is due; the last step runs during the update."""
         data_of(trainer).begin_update()
 
     def on_train_batch_end(
@@ -66,7 +66,7 @@ class RolloutCallback(Callback):
 
 
 LAST = 10
-"""Order of a callback without ``order``."""
+"""Order of callbacks without ``order``."""
 
 
 def data_of(trainer: Trainer) -> TaskData:
@@ -74,11 +74,12 @@ def data_of(trainer: Trainer) -> TaskData:
     data = trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(data, TaskData):
         raise ConfigurationError(
-            "pass a data module: trainer.fit(SAC(benchmark.spec), ReplayData(benchmark))"
+            "the trainer has no data module of this package: pass one, as in"
+            " trainer.fit(SAC(benchmark.spec), ReplayData(benchmark))"
         )
     return data
 
 
 def is_fitting(trainer: Trainer) -> bool:
-    """Return whether the trainer trains, and does not only check validation before it."""
+    """Return whether the trainer is training, and not in the sanity check."""
     return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking

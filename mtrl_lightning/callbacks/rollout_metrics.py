@@ -1,4 +1,4 @@
-"""Metrics of training episodes, as they are logged and shown in the progress bar."""
+"""Metrics of training episodes, for loggers and the progress bar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mtrl_lightning.utils.counters import Counters
 
 
 def joined_windows(collector: Collector) -> EpisodeWindows:
-    """Return the windows of finished episodes of all processes."""
+    """Return the windows of finished episodes, joined over processes."""
     if distributed.world_size() == 1:
         return collector.windows
     windows = collector.windows
@@ -18,10 +18,10 @@ def joined_windows(collector: Collector) -> EpisodeWindows:
 
 
 def rollout_metrics(spec: EnvSpec, windows: EpisodeWindows) -> dict[str, float]:
-    """Return the metrics of recent episodes; none before the first one has ended.
+    """Return the metrics of recent episodes; empty before the first one has finished.
 
     ``rollout/return``, ``rollout/length`` and, if the benchmark has it, ``rollout/success`` are
-    means over the windows of finished episodes, on average and for each task.
+    means over the windows of finished episodes, per task and averaged over tasks.
     """
     metrics: dict[str, float] = {}
     summary = windows.summary()
@@ -39,11 +39,11 @@ def episode_metrics(
 ) -> dict[str, float]:
     """Return further metrics of finished episodes.
 
-    ``rollout/episodes`` counts them since the run began, ``rollout/repeated_steps`` the steps that
-    midway starts have repeated, which ``env_steps`` does not include; ``time/seconds_per_episode``
-    is the mean over this process' finished episodes since the last call; ``train/exploration`` is
-    the correlation of the noise, ``rollout/success_from_reset`` the success rate without episodes
-    that began midway, ``rollout/stepped`` the fraction of environments that are not paused,
+    ``rollout/episodes`` counts episodes since the run started, ``rollout/repeated_steps`` the steps
+    repeated by midway starts, which ``env_steps`` does not include; ``time/seconds_per_episode`` is
+    the mean over this process' finished episodes since the last call; ``train/exploration`` is the
+    correlation of the noise, ``rollout/success_from_reset`` the success rate without episodes that
+    started midway, ``rollout/stepped`` the fraction of environments that are not paused,
     ``rollout/reused`` the fraction in which another task's policy acts, all in this process; see
     ``EpisodeWindows.metrics`` for the others.
     """

@@ -1,4 +1,4 @@
-"""End a run where it can be saved, on all processes together."""
+"""Stop a run where it can be saved, on all processes together."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ UNSAVED = b"\nInterrupted twice: the run ends at once, unsaved since its last ch
 
 
 class SignalCallback(Callback):
-    """Note a signal in ``TaskData.received_signal``; ``TaskData.check_signals`` raises it.
+    """Record a signal in ``TaskData.received_signal``; ``TaskData.check_signals`` raises it.
 
-    That is checked where the run's state is complete and can be saved: before each update, and
-    between the steps of longer work. A second signal ends the run at once, unsaved.
+    It is checked where the run's state is complete and can be saved: before each update, and
+    between the steps of longer work. A second signal ends the run immediately, without saving.
 
-    With several processes, a signal that one of them has received interrupts all of them after the
-    same vector step.
+    With several processes, a signal to any of them interrupts all of them after the same vector
+    step.
 
-    Under SLURM, the requeue signal interrupts the run, too. Lightning's handler for it is replaced,
-    because it saves in the middle of a step. There only a second Ctrl-C ends the run at once: SLURM
-    sends SIGTERM as a warning, and to a job that it requeues.
+    Under SLURM, the requeue signal also interrupts the run. It replaces Lightning's handler, which
+    would save in the middle of a step. Under SLURM, only a second Ctrl-C ends the run immediately,
+    because SLURM sends SIGTERM as a warning and to jobs that it requeues.
     """
 
     order: ClassVar[int] = -1
-    """First: what comes next in ``on_train_start`` may take long."""
+    """First, because the ``on_train_start`` hooks of other callbacks may take long."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's handlers; Python allows that only in the main thread.
+        """Replace Lightning's handlers, which Python allows only in the main thread.
 
-        Lightning restores the previous ones when it tears down the run.
+        Lightning restores the previous handlers when it tears down the run.
         """
         data = data_of(trainer)
         data.received_signal = 0
@@ -49,7 +49,7 @@ class SignalCallback(Callback):
             if not data.received_signal:
                 data.received_signal = number
             elif of_slurm is None or number == signal.SIGINT:
-                os.write(2, UNSAVED)  # printing is not safe while a signal is handled
+                os.write(2, UNSAVED)  # printing is not safe in a signal handler
                 raise SystemExit(128 + number)
 
         for signum in {signal.SIGINT, signal.SIGTERM, of_slurm or signal.SIGTERM}:
@@ -57,16 +57,16 @@ class SignalCallback(Callback):
 
 
 class StopCallback(Callback):
-    """Let all processes stop after the same update or evaluation, whichever of them asks for it."""
+    """Make all processes stop after the same update or evaluation if any requests a stop."""
 
     order: ClassVar[int] = LAST + 1
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Postpone a stop until all processes know of it."""
+        """Postpone a requested stop until all processes have been notified."""
         data_of(trainer).defer_stop()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop all processes if any wants to stop."""
+        """Stop all processes if any requests a stop."""
         trainer.should_stop = distributed.is_any(trainer.should_stop)

@@ -1,4 +1,4 @@
-"""Videos of test episodes in the course of a run."""
+"""Videos of test episodes during training."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from mtrl_lightning.video import VideoFormat, check_recording, gif, record_video
 
 
 class VideoCallback(Callback):
-    """Write a video of a test episode of each task at evaluations, into ``videos/step_N/``.
+    """Record a video of test episodes of each task after evaluations, in ``videos/step_N/``.
 
-    W&B and TensorBoard get them as ``videos/<task>`` if they are on. The episodes are run in
-    environments of their own after an evaluation: training is the same with and without them. At
-    the start one image is drawn, and missing requirements of videos are an error; later, a video
-    that cannot be made, or that a logger cannot take, is a warning.
+    They are logged to W&B and TensorBoard as ``videos/<task>``. The episodes run in separate
+    environments and do not affect training. One frame is rendered before training, so that missing
+    requirements raise an error at the start; later, a video that cannot be recorded or logged is a
+    warning.
 
-    An image of a MuJoCo simulation takes about 40 ms of one core without a GPU. An episode of
-    MetaWorld has 190 images (500 steps of 1/80 s).
+    Rendering a MuJoCo frame takes about 40 ms on one core without a GPU. A MetaWorld episode has
+    190 frames (500 steps of 1/80 s).
 
     Args:
-        every: a video at every n-th evaluation and at the last one, also where the run stops early.
+        every: number of evaluations between two videos; there is always one at the last evaluation,
+            even if the run stops early.
         tasks: names of the tasks; null for all.
-        split: which environments; null for the first that is evaluated, ``eval``.
-        num_episodes: test episodes of each task, one after another in the video.
-        first_episode: number of the first test episode; an evaluation begins with 0.
-        width: pixels of an image, even.
-        height: pixels of an image, even.
+        split: split to record; null for the first evaluated one, ``eval``.
+        num_episodes: test episodes of each task, concatenated in the video.
+        first_episode: index of the first test episode; evaluations start with 0.
+        width: width of a frame in pixels, even.
+        height: height of a frame in pixels, even.
         fps: frames per second of the video.
-        num_workers: worker processes that step and draw; null for one per core, 0 for the process
-            that trains.
-        timeout: seconds to wait for a worker before the recording is given up.
+        num_workers: worker processes that step and render; null for one per core, 0 to use the
+            training process.
+        timeout: seconds to wait for a worker before the recording is aborted.
     """
 
     order: ClassVar[int] = 4
@@ -74,7 +75,7 @@ class VideoCallback(Callback):
         self._timeout = timeout
         self._num_evaluations = 0
         self._missed_at: int | None = None
-        """Environment steps of the last evaluation if it has no video."""
+        """Environment steps of the last evaluation if it has no video yet."""
         self._warn_once = WarnOnce()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -91,12 +92,12 @@ class VideoCallback(Callback):
             check_recording(data.benchmark, self._tasks, self._split, self._format, num_workers)
         except EnvironmentFaultError as error:
             raise ConfigurationError(
-                f"VideoCallback cannot draw an image: {error}. Leave it out of trainer.callbacks"
+                f"VideoCallback cannot render a frame: {error}. Remove it from trainer.callbacks"
                 " to train without videos"
             ) from error
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record a video if it is due, and at the last evaluation."""
+        """Record a video if one is due, and at the last evaluation."""
         if not is_evaluation_of_run(trainer):
             return
         data = data_of(trainer)
@@ -110,7 +111,7 @@ class VideoCallback(Callback):
             self._missed_at = data.counters.env_steps
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the last evaluation's episodes if it has ended the run and they have no video."""
+        """Record a video of the last evaluation if it has none and ended the run."""
         data = data_of(trainer)
         if self._missed_at == data.counters.env_steps:
             self._record(trainer, data)
@@ -120,8 +121,8 @@ class VideoCallback(Callback):
             return
         env_steps, unit = data.counters.env_steps, step_unit(data.kind)
         files: dict[str, Path] = {}
-        failure = f"no video was made after {env_steps:,} {unit}"
-        warn_once = self._warn_once(failure, "a video is tried at the next evaluation", "recording")
+        failure = f"no video could be recorded after {env_steps:,} {unit}"
+        warn_once = self._warn_once(failure, "the next evaluation tries again", "recording")
         # an interruption ends the run at the next check: the evaluation is complete
         with contextlib.suppress(Interrupted), warn_once:
             recording = record_videos(
@@ -142,11 +143,11 @@ class VideoCallback(Callback):
         for logger in trainer.loggers if files else []:
             name = type(logger).__name__
             failure = f"{name} could not log the videos of {env_steps:,} {unit}"
-            with self._warn_once(failure, "the next ones are given to it, too", name):
+            with self._warn_once(failure, "later videos are logged again", name):
                 _log(logger, files, env_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of evaluations, which decides when the next video is due."""
+        """Return the number of evaluations, which determines when the next video is due."""
         return {"evaluations": self._num_evaluations}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -155,7 +156,7 @@ class VideoCallback(Callback):
 
 
 def _log(logger: Logger, files: dict[str, Path], env_steps: int) -> None:
-    """Give the videos to a logger that shows them."""
+    """Log the videos to a logger that supports them."""
     if isinstance(logger, WandbLogger):
         import wandb
 
@@ -165,5 +166,5 @@ def _log(logger: Logger, files: dict[str, Path], env_steps: int) -> None:
         logger.log_metrics(row, step=env_steps)
     elif isinstance(logger, TensorBoardLogger):
         for name, path in files.items():
-            # TensorBoard shows a GIF among the images; its own add_video needs another encoder
+            # TensorBoard displays GIFs as images; its add_video needs another encoder
             log_tensorboard_image(logger, f"videos/{name}", gif(path), env_steps)
