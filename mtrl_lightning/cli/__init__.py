@@ -1,11 +1,11 @@
-"""The command line: ``lightning_cli`` has ``fit``, ``validate`` and ``test``, others a module each.
+"""The command line: ``lightning_cli`` has ``fit``, ``validate`` and ``test``; others have modules.
 
-The program's help, ``list``, ``doctor`` and ``clear`` start without PyTorch.
+The program's help, ``list``, ``doctor`` and ``clear`` do not import PyTorch.
 """
 
 PROGRAM = "mtrl-lightning"
 TRUST = (
-    " The classes that the run's config.yaml names are imported, so that their code is executed:"
-    " use only runs that you trust."
+    " The classes named in the run's config.yaml are imported, which executes their code: use only"
+    " runs that you trust."
 )
-"""Part of the help of every command that imports them."""
+"""Part of the help of every command that imports such classes."""

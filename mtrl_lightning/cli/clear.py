@@ -10,8 +10,8 @@ from pathlib import Path
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import check_idle, run_lock
 
-HELP = "Delete the folders of runs: list what is in them, and ask."
-DESCRIPTION = f"{HELP} Links are not followed, and a run in training is refused."
+HELP = "Delete run folders after listing their contents and asking for confirmation."
+DESCRIPTION = f"{HELP} Links are not followed, and runs in training cannot be deleted."
 SIGNS_OF_A_RUN = ("config.yaml", "metrics.jsonl", "checkpoints")
 
 
@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """List the files of runs, and delete the runs if that is wanted."""
+    """List the files of runs, and delete the runs if confirmed."""
     folders = [path.resolve() for path in options.runs]
     for folder in folders:
         is_run = any((folder / sign).exists() for sign in SIGNS_OF_A_RUN)
         if not is_run or not folder.name.startswith("version_"):
             raise ConfigurationError(
-                f"{folder} is not the folder of a run: give one, such as runs/NAME/version_0"
+                f"{folder} is not a run folder: give one, such as runs/NAME/version_0"
             )
         check_idle(folder)
         print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")

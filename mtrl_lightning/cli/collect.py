@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from mtrl_lightning.spec import EnvSpec
     from mtrl_lightning.transitions import Policy
 
-HELP = "Collect full-length episodes of a policy, such as MetaWorld's scripted ones, to learn from."
+HELP = "Collect full-length episodes of a policy, such as MetaWorld's scripted experts."
 DESCRIPTION = (
-    "Run episodes of every task with a policy's best actions, write a Minari data set of each task"
-    " into a folder (this needs the extra [minari]), and print the results of each task. The same"
-    " seed gives the same episodes. POLICY is scripted (MetaWorld's own experts), random, a run,"
-    f" whose best checkpoint is taken, a checkpoint, or a policy of this package.{TRUST} Actions"
-    " are those after the run's data.action_transforms; export --to minari writes those before."
+    "Run episodes of every task with a policy's deterministic actions, write a Minari data set per"
+    " task into a folder (requires the extra [minari]), and print the results of each task. The"
+    " same seed gives the same episodes. POLICY is scripted (MetaWorld's own experts), random, a"
+    f" run (its best checkpoint), a checkpoint, or a policy of this package.{TRUST} Actions are"
+    " recorded after the run's data.action_transforms; export --to minari writes those before."
 )
 SCRIPTED = "scripted"
 RANDOM = "random"
@@ -40,7 +40,7 @@ OF_BENCHMARK = ("benchmark", "wrappers", "pixels", "info_keys", "store_info")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``collect``."""
-    parser.add_argument("--policy", required=True, help="the policy; see above")
+    parser.add_argument("--policy", required=True, help="policy to collect with; see above")
     parser.add_argument(
         "--env",
         required=True,
@@ -49,41 +49,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " for fit -c",
     )
     parser.add_argument(
-        "--episodes", type=int, required=True, metavar="N", help="episodes of each task"
+        "--episodes", type=int, required=True, metavar="N", help="number of episodes per task"
     )
-    parser.add_argument("--split", help="which environments (default: train; test episodes: eval)")
+    parser.add_argument("--split", help="split (default: train; for test episodes: eval)")
     parser.add_argument(
         "--successes_only",
         action="store_true",
-        help="keep only episodes with a success, and continue until there are N of each task",
+        help="keep only successful episodes, and continue until there are N per task",
     )
     parser.add_argument(
         "--attempts",
         type=int,
-        help="with --successes_only, the most episodes that are run for each success that is"
-        " wanted; fewer successes are an error, which names the attempts, after they were written",
+        help="with --successes_only, maximum number of episodes to run per requested success; if"
+        " there are fewer successes, they are written before the command fails",
     )
     parser.add_argument(
         "--noise",
         type=float,
         default=0.0,
         metavar="STD",
-        help="standard deviation of normal noise on the actions (default: 0). The transitions have"
-        " the noisy actions, and those of the policy as policy_action",
+        help="standard deviation of normal noise on the actions (default: 0). Transitions contain"
+        " the noisy actions, and the policy's actions as policy_action",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the episodes and of all noise (default: 0)"
+        "--seed", type=int, default=0, help="seed of the episodes and the noise (default: 0)"
     )
     parser.add_argument(
         "--folder",
         type=Path,
         metavar="PATH",
-        help="folder of the data sets, which must be new; the default is collections/ENV_POLICY",
+        help="new folder for the data sets (default: collections/ENV_POLICY)",
     )
     parser.add_argument(
         "--num_workers",
         type=int,
-        help="processes that step environments, by default one per core; 0 for this process",
+        help="worker processes that step environments (default: one per core); 0 to use this"
+        " process",
     )
     add_trust_argument(parser)
     parser.add_argument(
@@ -97,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Collect episodes, write them, and print the results of each task."""
-    if options.policy not in (SCRIPTED, RANDOM):  # an unknown one is refused without PyTorch
+    if options.policy not in (SCRIPTED, RANDOM):  # unknown runs fail before PyTorch is imported
         best_checkpoint(options.policy)
     name = f"{find_config(options.env).stem}_{options.policy}"
     folder = options.folder or Path("collections") / re.sub(r"[^-\w]", "_", name)
@@ -140,7 +141,7 @@ def run(options: argparse.Namespace) -> None:
         if len(episodes) < options.episodes
     ]
     if missing:
-        sys.exit(f"\nerror: {', '.join(missing)}: raise --attempts, or give a better policy")
+        sys.exit(f"\nerror: {', '.join(missing)}: raise --attempts, or use a better policy")
 
 
 def _described_data(env: str, fit_options: Sequence[str]) -> dict[str, Any]:
@@ -150,7 +151,7 @@ def _described_data(env: str, fit_options: Sequence[str]) -> dict[str, Any]:
     from mtrl_lightning.cli.lightning_cli import parsed
 
     try:
-        # the model and the rest of the data module have no effect: fit requires them
+        # fit requires a model and a complete data module, but they have no effect
         config = parsed(["fit", "--model=SAC", "-c", env, *fit_options])
     except ArgumentError as error:
         raise ConfigurationError(f"--env {' '.join([env, *fit_options])}: {error}") from error

@@ -1,4 +1,4 @@
-"""The commands of the program; their help starts no PyTorch.
+"""The commands of the program, whose help does not import PyTorch.
 
 Each is a module with ``HELP``, ``DESCRIPTION``, ``add_arguments(parser)`` and ``run(options)``.
 """
@@ -16,9 +16,9 @@ from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError, Pol
 
 DESCRIPTION = "Multi-task reinforcement learning: train one agent on many tasks, and evaluate it."
 RUN_COMMANDS = {
-    "fit": "Train, or continue a run.",
+    "fit": "Train, or resume a run.",
     "validate": "Evaluate the best checkpoint of a run, or any other, on every task.",
-    "test": "The same in Lightning's test loop.",
+    "test": "Like validate, but in Lightning's test loop.",
 }
 """The commands of ``mtrl_lightning.cli.lightning_cli``."""
 COMMANDS = {
@@ -35,7 +35,7 @@ COMMANDS = {
 def run_command(args: Sequence[str]) -> None:
     """Run one of ``COMMANDS``, or print the program's help or version.
 
-    A user's mistake ends it with exit code 2, a fault while it runs with 1.
+    The exit code is 2 for usage errors and 1 for failures during the run.
     """
     parser = argparse.ArgumentParser(PROGRAM, description=DESCRIPTION, allow_abbrev=False)
     version = f"{PROGRAM} {__version__}"
@@ -43,7 +43,7 @@ def run_command(args: Sequence[str]) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, summary in RUN_COMMANDS.items():
         commands.add_parser(name, help=summary)
-    # doctor has to start where packages that others import are missing
+    # doctor must also start if packages that other commands import are missing
     for name in [args[0]] if args[0] in COMMANDS else COMMANDS:
         module = importlib.import_module(COMMANDS[name])
         command = commands.add_parser(

@@ -1,4 +1,4 @@
-"""Look at a run, or compare several over seeds: ``mtrl-lightning compare runs/a runs/b``.
+"""Show the results of a run, or compare several: ``mtrl-lightning compare runs/a runs/b``.
 
 PyTorch is not imported.
 """
@@ -12,11 +12,11 @@ from pathlib import Path
 from mtrl_lightning.runs import ensure_writable
 from mtrl_lightning.utils.text import markdown
 
-HELP = "Look at one run or compare several: tables, and a page of curves with intervals."
+HELP = "Show the results of a run or compare several: tables, and learning curves as a web page."
 DESCRIPTION = (
-    "Show the evaluations of one run or of several. Runs whose options differ only in the seed are"
-    " one method. Print tables, with 95 % intervals of a bootstrap over the seeds, and write a page"
-    " to look at in a browser. The first method is what the others are compared with."
+    "Show the evaluations of one or several runs. Runs whose options differ only in the seed form"
+    " one method. Print tables with 95 % bootstrap intervals over seeds, and write a page to open"
+    " in a browser. The other methods are compared with the first."
 )
 
 
@@ -26,39 +26,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="a run's folder, ROOT/NAME/version_N, or a folder that contains runs, ROOT/NAME or"
-        " ROOT; LABEL=RUN names the method of its runs",
+        help="run folder, ROOT/NAME/version_N, or a folder that contains runs, ROOT/NAME or ROOT;"
+        " LABEL=RUN sets the name of their method",
     )
     parser.add_argument(
         "--metric",
         metavar="NAME",
-        help="metric of every task, such as eval/return (default: the first of eval/success,"
-        " eval/score and eval/return that all runs have)",
+        help="metric with values per task, such as eval/return (default: the first of"
+        " eval/success, eval/score and eval/return that all runs have)",
     )
     parser.add_argument(
         "--threshold",
         type=float,
         metavar="VALUE",
-        help="print the steps and minutes until the mean over tasks reaches it (default: 0.8"
-        " for success and score)",
+        help="print the steps and minutes until the mean over tasks reaches this value (default:"
+        " 0.8 for success and score)",
     )
     parser.add_argument(
         "--page",
         type=Path,
         default=Path("comparison.html"),
         metavar="FILE",
-        help="the page that is written (default: comparison.html)",
+        help="output page (default: comparison.html)",
     )
     parser.add_argument(
         "--across_protocols",
         action="store_true",
-        help="compare runs of different protocols, whose numbers do not mean the same",
+        help="compare runs even if their protocols differ and their numbers are not comparable",
     )
 
 
 def run(options: argparse.Namespace) -> None:
     """Compare the runs, print the tables, and write the page."""
-    # they import NumPy, which the help does without
+    # imported lazily: they import NumPy, which the help does not need
     from mtrl_lightning.compare import comparison as tables
     from mtrl_lightning.compare.methods import option_table
     from mtrl_lightning.compare.page import write_page

@@ -1,10 +1,10 @@
-"""Configuration files that are given by name and that extend others.
+"""Configuration files that can be selected by name and can extend others.
 
 A file's top-level key ``extends`` names one file or a list of files, relative to the file itself.
-``-c FILE`` is then exactly ``-c EXTENDED_1 -c EXTENDED_2 ... -c FILE``: what comes later overrides
-what comes earlier, by the rules of jsonargparse. The key itself is not part of the configuration.
-Where no such file exists, the name of a configuration of the package, such as ``env/toy``, is
-accepted, both after ``-c`` and in ``extends``.
+``-c FILE`` is then equivalent to ``-c EXTENDED_1 -c EXTENDED_2 ... -c FILE``: later files override
+earlier ones by the rules of jsonargparse. The key itself is not part of the configuration. If there
+is no such file, ``-c`` and ``extends`` accept the name of a configuration of the package, such as
+``env/toy``.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from mtrl_lightning.cli.config_names import configs_folder, find_config
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.utils.signatures import parameters_of
 
-# defaults of Lightning's callbacks, such as Timer's interval, are written as texts
+# write enum defaults of Lightning's callbacks, such as Timer's interval, as strings
 yaml.SafeDumper.add_multi_representer(
     StrEnum, lambda dumper, value: dumper.represent_str(str(value.value))
 )
 KEY = "extends"
 BOTH_SIDES = ("network", "gradient")
-"""Groups of the package whose files name parts of actor and critic."""
+"""Configuration groups of the package whose files configure both actor and critic."""
 FILE_OR_NAME = re.compile(r"[\w./\\~+ -]*[\w./\\~+]")
-"""What can be a path or a name; ``-`` is the standard input, the rest YAML or a URL."""
+"""Matches paths and names; ``-`` is the standard input, and the rest is YAML or a URL."""
 
 
 def files_of(given: str, folder: Path = Path(), extending: tuple[Path, ...] = ()) -> list[Path]:
-    """Return the files that ``-c GIVEN`` applies, in their order.
+    """Return the files that ``-c GIVEN`` applies, in order.
 
     Args:
         given: a YAML file, or the name of a configuration.
-        folder: that a relative path starts from.
+        folder: base folder of relative paths.
         extending: files that extend this one.
     """
     path = find_config(given, folder).resolve()
@@ -49,7 +49,7 @@ def files_of(given: str, folder: Path = Path(), extending: tuple[Path, ...] = ()
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return [path]  # the parser reads the file next, and explains the error
+        return [path]  # the parser reads the file next and reports the error
     names = content.get(KEY, []) if isinstance(content, dict) else []
     files: list[Path] = []
     for name in [names] if isinstance(names, str) else names:
@@ -58,7 +58,7 @@ def files_of(given: str, folder: Path = Path(), extending: tuple[Path, ...] = ()
 
 
 class ExtendingConfigFile(ActionConfigFile):
-    """The option ``-c``, for files that are given by name and that extend others."""
+    """The option ``-c``, for files that can be selected by name and can extend others."""
 
     def __call__(  # type: ignore[override]
         self,
@@ -77,9 +77,9 @@ class ExtendingConfigFile(ActionConfigFile):
 
 
 def _of_algorithm(file: Path, cfg: Namespace) -> str:
-    """Return a file without the critic's side, if the algorithm chosen before it has no critic.
+    """Return a file without critic options if the previously selected algorithm has no critic.
 
-    Only files of the package are changed: what a user's own file gives is never left out.
+    Only files of the package are changed: options of a user's own file are never removed.
     """
     module, _, name = str(cfg.get("model.class_path") or "").rpartition(".")
     folders = [configs_folder().resolve() / group for group in BOTH_SIDES]

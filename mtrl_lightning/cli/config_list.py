@@ -18,19 +18,19 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import policies
 from mtrl_lightning.utils.text import text_table, whole
 
-HELP = "Print the configurations that -c takes by name, and the package's policies."
+HELP = "List the configurations that -c accepts by name, and the package's policies."
 DESCRIPTION = (
-    "Print the configurations that -c takes by name, by group, a line for each; and the"
-    " trained policies that come with this package, which play, validate and fit --init_from take."
+    "List the configurations that -c accepts by name, grouped, one per line; and the trained"
+    " policies of this package, which play, validate and fit --init_from accept."
 )
 POLICIES = "policies"
 """The group of the trained policies."""
 CARD = "policy.json"
-"""How a policy of this package was trained, and its results."""
+"""File that records how a policy of this package was trained, and its results."""
 COMPLETE = "complete, or parts of every run"
-"""Title of the files that belong to no group."""
+"""Title of files without a group."""
 MIN_DESCRIPTION = 30
-"""Columns, in however narrow a terminal."""
+"""Minimum width of a description in columns, even in a narrow terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "word",
         nargs="?",
         metavar="GROUP_OR_WORD",
-        help="print the full descriptions of this group, such as env or policies, or of the"
+        help="show full descriptions of this group, such as env or policies, or of all"
         " configurations whose name or description contains this word, such as mt10",
     )
 
@@ -58,8 +58,8 @@ def run(options: argparse.Namespace) -> None:
         names = of_group or [n for n in names if text in f"{n} {_description(n)}".lower()]
         if not names:
             raise ConfigurationError(
-                f"no configuration has {word} in its name or description: list without a word"
-                " shows all"
+                f"no configuration has {word} in its name or description: run list without"
+                " arguments to show all"
             )
     parts = []
     for group, members in itertools.groupby(names, key=lambda name: name.rpartition("/")[0]):
@@ -98,7 +98,7 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def _policy_card(folder: Path) -> str:
-    """Return everything that the card of a policy says, with the result of each task."""
+    """Return the full card of a policy, including the results per task."""
     card = read_card(folder)
     evaluation = card["evaluation"]
     metrics = evaluation["metrics"]
@@ -125,15 +125,15 @@ def _policy_card(folder: Path) -> str:
 
 
 def _description(name: str) -> str:
-    """Return the comment at the head of a configuration file, up to its command, in one line."""
+    """Return the head comment of a configuration file, up to its command, in one line."""
     paragraphs = head_comment(configs_folder() / f"{name}.yaml")
     return paragraphs[0].removesuffix(":") if paragraphs else ""
 
 
 def head_comment(file: Path) -> list[str]:
-    """Return the paragraphs of the comment at a file's head, each in one line.
+    """Return the paragraphs of a file's head comment, each in one line.
 
-    The commands between them, which are indented, are left out.
+    The indented commands between them are omitted.
     """
     lines = file.read_text(encoding="utf-8").splitlines()
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)

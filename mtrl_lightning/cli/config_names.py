@@ -1,7 +1,7 @@
 """The configuration files that come with the package, and their names.
 
-The name of a file is its path in the folder ``configs`` without ``.yaml``: ``env/toy``. In a source
-checkout the folder lies next to the package, and a wheel has it inside. PyTorch is not imported.
+The name of a file is its path in the folder ``configs`` without ``.yaml``: ``env/toy``. The folder
+is next to the package in a source checkout, and inside it in a wheel. PyTorch is not imported.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ def configs_folder() -> Path:
 
 
 def config_names() -> list[str]:
-    """Return the names of all configuration files; those without a group come first."""
+    """Return the names of all configuration files, those without a group first."""
     folder = configs_folder()
     paths = (path.relative_to(folder).as_posix() for path in folder.rglob(f"*{SUFFIX}"))
     return sorted((path.removesuffix(SUFFIX) for path in paths), key=lambda n: ("/" in n, n))
 
 
 def find_config(given: str, folder: Path = Path()) -> Path:
-    """Return the existing file of this path, or else the configuration file of this name.
+    """Return the file at this path if it exists, otherwise the configuration with this name.
 
     Args:
         given: a path, or a name such as ``env/toy``.
-        folder: that a relative path starts from.
+        folder: base folder of relative paths.
     """
     if (folder / given).is_file():
         return folder / given

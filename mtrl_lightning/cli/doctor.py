@@ -1,6 +1,6 @@
-"""Print what is installed and what this machine offers: ``mtrl-lightning doctor``.
+"""Print information on the installation and the machine: ``mtrl-lightning doctor``.
 
-It needs only the standard library, so that it runs where the installation is incomplete.
+It needs only the standard library, so that it also runs with an incomplete installation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mtrl_lightning import __version__
 from mtrl_lightning.errors import ConfigurationError, installed_versions, requirement
 from mtrl_lightning.utils.cores import usable_cores
 
-HELP = "Print versions, devices, renderer and packages, as a bug report needs them."
+HELP = "Print versions, devices, renderer and packages, for bug reports."
 DESCRIPTION = HELP
 REQUIRED = ("torch", "lightning", "jsonargparse", "gymnasium", "numpy", "scipy", "psutil")
 OPTIONAL = {
@@ -28,15 +28,15 @@ OPTIONAL = {
     "onnxruntime": "export",
     "minari": "minari",
 }
-"""Packages that only some configurations need, and the extra that installs each."""
+"""Optional packages, and the extra that installs each."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add no argument."""
+    """Add no arguments."""
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print it; the exit code is 1 if a package is missing without which nothing can be trained."""
+    """Print the information; the exit code is 1 if a required package is missing."""
     installed = installed_versions((*REQUIRED, *OPTIONAL))
     facts = {
         "mtrl_lightning": f"{__version__} in {Path(__file__).parent.parent}",
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> None:
     for name in REQUIRED:
         facts[name] = installed.get(name, f"missing: pip install {requirement(name)}")
     for name, extra in OPTIONAL.items():
-        missing = f'not installed; where it is needed: pip install "mtrl_lightning[{extra}]"'
+        missing = f'not installed (optional): pip install "mtrl_lightning[{extra}]"'
         facts[name] = installed.get(name, missing)
     if "torch" in installed:
         facts["gpu"] = _gpus()

@@ -23,15 +23,15 @@ from mtrl_lightning.utils.text import text_table, whole
 
 CONFIG = "config.yaml"
 """The run's configuration, next to the exported policy."""
-HELP = "Write a run's policy as ONNX, torch.export or a small checkpoint, or its replay for Minari."
+HELP = "Export a run's policy as ONNX, torch.export or a small checkpoint, or its replay to Minari."
 DESCRIPTION = (
-    "Write the best actions of a checkpoint's policy as one file, with the task as an input, that"
-    " runs without this package, and compare its actions with the policy's. RUN is the folder of a"
-    f" run, whose best checkpoint is taken, or a checkpoint.{TRUST} With --to policy, write a"
-    " folder without the state of optimizers and environments, which play, validate, load_policy"
-    " and fit --init_from take like a run's. With --to minari, write the episodes of the replay of"
-    " a run's newest checkpoint, or of the given one, as a data set of each task. These two import"
-    " no class."
+    "Export a checkpoint's deterministic policy to one file, with the task as an input, that runs"
+    " without this package, and compare its actions with the policy's. RUN is a run folder (its"
+    f" best checkpoint is used) or a checkpoint.{TRUST} With --to policy, write a folder without"
+    " the state of optimizers and environments, which play, validate, load_policy and fit"
+    " --init_from accept like a run folder. With --to minari, write the episodes in the replay of a"
+    " run's newest checkpoint, or of the given one, as one data set per task. These two import no"
+    " classes."
 )
 
 
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder",
         type=Path,
         metavar="PATH",
-        help="folder of the files; the default is RUN/export, RUN/export/policy or"
-        " RUN/export/minari, and export/NAME instead of RUN/export for a policy of this package",
+        help="output folder (default: RUN/export, RUN/export/policy or RUN/export/minari; for a"
+        " policy of this package, export/NAME instead of RUN/export)",
     )
 
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     if options.to == MINARI:
         export_replay(options)
         return
-    # an unknown run is refused before PyTorch is imported
+    # unknown runs fail before PyTorch is imported
     checkpoint = best_checkpoint(options.run)
     run_folder = run_folder_of(checkpoint)
     config_file = config_file_of(run_folder)
@@ -82,8 +82,8 @@ def run(options: argparse.Namespace) -> None:
 
 
 def export_replay(options: argparse.Namespace) -> None:
-    """Write the episodes of a run's replay, and print the number of each task."""
-    checkpoint_at(options.run)  # an unknown run is refused before PyTorch is imported
+    """Write the episodes of a run's replay, and print their number per task."""
+    checkpoint_at(options.run)  # unknown runs fail before PyTorch is imported
 
     from mtrl_lightning.export.replay import export_to_minari
 

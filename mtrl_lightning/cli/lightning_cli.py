@@ -1,4 +1,4 @@
-"""The command line: ``fit``, ``validate`` and ``test`` are LightningCLI's."""
+"""The commands ``fit``, ``validate`` and ``test``, based on ``LightningCLI``."""
 
 from __future__ import annotations
 
@@ -62,42 +62,42 @@ from mtrl_lightning.utils.quiet import quiet
 from mtrl_lightning.utils.signatures import parameters_of
 
 DESCRIPTIONS = {
-    "fit": "Train: fit -c NAME_OR_FILE [-c ...] [--OPTION VALUE ...]. Continue a run with its own"
-    " configuration: fit --resume RUN [--OPTION VALUE ...]; RUN is a run's folder, one of its"
+    "fit": "Train: fit -c NAME_OR_FILE [-c ...] [--OPTION VALUE ...]. Resume a run with its own"
+    " configuration: fit --resume RUN [--OPTION VALUE ...]; RUN is a run folder, one of its"
     " checkpoints, or its name. Later files and options override earlier ones. --model.help SAC and"
     f" --data.help ReplayData print the options of a class.{TRUST}",
     "validate": "Run test episodes of every task with a checkpoint: validate RUN [--OPTION VALUE"
-    " ...]. RUN, which comes first, is a run's folder, for its best checkpoint; a checkpoint; the"
-    " name of a run; or a policy of this package, such as mt10. The results are added to"
+    " ...]. RUN must come first; it is a run folder or the name of a run (its best checkpoint is"
+    " used), a checkpoint, or a policy of this package, such as mt10. The results are appended to"
     f" RUN/{VALIDATIONS}.{TRUST}",
 }
 DESCRIPTIONS["test"] = DESCRIPTIONS["validate"].replace("validate RUN", "test RUN")
 FLAG = re.compile(r"--\w+(\.\w+)+(?<!\.help)")
-"""An option of a section without a value."""
+"""An option of a section, without its value."""
 EXPONENT = re.compile(r"(--[\w.]+=)?(\d+(?:\.\d*)?[eE]\+?\d+)")
-"""A number such as 1e5, with its option or alone."""
+"""A number such as 1e5, with or without its option."""
 
 
 class RunParser(LightningArgumentParser):
-    """Lightning's parser, with configuration files by name and ``extends`` in them."""
+    """Lightning's parser, with support for configuration names and ``extends``."""
 
     def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
-        """Add an argument; that of configuration files is replaced by ours."""
+        """Add an argument; ``ExtendingConfigFile`` replaces the action of configuration files."""
         if kwargs.get("action") is ActionConfigFile:
             kwargs |= {
                 "action": ExtendingConfigFile,
                 "metavar": "NAME_OR_FILE",
-                "help": "a configuration by name, such as quickstart or env/toy (mtrl-lightning"
-                " list prints all), or a YAML file, which takes precedence over a name",
+                "help": "name of a configuration, such as quickstart or env/toy (mtrl-lightning"
+                " list shows all), or a YAML file, which takes precedence over a name",
             }
         return super().add_argument(*args, **kwargs)
 
 
 class _SaveConfig(SaveConfigCallback):
-    """Write ``config.yaml`` into the run's folder when training starts, and never otherwise."""
+    """Write ``config.yaml`` to the run folder, only once training starts."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        pass  # the other callbacks or the checkpoint may still refuse the configuration
+        pass  # the other callbacks or the checkpoint may still reject the configuration
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().setup(trainer, pl_module, "fit")
@@ -124,7 +124,7 @@ class MultiTaskCLI(LightningCLI):
                 subclass_mode_model=True,
                 subclass_mode_data=True,
                 auto_configure_optimizers=False,
-                # an algorithm describes itself in its checkpoints
+                # algorithms save their hyperparameters in checkpoints themselves
                 load_from_checkpoint_support=False,
                 save_config_callback=_SaveConfig,
                 save_config_kwargs={"overwrite": True},
@@ -136,7 +136,7 @@ class MultiTaskCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return the commands, each with the arguments that are no options."""
+        """Return the commands, each with the arguments that are not options."""
         return {name: LightningCLI.subcommands()[name] for name in DESCRIPTIONS}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -148,32 +148,32 @@ class MultiTaskCLI(LightningCLI):
             raise ConfigurationError(f"seed_everything is {seed}: give 0 to {2**32 - 1:,}")
 
     def _parse_ckpt_path(self) -> None:
-        """Leave the options as given: Lightning would replace them by the checkpoint's."""
+        """Do nothing: Lightning would replace the options with those of the checkpoint."""
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the seed, which Lightning would also take as true or false."""
-        text = "seed of weights, environments, all random numbers"
+        """Add the seed, which Lightning would also accept as a boolean."""
+        text = "seed of weights, environments and all random numbers"
         parser.add_argument("--seed_everything", type=int, default=1, help=text)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the run's name, the essential callbacks, and what follows from what."""
+        """Add the run's name, the required callbacks, and the linked arguments."""
         parser.set_defaults({"data": {"class_path": "mtrl_lightning.data.ReplayData"}})
-        parser.add_argument("--name", default="run", help="the run's folder is ROOT/NAME/version_N")
+        parser.add_argument("--name", default="run", help="the run folder is ROOT/NAME/version_N")
         parser.add_argument(
             "--root", default="runs", help="folder of all runs, as trainer.default_root_dir"
         )
         parser.add_argument(
             "--init_from",
             type=str | None,
-            help="start a new run with the weights of a trained policy, also on other tasks: a"
-            " checkpoint, a run, or a policy of this package. What belongs to a task is copied for"
-            " tasks of the same name",
+            help="checkpoint, run, or policy of this package whose weights initialize the new run,"
+            " even on other tasks. Weights of single tasks are copied for tasks with the same name",
         )
         parser.add_argument(
             "--init_new_tasks",
             type=NewTasks,
             default="fresh",
-            help="what other tasks start with: fresh weights, or the mean of the policy's tasks",
+            help="initial weights of all other tasks: fresh weights, or the mean of the policy's"
+            " tasks",
         )
         for section, callback in CALLBACKS.items():
             parser.add_lightning_class_args(callback, section)
@@ -188,24 +188,24 @@ class MultiTaskCLI(LightningCLI):
 
     def _add_arguments_of_evaluation(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
-            "--split", type=str | None, help="the only split (default: all but that trained on)"
+            "--split", type=str | None, help="split to evaluate (default: all except train)"
         )
         parser.add_argument(
-            "--tasks", type=str, nargs="+", metavar="TASK", help="the only tasks, in this order"
+            "--tasks", type=str, nargs="+", metavar="TASK", help="tasks to evaluate, in this order"
         )
         parser.add_argument(
             "--json",
             type=str | None,
             metavar="FILE",
-            help="also write the results into this file: the metrics by name, the checkpoint, its"
-            " env_steps, the protocol and the time",
+            help="also write the results to this file: metrics, checkpoint, env_steps, protocol"
+            " and time",
         )
 
     def before_instantiate_classes(self) -> None:
-        """Find the checkpoint and the run's folder before anything is built."""
+        """Find the checkpoint and the run folder before anything is instantiated."""
         config = self.config[self.subcommand]
         _leave_out_nulls(config.model)
-        config.weights_only = True  # nothing in a checkpoint is executed
+        config.weights_only = True  # never execute code of a checkpoint
         config.root = config.trainer.default_root_dir or config.root
         if self.subcommand != "fit":
             if not config.ckpt_path:
@@ -220,7 +220,7 @@ class MultiTaskCLI(LightningCLI):
         start = checkpoint_to_continue(config.root, config.name, version, config.ckpt_path)
         run = open_run(config.root, config.name, version, start)
         self._folder = self._open.enter_context(run)
-        # a run that is repeated from its config.yaml is a new one, also of W&B
+        # repeating a run from its config.yaml starts a new run, also in W&B
         config.ckpt_path = None
         saved = config.clone()
         self.save_config_callback = lambda parser, config, **options: (  # type: ignore[assignment]
@@ -231,8 +231,8 @@ class MultiTaskCLI(LightningCLI):
             self._place_logger(logger.class_path, logger.init_args, config.name)
 
     def _place_logger(self, class_path: str, options: Namespace, name: str) -> None:
-        """Let a logger write into the run's folder, and a W&B run continue with the run."""
-        if "save_dir" in options:  # an absolute path stays as it is
+        """Make a logger write to the run folder, and resume the W&B run of a resumed run."""
+        if "save_dir" in options:  # joining keeps an absolute path
             options.save_dir = str(self._folder / (options.save_dir or "."))
         if class_path.endswith("WandbLogger") and is_first_process():
             file = self._folder / "wandb_id"
@@ -243,7 +243,7 @@ class MultiTaskCLI(LightningCLI):
             file.write_text(options.id)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Return the trainer with what every run has."""
+        """Return the trainer, with the run folder, the metrics file and the progress bar."""
         own: dict[str, Any] = {"default_root_dir": str(self._folder), "logger": False}
         if self.subcommand == "fit":
             given = self.config_init[self.subcommand].trainer
@@ -251,11 +251,11 @@ class MultiTaskCLI(LightningCLI):
             given.callbacks = with_progress_bar(listed(given.callbacks), given.enable_progress_bar)
         try:
             return super().instantiate_trainer(**own, **kwargs)
-        except ValueError as error:  # of options that exclude each other
+        except ValueError as error:  # mutually exclusive options
             raise ConfigurationError(str(error)) from error
 
     def before_fit(self) -> None:
-        """Start from a policy."""
+        """Copy the weights of ``init_from``."""
         keep_freed_memory()
         config = self.config[self.subcommand]
         if config.init_from and config.ckpt_path is None:
@@ -263,7 +263,7 @@ class MultiTaskCLI(LightningCLI):
         rank_zero_info(f"The run's folder is {os.path.relpath(self._folder)}")
 
     def after_fit(self) -> None:
-        """Say what can be done with the run."""
+        """Print commands for the finished run."""
         steps = f"{self.model.counters.env_steps:,} {step_unit(self.model.kind)}"
         folder = os.path.relpath(self._folder)
         rank_zero_info(
@@ -274,7 +274,7 @@ class MultiTaskCLI(LightningCLI):
         )
 
     def before_validate(self) -> None:
-        """Leave out the tasks and splits that were not asked for."""
+        """Select the requested tasks and split."""
         config = self.config[self.subcommand]
         if config.split is not None:
             self.datamodule.benchmark = only_split(self.datamodule.benchmark, config.split)
@@ -282,7 +282,7 @@ class MultiTaskCLI(LightningCLI):
             self.datamodule.benchmark = OnlyTasks(self.datamodule.benchmark, config.tasks)
 
     def after_validate(self) -> None:
-        """Add the results to the run's folder, and write them into a file if one is given."""
+        """Append the results to the file in the run folder, and write ``--json``."""
         if not self.trainer.is_global_zero:
             return
         config = self.config[self.subcommand]
@@ -293,7 +293,7 @@ class MultiTaskCLI(LightningCLI):
             "env_steps": self.model.counters.env_steps,
             "num_episodes": config.evaluation.num_episodes,
             "protocol": dict(self.model.spec.protocol),
-            # those of Lightning's trainer are in single precision
+            # the metrics of Lightning's trainer are in single precision
             "metrics": evaluation.results,
             "success_intervals": evaluation.success_intervals,
         }
@@ -303,7 +303,7 @@ class MultiTaskCLI(LightningCLI):
                 with stored.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(content) + "\n")
                 rank_zero_info(f"The results are added to {stored}")
-            except OSError as error:  # the folder of somebody else
+            except OSError as error:  # the folder may not be writable
                 rank_zero_warn(f"the results could not be added to {stored} ({error.strerror})")
         if config.json is not None:
             path = Path(config.json)
@@ -315,7 +315,7 @@ class MultiTaskCLI(LightningCLI):
 
 
 def _leave_out_nulls(model: Namespace) -> None:
-    """Let null mean the default of a factory, since jsonargparse takes it for every one."""
+    """Replace null with the default of a factory, because jsonargparse accepts null for all."""
     for name, parameter in parameters_of(locate(model.class_path)).items():
         is_optional = "None" in str(parameter.annotation)
         is_factory = parameter.default is not parameter.empty and callable(parameter.default)
@@ -324,30 +324,30 @@ def _leave_out_nulls(model: Namespace) -> None:
 
 
 class _ParsingCLI(MultiTaskCLI):
-    """Parse a command line, and build nothing."""
+    """Parse a command line without instantiating anything."""
 
     def before_instantiate_classes(self) -> None:
         assert self.subcommand is not None
         parser, config = self._parsers[self.subcommand], self.config[self.subcommand]
         text = parser.dump(config, format="json", skip_unset=False, skip_validation=True)
         self.described: dict[str, Any] = json.loads(text)
-        self.subcommand = None  # LightningCLI runs none then
+        self.subcommand = None  # so that LightningCLI runs no command
 
     def instantiate_classes(self) -> None:
         pass
 
 
 def parsed(args: Sequence[str]) -> dict[str, Any]:
-    """Return the complete configuration that a command line gives, as plain values."""
+    """Return the complete configuration of a command line, as plain values."""
     return _ParsingCLI(args).described
 
 
 def plain_arguments(args: Sequence[str]) -> list[str]:
-    """Return the arguments in LightningCLI's own form.
+    """Convert the arguments to the form that LightningCLI accepts.
 
     ``--resume RUN`` of ``fit`` and the first argument of ``validate`` and ``test`` become the run's
-    ``--config`` and ``--ckpt_path``, before all other arguments. ``--a.b`` without a value becomes
-    ``--a.b=true``, as W&B's ``${args_no_boolean_flags}`` writes it, and 1e5 becomes 100000.
+    ``--config`` and ``--ckpt_path``, before all other arguments. ``--a.b`` without a value, as
+    written by W&B's ``${args_no_boolean_flags}``, becomes ``--a.b=true``, and 1e5 becomes 100000.
     """
     command, *rest = args
     run = None
@@ -357,7 +357,7 @@ def plain_arguments(args: Sequence[str]) -> list[str]:
         known, rest = parser.parse_known_args(rest)
         run = known.resume
         if run is not None and any(option.startswith("--init_from") for option in rest):
-            raise ConfigurationError("--init_from starts a new run, and --resume continues one")
+            raise ConfigurationError("--init_from and --resume are mutually exclusive: give one")
     elif not rest:
         raise ConfigurationError(f"give the run first: {PROGRAM} {command} RUN")
     elif not rest[0].startswith("-"):
@@ -381,7 +381,7 @@ def plain_arguments(args: Sequence[str]) -> list[str]:
 def main(args: Sequence[str]) -> None:
     """Run ``fit``, ``validate`` or ``test``.
 
-    A user's mistake ends it with exit code 2, a fault while it runs with exit code 1.
+    The exit code is 2 for usage errors and 1 for failures during the run.
 
     Args:
         args: the command and its arguments.
@@ -394,14 +394,14 @@ def main(args: Sequence[str]) -> None:
     except (ValueError, RuntimeError, ImportError, OSError) as error:
         for cause in causes(error):
             if getattr(cause, "is_on_all_ranks", False) and not is_first_process():
-                sys.exit(1)  # the first process says it
+                sys.exit(1)  # the first process reports the error
             if type(cause).__module__ == errors.__name__:
                 _exit(2 if isinstance(cause, ConfigurationError) else 1, str(cause))
             if isinstance(cause, ModuleNotFoundError):
                 _exit(2, f"a package is not installed: {cause}")
             if is_out_of_memory(cause):
                 reason = str(cause).splitlines()[0]
-                _exit(2, f"out of memory ({reason}): give a smaller data.batch_size or network")
+                _exit(2, f"out of memory ({reason}): use a smaller data.batch_size or network")
         raise
 
 

@@ -1,4 +1,4 @@
-"""The policy and the tasks of a run, for the commands that use a trained policy."""
+"""The policy and the tasks of a run, for commands that use a trained policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mtrl_lightning.policy import LoadedPolicy
 
 LIBRARIES = ("mtrl_lightning", "torch", "lightning")
-"""Packages whose classes a checkpoint may use without being named by the run's configuration."""
+"""Packages whose classes a checkpoint may use even if not named in the run's configuration."""
 
 
 class LoadedRun(NamedTuple):
@@ -23,43 +23,43 @@ class LoadedRun(NamedTuple):
 
     checkpoint: Path
     folder: Path
-    """Of the run."""
+    """The run folder."""
     policy: LoadedPolicy
     data: TaskData
-    """It has ``benchmark`` and ``action_transforms``; nothing is started."""
+    """Provides ``benchmark`` and ``action_transforms``; its environments are not started."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that choose a run's checkpoint."""
+    """Add the arguments that select a run's checkpoint."""
     parser.add_argument(
         "run",
         metavar="RUN",
-        help="the run's folder, ROOT/NAME/version_N, or its name, for its best checkpoint; one of"
-        " its checkpoints; or a policy of this package, such as mt10 (list policies shows all)",
+        help="run folder, ROOT/NAME/version_N, or name of a run (its best checkpoint is used), a"
+        " checkpoint, or a policy of this package, such as mt10 (list policies shows all)",
     )
     add_trust_argument(parser)
 
 
 def add_trust_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the argument of the classes that a checkpoint may use."""
+    """Add the argument for the classes that a checkpoint may use."""
     parser.add_argument(
         "--trust",
         action="append",
         default=[],
         metavar="MODULE",
-        help="a module or package whose classes the checkpoint may use in addition to those that"
-        " the run's config.yaml names; may be given several times",
+        help="module or package whose classes the checkpoint may use in addition to those named in"
+        " the run's config.yaml; may be repeated",
     )
 
 
 def load_run(run: str, trust: Sequence[str]) -> LoadedRun:
-    """Load the policy of a run's checkpoint, and make the data module of its configuration.
+    """Load the policy of a run's checkpoint, and build the data module of its configuration.
 
     Args:
         run: as for ``best_checkpoint``.
         trust: further modules whose classes the checkpoint may use.
     """
-    checkpoint = best_checkpoint(run)  # an unknown run is refused before PyTorch is imported
+    checkpoint = best_checkpoint(run)  # unknown runs fail before PyTorch is imported
     folder = run_folder_of(checkpoint)
     config = read_config(config_file_of(folder))
 
@@ -71,14 +71,14 @@ def load_run(run: str, trust: Sequence[str]) -> LoadedRun:
         policy = load_policy(checkpoint, trust=[*named_classes(config.get("model")), *trust])
     if policy.task_names != data.spec.task_names:
         raise ConfigurationError(
-            f"{checkpoint} is of the tasks {', '.join(policy.task_names)}, and the run's"
+            f"{checkpoint} has the tasks {', '.join(policy.task_names)}, but the run's"
             f" configuration has {', '.join(data.spec.task_names)}: use the config.yaml of its run"
         )
     return LoadedRun(checkpoint, folder, policy, data)
 
 
 def data_of(config: dict[str, Any]) -> TaskData:
-    """Return the data module that a configuration describes."""
+    """Build the data module of a configuration."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     from mtrl_lightning.data import TaskData
@@ -92,8 +92,8 @@ def data_of(config: dict[str, Any]) -> TaskData:
             if isinstance(cause, ConfigurationError):
                 raise cause from None
         raise ConfigurationError(
-            f"the data module of the run's configuration cannot be made ({error}): use the version"
-            " of the code that the run was made with, in the folder of its modules"
+            f"the data module of the run's configuration cannot be built ({error}): use the code"
+            " version of the run, in a folder from which its modules can be imported"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """Write videos of a trained policy: ``mtrl-lightning play runs/quickstart/version_0``.
 
-The policy and the tasks are those of the run. PyTorch is imported when the command runs.
+PyTorch is imported when the command runs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from mtrl_lightning.utils.text import text_table
 if TYPE_CHECKING:
     from mtrl_lightning.video import Recording
 
-HELP = "Write videos of test episodes with a run's best checkpoint, one for each task."
+HELP = "Record videos of test episodes with a run's best checkpoint, one per task."
 DESCRIPTION = (
-    "Run test episodes with the best actions of a checkpoint, print their results, and write a"
-    f" video (MP4) for each task and one of all tasks side by side.{TRUST}"
+    "Run test episodes with a checkpoint's deterministic policy, print their results, and write a"
+    f" video (MP4) per task and one of all tasks side by side.{TRUST}"
 )
 
 
@@ -31,26 +31,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tasks",
         nargs="+",
         metavar="TASK",
-        help="the only tasks to record, such as reach-v3 (default: all)",
+        help="tasks to record, such as reach-v3 (default: all)",
     )
     parser.add_argument(
         "--split",
         help="split to record, such as eval_interpolation (default: the first evaluated one)",
     )
     parser.add_argument(
-        "--episodes", type=int, default=1, help="test episodes of each task (default: 1)"
+        "--episodes", type=int, default=1, help="test episodes per task (default: 1)"
     )
     parser.add_argument(
         "--first_episode",
         type=int,
         default=0,
-        help="number of the first test episode; an evaluation begins with 0 (default: 0)",
+        help="index of the first test episode; evaluations start with 0 (default: 0)",
     )
     parser.add_argument(
-        "--width", type=int, default=480, help="pixels of an image, even (default: 480)"
+        "--width", type=int, default=480, help="frame width in pixels, even (default: 480)"
     )
     parser.add_argument(
-        "--height", type=int, default=360, help="pixels of an image, even (default: 360)"
+        "--height", type=int, default=360, help="frame height in pixels, even (default: 360)"
     )
     parser.add_argument(
         "--fps", type=int, default=30, help="frames per second of the video (default: 30)"
@@ -59,18 +59,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder",
         type=Path,
         metavar="PATH",
-        help="folder of the videos (default: RUN/videos/env_steps=N; videos/NAME for one of this"
+        help="output folder (default: RUN/videos/env_steps=N; videos/NAME for a policy of this"
         " package)",
     )
     parser.add_argument(
         "--num_workers",
         type=int,
-        help="processes that step and draw, by default one per core; 0 for this process",
+        help="worker processes that step and render (default: one per core); 0 to use this process",
     )
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write the videos, and print the results of the episodes and where the videos are."""
+    """Record the videos, and print the episodes' results and the videos' folder."""
     checkpoint, run_folder, policy, data = load_run(options.run, options.trust)
 
     from mtrl_lightning.rollout.action_transforms import with_action_transforms
@@ -105,12 +105,12 @@ def run(options: argparse.Namespace) -> None:
 
 
 def table(recording: Recording, has_success: bool, max_return: float | None = None) -> str:
-    """Return a text table of the episodes that were recorded.
+    """Return a text table of the recorded episodes.
 
     Args:
         recording: the episodes.
         has_success: whether the benchmark reports success.
-        max_return: largest return of an episode, if the benchmark has one.
+        max_return: largest possible episode return, if known.
     """
     header = ["task", "episode", "return", "length"]
     header += ["score"] * (max_return is not None) + ["success"] * has_success

@@ -1,4 +1,4 @@
-"""Charts by Matplotlib, which is imported on use because that takes a second."""
+"""Charts drawn with Matplotlib, which is imported lazily because the import takes a second."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mtrl_lightning.runs import replacing
 
 CURVES = "curves.png"
 COLORS = 10
-"""Colors of Matplotlib's cycle, each used with every line style."""
+"""Number of colors in Matplotlib's cycle, each combined with every line style."""
 LINE_STYLES = ("-", "--", ":")
 MAX_NAMED_CURVES = len(LINE_STYLES) * COLORS + 1
-"""A chart with more curves draws them thin and without names, behind the average."""
+"""In charts with more curves, these are thin and unlabeled, behind the average."""
 WIDTH, HEIGHT = 3.9, 2.6
-"""Inches of a chart."""
+"""Size of a chart in inches."""
 LEGEND_CHARACTERS = 45
 """Characters of a legend line per column of charts."""
 LEGEND_LINE = 0.2
-"""Inches of a line of the legend."""
+"""Height of a legend line in inches."""
 SETTINGS: Any = {
-    "text.parse_math": False,  # a dollar sign in a name does not start a formula
+    "text.parse_math": False,  # dollar signs in names are no math
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.size": 9,
@@ -41,13 +41,13 @@ class Curve(NamedTuple):
     name: str
     x_N: npt.ArrayLike
     band: Estimate
-    """Values ``[N]``, and their bounds if there are some."""
+    """Values ``[N]``, and their interval if any."""
     color_index: int | None = None
-    """Index of its color and line style; None for an average, which is thick and black."""
+    """Index of color and line style; None for an average, drawn thick and black."""
 
 
 class Chart(NamedTuple):
-    """Curves in the same axes."""
+    """Curves on common axes."""
 
     title: str
     curves: Sequence[Curve]
@@ -57,7 +57,7 @@ class Chart(NamedTuple):
 
 
 def draw(charts: Sequence[Chart], columns: int = 3) -> Any:
-    """Return a Matplotlib figure with the charts in rows and one legend above them."""
+    """Return a Matplotlib figure with the charts in rows and a common legend above them."""
     from matplotlib.figure import Figure
 
     columns = max(1, min(columns, len(charts)))
@@ -93,7 +93,7 @@ def _plot(axes: Any, chart: Chart) -> None:
             line_style = LINE_STYLES[index // COLORS % len(LINE_STYLES)]
             style = {"color": f"C{index % COLORS}", "linestyle": line_style}
             style |= {"linewidth": 1.3} if is_named else {"linewidth": 0.7, "alpha": 0.5}
-        # a single point has no line
+        # a single point would have no visible line
         marker = "." if np.size(curve.x_N) == 1 else ""
         label = curve.name if num_curves > 1 and (is_named or index is None) else None
         axes.plot(curve.x_N, curve.band.value, label=label, marker=marker, **style)
@@ -118,12 +118,12 @@ def png(charts: Sequence[Chart], columns: int = 3) -> bytes:
 
 
 def plot_curves(run_folder: str | Path) -> Path:
-    """Plot a run's evaluation metrics, by task and on average, and return the plot's path.
+    """Plot a run's evaluation metrics, per task and averaged, and return the plot's path.
 
-    Where several splits are evaluated, each has a row, below one that compares their averages.
+    With several evaluated splits, each has a row, below a row that compares their averages.
 
     Args:
-        run_folder: the folder with ``metrics.jsonl``; the plot is ``curves.png`` in it.
+        run_folder: folder with ``metrics.jsonl``, in which ``curves.png`` is written.
     """
     charts = evaluation_charts(read_run(Path(run_folder)))
     num_quantities = len({chart.title.rpartition("/")[2] for chart in charts})
@@ -134,7 +134,7 @@ def plot_curves(run_folder: str | Path) -> Path:
 
 
 def evaluation_charts(run: RunRecord) -> list[Chart]:
-    """Return a chart of each evaluation metric; with several splits, first one of all of them."""
+    """Return a chart per evaluation metric; with several splits, a comparison of them first."""
     metrics = run.evaluated()
     splits = sorted({metric.partition("/")[0] for metric in metrics})
 

@@ -1,4 +1,4 @@
-"""Methods compared: curves over seeds, a row of numbers for each method, tables.
+"""Comparison of methods: curves over seeds, summary statistics per method, tables.
 
 Shapes: ``S`` seeds, ``T`` tasks, ``N`` evaluations.
 """
@@ -25,33 +25,33 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.utils.text import number, whole, with_interval
 
 FEW_SEEDS = {1: "one seed, no interval", 2: "two seeds, an interval that is much too narrow"}
-"""What a number of seeds means for the interval."""
+"""Warnings about the interval by number of seeds."""
 THRESHOLD = 0.8
-"""Of the mean over tasks, for metrics between 0 and 1."""
+"""Default threshold of the mean over tasks, for metrics between 0 and 1."""
 AVERAGE = "average"
-"""Name of the curve over all tasks."""
+"""Name of the curve averaged over tasks."""
 
 
 class Curves(NamedTuple):
-    """The curves of a method's runs."""
+    """Learning curves of a method's runs."""
 
     scores_STN: Scores
     minutes_SN: Scores | None
-    """Minutes of training until each evaluation, evaluations and checkpoints included."""
+    """Training minutes until each evaluation, including evaluations and checkpoints."""
 
 
 class Comparison(NamedTuple):
-    """Methods with their curves on the same tasks, at the same env steps."""
+    """Methods with their curves on common tasks, at common environment steps."""
 
     metric: str
     tasks: tuple[str, ...]
     env_steps_N: npt.NDArray[np.int64]
-    """The last value is the largest number of env steps that all runs have reached."""
+    """Ends at the largest number of environment steps that all runs have reached."""
     methods: list[Method]
     curves: dict[str, Curves]
-    """By the method's label."""
+    """Curves by method label."""
     bands: dict[str, dict[str, Estimate]]
-    """Interquartile mean ``[N]`` by the task's name, or ``average``, and the method's label."""
+    """Interquartile mean ``[N]`` by task name, or ``average``, and method label."""
     warnings: list[str]
 
     @property
@@ -71,11 +71,11 @@ def compare_runs(
     """Read runs, group them into methods, and align their evaluations.
 
     Args:
-        given: folders of runs or folders that contain some; ``LABEL=FOLDER`` names the method of
-            all of its runs.
-        metric: of every task, such as ``eval/success``; None for the first of success, score and
-            return that all runs have.
-        across_protocols: compare runs of different protocols.
+        given: run folders, or folders that contain runs; ``LABEL=FOLDER`` sets the name of their
+            method.
+        metric: metric with values per task, such as ``eval/success``; None for the first of
+            success, score and return that all runs have.
+        across_protocols: whether to compare runs with different protocols.
     """
     warnings: list[str] = []
     labelled = _read(given, warnings)
@@ -83,8 +83,8 @@ def compare_runs(
     differences = protocol_differences(runs)
     if differences and not across_protocols:
         raise ConfigurationError(
-            "the runs are of different protocols, so that their numbers cannot be compared:"
-            f" {'; '.join(differences)}. Leave some out, or compare them all the same with"
+            "the runs have different protocols, so that their numbers are not comparable:"
+            f" {'; '.join(differences)}. Exclude some, or compare them nevertheless with"
             " --across_protocols"
         )
     warnings[:0] = [f"RUNS OF DIFFERENT PROTOCOLS ARE COMPARED: {text}" for text in differences]
@@ -94,7 +94,7 @@ def compare_runs(
         few = [method.label for method in methods if len(method.runs) == num_seeds]
         if few:
             warnings.append(f"{meaning}: {', '.join(few)}. Train with another --seed_everything")
-    # the average's steps are not used: it may be over other tasks
+    # the steps of the average are not used, because it may include other tasks
     env_steps_N = _common_steps(runs, f"{metric}/{tasks[0]}", warnings)
     curves = {}
     for method in methods:
@@ -117,7 +117,7 @@ def compare_runs(
 
 
 def _read(given: Sequence[str], warnings: list[str]) -> list[tuple[str | None, RunRecord]]:
-    """Read each of the given runs once, with the label that precedes ``=``."""
+    """Read each run once, with the label that precedes ``=``."""
     labelled: dict[Path, tuple[str | None, RunRecord]] = {}
     for word in given:
         label, _, rest = word.partition("=")
@@ -127,19 +127,18 @@ def _read(given: Sequence[str], warnings: list[str]) -> list[tuple[str | None, R
             if run.evaluated():
                 labelled.setdefault(run.folder.resolve(), (label if has_label else None, run))
             else:
-                warnings.append(f"{run.folder} is left out: it has no evaluations")
+                warnings.append(f"{run.folder} is excluded: it has no evaluations")
         if not any(run.evaluated() for run in runs):
             raise ConfigurationError(
-                f"{word} has no evaluations in its metrics: wait for the first one, or lower"
-                " evaluation.every"
+                f"{word} has no evaluations yet: wait for the first one, or lower evaluation.every"
             )
     return list(labelled.values())
 
 
 def protocol_differences(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the differences between the protocols of runs, a sentence for each.
+    """Return the differences between the protocols of runs, one clause each.
 
-    A run whose protocol is not recorded is compared only by its tasks.
+    Runs without a recorded protocol are compared only by their tasks.
     """
     keys = dict.fromkeys(key for run in runs for key in run.protocol)
     first: dict[str, tuple[RunRecord, Any]] = {}
@@ -164,7 +163,7 @@ def _step_unit(runs: Sequence[RunRecord]) -> str:
 
 
 def _common_metric(runs: Sequence[RunRecord], metric: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return the metric and the tasks for which all runs have it, ``eval`` before other splits."""
+    """Return the metric and its tasks common to all runs, preferring the split ``eval``."""
     if metric is None:
         shared = [name for name in runs[0].evaluated() if all(name in r.evaluated() for r in runs)]
         metric = min(shared, key=lambda name: not name.startswith("eval/"), default="metric")
@@ -173,7 +172,7 @@ def _common_metric(runs: Sequence[RunRecord], metric: str | None) -> tuple[str, 
         evaluated = [f"{run.folder} has {', '.join(run.evaluated())}" for run in runs]
         raise ConfigurationError(
             f"the runs have no {metric} of a task in common: {'; '.join(evaluated)}. Choose another"
-            " --metric, or leave some out"
+            " --metric, or exclude some runs"
         )
     return metric, tuple(sorted(tasks))
 
@@ -181,7 +180,7 @@ def _common_metric(runs: Sequence[RunRecord], metric: str | None) -> tuple[str, 
 def _common_steps(
     runs: Sequence[RunRecord], name: str, warnings: list[str]
 ) -> npt.NDArray[np.int64]:
-    """Return the env steps of the run with the fewest evaluations, up to the last common ones."""
+    """Return the evaluation steps of the run with the fewest evaluations, up to the common end."""
     unit = _step_unit(runs)
     all_steps = [np.array(run.curves[name][0]) for run in runs]
     start = max(steps[0] for steps in all_steps)
@@ -192,33 +191,31 @@ def _common_steps(
             for run, steps in zip(runs, all_steps, strict=True)
         ]
         raise ConfigurationError(
-            f"the runs were evaluated at different {unit}, and have none in common:"
-            f" {'; '.join(ranges)}. Leave some out"
+            f"the runs were evaluated at {unit} that do not overlap:"
+            f" {'; '.join(ranges)}. Exclude some runs"
         )
     fewest_N = min(all_steps, key=len)
     env_steps_N = np.union1d(fewest_N[(fewest_N >= start) & (fewest_N < end)], [end])
     if any(steps[-1] > end for steps in all_steps):
         warnings.append(
-            f"runs are compared after {end:,} {unit}, the last that all have reached; later"
-            " evaluations are left out"
+            f"runs are compared after {end:,} {unit}, which all have reached; later evaluations are"
+            " ignored"
         )
     if any(not np.isin(env_steps_N, steps).all() for steps in all_steps):
-        warnings.append(
-            f"runs were evaluated at different {unit}; values in between are interpolated"
-        )
+        warnings.append(f"runs were evaluated at different {unit}; their values are interpolated")
     return env_steps_N
 
 
 def summarize(comparison: Comparison, threshold: float | None) -> list[dict[str, Any]]:
-    """Return a row of numbers for each method, of which some are an ``Estimate``.
+    """Return a row of summary statistics for each method, some of them with intervals.
 
-    It has the score at the end, the average over training, the probability that a run is better
-    than one of the first method, and the environment steps and minutes until the mean over tasks
-    reaches the threshold.
+    These are the final score, the average over training, the probability of improvement over the
+    first method, and the environment steps and minutes until the mean over tasks reaches the
+    threshold.
 
     Args:
-        comparison: the methods, the first of which the others are compared with.
-        threshold: of the mean over tasks; None for none.
+        comparison: the methods; the first is the baseline.
+        threshold: threshold of the mean over tasks; None for no threshold.
     """
     rows = []
     first = next(iter(comparison.curves))
@@ -256,9 +253,9 @@ def table(
     """Return the rows of ``summarize`` as text, the header first.
 
     Args:
-        rows: of the methods.
-        threshold: with which ``summarize`` was called.
-        unit: of the runs' steps.
+        rows: rows returned by ``summarize``.
+        threshold: threshold passed to ``summarize``.
+        unit: unit of the runs' steps.
     """
     lines = []
     for row in rows:
@@ -282,7 +279,7 @@ def table(
 
 
 def task_table(comparison: Comparison) -> list[list[str]]:
-    """Return each task's interquartile mean over seeds at the end, for every method."""
+    """Return each task's final interquartile mean over seeds, for every method."""
     lines = [["task", *comparison.curves]]
     for task in comparison.tasks:
         bands = comparison.bands[task].values()

@@ -1,4 +1,4 @@
-"""Runs grouped into methods, which have the same options but the seed."""
+"""Runs grouped into methods: sets of runs whose options differ only in the seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mtrl_lightning.compare.record import RunRecord
 from mtrl_lightning.errors import ConfigurationError
 
 WITHOUT_EFFECT = re.compile(
-    # which run it is, and from where it is loaded
+    # identity of the run, and the checkpoint it starts from
     r"(.*\.)?seed|seed_everything|name|root|config|ckpt_path|weights_only"
     # its length, what is logged and saved
     r"|(metrics|checkpoint|best)\..*"
@@ -28,29 +28,29 @@ WITHOUT_EFFECT = re.compile(
     r"|model\.init_args\.(compile|\w+_optimizer\.init_args\.(fused|foreach|capturable))"
     r"|trainer\.(?!precision$).*"
 )
-"""Options that do not change what a method learns: runs that differ only in these are one."""
+"""Options that do not affect learning: runs that differ only in these are the same method."""
 
 
 class Method(NamedTuple):
     """Runs that differ only in their seeds."""
 
     label: str
-    """The name of its first run, or the one that is given."""
+    """The specified label, or the name of its first run."""
     runs: list[RunRecord]
     options: dict[str, Any]
-    """Options in which it differs from another method, by their full names."""
+    """Options that differ between methods, by full name."""
 
 
 def group(labelled: Sequence[tuple[str | None, RunRecord]]) -> list[Method]:
-    """Group runs into methods, in the order in which they are given.
+    """Group runs into methods, in the given order.
 
     Args:
-        labelled: runs, each with the label of its method; None for the name of its first run.
+        labelled: runs with the label of their method; None for the name of its first run.
     """
     groups: dict[tuple[str | None, str], list[RunRecord]] = {}
     for label, run in labelled:
         options = effective(run)
-        # a run whose options are not recorded is of the method that it is named after
+        # runs without recorded options are grouped by name
         key = json.dumps(options, sort_keys=True, default=str) if options else run.name
         groups.setdefault((label, "" if label else key), []).append(run)
     all_options = [effective(runs[0]) for runs in groups.values()]
@@ -63,8 +63,8 @@ def group(labelled: Sequence[tuple[str | None, RunRecord]]) -> list[Method]:
         if len(set(seeds)) < len(seeds):
             listed = ", ".join(f"{run.folder} (seed {run.seed})" for run in runs)
             raise ConfigurationError(
-                f"runs of the same options have the same seed, and would count as two: {listed}."
-                " Leave one out, or tell them apart by labels, as in `compare before=RUN after=RUN`"
+                f"runs with the same options and the same seed would count twice: {listed}."
+                " Exclude one, or distinguish them by labels, as in `compare before=RUN after=RUN`"
             )
         label = chosen or runs[0].name
         counts[label] += 1
@@ -74,7 +74,7 @@ def group(labelled: Sequence[tuple[str | None, RunRecord]]) -> list[Method]:
 
 
 def effective(run: RunRecord) -> dict[str, Any]:
-    """Return the options that make a run's method, by their full names, without empty ones."""
+    """Return the options that define a run's method, by full name, without empty ones."""
     return {
         name: value
         for name, value in _flat(run.options)
@@ -83,7 +83,7 @@ def effective(run: RunRecord) -> dict[str, Any]:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every option by its full name, such as ``evaluation.every``."""
+    """Yield all options by full name, such as ``evaluation.every``."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _flat(item, f"{name}.{key}" if name else str(key))
@@ -92,7 +92,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def option_table(methods: Sequence[Method]) -> list[list[str]]:
-    """Return the options in which methods differ, the header first; only that if they do not."""
+    """Return a header and a row for each option that differs between methods."""
     names = dict.fromkeys(name for method in methods for name in method.options)
     lines = [["option", *(method.label for method in methods)]]
     lines += [[name, *(str(method.options.get(name, "-")) for method in methods)] for name in names]

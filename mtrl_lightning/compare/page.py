@@ -1,4 +1,4 @@
-"""The page of a comparison: one HTML file with tables and curves."""
+"""The comparison as one HTML page with tables and curves."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from mtrl_lightning.compare.record import is_bounded
 from mtrl_lightning.runs import replacing
 
 EXPLANATION = (
-    "At the end and over training: interquartile mean over seeds and tasks, with its 95 %"
-    " interval of a bootstrap that resamples the seeds of each task. P(better than the first): the"
-    " probability that a run has a higher score at the end than one of the first method on the"
-    " same task. Steps and minutes to the threshold: median of the seeds whose mean over tasks"
-    " reached it."
+    "At the end and over training: interquartile mean over seeds and tasks, with a 95 % bootstrap"
+    " interval that resamples the seeds of each task. P(better than the first): the probability"
+    " that a run has a higher final score than a run of the first method on the same task. Steps"
+    " and minutes to the threshold: median over the seeds whose mean over tasks reached it."
 )
 HEAD = """<!DOCTYPE html>
 <html lang="en">
@@ -42,10 +41,10 @@ def write_page(
     """Write the page of a comparison.
 
     Args:
-        path: of the page.
+        path: path of the page.
         comparison: the methods and their curves.
-        rows: returned by ``summarize``.
-        threshold: with which it was called.
+        rows: rows returned by ``summarize``.
+        threshold: threshold passed to ``summarize``.
     """
     unit = comparison.step_unit
     title = escape(f"{comparison.metric} after {comparison.end:,} {unit}")
@@ -90,7 +89,7 @@ def _image(charts: Sequence[Chart]) -> str:
 
 
 def average_charts(comparison: Comparison) -> list[Chart]:
-    """Return the averages by env steps and, where they are known, by minutes."""
+    """Return the averages over environment steps and, if known, over minutes."""
     title = f"{comparison.metric}, interquartile mean"
     charts = [_chart(comparison, AVERAGE, title)]
     if all(curves.minutes_SN is not None for curves in comparison.curves.values()):
@@ -99,7 +98,7 @@ def average_charts(comparison: Comparison) -> list[Chart]:
 
 
 def _chart(comparison: Comparison, task: str, title: str, by_minutes: bool = False) -> Chart:
-    """Return the methods' curves, by env steps or by the mean minutes of the seeds."""
+    """Return the methods' curves over environment steps, or over the seeds' mean minutes."""
     curves = [
         Curve(
             label,

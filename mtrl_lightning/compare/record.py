@@ -1,6 +1,6 @@
-"""What a run's folder records: its options, its protocol and its curves. PyTorch is not imported.
+"""The records in a run folder: options, protocol and curves. PyTorch is not imported.
 
-Files are read as plain values: nothing in them is executed.
+Files are read as plain values, without executing code.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mtrl_lightning.runs import read_config
 METRICS = "metrics.jsonl"
 ENV_STEPS_RATE = "time/env_steps_per_second"
 OFFLINE_RATE = "time/updates_per_second"
-"""The rate of a run that steps no environments, whose steps are updates."""
+"""The rate of an offline run, whose steps are updates."""
 QUANTITIES = ("success", "score", "return", "length")
-"""Metrics are shown in this order, others after them."""
+"""Order in which metrics are shown, before all others."""
 BOUNDED = ("success", "success_last", "score")
 """Quantities between 0 and 1."""
 ENV_STEPS = "env steps"
@@ -34,10 +34,10 @@ Curve = tuple[list[int], list[float]]
 def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
     """Return every metric of a run as ``{name: (env_steps, values)}``.
 
-    A last line without its end, which a run may be writing, is left out.
+    An incomplete last line, which a run may be writing, is ignored.
 
     Args:
-        run_folder: the folder with ``metrics.jsonl``.
+        run_folder: folder with ``metrics.jsonl``.
     """
     path = Path(run_folder) / METRICS
     curves: dict[str, Curve] = {}
@@ -47,7 +47,7 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
             values = json.loads(row)
             env_steps = values.pop("env_steps")
         except (AttributeError, KeyError, ValueError) as error:
-            raise ConfigurationError(f"{path}, line {number}, is damaged: {error}") from error
+            raise ConfigurationError(f"{path}, line {number} is damaged: {error}") from error
         for name, value in values.items():
             steps, numbers = curves.setdefault(name, ([], []))
             steps.append(env_steps)
@@ -56,19 +56,19 @@ def read_metrics(run_folder: str | Path) -> dict[str, Curve]:
 
 
 class RunRecord(NamedTuple):
-    """One run, as its folder records it."""
+    """The records of one run."""
 
     folder: Path
     options: dict[str, Any]
-    """Sections and their options, as ``config.yaml`` holds them; ``model`` of a run from Python."""
+    """Sections and their options, as in ``config.yaml``; only ``model`` for a run from Python."""
     protocol: dict[str, Any]
-    """What a result is measured by, such as the horizon; empty if it is not recorded."""
+    """Evaluation protocol, such as the horizon; empty if not recorded."""
     curves: dict[str, Curve]
     """Every metric as ``(env_steps, values)``."""
 
     @property
     def name(self) -> str:
-        """The run's name; without options, that of the folder that contains its folder."""
+        """The run's name; without recorded options, the name of the parent folder."""
         return str(self.options.get("name") or self.folder.resolve().parent.name)
 
     @property
@@ -84,12 +84,12 @@ class RunRecord(NamedTuple):
 
     @property
     def step_unit(self) -> str:
-        """The unit of its steps, updates for a run that learns only from demonstrations."""
+        """The unit of its steps: environment steps, or updates for an offline run."""
         is_offline = OFFLINE_RATE in self.curves and ENV_STEPS_RATE not in self.curves
         return UPDATES if is_offline else ENV_STEPS
 
     def section(self, name: str) -> Mapping[str, Any]:
-        """Return the options of a section; empty if they are not recorded."""
+        """Return the options of a section; empty if not recorded."""
         return self.options.get(name) or {}
 
     def tasks_of(self, metric: str) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ class RunRecord(NamedTuple):
         return tuple(sorted(n.removeprefix(prefix) for n in self.curves if n.startswith(prefix)))
 
     def evaluated(self) -> list[str]:
-        """Return the evaluation metrics of any split that have values per task, by quantity."""
+        """Return the evaluation metrics of all splits with values per task, sorted by quantity."""
         names = [
             name
             for name in self.curves
@@ -115,11 +115,11 @@ class RunRecord(NamedTuple):
         return sorted(names, key=order)
 
     def minutes_until(self, env_steps_N: npt.ArrayLike) -> npt.NDArray[np.float64] | None:
-        """Return the minutes of training until each number of env steps.
+        """Return the training minutes until each number of environment steps.
 
         They include evaluations and checkpoints, and are computed from the logged rates, so that
-        the time between an interruption and the continuation does not count. Neither does a row
-        with the rate 0, logged by a run that was interrupted during the updates of an iteration.
+        the time between an interruption and resuming does not count. Rows with rate 0, logged by
+        runs that were interrupted during the updates of an iteration, do not count either.
 
         Returns:
             The minutes; None if no rate was logged.
@@ -139,12 +139,12 @@ def is_bounded(metric: str) -> bool:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the folder of a run. Of its files, only ``metrics.jsonl`` is required."""
+    """Read a run folder; only ``metrics.jsonl`` is required."""
     hparams, options = (
         read_config(folder / name) if (folder / name).is_file() else {}
         for name in ("hparams.yaml", "config.yaml")
     )
-    if not options:  # a run from Python: Lightning logs the algorithm's arguments
+    if not options:  # a run from Python, for which Lightning logs the algorithm's arguments
         arguments = {name: value for name, value in hparams.items() if "/" not in name}
         options = {"model": {"init_args": arguments}} if arguments else {}
     prefix = "protocol/"
@@ -153,7 +153,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def find_runs(path: Path) -> list[Path]:
-    """Return the path itself if it is a run's folder, otherwise the folders of the runs in it.
+    """Return the path itself if it is a run folder, otherwise the run folders in it.
 
     Runs are found in ``PATH/version_N`` and ``PATH/NAME/version_N``, oldest first.
     """
@@ -167,7 +167,7 @@ def find_runs(path: Path) -> list[Path]:
     ]
     if not folders:
         raise ConfigurationError(
-            f"{path} is not the folder of a run, which has {METRICS}, and contains none: give one"
-            " such as runs/NAME/version_0, or a folder of runs such as runs/NAME"
+            f"{path} is neither a run folder (no {METRICS}) nor contains any: give a run folder,"
+            " such as runs/NAME/version_0, or a folder of runs, such as runs/NAME"
         )
     return folders

@@ -1,7 +1,7 @@
-"""Statistics over seeds and tasks: interquartile mean and bootstrap intervals, by SciPy.
+"""Statistics over seeds and tasks: interquartile mean and bootstrap intervals, using SciPy.
 
-They are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
-Precipice", and of its library rliable. SciPy is imported late, as it takes a second.
+They follow Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
+Precipice", and its library rliable. SciPy is imported lazily, because the import takes a second.
 
 Shapes: ``S`` seeds, ``T`` tasks; ``...`` any further dimensions, such as the points of a curve.
 """
@@ -16,29 +16,29 @@ import numpy.typing as npt
 
 RESAMPLES = 2_000
 CONFIDENCE = 0.95
-"""Share of the resamples that an interval contains."""
+"""Confidence level of the intervals."""
 LARGEST_BATCH = 2_000_000
-"""Scores that are resampled at once, some 16 MB."""
+"""Number of scores resampled at once, about 16 MB."""
 
 Scores = npt.NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
-    """A statistic and its interval: numbers, or arrays for the points of a curve."""
+    """A statistic and its confidence interval: numbers, or arrays for the points of a curve."""
 
     value: Any
     low: Any = None
-    """None without an interval, which takes two seeds."""
+    """None without an interval, which requires two seeds."""
     high: Any = None
 
 
 def interquartile_mean(scores_ST: Scores) -> Estimate:
     """Return the mean of the middle half of all scores.
 
-    A quarter of the scores, rounded down to whole scores, is cut at each end, as in rliable.
+    A quarter of the scores, rounded down, is cut off at each end, as in rliable.
 
     Args:
-        scores_ST: scores ``[S, T, ...]``; all points of a curve have the same resamples.
+        scores_ST: scores ``[S, T, ...]``; all points of a curve use the same resamples.
     """
     from scipy.stats import trim_mean
 
@@ -58,13 +58,13 @@ def mean(scores_ST: Scores) -> Estimate:
 
 
 def probability_of_improvement(scores_ST: Scores, others_ST: Scores) -> Estimate:
-    """Return how probably a run is better than one of another method, averaged over tasks.
+    """Return the probability that a run is better than one of another method, averaged over tasks.
 
-    It is the share of pairs of seeds in which the first is better; a tie counts as half.
+    This is the fraction of seed pairs in which the first is better; ties count as half.
 
     Args:
         scores_ST: scores of a method.
-        others_ST: scores of the other method on the same tasks; it may have other seeds.
+        others_ST: scores of the other method on the same tasks; its seeds may differ.
     """
     num_tasks = scores_ST.shape[1]
 
@@ -79,12 +79,12 @@ def probability_of_improvement(scores_ST: Scores, others_ST: Scores) -> Estimate
 
 
 def _by_task(scores_ST: Scores) -> list[Scores]:
-    """Return the scores of each task, ``[..., S]``, whose seeds are resampled independently."""
+    """Return the scores of each task, ``[..., S]``, for independent resampling of seeds."""
     return list(np.moveaxis(scores_ST, 0, -1))
 
 
 def _estimate(statistic: Callable[..., Scores], samples: list[Scores]) -> Estimate:
-    """Return a statistic of samples over their last dimension, with its bootstrap interval."""
+    """Compute a statistic of samples over their last dimension, with its bootstrap interval."""
     from scipy.stats import bootstrap
 
     value = statistic(*samples, axis=-1)[()]
