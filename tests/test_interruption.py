@@ -47,7 +47,7 @@ def test_interrupted_run_leaves_a_checkpoint_and_no_worker(
     send(process.pid, number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number, output
-    assert "continue with mtrl-lightning fit --resume" in output and "Traceback" not in output
+    assert "resume with mtrl-lightning fit --resume" in output and "Traceback" not in output
     wait_for(lambda: not any(worker.is_running() for worker in workers), 10)
     saved = checkpoint(command_line)
     assert saved["mtrl_lightning"]["counters"]["updates"] > 0

@@ -1,4 +1,4 @@
-"""What a run learns from: one data module for each kind of algorithm."""
+"""The training data of a run: one data module for each kind of algorithm."""
 
 from mtrl_lightning.data.demonstration_data import DemonstrationData
 from mtrl_lightning.data.env_data import EnvData

@@ -23,24 +23,24 @@ from mtrl_lightning.utils.devices import CPU
 class DemonstrationData(TaskData):
     """Demonstrations of the trained tasks, and batches sampled from them.
 
-    No environment is stepped in training: in all schedules an update counts as one environment
-    step, and so it does in the metrics' ``env_steps``.
+    Training steps no environments: each update counts as one environment step in all schedules and
+    in the metrics' ``env_steps``.
 
     Args:
         benchmark: the tasks.
-        demonstrations: folder of the Minari data sets to learn from, which ``collect`` has written;
-            training needs it. It has every trained task, and may have others.
+        demonstrations: folder of Minari data sets written by ``collect``, required for training. It
+            must contain every trained task, and may contain others.
         total_steps: updates after which training ends; see ``TaskData`` for further options.
-        batch_size: transitions of a batch over all trained tasks and processes; each gets the same
-            number. None for 128 per task.
-        on_device: keep the demonstrations in the memory of the GPU that trains, if they take at
-            most half of the free memory there.
-        options: those of ``TaskData``.
+        batch_size: global batch size, divided equally among trained tasks and processes. None for
+            128 per task.
+        on_device: keep the demonstrations in the memory of the training GPU if they take at most
+            half of its free memory.
+        options: arguments of ``TaskData``.
     """
 
     kind = "offline"
     buffer: ReplayBuffer
-    """The demonstrations, from ``setup`` on."""
+    """The demonstrations, available after ``setup``."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class DemonstrationData(TaskData):
         check_batch_size(self.batch_size, num_tasks)
         self._on_device = on_device
         self._identity: dict[str, Any] = {}
-        """Identity of the demonstrations that the buffer holds."""
+        """Identity of the demonstrations in the buffer."""
 
     def setup(self, stage: str) -> None:
         """Read the demonstrations into memory, and print their number."""
@@ -97,17 +97,17 @@ class DemonstrationData(TaskData):
         return Ticks()
 
     def begin(self) -> None:
-        """Let the algorithm know the tasks' rewards before its first update."""
+        """Pass the tasks' mean rewards to the algorithm before its first update."""
         self.is_training = True
         if self.counters.updates == 0:
             self.begin_learning()
 
     def next_batch(self) -> TransitionBatch:
-        """Sample a batch; each process samples its share, and gradients are averaged."""
+        """Sample this process' share of a batch."""
         return self.buffer.sample(self.batch_size // distributed.world_size())
 
     def begin_update(self) -> None:
-        """Let the algorithm know the progress of the run."""
+        """Set the algorithm's ``progress``."""
         self.algorithm.progress = min(self.counters.updates / self.total_steps, 1.0)
 
     def end_update(self) -> None:

@@ -1,4 +1,4 @@
-"""Demonstrations as a replay that is filled once, for an offline algorithm.
+"""Demonstrations as a replay that is filled once, for offline algorithms.
 
 Shapes: ``N`` transitions, ``R`` trained tasks, ``D`` observation, ``A`` action.
 """
@@ -27,7 +27,7 @@ from mtrl_lightning.transitions import (
 )
 from mtrl_lightning.utils.devices import CPU, free_memory
 
-GIVE = "give the folder that mtrl-lightning collect has written"
+GIVE = "give a folder written by mtrl-lightning collect"
 MAY_DIFFER = {
     "horizon",
     "evaluation_horizon",
@@ -36,44 +36,43 @@ MAY_DIFFER = {
     "goal_seed",
     "mujoco",
 }
-"""Entries of a protocol in which demonstrations may differ from the benchmark that they are used
-in."""
+"""Entries of a protocol that may differ between demonstrations and the training benchmark."""
 
 
 def load_demonstrations(
     folder: str, spec: EnvSpec, seed: int, device: torch.device, split: str | None = None
 ) -> tuple[ReplayBuffer, dict[str, Any]]:
-    """Read demonstrations of the trained tasks into a replay with one ring for each of them.
+    """Read demonstrations of the trained tasks into a replay with one ring per task.
 
-    Tasks are matched by name. Actions beyond -1 and 1 are clipped, as environments do.
+    Tasks are matched by name. Actions are clipped to [-1, 1], as in environments.
 
     Args:
-        folder: Minari data sets that ``collect`` or ``export --to minari`` has written.
+        folder: folder of Minari data sets written by ``collect`` or ``export --to minari``.
         spec: the tasks.
-        seed: of the sampling of batches.
-        device: whose memory, if they take at most half of its free memory.
-        split: that is trained on; episodes of another one are a warning.
+        seed: seed of batch sampling.
+        device: preferred device, used if they take at most half of its free memory.
+        split: training split; episodes of other splits cause a warning.
 
     Returns:
-        The replay; and the identity of its content, plain values that a checkpoint keeps.
+        The replay, and the identity of its content as plain values for checkpoints.
     """
     data_sets = open_data_sets(folder)
     names = [spec.task_names[task] for task in spec.train_tasks]
     missing = [name for name in names if name not in data_sets]
     if missing:
         raise ConfigurationError(
-            f"the demonstrations in {folder} have no episode of {', '.join(missing)}, and they have"
-            f" those of {', '.join(data_sets)}: collect episodes of every trained task, or leave"
-            " the others out (data.exclude_from_training)"
+            f"the demonstrations in {folder} have no episode of {', '.join(missing)}, only of"
+            f" {', '.join(data_sets)}: collect episodes of every trained task, or exclude the"
+            " missing ones (data.exclude_from_training)"
         )
     for name in names:
         check_demonstrations(data_sets[name], spec)
     collected = data_sets[names[0]].facts.get("split", split)
     if split is not None and collected != split:
         rank_zero_warn(
-            f"the demonstrations in {folder} are episodes of the split {collected}, which is"
-            f" not trained in: an evaluation there says nothing of other episodes. Collect those of"
-            f" {split}"
+            f"the demonstrations in {folder} are episodes of the split {collected}, not of the"
+            f" training split: evaluating on {collected} does not measure generalization. Collect"
+            f" episodes of {split}"
         )
     counts = {name: sum(data_sets[name].lengths) for name in names}
     capacity = max(counts.values()) * len(names)
@@ -81,7 +80,7 @@ def load_demonstrations(
         device = CPU
     has_policy_action = all(POLICY_ACTION in data_sets[name].info_shapes for name in names)
     policy_fields = [policy_action_field(spec)] if has_policy_action else []
-    # room for the frames of every episode, which may be shorter than the horizon
+    # capacity for the frames of all episodes, which may be shorter than the horizon
     shortest = min(min(data_sets[name].lengths) for name in names)
     replay = ReplayBuffer(
         spec,
@@ -101,19 +100,19 @@ def load_demonstrations(
                 checksum = zlib.crc32(np.ascontiguousarray(column).data, checksum)
     if len(replay) < sum(counts.values()):
         raise ConfigurationError(
-            f"the images of an episode in {folder} do not follow one another: collect it again"
+            f"the frame stacks of an episode in {folder} are not consecutive: collect it again"
         )
     return replay, {"transitions": counts, "crc32": checksum}
 
 
 def check_demonstrations(data_set: TaskDataSet, spec: EnvSpec) -> None:
-    """Check that a task of a benchmark can be learned from its demonstrations.
+    """Check that a task's demonstrations are compatible with the training benchmark.
 
-    The protocols have to be equal but for ``MAY_DIFFER``.
+    The protocols must be equal except for ``MAY_DIFFER``.
 
     Args:
         data_set: the demonstrations.
-        spec: of the benchmark that is trained on, which has the task.
+        spec: spec of the training benchmark, which has the task.
     """
     name = data_set.task
     source = data_set.spec
@@ -122,17 +121,17 @@ def check_demonstrations(data_set: TaskDataSet, spec: EnvSpec) -> None:
         is_of_other_task = key.startswith("task ") and key != f"task {name}"
         if values[0] != values[1] and not is_of_other_task:
             raise ConfigurationError(
-                f"the demonstrations of {name} have {key} {values[0]}, and the benchmark that is"
-                f" trained on {values[1]}: train in a benchmark with {key} {values[0]}, or collect"
+                f"the demonstrations of {name} have {key} {values[0]}, but the training benchmark"
+                f" has {values[1]}: train on a benchmark with {key} {values[0]}, or collect"
                 " episodes in this one"
             )
     for kind in ("observation", "action"):
         shapes = [one.shape_of(kind, one.task_names.index(name)) for one in (source, spec)]
         if shapes[0] != shapes[1]:
             raise ConfigurationError(
-                f"the {kind} of {name} has the shape {shapes[0]} in the demonstrations and"
-                f" {shapes[1]} in the benchmark that is trained on: use the wrappers and pixels"
-                " with which they were collected, or collect them again"
+                f"the {kind} of {name} has shape {shapes[0]} in the demonstrations and"
+                f" {shapes[1]} in the training benchmark: use the wrappers and pixels with which"
+                " they were collected, or collect them again"
             )
     lacking = [
         field.name
@@ -145,18 +144,18 @@ def check_demonstrations(data_set: TaskDataSet, spec: EnvSpec) -> None:
         how = f" by mtrl-lightning collect ... -- {options}" if stored else " in this benchmark"
         raise ConfigurationError(
             f"the demonstrations of {name} have no {', '.join(lacking)} of the shape that the"
-            f" benchmark that is trained on stores: collect them again{how}, or train without"
+            f" training benchmark stores: collect them again{how}, or train without"
             " (data.store_info false)"
         )
 
 
 def check_identity(saved: Any, identity: dict[str, Any]) -> None:
-    """Check that a continued run has the demonstrations of its checkpoint."""
+    """Check that a resumed run has the demonstrations of its checkpoint."""
     if saved != identity:
         raise ConfigurationError(
-            "data.demonstrations has other transitions than those that the checkpoint's run has"
-            f" learned from ({_described(saved)} there, {_described(identity)} here): give the"
-            " folder of that run, or start a new run"
+            "data.demonstrations has other transitions than those the checkpoint was trained on"
+            f" ({_described(identity)} instead of {_described(saved)}): give the original folder,"
+            " or start a new run"
         )
 
 
@@ -165,12 +164,12 @@ def _described(identity: Any) -> str:
 
 
 def _transitions(episode: RecordedEpisode, ring: int, spec: EnvSpec) -> Transitions:
-    """Return an episode's transitions as this benchmark has them.
+    """Convert an episode to transitions of this benchmark.
 
     Args:
-        episode: of a trained task.
+        episode: an episode of a trained task.
         ring: index of the task in ``spec.train_tasks``.
-        spec: this benchmark's.
+        spec: spec of this benchmark.
     """
     observations = pad_to(episode.observations, spec.observation_space.shape)
     actions = spec.action_space.shape

@@ -1,4 +1,4 @@
-"""Check that the processes of a run have not drifted apart."""
+"""Check that the processes of a run have not diverged."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from mtrl_lightning.ranks import distributed
 
 
 def check_equal(algorithm: Algorithm) -> None:
-    """Compare by checksums the state that has to be bit-exact on all processes.
+    """Compare checksums of the state that must be identical on all processes.
 
-    These are the parameters, buffers, the optimizers' states, and the generators that are
-    shared by all of them.
+    It comprises parameters, buffers, optimizer states, and generators that are not per rank.
 
     Raises:
         DriftError: on all processes, naming the difference.
@@ -28,12 +27,12 @@ def check_equal(algorithm: Algorithm) -> None:
     wrong = {name for other in others for name, _ in first.items() ^ other.items()}
     if wrong:
         error = DriftError(
-            f"the processes of the run have drifted apart: {min(wrong)} and {len(wrong) - 1} other"
-            " tensors are not those of rank 0. A module or callback of yours may change weights or"
-            " statistics on one process only: use mtrl_lightning.ranks.distributed there. Continue"
-            " from a previous checkpoint"
+            f"the processes of the run have diverged: {min(wrong)} and {len(wrong) - 1} other"
+            " tensors differ from those of rank 0. A custom module or callback may change weights"
+            " or statistics on a single process: synchronize them with"
+            " mtrl_lightning.ranks.distributed, and resume from a previous checkpoint"
         )
-        error.is_on_all_ranks = True  # type: ignore[attr-defined]  # only the first prints it
+        error.is_on_all_ranks = True  # type: ignore[attr-defined]  # only rank 0 prints it
         raise error
 
 

@@ -1,4 +1,4 @@
-"""Data that come from stepping training environments."""
+"""Training data collected by stepping environments."""
 
 from __future__ import annotations
 
@@ -42,22 +42,23 @@ class EnvData(TaskData):
         total_steps: environment steps after which training ends; see ``TaskData`` for further
             options.
         envs_per_task: environments per task, over all processes.
-        num_workers: worker processes that step environments; 0 for this process. None for the cores
-            but one, which learns meanwhile; for all cores if the algorithm is on-policy.
-        window: finished episodes per task over which ``rollout/...`` metrics are averaged.
-        timeout: seconds to wait for a worker before it counts as hung.
-        max_restarts: how often, from one start of the program to its end, broken environments are
-            rebuilt, on all processes together: one that raised or returned a NaN, or whose worker
-            died or hung. At the next fault the run saves and ends.
-        listeners: called at the events of every training episode; see ``EpisodeListener``.
-        extras: change how training episodes are collected, at most one of each class:
+        num_workers: worker processes that step environments; 0 to use this process. None for one
+            per core, leaving one core for training unless the algorithm is on-policy.
+        window: number of finished episodes per task over which ``rollout/...`` metrics are
+            averaged.
+        timeout: seconds after which an unresponsive worker counts as hung.
+        max_restarts: number of times faulty environments are rebuilt, over all processes since the
+            program started: environments that raised or returned a NaN, or whose worker died or
+            hung. The next fault saves and ends the run.
+        listeners: called on the events of every training episode; see ``EpisodeListener``.
+        extras: modify how training episodes are collected, at most one of each class:
             ``StartMidway``, ``EndAfterSuccess``, ``PauseSolved``, ``PolicyReuse``,
             ``CorrelatedNoise``.
-        options: those of ``TaskData``.
+        options: arguments of ``TaskData``.
     """
 
     spare_cores = 1
-    """Cores that are left to this process while workers step."""
+    """Number of cores reserved for this process while workers step."""
 
     def __init__(
         self,
@@ -85,11 +86,11 @@ class EnvData(TaskData):
         self._extras = extras or []
         kinds = [type(extra) for extra in self._extras]
         if len(set(kinds)) < len(kinds):
-            raise ConfigurationError("data.extras has two objects of the same class: give one")
+            raise ConfigurationError("data.extras has two objects of the same class: remove one")
 
     @property
     def num_envs(self) -> int:
-        """Training environments over all processes."""
+        """Number of training environments over all processes."""
         return len(self.spec.train_tasks) * self._envs_per_task
 
     def _extra(self, kind: type[E]) -> E | None:
@@ -97,7 +98,7 @@ class EnvData(TaskData):
         return next((extra for extra in self._extras if isinstance(extra, kind)), None)
 
     def setup(self, stage: str) -> None:
-        """Start the training environments and take the memory for their transitions."""
+        """Start the training environments and allocate memory for their transitions."""
         super().setup(stage)
         if stage != "fit" or self.collector is not None:
             return
@@ -112,12 +113,12 @@ class EnvData(TaskData):
         self.algorithm.begin_exploring(all_tasks.tolist(), indices)
         rank = distributed.rank()
         for index, transform in enumerate(self.action_transforms):
-            # environments use (index,) or (index, restarts): a 0 keeps the streams distinct
+            # environments use (index,) or (index, restarts): the 0 keeps the streams distinct
             transform.seed(self._seed_of(index, 0, rank) if rank else self._seed_of(index, 0))
         exploration = self._extra(CorrelatedNoise)
         reuse = self._extra(PolicyReuse)
         if exploration is not None:
-            # four numbers: keys of environments and transforms are shorter
+            # four numbers, because keys of environments and transforms are shorter
             exploration.seed(self._seed_of(0, 0, 0, rank))
         if reuse is not None:
             reuse.seed(self._seed_of(0, 0, 1, rank))
@@ -138,11 +139,11 @@ class EnvData(TaskData):
         self._print_summary()
 
     def open_buffer(self, tasks: Sequence[int], device: torch.device) -> None:
-        """Take the memory for the transitions.
+        """Allocate memory for the transitions.
 
         Args:
             tasks: the task of each of this process' environments.
-            device: that trains.
+            device: the training device.
         """
         raise NotImplementedError
 
@@ -150,18 +151,17 @@ class EnvData(TaskData):
         """Check the options that depend on the algorithm and the number of processes."""
 
     def _seed_of(self, *key: int) -> int:
-        """Return the seed of the part with this key."""
+        """Return the seed for a key."""
         return int(np.random.SeedSequence(self._seed, spawn_key=key).generate_state(1)[0])
 
     def envs_of(self, rank: int) -> list[int]:
-        """Return the global indices of a process' environments, a part of each task's."""
+        """Return the global indices of a process' environments, a share of each task's."""
         envs_per_task = self._envs_per_task
         size = distributed.world_size()
         if envs_per_task % size:
             raise ConfigurationError(
-                f"data.envs_per_task is {envs_per_task} for {size} processes, and each steps the"
-                " same number of environments of every task: give"
-                f" {nearest_multiples(envs_per_task, size)}"
+                f"data.envs_per_task is {envs_per_task}, which cannot be divided equally among"
+                f" {size} processes: give {nearest_multiples(envs_per_task, size)}"
             )
         own = np.array_split(range(envs_per_task), size)[rank]
         num_tasks = len(self.spec.train_tasks)
@@ -178,7 +178,7 @@ class EnvData(TaskData):
             """Count environments that were rebuilt after a fault, and report why."""
             self.local_counters.worker_restarts += 1
             distributed.warn(
-                f"environments are rebuilt, restart {envs.num_restarts} of at most"
+                f"rebuilding environments, restart {envs.num_restarts} of at most"
                 f" {envs.max_restarts}: {reason}"
             )
 
@@ -208,11 +208,11 @@ class EnvData(TaskData):
             collector.reset()
 
     def send(self, mode: Mode, may_pause: bool = False) -> None:
-        """Choose actions and let the environments step.
+        """Choose actions and send them to the environments.
 
         Args:
-            mode: how the policy acts.
-            may_pause: whether environments may be paused or woken before this step.
+            mode: how the policy selects actions.
+            may_pause: whether environments may be paused or resumed before this step.
         """
         assert self.collector is not None
         self.is_busy = True
@@ -222,16 +222,16 @@ class EnvData(TaskData):
             self.collector.send(mode)
 
     def receive(self) -> None:
-        """Wait for the step that ``send`` started, and keep its transitions to learn from."""
+        """Wait for the step that ``send`` started, and store its transitions."""
         collector = self.collector
         assert collector is not None
         episodes = self.counters.episodes
-        # of this step: where its episode ends, another policy may act from here on
+        # for this step: if its episode ends, another policy may act in the next one
         foreign_E = collector.foreign_E if collector.reuse is not None else None
         with self.stopwatch.measure("step"):
             transitions, _ = collector.receive()
             self.local_counters.repeated_steps += collector.envs.take_repeated_steps()
-            self.exchange()  # from here on counts are those of all processes
+            self.exchange()  # afterwards, counts are those of all processes
         self.add(transitions, foreign_E)
         if collector.dropped_E.any():
             self.algorithm.transforms.drop_episodes(np.flatnonzero(collector.dropped_E))
@@ -241,7 +241,7 @@ class EnvData(TaskData):
             call(self.counters.env_steps)
 
     def step(self, mode: Mode, may_pause: bool = False) -> None:
-        """Make one vector step while nothing learns; afterwards the state is complete."""
+        """Make one vector step without overlapping updates; afterwards the state is complete."""
         self.check_faults()
         self.check_signals()
         self.send(mode, may_pause)
@@ -249,17 +249,17 @@ class EnvData(TaskData):
         self.is_busy = False
 
     def add(self, transitions: Transitions, foreign_E: npt.NDArray[np.bool_] | None) -> None:
-        """Keep the transitions of a vector step.
+        """Store the transitions of a vector step.
 
         Args:
-            transitions: of the step.
+            transitions: transitions of the step.
             foreign_E: environments in which the policy of another task acted; None without
                 ``PolicyReuse``.
         """
         raise NotImplementedError
 
     def check_faults(self) -> None:
-        """Raise the fault for which no restart was left; the restarts of all processes count.
+        """Raise the fault for which no restart was left, counting those of all processes.
 
         Raises:
             RestartsExhaustedError: on all processes.
@@ -274,14 +274,14 @@ class EnvData(TaskData):
             distributed.raise_together(envs.fault, [RestartsExhaustedError])
         if self._restarts > (envs.max_restarts or 0):
             exhausted = RestartsExhaustedError(
-                f"environments were rebuilt {self._restarts} times, over all processes,"
-                f" and data.max_restarts is {envs.max_restarts}: see the warnings above"
+                f"environments were rebuilt {self._restarts} times over all processes,"
+                f" but data.max_restarts is {envs.max_restarts}: see the warnings above"
             )
             exhausted.is_on_all_ranks = True  # type: ignore[attr-defined]
             raise exhausted
 
     def _print_summary(self) -> None:
-        """Print protocol, pipeline, algorithm, and the number of environments of this process."""
+        """Print protocol, transforms, algorithm, and this process' number of environments."""
         assert self.collector is not None
         algorithm = self.algorithm
         protocol = {key: v for key, v in self.spec.protocol.items() if key != "wrappers"}
@@ -300,12 +300,12 @@ class EnvData(TaskData):
             rank_zero_info(line)
 
     def _pipeline(self) -> str:
-        """Describe the processing of observations, rewards and actions; empty without any."""
+        """Describe the transforms of observations, rewards and actions; empty if none."""
         wrappers = str(self.spec.protocol.get("wrappers", ""))
         transforms = [
             type(transform).__name__
             for transform in self.algorithm.transforms
-            if type(transform) is not RewardScale  # which leaves rewards as they are
+            if type(transform) is not RewardScale  # which does not change rewards
         ]
         pipelines = []
         if wrappers or transforms:

@@ -28,54 +28,54 @@ from mtrl_lightning.transitions import TransitionBatch, Transitions, transition_
 from mtrl_lightning.utils.devices import CPU, free_memory
 
 TRANSITIONS_PER_TASK = 100_000
-"""Transitions per task in the replay of MetaWorld+'s protocol."""
+"""Replay capacity per task in MetaWorld+'s protocol."""
 WARMUP_VECTOR_STEPS = 4_000
-"""Steps of all environments with random actions in MetaWorld+'s protocol."""
+"""Vector steps with random actions in MetaWorld+'s protocol."""
 
 
 class ReplayData(EnvData):
     """Training environments, the replay that they fill, and batches sampled from it.
 
     Steps and updates overlap: a batch is sampled, actions are sent, the update is made while the
-    workers step, and the transitions are received. The update does not see the step in flight,
+    workers step, and the transitions are received. The update does not use the step in flight,
     whose actions use the weights before the update: results do not depend on the speed of the
-    workers. Further updates of the same step follow without stepping; where several steps go by
+    workers. Further updates of the same step follow without stepping; if there are several steps
     between two updates, the last one overlaps.
 
-    The replay is saved in ``replay/`` of the run's folder, in files that never change, each as soon
-    as it is full: a checkpoint adds the transitions of the last,
-    unfinished file only. Files that no checkpoint needs are deleted.
+    The replay is saved in ``replay/`` in the run folder, in immutable files that are written as
+    soon as they are full: a checkpoint only adds the transitions of the last, incomplete file.
+    Files that no checkpoint needs are deleted.
 
     Args:
         benchmark: the tasks.
         total_steps: environment steps after which training ends; see ``EnvData`` for further
             options.
-        batch_size: transitions of a batch over all trained tasks and processes; each gets the same
-            number. None for 128 per task.
-        capacity: transitions kept, over all trained tasks and processes; each environment has an
-            equal share. None for all of the run, at most 100,000 per task.
+        batch_size: global batch size, divided equally among trained tasks and processes. None for
+            128 per task.
+        capacity: capacity of the replay in transitions over all trained tasks and processes,
+            divided equally among environments. None for ``total_steps``, at most 100,000 per task.
         warmup_steps: environment steps with uniformly random actions before the first update; None
-            for a tenth of the run, at most 4,000 of each environment.
-        warmup_updates: updates made at once when the warm-up ends (mtrl makes as many as vector
-            steps of warm-up).
-        updates_per_step: updates per vector step (all environments once), also fractional.
-        memory_map: keep the replay in a file in the run's folder, mapped into memory, for one
-            larger than the memory.
-        on_device: keep the replay in the memory of the GPU that trains, if it takes at most half of
-            the free memory there. One that takes more is kept by the host.
-        save_replay: whether the replay is saved with the checkpoints; without it a resumed run
-            starts with an empty one.
-        save_last: transitions saved, the newest, over all environments; None for all.
-        chunk_mebibytes: size of a file of the saved replay.
-        restore_replay: whether a resumed run reads the replay of its checkpoint.
-        delete_replay_at_end: whether the files are deleted when the run has ended by itself: it can
-            then be resumed only with ``restore_replay`` false. An interrupted run keeps them.
-        options: those of ``EnvData``.
+            for a tenth of the run, at most 4,000 per environment.
+        warmup_updates: updates made at once when the warm-up ends (in mtrl, the number of vector
+            steps of the warm-up).
+        updates_per_step: updates per vector step (one step of all environments); may be fractional.
+        memory_map: keep the replay in a memory-mapped file in the run folder, for a replay larger
+            than the main memory.
+        on_device: keep the replay in the memory of the training GPU if it takes at most half of its
+            free memory, otherwise in main memory.
+        save_replay: whether to save the replay with checkpoints; without it, a resumed run starts
+            with an empty replay.
+        save_last: number of newest transitions to save, over all environments; None for all.
+        chunk_mebibytes: size of a file of the saved replay in MiB.
+        restore_replay: whether a resumed run restores the replay of its checkpoint.
+        delete_replay_at_end: whether to delete the files when the run is finished: afterwards, it
+            can only be resumed with ``restore_replay`` false. An interrupted run keeps them.
+        options: arguments of ``EnvData``.
     """
 
     kind = "off-policy"
     buffer: ReplayBuffer
-    """The replay, from ``setup`` on."""
+    """The replay, available after ``setup``."""
 
     def __init__(
         self,
@@ -104,19 +104,20 @@ class ReplayData(EnvData):
             capacity = max(min(total_steps + self.num_envs, most), self.batch_size)
             capacity = -(-capacity // self.num_envs) * self.num_envs
         if warmup_steps is None:
-            # of whole vector steps, and at least one is left to learn from
+            # full vector steps, leaving at least one to learn from
             tenth = math.ceil(total_steps / 10 / self.num_envs) * self.num_envs
             most = min(WARMUP_VECTOR_STEPS * self.num_envs, total_steps - self.num_envs)
             warmup_steps = max(self.num_envs, min(tenth, most))
         at_least(1, prefix="data.", warmup_steps=warmup_steps)
         if total_steps <= warmup_steps:
             raise ConfigurationError(
-                f"data.total_steps {total_steps} must be above data.warmup_steps {warmup_steps}"
+                f"data.total_steps is {total_steps}: give more than data.warmup_steps,"
+                f" {warmup_steps}"
             )
         if capacity < max(self.batch_size, self.num_envs):
             raise ConfigurationError(
                 f"data.capacity is {capacity}: give at least {max(self.batch_size, self.num_envs)},"
-                " a batch and one transition of each environment"
+                " a batch and one transition per environment"
             )
         self.capacity = capacity
         self._warmup = Until(warmup_steps)
@@ -130,23 +131,23 @@ class ReplayData(EnvData):
         self._delete_replay = delete_replay_at_end
         self._snapshots = self._snapshots_in(Path("replay"))  # checks the options
         self._has_write_failed = False
-        """Whether the last write has failed: no chunk is written until a save has succeeded."""
+        """Whether the last write failed: no chunk is written until a save succeeds."""
         self._refill_steps = 0
-        """Environment steps that filled a lost replay: they come on top of the total."""
+        """Environment steps that refilled a lost replay, in addition to ``total_steps``."""
         self._is_step_pending = False
         self._opened_for: tuple[Any, ...] = ()
 
     # the loop
 
     def setup(self, stage: str) -> None:
-        """Start the training environments and take the memory for the replay."""
+        """Start the training environments and allocate the replay."""
         super().setup(stage)
         assert self.trainer is not None
         if stage == "fit" and self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._warmup = Until(1)
 
     def check_options(self) -> None:
-        """Check that the processes can have equal shares of a batch."""
+        """Check that batches can be divided equally among processes."""
         check_batch_size(self.batch_size, len(self.spec.train_tasks), distributed.world_size())
 
     def _batch_rows(self) -> int:
@@ -157,13 +158,13 @@ class ReplayData(EnvData):
         return Ticks()
 
     def begin(self) -> None:
-        """Start the episodes; fill a replay that was not restored with its checkpoint."""
+        """Start the episodes; refill a replay that was not restored."""
         super().begin()
         if self._ratio.has_started:
             self._refill()
 
     def begin_epoch(self) -> None:
-        """Warm up with random actions, unless that is done."""
+        """Warm up with random actions, unless the warm-up is over."""
         counters = self.counters
         if self._warmup(counters.env_steps):
             rank_zero_info(f"Warm-up: {self._warmup.limit:,} env steps with random actions")
@@ -171,7 +172,7 @@ class ReplayData(EnvData):
             self.step("random")
         if counters.updates == 0:
             self.begin_learning()
-        # updates are owed for vector steps from here on, not for the warm-up
+        # updates are due for vector steps after the warm-up only
         self._ratio.start(counters.vector_steps, counters.updates)
 
     def _refill(self) -> None:
@@ -180,7 +181,7 @@ class ReplayData(EnvData):
         if num_missing <= 0 or self.is_over:
             return
         rank_zero_info(
-            f"Filling the replay with {num_missing:,} env steps of the policy, on top of"
+            f"Refilling the replay with {num_missing:,} env steps of the policy, in addition to"
             f" data.total_steps {self.total_steps:,}"
         )
         counters = self.counters
@@ -188,26 +189,26 @@ class ReplayData(EnvData):
             steps_before = counters.env_steps
             self.step("explore", self._may_pause)
             self._refill_steps += counters.env_steps - steps_before
-        # the steps of the refill owe no updates
+        # no updates are due for the steps of the refill
         self._ratio.restart(counters.vector_steps, counters.updates)
 
     def _num_missing(self) -> int:
-        """Return the number of transitions that the replay lacks before an update."""
-        # a replay smaller than the warm-up is full before
+        """Return the number of transitions that the replay needs before an update."""
+        # a replay smaller than the warm-up is full earlier
         most = self.buffer.guaranteed_size * distributed.world_size()
         return min(self._warmup.limit, most) - distributed.total(len(self.buffer))
 
     @property
     def _may_pause(self) -> bool:
-        # environments are paused and woken after as many steps as the longest episode has
+        # environments are paused and resumed at intervals of the longest episode
         return self.counters.vector_steps % self.spec.horizon == 0
 
     def next_batch(self) -> TransitionBatch:
-        """Sample a batch; each process samples its share, and gradients are averaged."""
+        """Sample this process' share of a batch."""
         return self.buffer.sample(self.batch_size // distributed.world_size())
 
     def begin_update(self) -> None:
-        """Step until the next update is owed; the last of these steps runs during the update."""
+        """Step until the next update is due; the last of these steps runs during the update."""
         self._is_step_pending = False
         while not self._owes_update(self._is_step_pending):
             if self._is_step_pending:
@@ -217,7 +218,7 @@ class ReplayData(EnvData):
             self._is_step_pending = True
 
     def end_update(self) -> None:
-        """Receive the step that ran during the update: the next batches have its transitions."""
+        """Receive the step that ran during the update, and store its transitions."""
         if self._is_step_pending:
             self.receive()
             self._is_step_pending = False
@@ -231,14 +232,14 @@ class ReplayData(EnvData):
                 self._write(lambda: self._snapshots.write_full_chunk(self._storage, wait=False))
 
     def _owes_update(self, is_step_pending: bool = False) -> bool:
-        """Return whether an update has to be made before the next vector step."""
+        """Return whether an update is due before the next vector step."""
         counters = self.counters
         num_steps = counters.vector_steps + int(is_step_pending)  # one in flight counts as made
         return self._ratio.due(num_steps, counters.updates)
 
     @property
     def is_step_finished(self) -> bool:
-        """Whether the warm-up is over and all updates of the last vector step are made."""
+        """Whether the warm-up is over and all updates of the last vector step have been made."""
         return self._ratio.has_started and not self._owes_update()
 
     @property
@@ -253,12 +254,12 @@ class ReplayData(EnvData):
         return self.buffer.storage
 
     def open_buffer(self, tasks: Sequence[int], device: torch.device) -> None:
-        """Print the memory that the replay needs, and allocate it."""
+        """Allocate the replay, and print its size."""
         self._snapshots = self._snapshots_in(replay_folder(self.folder))
         policy_fields = self.algorithm.policy_fields
         opened_for = (tuple(tasks), device, tuple(policy_fields))
         if self._opened_for == opened_for:
-            return  # a second fit with the same data continues with their replay
+            return  # a second fit with the same data module continues with its replay
         self._opened_for = opened_for
         if self._memory_map:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -295,7 +296,7 @@ class ReplayData(EnvData):
         return ReplaySnapshots(folder, self._chunk_mebibytes, save_last, envs)
 
     def _write(self, write: Any) -> None:
-        """Write ahead of the next checkpoint, which retries and has its own rule."""
+        """Write ahead of the next checkpoint, which retries if this fails."""
         try:
             write()
         except OSError as error:
@@ -305,13 +306,13 @@ class ReplayData(EnvData):
             self._has_write_failed = True
 
     def _save(self) -> dict[str, Any] | None:
-        """Write the transitions that a checkpoint needs and that are in no file yet.
+        """Write the transitions that a checkpoint needs and that have not been written yet.
 
         Returns:
             The manifest of the files; None if the replay is not saved.
 
         Raises:
-            OSError: on all processes, if the disk is full or broken; earlier files stay valid.
+            OSError: on all processes, if writing fails; existing files stay valid.
         """
         if not self._save_replay:
             return None
@@ -329,15 +330,15 @@ class ReplayData(EnvData):
         self._snapshots.prune(needed_manifests(replay_folder(self.folder)))
 
     def _restore(self, manifest: dict[str, Any] | None) -> None:
-        """Read the replay of the checkpoint that is resumed, or warn that it is lost."""
+        """Restore the replay of the resumed checkpoint, or warn that it is lost."""
         if manifest is None or not self._restore_replay:
             why = "data.restore_replay is false"
             if manifest is None:
                 why = "the checkpoint was saved without it (data.save_replay)"
             rank_zero_warn(
-                f"the run continues with an empty replay, because {why}: all transitions seen"
-                " so far are lost, new ones are collected before the next update,"
-                " and the run is not the uninterrupted one"
+                f"the run continues with an empty replay, because {why}: all transitions so far are"
+                " lost, new ones are collected before the next update, and results differ from"
+                " those of an uninterrupted run"
             )
             return
         assert self.trainer is not None
@@ -350,29 +351,29 @@ class ReplayData(EnvData):
         if (storage.oldest_E > np.maximum(storage.added_E - storage.capacity, 0)).any():
             rank_zero_warn(
                 f"{distributed.per_rank_prefix()}only the last {len(self.buffer):,} transitions"
-                " were saved (data.save_last): the run continues without older ones, and is not"
-                " the uninterrupted one"
+                " were saved (data.save_last): the run continues without older ones, and results"
+                " differ from those of an uninterrupted run"
             )
 
     def _source_of(self, manifest: Mapping[str, Any]) -> Path:
-        """Return the folder of a manifest's files: that of its run, which may have been moved."""
+        """Return the folder of a manifest's files, in the run folder, which may have been moved."""
         assert self.trainer is not None
         of_checkpoint = replay_folder(Path(str(self.trainer.ckpt_path)).resolve().parent.parent)
         return of_checkpoint if of_checkpoint.is_dir() else Path(manifest["root"])
 
     def teardown(self, stage: str) -> None:
-        """End the workers; delete the files that no checkpoint needs."""
+        """Shut down the workers, and delete files that no checkpoint needs."""
         if stage == "fit" and self._save_replay and hasattr(self, "buffer"):
             self._write(self._snapshots.finish)
             if self._delete_replay and self.is_training:
                 self._snapshots_in(self._snapshots.folder).prune([])
                 rank_zero_info(
                     f"The replay in {self._snapshots.folder} is deleted"
-                    " (data.delete_replay_at_end): resume this run, if at all, with"
+                    " (data.delete_replay_at_end): this run can only be resumed with"
                     " data.restore_replay false"
                 )
             elif not self._has_write_failed:
-                # a new object knows of no files written ahead of the next checkpoint
+                # a new object does not track files written ahead of the next checkpoint
                 self._snapshots = self._snapshots_in(self._snapshots.folder)
                 self._write(self._prune)
         super().teardown(stage)
@@ -392,9 +393,9 @@ class ReplayData(EnvData):
         }
 
     def load_training_state(self, state: dict[str, Any]) -> None:
-        """Restore them; the ratio of updates may differ from the saved run's."""
+        """Restore the state; the ratio of updates may differ from the saved run's."""
         assert self.collector is not None and self.trainer is not None
-        if len(self.buffer):  # of an earlier fit with the same data
+        if len(self.buffer):  # from an earlier fit with the same data module
             self._opened_for = ()
             tasks = self.collector.envs.task_E.tolist()
             self.open_buffer(tasks, self.trainer.strategy.root_device)

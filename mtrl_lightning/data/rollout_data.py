@@ -1,4 +1,4 @@
-"""The data of an on-policy algorithm: one iteration after another."""
+"""The data of an on-policy algorithm: rollouts of successive iterations."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from mtrl_lightning.transitions import TransitionBatch, Transitions
 from mtrl_lightning.utils.devices import one_thread
 
 NEVER = 10**9
-"""Length of an epoch as reported to Lightning; its end is that of its iterator."""
+"""Length of an epoch as reported to Lightning; the epoch ends with its iterator."""
 
 
 class Minibatches:
     """Yield one tick for each minibatch of an iteration; see ``Ticks``.
 
-    An algorithm may end an iteration early. The length is never reached: Lightning would count an
-    epoch whose last batch it knows twice when it resumes there.
+    An algorithm may end an iteration early. The reported length is never reached: otherwise,
+    Lightning would count an epoch twice when it resumes at its last batch.
 
     Args:
-        data: whose iteration ends the epoch.
+        data: the data module whose iteration determines the end of the epoch.
     """
 
     def __init__(self, data: RolloutData) -> None:
@@ -48,29 +48,28 @@ class Minibatches:
 
 
 class RolloutData(EnvData):
-    """Training environments, and the minibatches of one iteration after another.
+    """Training environments, and the minibatches of successive iterations.
 
-    Each of Lightning's epochs is an iteration: steps of all environments, whose number and use the
-    algorithm decides, and then its updates. While environments are stepped nothing learns, so that
-    the workers have all cores, and the other way round.
+    Each of Lightning's epochs is an iteration: a rollout of all environments, followed by updates.
+    Stepping and updates alternate, so that each can use all cores.
     """
 
     kind = "on-policy"
     spare_cores = 0
     algorithm: OnPolicyAlgorithm
     buffer: RolloutBuffer
-    """The transitions of the iteration, from ``setup`` on."""
+    """The transitions of the iteration, available after ``setup``."""
     _iteration_start = 0
     """Environment steps before this iteration."""
 
     def check_options(self) -> None:
-        """Check the number of minibatches, and that the KL limit has a meaning."""
+        """Check the number of minibatches, and that ``max_kl`` is applicable."""
         max_kl = getattr(self.algorithm, "max_kl", None)
         if max_kl is not None and self._extra(CorrelatedNoise) is not None:
             raise ConfigurationError(
-                f"max_kl is {max_kl}, and with CorrelatedNoise the estimated KL divergence is too"
-                " large, as actions are no independent samples of the policy: set"
-                " model.init_args.max_kl to null, or leave CorrelatedNoise out of data.extras"
+                f"max_kl is {max_kl}, but with CorrelatedNoise the KL divergence is overestimated,"
+                " because actions are not independent samples of the policy: set"
+                " model.init_args.max_kl to null, or remove CorrelatedNoise from data.extras"
             )
         rows_per_task(
             self.num_envs // distributed.world_size(),
@@ -83,11 +82,11 @@ class RolloutData(EnvData):
         return collection.num_steps * self.num_envs // collection.num_minibatches
 
     def train_dataloader(self) -> Minibatches:
-        """Return the minibatches of this iteration, as an iterable that Lightning takes."""
+        """Return an iterable over the minibatches of this iteration."""
         return Minibatches(self)
 
     def begin_epoch(self) -> None:
-        """Collect an iteration, and let the algorithm compute what its updates need."""
+        """Collect a rollout, and prepare the algorithm's updates."""
         buffer = self.buffer
         if buffer.has_begun:
             return
@@ -95,7 +94,7 @@ class RolloutData(EnvData):
             self._iteration_start = self.counters.env_steps
         with one_thread():
             while not buffer.is_full:
-                # environments are paused and woken between iterations
+                # environments are paused and resumed between iterations
                 self.step("explore", may_pause=buffer.is_empty)
         progress = min(self._iteration_start / self.total_steps, 1.0)
         assert self.collector is not None
@@ -117,7 +116,7 @@ class RolloutData(EnvData):
         """End the iteration after its last update."""
         self.exchange()
         buffer = self.buffer
-        # the policy has moved too far from the one that collected: drop the remaining epochs
+        # the policy has moved too far from the one that collected: skip the remaining epochs
         if self.algorithm.is_iteration_over():
             buffer.skip_rest()
         if buffer.is_used_up:
@@ -131,7 +130,7 @@ class RolloutData(EnvData):
 
     @property
     def is_step_finished(self) -> bool:
-        """Whether no iteration is collected or learned from."""
+        """Whether no iteration is in progress."""
         return self.buffer.is_empty
 
     def open_buffer(self, tasks: Sequence[int], device: torch.device) -> None:
@@ -157,7 +156,7 @@ class RolloutData(EnvData):
             whole = -(-self.total_steps // rows) * rows
             rank_zero_info(
                 f"data.total_steps {self.total_steps:,} is rounded up to {whole:,},"
-                f" whole iterations of {rows:,} env steps"
+                f" a multiple of the {rows:,} env steps of an iteration"
             )
 
     def training_state(self) -> dict[str, Any]:
@@ -179,11 +178,11 @@ class RolloutData(EnvData):
             return
         saved = set(self.buffer.computed_columns)
         needed = set(self.algorithm.computed_columns)
-        # computed values may replace the policy's own, such as the first log_prob of PPO
+        # computed columns may replace the policy's fields, such as the first log_prob of PPO
         may_replace = {field.name for field in self.algorithm.policy_fields}
         if needed and not needed <= saved <= needed | may_replace:
             raise ConfigurationError(
                 f"the checkpoint's iteration has the computed columns {', '.join(sorted(saved))},"
-                f" this algorithm needs {', '.join(sorted(needed))}: resume with the algorithm's"
-                " previous options, or from a checkpoint between two iterations"
+                f" but this algorithm needs {', '.join(sorted(needed))}: resume with the"
+                " algorithm's previous options, or from a checkpoint between two iterations"
             )

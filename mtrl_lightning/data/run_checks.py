@@ -1,4 +1,4 @@
-"""Check that the parts of a run go together."""
+"""Check that algorithm, data and trainer of a run are compatible."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ AUTOMATIC = (
     LearningRateFinder,
     StochasticWeightAveraging,
 )
-"""Callbacks that work with automatic optimization only."""
+"""Callbacks that require automatic optimization."""
 
 
 def is_better_when_larger(metric: str) -> bool:
-    """Return whether the largest value of a metric is a run's best."""
+    """Return whether larger values of a metric are better."""
     quantity = metric.partition("/")[2]
     return quantity.startswith(("success", "return", "score"))
 
@@ -42,10 +42,10 @@ def is_better_when_larger(metric: str) -> bool:
 def check_run(
     trainer: Trainer, data: TaskData, modules: Mapping[Kind, type[LightningDataModule]]
 ) -> None:
-    """Check that algorithm, data and trainer go together, before anything is started.
+    """Check that algorithm, data and trainer are compatible, before anything is started.
 
     Args:
-        trainer: of the run.
+        trainer: the run's trainer.
         data: its data module.
         modules: the data module of each kind of algorithm.
     """
@@ -53,44 +53,44 @@ def check_run(
     if not isinstance(algorithm, Algorithm) or algorithm.kind != data.kind:
         needed = modules[algorithm.kind].__name__ if isinstance(algorithm, Algorithm) else "none"
         raise ConfigurationError(
-            f"{type(algorithm).__name__} cannot learn from {type(data).__name__}: its data"
-            f" module is {needed}"
+            f"{type(algorithm).__name__} cannot learn from {type(data).__name__}: use the data"
+            f" module {needed}"
         )
     if algorithm.spec.task_names != data.spec.task_names:
         raise ConfigurationError(
-            f"the algorithm is for other tasks than the data: {algorithm.spec.task_names} and"
+            f"the algorithm has other tasks than the data: {algorithm.spec.task_names} and"
             f" {data.spec.task_names}. Build it with data.spec"
         )
     if trainer.world_size > 1 and not isinstance(trainer.strategy, RanksStrategy):
         raise ConfigurationError(
             f"trainer.strategy is {type(trainer.strategy).__name__}, which does not average"
-            " gradients of manual optimization: give strategy ddp, or leave it out"
+            " gradients in manual optimization: set it to ddp, or remove it"
         )
     if trainer.precision not in ("32-true", "bf16-mixed"):
         raise ConfigurationError(
-            f"trainer.precision is {trainer.precision}: 32-true and bf16-mixed are supported"
+            f"trainer.precision is {trainer.precision}: use 32-true or bf16-mixed"
         )
     if type(trainer.strategy.checkpoint_io) not in (TorchCheckpointIO, RunIO):
-        raise ConfigurationError("a run writes its checkpoints itself: give no CheckpointIO")
+        raise ConfigurationError("a run uses its own CheckpointIO: remove yours from the trainer")
     check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
     if trainer.state.fn != TrainerFn.FITTING:
         return
     for name in ("overfit_batches", "reload_dataloaders_every_n_epochs"):
         if getattr(trainer, name):
-            raise ConfigurationError(f"trainer.{name} has no meaning for a run: leave it out")
+            raise ConfigurationError(f"trainer.{name} is not supported: remove it")
     if trainer.check_val_every_n_epoch not in (None, 1):
         raise ConfigurationError(
-            f"trainer.check_val_every_n_epoch is {trainer.check_val_every_n_epoch}: give"
-            " evaluation.every in environment steps"
+            f"trainer.check_val_every_n_epoch is {trainer.check_val_every_n_epoch}, which is not"
+            " supported: set evaluation.every in environment steps"
         )
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Check that no callback needs automatic optimization, or keeps the worst policy."""
+    """Check that no callback requires automatic optimization, or keeps the worst policy."""
     for callback in callbacks:
         name = type(callback).__name__
         if isinstance(callback, AUTOMATIC):
-            raise ConfigurationError(f"{name} needs automatic optimization: leave it out")
+            raise ConfigurationError(f"{name} requires automatic optimization: remove it")
         keeps_smallest = getattr(callback, "mode", "max") == "min"
         metric = getattr(callback, "monitor", None) or ""
         if keeps_smallest and is_better_when_larger(metric):

@@ -1,4 +1,4 @@
-"""How a run's checkpoints are written and read."""
+"""Writing and reading a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
 
 
 class RunIO(TorchCheckpointIO):
-    """Write checkpoints durably, note the replay files that they need, and read this process' part.
+    """Write checkpoints durably, with the replay files they need, and read this process' part.
 
     Args:
-        data: of the run, which says which environments each process steps.
+        data: the run's data module, which assigns environments to processes.
     """
 
     def __init__(self, data: TaskData) -> None:
         super().__init__()
         self._data = data
         self._absent: dict[str, Any] = {}
-        """Of the resumed checkpoint: the states of ranks that the run no longer has."""
+        """States in the resumed checkpoint of ranks that no longer exist."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """Write a checkpoint; it has its name only when it is complete and on the disk.
+        """Write a checkpoint atomically: it replaces ``path`` only when it is complete.
 
-        One of a run that an exception has ended in the middle of an update is left out.
+        No checkpoint is written if an exception has ended the run in the middle of an update.
 
         Raises:
-            OSError: if the disk is full or broken; a previous file of that name stays.
+            OSError: if writing fails; an existing file is kept.
         """
         path = Path(path)
         if "data" in checkpoint["mtrl_lightning"]:
             if checkpoint.get(data_key(checkpoint), {}).get("is_busy"):
-                rank_zero_warn(f"{path} is not written: the run ended in the middle of an update")
+                rank_zero_warn(f"{path} not written: the run ended in the middle of an update")
                 return
             parts = checkpoint.pop(RANKS, None) or [part_of(checkpoint)]
             envs = [self._data.envs_of(rank) for rank in range(len(parts))]
@@ -67,7 +67,7 @@ class RunIO(TorchCheckpointIO):
         unfinished = path.with_name(f"{path.name}.unfinished")
         try:
             _write(checkpoint, unfinished)
-            # before the file: a kill between the two leaves no checkpoint without its files
+            # before the checkpoint, so that a kill in between cannot leave it without its files
             note_checkpoint(replay_folder(self._data.folder), path, manifest_of(checkpoint))
             unfinished.replace(path)
         except BaseException:
@@ -75,9 +75,9 @@ class RunIO(TorchCheckpointIO):
             raise
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        """Read a checkpoint; to continue the run, with the states of this process' environments.
+        """Read a checkpoint; to resume the run, with the states of this process' environments.
 
-        Nothing in it is executed.
+        No code in it is executed.
         """
         with distributed.raise_on_all_ranks(ConfigurationError):
             checkpoint = load_checkpoint(path, mmap=False)
@@ -91,15 +91,14 @@ class RunIO(TorchCheckpointIO):
                 return self._own(checkpoint) if is_fitting and of_data else checkpoint
 
     def _own(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint with the states of this process' environments only."""
+        """Return a checkpoint with only the states of this process' environments."""
         saved_size = checkpoint["mtrl_lightning"]["num_processes"]
         size = distributed.world_size()
         if saved_size != size:
             rank_zero_warn(
-                f"the checkpoint is of {saved_size} processes and this run has {size}: networks,"
-                " optimizers, counters, current episodes and the replay are those of the"
-                " checkpoint, and random numbers differ from here on. It is not the uninterrupted"
-                " run"
+                f"the checkpoint was saved by {saved_size} processes, but this run has {size}:"
+                " networks, optimizers, counters, current episodes and the replay are restored, but"
+                " random numbers, and thus results, differ from those of an uninterrupted run"
             )
         part = part_of(checkpoint)
         self._absent = of_absent_ranks(part, size)
@@ -110,10 +109,10 @@ class RunIO(TorchCheckpointIO):
 
 
 def _check_protocol(checkpoint: Mapping[str, Any], spec: EnvSpec, is_fitting: bool) -> None:
-    """Check that a checkpoint is of the protocol of this run; to evaluate, warn if it is not."""
+    """Check that a checkpoint has this run's protocol; for evaluation, only warn."""
     saved = checkpoint["mtrl_lightning"]["spec"]["protocol"]
     differences = [
-        f"{key} {saved.get(key)} there and {spec.protocol.get(key)} here"
+        f"{key} is {saved.get(key)}, in this run {spec.protocol.get(key)}"
         for key in dict.fromkeys([*saved, *spec.protocol])
         if saved.get(key) != spec.protocol.get(key)
     ]
@@ -130,7 +129,7 @@ def _write(checkpoint: dict[str, Any], path: Path) -> None:
         try:
             torch.save(checkpoint, file)
         except RuntimeError as error:
-            # after a write that failed, PyTorch's writer also fails when it is closed
+            # after a failed write, closing PyTorch's writer fails, too
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from None
             raise

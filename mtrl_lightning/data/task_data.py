@@ -1,4 +1,4 @@
-"""The tasks of a run, and what its callbacks ask of any data module."""
+"""The tasks of a run, and the interface between data modules and callbacks."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from mtrl_lightning.utils.counters import Counters, Stopwatch
 from mtrl_lightning.utils.requeue import requeue
 
 FALSE_WARNINGS = (
-    "Using ModelCheckpoint with manual optimization",  # it has the state after the update
-    "You're resuming from a checkpoint that ended before the epoch ended",  # exactly there
-    "The number of training batches",  # rows of metrics do not follow log_every_n_steps
+    "Using ModelCheckpoint with manual optimization",  # it saves the state after the update
+    "You're resuming from a checkpoint that ended before the epoch ended",  # this is exact
+    "The number of training batches",  # metrics do not follow log_every_n_steps
 )
-"""Beginnings of Lightning's warnings that do not hold for a run."""
+"""Beginnings of Lightning's warnings that do not apply."""
 ROWS_PER_TASK = 128
-"""Transitions per task in a batch of MetaWorld+'s protocol."""
+"""Batch size per task in MetaWorld+'s protocol."""
 DATA: dict[Kind, type[TaskData]] = {}
-"""The data module of each kind of algorithm, which enters itself here."""
+"""The data module of each kind of algorithm; subclasses register themselves."""
 LARGE_UPDATE = 600_000_000
-"""Trained parameters times rows of a batch from which on PyTorch's threads pay."""
+"""Trained parameters times batch size above which several PyTorch threads are faster."""
 
 
 class Ticks(IterableDataset[int]):
-    """Stream one tick for each update, without end.
+    """Infinite stream of one tick per update.
 
-    ``TaskData.transfer_batch_to_device`` replaces a tick by a batch, which it samples right before
-    the update: Lightning fetches a stream without length one element ahead.
+    ``TaskData.transfer_batch_to_device`` replaces each tick with a batch sampled right before the
+    update, because Lightning prefetches one element of iterables without length.
     """
 
     def __iter__(self) -> Iterator[int]:
@@ -60,35 +60,35 @@ class TaskData(LightningDataModule):
 
     ``RolloutCallback`` calls ``begin`` when training starts, ``begin_epoch`` at each of Lightning's
     epochs, and ``begin_update`` and ``end_update`` around each update. Between ``end_update`` and
-    the next batch nothing is pending: a checkpoint that is written there is complete.
+    the next batch nothing is pending: checkpoints saved there are complete.
 
     Args:
         benchmark: the tasks.
         total_steps: environment steps after which training ends, over all processes.
-        learner_threads: threads of PyTorch on the CPU, set for the whole process; None for one
-            where networks and batches are small, and for PyTorch's own number otherwise.
-        action_transforms: change the actions that are sent to the environments, one after another;
-            the actions that the policy chose are stored. An evaluation has them too, without noise.
+        learner_threads: number of PyTorch's CPU threads, set for the whole process; None for one
+            with small networks and batches, and PyTorch's default otherwise.
+        action_transforms: transforms of the actions sent to the environments, applied in order; the
+            policy's original actions are stored. Evaluations apply them too, without noise.
         exclude_from_training: names of tasks that are evaluated but never trained on.
-        wrappers: Gymnasium's wrappers or your own, around every environment that is trained in or
-            evaluated in, the innermost first: import paths, or ``class_path`` with ``init_args``;
-            in Python also classes and functions. See ``WithWrappers``.
-        pixels: observes images of the environments instead of their states, such as
+        wrappers: Gymnasium wrappers, or your own, of all training and evaluation environments,
+            innermost first: import paths, or ``class_path`` with ``init_args``; in Python also
+            classes and functions. See ``WithWrappers``.
+        pixels: wraps the benchmark to observe images instead of states, such as
             ``mtrl_lightning.envs.Pixels`` with its arguments; None for states.
         info_keys: names of numbers in the environments' ``info`` whose means are logged, as
             ``rollout/info/<key>`` and ``eval/info/<key>``, with ``_last`` for an episode's last
             value.
-        store_info: whether they are also stored with the transitions, for an algorithm that reads
-            ``batch.extra[key]``; then every step has to report them.
-        seed: of environments, action transforms, extras and the sampling of batches.
+        store_info: whether to also store them with the transitions, for algorithms that read
+            ``batch.extra[key]``; every step must report them.
+        seed: seed of environments, action transforms, extras and batch sampling.
     """
 
     kind: ClassVar[Kind]
-    """The algorithms that it is for."""
+    """The kind of algorithm that it supports."""
     buffer: Any
-    """The transitions to learn from, from ``setup`` on."""
+    """The transitions to learn from, available after ``setup``."""
     collector: Collector | None = None
-    """Steps the training environments; None without any."""
+    """Steps the training environments; None if there are none."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -117,33 +117,33 @@ class TaskData(LightningDataModule):
         self.total_steps = total_steps
         self.action_transforms = action_transforms or []
         self.is_training = False
-        """False until training starts: state may be half restored before."""
+        """False until training starts, because state may be partially restored before."""
         self.is_busy = False
-        """Whether a batch or a vector step is under way, so that the state is not complete."""
+        """Whether a batch or a vector step is in progress, so that the state is incomplete."""
         self.received_signal = 0
-        """Number of the signal that this process has received; 0 for none."""
+        """Number of the signal received by this process; 0 for none."""
         self.after_step: list[Callable[[int], None]] = []
-        """Called with the environment steps after every vector step, also in the warm-up."""
+        """Called with the environment steps after every vector step, including the warm-up."""
         self.local_counters = Counters()
         """Counts of this process since the last exchange; the run's own with one process."""
         self._seed = seed
         self._learner_threads = learner_threads
         self._signal = 0
-        """Number of a signal that any process has received."""
+        """Number of a signal received by any process."""
         self._restarts = 0
         """Groups of environments rebuilt on all processes since the program started."""
         self._faulty_rank: int | None = None
-        """The first process whose environments broke more often than they may be rebuilt."""
+        """The first process whose environments failed without a restart left."""
         self._wants_stop = False
-        """Whether a stop was requested on this process, and not all processes know it yet."""
+        """Whether a stop was requested on this process and not all have been notified."""
         self._is_stop_agreed = False
-        """Whether all processes know that a stop was requested."""
+        """Whether all processes have been notified of a requested stop."""
 
-    # what callbacks ask
+    # interface for callbacks
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm that learns from these data."""
+        """The algorithm that is trained on these data."""
         assert self.trainer is not None
         return self.trainer.lightning_module  # type: ignore[return-value]
 
@@ -154,12 +154,12 @@ class TaskData(LightningDataModule):
 
     @property
     def stopwatch(self) -> Stopwatch:
-        """Measures where the time goes."""
+        """Measures the time of each phase."""
         return self.algorithm.stopwatch
 
     @property
     def folder(self) -> Path:
-        """The folder of the run."""
+        """The run folder."""
         return self._folder
 
     @property
@@ -169,22 +169,22 @@ class TaskData(LightningDataModule):
 
     @property
     def is_step_finished(self) -> bool:
-        """Whether no further update is owed for the steps made, so that schedules may act."""
+        """Whether all updates due so far have been made, so that schedules may act."""
         return True
 
     @property
     def is_over(self) -> bool:
-        """Whether all environment steps and their updates are made."""
+        """Whether all environment steps and their updates have been made."""
         return self.counters.env_steps >= self.last_step and self.is_step_finished
 
     def check_signals(self) -> None:
-        """Raise ``Interrupted`` if a signal came; called where the state is complete."""
+        """Raise ``Interrupted`` if a signal was received; called where the state is complete."""
         signal = self.received_signal if distributed.world_size() == 1 else self._signal
         if signal:
             raise Interrupted(128 + signal)
 
     def missing_callbacks(self) -> list[Callback]:
-        """Return what the run needs of this package's callbacks and the trainer does not have."""
+        """Return the required callbacks that the trainer does not have yet."""
         from mtrl_lightning.callbacks import missing_callbacks
 
         assert self.trainer is not None
@@ -193,7 +193,7 @@ class TaskData(LightningDataModule):
     # the loop: called by RolloutCallback and by Lightning
 
     def setup(self, stage: str) -> None:
-        """Check the run's parts against one another, and choose the number of threads."""
+        """Check that algorithm, data and trainer are compatible, and set the number of threads."""
         trainer = self.trainer
         assert trainer is not None
         check_run(trainer, self, DATA)
@@ -206,7 +206,7 @@ class TaskData(LightningDataModule):
         for message in FALSE_WARNINGS:
             warnings.filterwarnings("ignore", message)
         self.algorithm.data_name = type(self).__qualname__
-        # else EarlyStopping and ModelCheckpoint would wait for the end of an epoch
+        # otherwise EarlyStopping and ModelCheckpoint would wait for the end of an epoch
         trainer.check_val_every_n_epoch = None
         self._set_threads(trainer.strategy.root_device)
 
@@ -222,14 +222,14 @@ class TaskData(LightningDataModule):
         rank_zero_info(f"PyTorch computes with {torch.get_num_threads()} threads")
 
     def _batch_rows(self) -> int:
-        """Return the rows of a batch, over all processes."""
+        """Return the number of rows of a batch over all processes."""
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Start to train, or to continue."""
+        """Start or resume training."""
 
     def begin_learning(self) -> None:
-        """Let reward scales know the tasks' mean rewards, with new networks."""
+        """Pass the tasks' mean rewards to reward scales, for new networks."""
         self.algorithm.transforms.begin_learning(self.buffer.mean_rewards())
 
     def begin_epoch(self) -> None:
@@ -238,14 +238,14 @@ class TaskData(LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Any, device: torch.device, dataloader_idx: int
     ) -> TransitionBatch:
-        """Return the next batch; the loader yields only ticks.
+        """Return the next batch; the data loader only yields ticks.
 
-        Lightning fetches an ``IterableDataset`` without length one batch ahead, before the vector
-        step whose transitions the batch may have. This hook is called right before each update.
+        Lightning prefetches one batch of an ``IterableDataset`` without length, before the vector
+        step whose transitions the batch may contain. This hook is called right before each update.
 
         Raises:
-            Interrupted: if a signal came; everything that was due before is done.
-            RestartsExhaustedError: if environments broke too often.
+            Interrupted: if a signal was received; everything due before has been done.
+            RestartsExhaustedError: if environments failed too often.
         """
         assert self.trainer is not None
         if not self.trainer.training:
@@ -261,10 +261,10 @@ class TaskData(LightningDataModule):
         raise NotImplementedError
 
     def begin_update(self) -> None:
-        """Do what comes before an update; environments may be stepped while it is made."""
+        """Prepare an update; environments may be stepped during the update."""
 
     def end_update(self) -> None:
-        """Finish what ``begin_update`` has started."""
+        """Finish what ``begin_update`` started."""
 
     def check_faults(self) -> None:
         """Raise the fault for which no restart was left."""
@@ -280,10 +280,9 @@ class TaskData(LightningDataModule):
     # several processes
 
     def exchange(self) -> None:
-        """Add up the counts of all processes, and exchange what each has to report.
+        """Sum the counts of all processes, and exchange signals, faults and stop requests.
 
-        One message for each vector step carries counts, signals, faults and requests to stop, so
-        that all processes act alike.
+        They share one message per vector step, after which all processes act identically.
         """
         if distributed.world_size() == 1:
             return
@@ -309,7 +308,7 @@ class TaskData(LightningDataModule):
         counters.episodes += sum(columns[2])
         counters.worker_restarts += sum(columns[3])
         counters.repeated_steps += sum(columns[4])
-        counters.vector_steps += local.vector_steps  # in lockstep: every process has made as many
+        counters.vector_steps += local.vector_steps  # in lockstep: equal on all processes
         local.load_state_dict(Counters().state_dict())
         self._signal = max(columns[5])
         self._faulty_rank = columns[6].index(1) if any(columns[6]) else None
@@ -321,11 +320,11 @@ class TaskData(LightningDataModule):
             self._is_stop_agreed = True
 
     def envs_of(self, rank: int) -> list[int]:
-        """Return the indices over all processes of the environments that a process steps."""
+        """Return the global indices of the environments that a process steps."""
         return []
 
     def defer_stop(self) -> None:
-        """Postpone a stop that was requested on this process until all processes know of it."""
+        """Postpone a stop requested on this process until all processes have been notified."""
         trainer = self.trainer
         assert trainer is not None
         is_alone = distributed.world_size() == 1
@@ -337,11 +336,11 @@ class TaskData(LightningDataModule):
     # state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the training data, where it is complete."""
+        """Return the state of the training data; fails where it is incomplete."""
         error = sys.exc_info()[1]
         is_alone = error is not None and not getattr(error, "is_on_all_ranks", False)
         if is_alone and distributed.world_size() > 1:
-            raise RuntimeError("a process that fails alone saves nothing")
+            raise RuntimeError("no checkpoint is saved if only a single process has failed")
         if self.is_busy:
             if error is None:
                 raise ConfigurationError(
@@ -349,7 +348,7 @@ class TaskData(LightningDataModule):
                     " on_train_batch_end, on_validation_end or on_train_epoch_end"
                 )
             return {"is_busy": True}
-        check_equal(self.algorithm)  # else every checkpoint may be one of a run that drifts
+        check_equal(self.algorithm)  # no checkpoints of processes that have diverged
         with self.stopwatch.measure("checkpoint"):
             return self.training_state()
 
@@ -358,7 +357,7 @@ class TaskData(LightningDataModule):
         raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state; an evaluation has none to restore."""
+        """Restore the state; an evaluation has none."""
         assert self.trainer is not None
         if self.trainer.training or self.trainer.state.fn == "fit":
             with restoring(self.trainer.ckpt_path):
@@ -369,17 +368,17 @@ class TaskData(LightningDataModule):
         raise NotImplementedError
 
     def teardown(self, stage: str) -> None:
-        """End the workers."""
+        """Shut down the workers."""
         self.close()
 
     def on_exception(self, exception: BaseException) -> None:
-        """End the workers, and requeue the job; callbacks have saved what they save by now."""
+        """Shut down the workers, and requeue the job after the callbacks have saved."""
         self.close()
         assert self.trainer is not None
         requeue(self.trainer, exception)
 
     def close(self) -> None:
-        """End the workers of the training environments."""
+        """Shut down the workers of the training environments."""
         self.is_training = False
         self.is_busy = False
         self._is_stop_agreed = False
@@ -390,7 +389,7 @@ class TaskData(LightningDataModule):
 
 
 def check_batch_size(batch_size: int, num_tasks: int, num_processes: int = 1) -> None:
-    """Check that each process can have the same number of rows of every task in a batch."""
+    """Check that a batch can be divided equally among tasks and processes."""
     of_each = num_tasks * num_processes
     if batch_size >= of_each and batch_size % of_each == 0:
         return

@@ -1,4 +1,4 @@
-"""Episodes to learn from: collected with a policy, written and read as Minari data sets."""
+"""Demonstrations: collected with a policy, written and read as Minari data sets."""
 
 from mtrl_lightning.demonstrations.collecting import Collected, UniformPolicy, collect
 from mtrl_lightning.demonstrations.minari_files import (

@@ -1,4 +1,4 @@
-"""Full-length episodes of a policy: each has its own seed, with which it can be repeated.
+"""Collect full-length episodes of a policy, each reproducible from its own seed.
 
 Shapes: ``T`` tasks, ``E`` environments, ``N`` transitions, ``D`` observation, ``A`` action.
 """
@@ -33,17 +33,17 @@ from mtrl_lightning.utils.devices import one_thread
 from mtrl_lightning.utils.progress import progress_bar
 
 MOST_ENVS = 32
-"""Environments that are stepped at once where there are fewer tasks, whatever the number of cores:
-the noise of a policy depends on how many rows it acts for at once."""
+"""Minimum number of environments stepped together, independent of the number of cores, because a
+policy's noise depends on the batch size."""
 ATTEMPTS = 10
-"""Episodes of a task that are run at most for each success that is wanted."""
+"""Maximum number of episodes per requested success of a task."""
 
 
 class UniformPolicy:
-    """Actions at random, uniformly.
+    """Sample actions uniformly.
 
     Args:
-        spec: of the benchmark.
+        spec: the tasks.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -52,19 +52,19 @@ class UniformPolicy:
         self._generator = np.random.default_rng(0)
 
     def seed_actions(self, seed: int) -> None:
-        """Seed the actions."""
+        """Seed the random actions."""
         self._generator = np.random.default_rng(seed)
 
     def act(
         self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode = "random"
     ) -> npt.NDArray[np.float32]:
-        """Choose actions ``[E, A]`` between -1 and 1; zeros where a task's own action ends."""
+        """Choose actions ``[E, A]`` between -1 and 1, 0 in padding."""
         action_EA = self._generator.uniform(-1.0, 1.0, self._mask_TA[task_E].shape)
         return (action_EA * self._mask_TA[task_E]).astype(np.float32)
 
 
 class _WithNoise:
-    """A policy with normal noise added to its actions, which are kept as ``policy_action``."""
+    """Add normal noise to a policy's actions, and return the originals as ``policy_action``."""
 
     def __init__(self, policy: Policy, spec: EnvSpec, std: float, seed: int) -> None:
         self._policy = policy
@@ -83,7 +83,7 @@ class _WithNoise:
 
 
 class _ReportingSuccess(VectorEnv):
-    """A vector environment whose transitions have the success of the step as a field."""
+    """A vector environment with the success of each step as a field of its transitions."""
 
     def receive(self) -> StepResult:
         result = super().receive()
@@ -91,15 +91,15 @@ class _ReportingSuccess(VectorEnv):
 
 
 class Collected(NamedTuple):
-    """Episodes that were collected."""
+    """Collected episodes."""
 
     episodes: dict[str, list[RecordedEpisode]]
-    """Of each task by its name, in the order of their attempts. Their ``infos`` have ``success`` if
-    the benchmark reports it; with noise ``policy_action``, the actions without it; and the spec's
+    """Episodes by task name, in the order of their attempts. Their ``infos`` have ``success`` if
+    the benchmark reports it; with noise, ``policy_action``, the noise-free actions; and the spec's
     ``info_fields``."""
     attempts: dict[str, int]
-    """Episodes of each task that were run until its last one here, or in all if they were not
-    enough."""
+    """Number of episodes run per task until the last one collected, or in total if there were too
+    few successes."""
 
 
 def collect(
@@ -115,27 +115,26 @@ def collect(
     num_workers: int | None = None,
     progress: bool = False,
 ) -> Collected:
-    """Run full-length episodes of every task of a split, with the policy's best actions.
+    """Run full-length episodes of every task of a split, with the policy's deterministic actions.
 
-    The same seed gives the same episodes, with any number of workers.
+    The same seed gives the same episodes, regardless of the number of workers.
 
     Args:
-        policy: its tasks are matched by name if it knows them.
+        policy: a policy; if it has task names, tasks are matched by name.
         benchmark: the tasks.
-        num_episodes: of each task.
-        split: which environments; None for the first, which is trained on.
-        successes_only: leave out episodes without a success in any step, and run further ones
-            instead.
-        attempts: episodes that are run at most for each success that is wanted.
-        seed: of the episodes in the split that is trained on, of the noise, and of the policy's
-            random numbers. In other splits the episodes are the test episodes 0, 1, 2, ...
-        noise: standard deviation of normal noise that is added to the actions, 0 for none. The
-            transitions have the noisy actions.
-        num_workers: worker processes; None for all cores, 0 for this process.
-        progress: whether bars show built environments and steps, on a terminal.
+        num_episodes: number of episodes per task.
+        split: the split; None for the first, which is used for training.
+        successes_only: whether to replace episodes without success in any step by further ones.
+        attempts: maximum number of episodes per requested success.
+        seed: seed of the training episodes, of the noise and of the policy's random numbers. Other
+            splits use the test episodes 0, 1, 2, ... instead.
+        noise: standard deviation of normal noise added to the actions, 0 for none. The transitions
+            contain the noisy actions.
+        num_workers: worker processes; None for one per core, 0 to use this process.
+        progress: whether to show progress bars of built environments and steps on a terminal.
 
     Raises:
-        EnvironmentFaultError: if an environment breaks.
+        EnvironmentFaultError: if an environment fails.
         PolicyFaultError: if the policy's actions are not finite.
     """
     at_least(1, num_episodes=num_episodes, attempts=attempts)
@@ -180,7 +179,7 @@ def collect(
         collector = Collector(envs, acting)
         with one_thread(), progress_bar("env steps", total, progress) as bar:
             while not all(map(is_done, tasks)):
-                # a round: the next attempts of each task, at most one in every environment
+                # one round: the next attempts of each task, at most one per environment
                 attempt_E = np.tile(np.arange(envs_per_task), len(tasks))
                 attempt_E += [made[task] for task in task_E]
                 seeds = [seed_of(*one) for one in zip(task_E, attempt_E.tolist(), strict=True)]
@@ -190,7 +189,7 @@ def collect(
                     task = int(task_E[env])
                     is_kept = not successes_only or bool(episode.infos["success"].any())
                     bar.total += 0 if is_kept else episode.num_steps
-                    if is_done(task):  # attempts after the last that is needed do not count
+                    if is_done(task):  # attempts after the last one needed do not count
                         continue
                     made[task] += 1
                     if is_kept:
@@ -201,7 +200,7 @@ def collect(
     if not any(kept.values()):
         raise ConfigurationError(
             f"no episode succeeded in {most_attempts} attempts at each of"
-            f" {', '.join(names.values())}: raise --attempts, or give a better policy"
+            f" {', '.join(names.values())}: raise --attempts, or use a better policy"
         )
     return Collected(
         {names[task]: of_task for task, of_task in kept.items()},
@@ -215,7 +214,7 @@ def _round(
     is_run_E: npt.NDArray[np.bool_],
     on_rows: Callable[[int], object],
 ) -> dict[int, RecordedEpisode]:
-    """Run an episode in some environments; return the episode of each, in their order."""
+    """Run one episode in each selected environment, and return them by environment."""
     collector.reset(seed=seeds)
     collector.paused_E = ~is_run_E
     parts = []

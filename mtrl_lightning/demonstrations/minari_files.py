@@ -1,7 +1,7 @@
 """Episodes on disk as Minari data sets: a folder with one data set per task.
 
-Minari takes the folder as ``MINARI_DATASETS_PATH``. The metadata of each data set has its task, the
-spec of its benchmark, and how it was made under the key ``mtrl_lightning``.
+Minari reads the folder as ``MINARI_DATASETS_PATH``. The metadata of each data set contains its
+task, the spec of its benchmark and its provenance under the key ``mtrl_lightning``.
 
 Shapes: ``N`` transitions of an episode, ``D`` observation, ``A`` action.
 """
@@ -25,26 +25,26 @@ from mtrl_lightning.spec import EnvSpec, pad_to
 from mtrl_lightning.transitions import POLICY_ACTION
 
 KEY = "mtrl_lightning"
-"""Of our own entry in the metadata of a data set."""
+"""Format version of this package's entry in the metadata of a data set."""
 PACKAGES = ("mtrl_lightning", "metaworld", "mujoco", "gymnasium", "numpy", "torch")
 """Packages whose versions are recorded."""
 
 
 class RecordedEpisode(NamedTuple):
-    """The transitions of one episode, by Minari's names."""
+    """The transitions of one episode, with Minari's names."""
 
     observations: npt.NDArray
-    """``[N + 1, D]``, with the observation after the last step."""
+    """``[N + 1, D]``, including the observation after the last step."""
     actions: npt.NDArray
     """``[N, A]``."""
     rewards: npt.NDArray
     terminations: npt.NDArray
     truncations: npt.NDArray
     infos: Mapping[str, npt.NDArray] = {}
-    """Further columns by name, ``[N, ...]``: ``success`` in this step, ``policy_action``, and the
+    """Further columns by name, ``[N, ...]``: ``success`` of each step, ``policy_action``, and the
     spec's ``info_fields``."""
     seed: int | None = None
-    """With which the environment was reset."""
+    """Seed with which the environment was reset."""
 
     @property
     def num_steps(self) -> int:
@@ -53,10 +53,10 @@ class RecordedEpisode(NamedTuple):
 
 
 class TaskDataSet:
-    """The data set of one task, whose episodes are read one by one.
+    """The data set of one task, whose episodes are read lazily.
 
     Args:
-        path: folder of its data.
+        path: folder of the data.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,13 +64,13 @@ class TaskDataSet:
         described = self._data.storage.metadata.get(KEY)
         if described is None:
             raise ConfigurationError(
-                f"mtrl-lightning has not written the data set {path}: collect it with"
+                f"the data set {path} was not written by mtrl-lightning: collect it with"
                 " mtrl-lightning collect"
             )
         self.task: str = described["task"]
-        """Its name in the spec."""
+        """The task's name in the spec."""
         self.spec = EnvSpec.from_dict(described["spec"])
-        """Of the benchmark in which it was recorded."""
+        """Spec of the benchmark in which it was recorded."""
         self.facts: dict[str, Any] = described["facts"]
         """How it was recorded."""
         self._metadata = list(
@@ -96,13 +96,13 @@ class TaskDataSet:
 
 
 def open_data_sets(folder: str | Path) -> dict[str, TaskDataSet]:
-    """Return the data sets that ``collect`` or ``export --to minari`` wrote, by their task."""
+    """Return the data sets that ``collect`` or ``export --to minari`` wrote, by task."""
     import_minari()
     data_sets = [TaskDataSet(path) for path in sorted(Path(folder).glob("*/data"))]
     if not data_sets:
         raise ConfigurationError(
-            f"{folder} has no Minari data set: give the folder that mtrl-lightning collect or"
-            " export --to minari has written"
+            f"{folder} has no Minari data set: give a folder written by mtrl-lightning collect or"
+            " export --to minari"
         )
     return {one.task: one for one in data_sets}
 
@@ -113,15 +113,15 @@ def write_data_sets(
     episodes: Mapping[str, Sequence[RecordedEpisode]],
     facts: Mapping[str, Any],
 ) -> None:
-    """Write a data set of each task; the folder has its name only when everything is on the disk.
+    """Write one data set per task atomically: the folder only appears when it is complete.
 
     Args:
-        folder: new.
-        spec: of the benchmark.
-        episodes: of each task by its name. A task without any has no data set. Observations and
+        folder: a new folder.
+        spec: spec of the benchmark.
+        episodes: episodes by task name; tasks without episodes get no data set. Observations and
             actions are cut to the task's own size.
-        facts: how they were recorded, plain values, of which ``policy`` also becomes Minari's name
-            of the algorithm; the versions of packages are added.
+        facts: provenance as plain values; ``policy`` is also Minari's name of the algorithm.
+            Package versions are added.
     """
     check_new(Path(folder))
     folder = Path(folder).resolve()  # Minari joins a relative path with itself
@@ -131,7 +131,7 @@ def write_data_sets(
         finished = Path(temporary) / folder.name
         names: Counter[str] = Counter()
         for task in spec.task_names:
-            name = re.sub(r"[^-\w]", "_", task)  # Minari's names have letters and digits only
+            name = re.sub(r"[^-\w]", "_", task)  # Minari only allows such names
             if episodes.get(task):
                 dataset_id = f"{name}-v{names[name]}"
                 _write_data_set(finished, dataset_id, spec, task, episodes[task], facts)
@@ -140,7 +140,7 @@ def write_data_sets(
 
 
 def check_new(folder: Path) -> None:
-    """Check that data sets can be written to a folder, before they are collected."""
+    """Check that a folder is new, before episodes are collected."""
     import_minari()
     if folder.exists() or folder.is_symlink():
         raise ConfigurationError(f"{folder} exists: delete it, or give another --folder")
@@ -148,7 +148,7 @@ def check_new(folder: Path) -> None:
 
 
 def import_minari() -> Any:
-    """Return the module ``minari``, which stores data with h5py."""
+    """Import ``minari`` with h5py, in which it stores data."""
     import_optional("h5py", '"mtrl_lightning[minari]"')
     return import_optional("minari", '"mtrl_lightning[minari]"')
 
@@ -189,9 +189,9 @@ def _write_data_set(
 
 
 def _buffer(episode: RecordedEpisode, spec: EnvSpec, task: int) -> Any:
-    """Return an episode as Minari's buffer, with observations and actions of the task's own size.
+    """Convert an episode to Minari's buffer, with observations and actions of the task's own size.
 
-    Its ``infos`` begin with one of the reset, which is zero.
+    Its ``infos`` start with those of the reset, which are zero.
     """
     from minari.data_collector import EpisodeBuffer
 
@@ -214,7 +214,7 @@ def _buffer(episode: RecordedEpisode, spec: EnvSpec, task: int) -> Any:
 
 
 def _space(space: Box, rows: npt.NDArray) -> Box:
-    """Return the space of rows, which have the first numbers of a larger space."""
+    """Return the space of rows that are cut from a larger space."""
     dtype: Any = rows.dtype
     low, high = (bound[: rows.shape[1]].astype(dtype) for bound in (space.low, space.high))
     return Box(low, high, dtype=dtype)

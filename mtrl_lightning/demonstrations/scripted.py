@@ -16,16 +16,16 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import Mode
 
 OBSERVATION_SHAPE = (39,)
-"""Of MetaWorld's own observations."""
+"""Shape of MetaWorld's own observations."""
 
 
 class ScriptedPolicy:
-    """The experts of ``metaworld.policies``: they read positions and steer the arm by rules.
+    """The experts of ``metaworld.policies``, which control the arm by rules.
 
-    They act alike in every mode, and have neither a memory nor random numbers.
+    They are deterministic in every mode, and stateless.
 
     Args:
-        spec: of a benchmark of MetaWorld's tasks.
+        spec: spec of a benchmark with MetaWorld tasks.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -36,14 +36,14 @@ class ScriptedPolicy:
         if missing:
             raise ConfigurationError(
                 f"there is no scripted policy for {', '.join(missing)}: only MetaWorld's tasks have"
-                " one. Give --env env/metaworld_mt10 or another list of its tasks, or another"
-                " policy, such as the folder of a run"
+                " one. Use --env env/metaworld_mt10 or other MetaWorld tasks, or another policy,"
+                " such as a run folder"
             )
         if spec.observation_space.shape != OBSERVATION_SHAPE:
             raise ConfigurationError(
-                f"observations have the shape {spec.observation_space.shape}, and MetaWorld's"
-                f" scripted policies read its own, {OBSERVATION_SHAPE}: leave wrappers"
-                " (data.wrappers) and pixels (data.pixels) out"
+                f"observations have shape {spec.observation_space.shape}, but scripted policies"
+                f" need MetaWorld's own, {OBSERVATION_SHAPE}: remove wrappers (data.wrappers) and"
+                " pixels (data.pixels)"
             )
         self.spec = spec
         self._policies = [experts[name]() for name in spec.task_names]
@@ -51,7 +51,7 @@ class ScriptedPolicy:
     def act(
         self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode = "exploit"
     ) -> npt.NDArray[np.float32]:
-        """Choose actions ``[E, A]``; MetaWorld clips them to [-1, 1], and so they are here."""
+        """Choose actions ``[E, A]``, clipped to [-1, 1] as MetaWorld does."""
         action_EA = np.zeros((len(task_E), *self.spec.action_space.shape), np.float32)
         with warnings.catch_warnings():
             # "Constant(s) may be too high. Environments clip response to [-1, 1]"

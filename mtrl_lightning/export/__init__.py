@@ -1,6 +1,6 @@
-"""Policies as files for other programs, and the replay as data sets.
+"""Export of policies to files for other programs, and of replays to data sets.
 
-The names of the formats are here, without PyTorch.
+This module only defines the formats, without importing PyTorch.
 """
 
 ONNX = "onnx"
@@ -8,5 +8,5 @@ TORCH_EXPORT = "torch.export"
 POLICY = "policy"
 MINARI = "minari"
 POLICY_FILES = {ONNX: "policy.onnx", TORCH_EXPORT: "policy.pt2"}
-"""The file of a policy that runs without this package, in each format."""
+"""File name of a policy that runs without this package, by format."""
 FORMATS = (*POLICY_FILES, POLICY, MINARI)

@@ -1,4 +1,4 @@
-"""A trained policy as a checkpoint of its own, or as a file that runs without this package.
+"""Export a trained policy as a small checkpoint, or as a file that runs without this package.
 
 Shapes: ``E`` observations, ``D`` observation, ``A`` action, ``T`` tasks.
 """
@@ -35,26 +35,26 @@ from mtrl_lightning.runs import ensure_writable, replacing
 from mtrl_lightning.spec import EnvSpec
 
 CHECKPOINT = Path("checkpoints/best.ckpt")
-"""The checkpoint of an exported policy in its folder, which is laid out as a run's."""
+"""Path of the checkpoint in the folder of an exported policy, which has a run's layout."""
 OF_POLICY = ("pytorch-lightning_version", "state_dict", "hyper_parameters", "mtrl_lightning")
-"""What an exported policy keeps of a checkpoint: neither optimizers nor environments."""
+"""Sections of a checkpoint that an exported policy keeps: neither optimizers nor environments."""
 TOLERANCE = 1e-4
-"""Largest difference of a number of an action, between -1 and 1, that is rounding."""
+"""Largest absolute difference between actions that counts as rounding."""
 NUM_OBSERVATIONS = 1_000
-"""Observations on which the exported policy's actions are compared."""
+"""Number of observations on which the exported policy's actions are compared."""
 LARGEST_BOUND = 1e3
-"""An observation space with larger bounds counts as unbounded."""
+"""Observation spaces with larger bounds count as unbounded."""
 
 Actions = Callable[[npt.NDArray, npt.NDArray[np.int64]], npt.NDArray]
 """Maps observations ``[E, D]`` and tasks ``[E]`` to actions ``[E, A]``."""
 
 
 def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
-    """Write the policy of a checkpoint as a checkpoint without the state of its training.
+    """Write the policy of a checkpoint as a checkpoint without training state.
 
     Args:
-        checkpoint: of a run.
-        folder: of the policy; made if it does not exist.
+        checkpoint: a run's checkpoint.
+        folder: folder of the policy, created if it does not exist.
 
     Returns:
         The written checkpoint.
@@ -70,11 +70,11 @@ def export_checkpoint(checkpoint: Path, folder: Path) -> Path:
 
 
 class _DeterministicPolicy(nn.Module):
-    """A policy's best actions, as they are sent to environments.
+    """A policy's deterministic actions, as they are sent to environments.
 
     Args:
-        algorithm: whose policy it is.
-        action_transforms: change its actions, as in an evaluation.
+        algorithm: the algorithm with the policy.
+        action_transforms: transforms of its actions, as in an evaluation.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class _DeterministicPolicy(nn.Module):
     ) -> None:
         super().__init__()
         self.networks = nn.ModuleDict(algorithm.acting_modules())
-        # no submodule: critics and optimizers are not exported
+        # not a submodule, so that critics are not exported
         self.__dict__["_algorithm"] = algorithm
         self.action_transforms = list(action_transforms)
 
@@ -92,7 +92,7 @@ class _DeterministicPolicy(nn.Module):
         mode_EA = algorithm.policy(observation, task).mode()
         action_EA = zero_padding(mode_EA, algorithm.action_mask(task))
         for transform in self.action_transforms:
-            # of arrays: tensors have the same operations
+            # transforms expect arrays, but tensors support the same operations
             changed_EA: Any = transform.transform(action_EA, task, False)  # type: ignore[arg-type]
             action_EA = changed_EA.to(action_EA.dtype)
         return action_EA.clamp(LOW, HIGH) if self.action_transforms else action_EA
@@ -105,21 +105,21 @@ def export_policy(
     action_transforms: Sequence[ActionTransform] = (),
     num_observations: int = NUM_OBSERVATIONS,
 ) -> tuple[Path, float]:
-    """Write a policy's best actions as one file, and compare it with the policy.
+    """Export the deterministic policy to one file, and compare their actions.
 
-    The file takes ``observation [E, D]`` and ``task [E]`` (``int64``), for any number of rows, and
-    gives ``action [E, A]``. Floating-point observations are in single precision. The parameters of
-    ``policy`` require no gradients afterwards.
+    The exported model maps ``observation [E, D]`` and ``task [E]`` (``int64``), for any number of
+    rows, to ``action [E, A]``. Floating-point observations are in single precision. The parameters
+    of ``policy`` do not require gradients afterwards.
 
     Args:
-        policy: returned by ``load_policy``, on the CPU.
+        policy: policy returned by ``load_policy``, on the CPU.
         format: ``onnx`` or ``torch.export``.
-        folder: of the file; made if it does not exist.
-        action_transforms: of the run, which change the actions that environments are sent.
-        num_observations: observations on which the actions are compared, at least 1.
+        folder: output folder, created if it does not exist.
+        action_transforms: the run's transforms of the actions sent to environments.
+        num_observations: number of observations on which the actions are compared, at least 1.
 
     Returns:
-        The file, and the largest difference of a number of an action.
+        The file, and the largest absolute difference between actions.
     """
     one_of(POLICY_FILES, format=format)
     if format == ONNX:
@@ -129,7 +129,7 @@ def export_policy(
     algorithm = policy.algorithm.eval().requires_grad_(False)
     algorithm.untrained.fill(algorithm.acting_modules())
     module = _DeterministicPolicy(algorithm, action_transforms).eval()
-    # other sizes than 1, which would be taken for fixed
+    # sizes other than 1, which would be exported as constants
     observation_ED, task_E = observations_of(policy.spec, max(2, policy.spec.num_tasks))
     example = (torch.from_numpy(observation_ED), torch.from_numpy(task_E))
     rows = Dim("rows")
@@ -159,17 +159,17 @@ def export_policy(
         if not difference <= TOLERANCE:
             raise ConfigurationError(
                 f"the {format} file's actions differ by {difference:.2g} from the policy's, more"
-                f" than {TOLERANCE:g}: choose another format"
+                f" than the tolerance of {TOLERANCE:g}: choose another format"
             )
         os.replace(file, folder / file.name)
     return folder / file.name, difference
 
 
 def load_exported(file: str | Path, format: str) -> Actions:
-    """Return the actions of an exported policy, computed as without this package.
+    """Load an exported policy, in the same way as without this package.
 
     Args:
-        file: written by ``export_policy``.
+        file: file written by ``export_policy``.
         format: ``onnx`` or ``torch.export``.
     """
     if format == ONNX:
@@ -192,17 +192,17 @@ def max_difference(
     action_transforms: Sequence[ActionTransform] = (),
     num_observations: int = NUM_OBSERVATIONS,
 ) -> float:
-    """Return how far the actions of an exported policy are from the policy's own.
+    """Return the largest difference between the actions of a policy and its export.
 
     Args:
-        policy: the exported one.
-        exported: returned by ``load_exported``.
-        action_transforms: change the policy's actions.
-        num_observations: observations of all tasks, in one batch and one by one; see
-            ``observations_of``.
+        policy: the original policy.
+        exported: exported policy returned by ``load_exported``.
+        action_transforms: transforms of the original policy's actions.
+        num_observations: number of observations of all tasks, passed in one batch and one by one;
+            see ``observations_of``.
 
     Returns:
-        The largest difference of a number of an action; NaN where one is NaN.
+        The largest absolute difference; NaN if any action is NaN.
     """
     observation_ED, task_E = observations_of(policy.spec, num_observations)
     chosen_EA = policy.act(observation_ED, task_E)
@@ -215,8 +215,7 @@ def max_difference(
 def observations_of(spec: EnvSpec, num: int) -> tuple[npt.NDArray, npt.NDArray[np.int64]]:
     """Sample observations ``[num, D]`` of all tasks in turn, and their tasks ``[num]``.
 
-    They are uniform where the space is bounded, and otherwise as Gymnasium samples unbounded
-    spaces. What is not the task's own is 0.
+    Bounded dimensions are sampled uniformly, unbounded ones as in Gymnasium. Padding is 0.
     """
     task_E = np.arange(num) % spec.num_tasks
     space = spec.observation_space

@@ -1,7 +1,7 @@
 """A run's replay as Minari data sets, one data set per task.
 
 A replay stores no truncations: an episode ends where it terminated, where the next transition in
-its ring begins elsewhere, or after ``horizon`` steps.
+its ring starts at another observation, or after ``horizon`` steps.
 
 Shapes: ``E`` environments (rings), ``N`` transitions of a ring, ``D`` observation, ``A`` action.
 """
@@ -30,23 +30,22 @@ from mtrl_lightning.spec import EnvSpec, Field
 def export_to_minari(
     run: str | Path, folder: str | Path | None = None
 ) -> tuple[Path, dict[str, list[RecordedEpisode]]]:
-    """Write the episodes of a run's replay as a Minari data set of each task.
+    """Write the episodes in a run's replay as one Minari data set per task.
 
-    - Transitions before the first episode start that a full ring still has are left out.
+    - Transitions before the first episode start in a full ring are omitted.
     - An episode that ended without terminating is marked as truncated at its last step: at the
-      horizon or at a limit of the environment; where an environment was rebuilt, and the step that
-      failed is missing; or because the checkpoint was written in the middle of it.
-    - Observations and actions have the task's own size. Actions are those that the policy chose,
+      horizon or a limit of the environment; where an environment was rebuilt, with the failed step
+      missing; or because the checkpoint was written in the middle of the episode.
+    - Observations and actions have the task's own size. Actions are those chosen by the policy,
       before ``data.action_transforms``.
-    - Episodes of a task are in the order in which they began.
+    - Episodes of a task are in the order in which they started.
 
     Args:
-        run: the folder of a run, for its newest complete checkpoint, or a checkpoint.
-        folder: where the data sets are written, new; None for ``export/minari`` in the run's
-            folder.
+        run: a run folder, for its newest complete checkpoint, or a checkpoint.
+        folder: new folder for the data sets; None for ``export/minari`` in the run folder.
 
     Returns:
-        The folder, which Minari takes as ``MINARI_DATASETS_PATH``, and the episodes of each trained
+        The folder, which Minari reads as ``MINARI_DATASETS_PATH``, and the episodes of each trained
         task.
     """
     checkpoint = checkpoint_at(run)
@@ -57,8 +56,8 @@ def export_to_minari(
     manifest = manifest_of(content)
     if manifest is None or "layout" in manifest:
         raise ConfigurationError(
-            f"{checkpoint} has no replay of vectors: export a run of an off-policy algorithm that"
-            " does not learn from pixels, with data.save_replay"
+            f"{checkpoint} has no replay of state vectors: export a run of an off-policy algorithm"
+            " without pixels, trained with data.save_replay"
         )
     fields = [Field(name, tuple(shape), dtype) for name, shape, dtype in manifest["fields"]]
     storage = RingStorage(fields, len(manifest[PER_ENV]["added"]), manifest["capacity"])
@@ -77,8 +76,8 @@ def export_to_minari(
         exported[spec.task_names[task]] = [episode for *_, episode in found]
     if not any(exported.values()):
         raise ConfigurationError(
-            f"the replay of {checkpoint} has no episode with its start: it holds"
-            f" {storage.capacity} transitions of each environment, and an episode has up to"
+            f"the replay of {checkpoint} does not contain the start of any episode: it holds"
+            f" {storage.capacity} transitions per environment, but episodes have up to"
             f" {spec.horizon}; train with a larger data.capacity or data.save_last"
         )
     algorithm = short_name(content["hyper_parameters"][OWN_CLASS])
@@ -90,18 +89,18 @@ def export_to_minari(
 def episodes(
     storage: Storage, env: int, horizon: int, has_all: bool
 ) -> Iterator[tuple[int, RecordedEpisode]]:
-    """Yield the episodes in a ring whose start is known, in their order.
+    """Yield the episodes in a ring whose start is known, in chronological order.
 
     Args:
         storage: the replay.
         env: the ring.
         horizon: steps after which an episode is truncated.
-        has_all: whether the ring received every transition since the run began. If it still has
-            its first one, that is the start of an episode.
+        has_all: whether the ring received every transition since the run started, so that the first
+            one, if still present, is the start of an episode.
 
     Yields:
-        The number of an episode's first transition, how many the ring received before it; and the
-        episode, which is truncated at its last step if it did not terminate there.
+        The number of transitions that the ring received before an episode, and the episode, which
+        is truncated at its last step if it did not terminate there.
     """
     end = int(storage.added_E[env])
     oldest = end - int(storage.size_E[env])
@@ -144,7 +143,7 @@ def _bounds(
     if not has_start:
         first = ends.pop(0) + 1
     for last in ends:
-        # an environment whose episodes end where they start: only the horizon separates them
+        # if episodes end where they start, only the horizon separates them
         while last - first >= horizon:
             yield first, first + horizon - 1
             first += horizon

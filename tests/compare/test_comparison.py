@@ -182,7 +182,7 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path, capsys, monkeypatch)
         (["mlp", "young"], "young"),
         (["mlp", "again"], "the same seed"),
         (["mlp", "--metric=eval/score"], "eval/score"),
-        (["mlp", "late"], "none in common"),
+        (["mlp", "late"], "do not overlap"),
     ):
         assert message in error_of(capsys, *args)
     assert "version_3 is left out" in compare_runs(["mlp"]).warnings[0]

@@ -295,7 +295,7 @@ def warned() -> str:
     """Return what a warning of this rank says."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        distributed.warn("environments are rebuilt")
+        distributed.warn("rebuilding environments")
     return str(caught[0].message)
 
 
