@@ -1,7 +1,7 @@
 """Multi-task reinforcement learning on PyTorch Lightning.
 
-A user's imports are found here, ``from mtrl_lightning import SAC, MetaWorld, train``, and is
-imported when it is first asked for: environment workers start without torch.
+Public names, as in ``from mtrl_lightning import SAC, MetaWorld, train``, are imported lazily on
+first access, so that environment workers start without torch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NAMES = {
     "video": "record_videos",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-"""In which module of the package a name is defined."""
+"""The module of the package that defines each public name."""
 
 __all__ = [
     "PPO",
@@ -90,7 +90,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module when it is first asked for."""
+    """Import a public name from its module on first access."""
     if name not in _HOMES:
         raise AttributeError(f"module 'mtrl_lightning' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"mtrl_lightning.{_HOMES[name]}"), name)

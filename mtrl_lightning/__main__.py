@@ -1,6 +1,6 @@
-"""The program: ``mtrl-lightning``, ``python -m mtrl_lightning`` and ``python cli.py`` run it.
+"""Entry point of ``mtrl-lightning``, ``python -m mtrl_lightning`` and ``python cli.py``.
 
-Only what trains or acts imports PyTorch: help, ``list``, ``clear`` and a misspelled command do not.
+PyTorch is only imported when needed: not by help, ``list``, ``clear`` or unknown commands.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from mtrl_lightning.cli.commands import RUN_COMMANDS, run_command
 def main(args: Sequence[str] | None = None) -> None:
     """Run the program.
 
-    Options without a command are those of ``fit``, as in W&B's default command of a sweep.
+    Without a command, options are those of ``fit``, as in the default command of W&B sweeps.
 
     Args:
-        args: what follows the program's name; None for the command line of the process.
+        args: command line arguments; None for ``sys.argv``.
     """
     find_modules_in_working_directory()
     given = list(sys.argv[1:] if args is None else args) or ["--help"]
@@ -41,10 +41,10 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def find_modules_in_working_directory() -> None:
-    """Let ``class_path: mytasks.Pendulums`` find ``mytasks.py`` in the working directory.
+    """Make ``class_path: mytasks.Pendulums`` find ``mytasks.py`` in the working directory.
 
-    It comes last, so that no file there hides an installed package. Workers find modules where
-    this process does.
+    It is appended to the path, so that its files do not hide installed packages. Workers inherit
+    the path.
     """
     folder = os.getcwd()
     if folder not in sys.path:

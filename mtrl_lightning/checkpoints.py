@@ -1,4 +1,4 @@
-"""The checkpoint file: reading it, and its parts. Nothing in it is executed."""
+"""Reading checkpoint files, and their structure. No code in them is executed."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ DAMAGED = (
     pickle.UnpicklingError,
     zipfile.BadZipFile,
 )
-"""Exceptions that damaged files, and those of other versions, cause while they are restored."""
+"""Exceptions raised when restoring damaged files, or files of other versions."""
 OTHER_CAUSES = (
     ConfigurationError,
     EnvironmentFaultError,
     torch.OutOfMemoryError,
 )
-"""Exceptions of these classes that have another cause."""
+"""Subclasses of these exceptions that have other causes."""
 
 
 @contextmanager
 def restoring(path: str | Path | None) -> Iterator[None]:
-    """Turn errors of values that cannot be restored into one that names the checkpoint.
+    """Convert errors while restoring into a ``ConfigurationError`` that names the checkpoint.
 
     Args:
-        path: the checkpoint; None where there is none to restore.
+        path: the checkpoint; None if there is none to restore.
     """
     try:
         yield
@@ -55,21 +55,21 @@ def restoring(path: str | Path | None) -> Iterator[None]:
         first_line = (str(error).splitlines() or [""])[0]
         raise ConfigurationError(
             f"the checkpoint {path} is damaged or from another version"
-            f" ({type(error).__name__}: {first_line[:200]}): use another one"
+            f" ({type(error).__name__}: {first_line[:200]}): use another checkpoint"
         ) from error
 
 
 def load_checkpoint(path: str | Path, verify: bool = True, mmap: bool = True) -> dict[str, Any]:
-    """Read a checkpoint's tensors and plain values; nothing in it is executed.
+    """Read a checkpoint's tensors and plain values without executing code.
 
     Args:
         path: the file.
-        verify: whether the checksums in the file are compared, for which all of it is read.
-        mmap: whether tensors stay on disk until they are used.
+        verify: whether to verify the checksums, which reads the entire file.
+        mmap: whether to memory-map tensors instead of reading them.
     """
     if not Path(path).is_file():
         raise ConfigurationError(
-            f"there is no checkpoint {path}: give a file in a run's checkpoints/ folder"
+            f"checkpoint {path} does not exist: give a file in a run's checkpoints/ folder"
         )
     with restoring(path):
         if verify:
@@ -78,21 +78,21 @@ def load_checkpoint(path: str | Path, verify: bool = True, mmap: bool = True) ->
     state = loaded.get("mtrl_lightning") if isinstance(loaded, dict) else None
     if not isinstance(state, dict) or "format" not in state:
         raise ConfigurationError(
-            f"{path} was not written by mtrl_lightning: give one of a run's checkpoints"
+            f"{path} was not written by mtrl_lightning: give a checkpoint of a run"
         )
     if state["format"] != FORMAT:
         raise ConfigurationError(
-            f"the checkpoint {path} has format {state['format']}, this version reads {FORMAT}:"
+            f"the checkpoint {path} has format {state['format']}, but this version reads {FORMAT}:"
             " use the version that wrote it"
         )
     return loaded
 
 
 def _check_sums(path: str | Path) -> None:
-    """Compare the checksums of a file's members, which ``torch.load`` does not.
+    """Verify the checksums of a file's members, which ``torch.load`` does not.
 
     Raises:
-        BadZipFile: if one differs, or the file is incomplete.
+        BadZipFile: if a checksum is wrong, or the file is incomplete.
     """
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
@@ -101,30 +101,30 @@ def _check_sums(path: str | Path) -> None:
 
 
 def env_steps_of(checkpoint: dict[str, Any]) -> int:
-    """Return the environment steps that a loaded checkpoint's run had made."""
+    """Return the environment steps of a loaded checkpoint."""
     env_steps: int = checkpoint["mtrl_lightning"]["counters"]["env_steps"]
     return env_steps
 
 
 def check_complete(checkpoint: dict[str, Any]) -> None:
-    """Check that a run can continue from a checkpoint, and not only its policy be loaded."""
+    """Check that a checkpoint contains the full training state, not only the policy."""
     missing = [name for name in SECTIONS if name not in checkpoint]
     if missing:
         raise ConfigurationError(
-            f"the checkpoint has no {', '.join(missing)}: no run can continue from it; give one of"
-            " a run's checkpoints/ folder, or start a new run from its policy by --init_from"
+            f"the checkpoint has no {', '.join(missing)}, so that no run can resume from it: give"
+            " a file in a run's checkpoints/ folder, or start a new run with --init_from"
         )
 
 
 RANKS = "ranks"
-"""Key of the list of all ranks' parts, on their way to the file."""
+"""Key of the list of all ranks' parts, before they are written."""
 OF_ALGORITHM = ("generators", "global_generators", "metrics")
 EXTRA_STATE = "_extra_state"
-"""End of the names of what modules save in addition to tensors, such as returns of episodes."""
+"""Suffix of the keys of modules' extra state, such as episode returns."""
 
 
 def data_key(checkpoint: Mapping[str, Any]) -> str:
-    """Return the key of the data module's state: the name of its class, as in Lightning."""
+    """Return the key of the data module's state: its class name, as in Lightning."""
     key: str = checkpoint["mtrl_lightning"]["data"]
     return key
 
@@ -144,8 +144,8 @@ def part_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_part(checkpoint: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint with another part in its place."""
-    state_dict = copy.copy(checkpoint["state_dict"])  # of the same class, with the versions in it
+    """Return a checkpoint with its part replaced."""
+    state_dict = copy.copy(checkpoint["state_dict"])  # keeps its class and version metadata
     state_dict.update(part["extra_states"])
     return {
         **checkpoint,
@@ -158,6 +158,6 @@ def with_part(checkpoint: Mapping[str, Any], part: Mapping[str, Any]) -> dict[st
 def manifest_of(checkpoint: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the manifest of the replay files that a checkpoint needs; None if it needs none."""
     if "data" not in checkpoint.get("mtrl_lightning", {}):
-        return None  # of a policy, or of an algorithm that was trained without a data module
+        return None  # an exported policy, or an algorithm trained without a data module
     manifest: dict[str, Any] | None = checkpoint.get(data_key(checkpoint), {}).get("replay")
     return manifest

@@ -1,8 +1,8 @@
-"""Checks of the ranges of options.
+"""Range checks of options.
 
-They have one message: ``discount is 1.5: give a number from 0 to 1``. Each names the option by its
-keyword. None, by which an option is off, passes ``at_least``, ``above`` and ``within``; they refuse
-NaN and all that is no number.
+Error messages have the form ``discount is 1.5: give a number from 0 to 1``. Options are passed as
+keyword arguments. None, which disables an option, passes ``at_least``, ``above`` and ``within``;
+NaN and values that are not numbers do not.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mtrl_lightning.errors import ConfigurationError
 def at_least(
     low: float, /, *, finite: bool = False, prefix: str = "", hint: str = "", **options: Any
 ) -> None:
-    """Check that numbers are ``low`` or more.
+    """Check that numbers are at least ``low``.
 
     Args:
-        low: the smallest number that is allowed.
-        finite: whether infinity is refused.
-        prefix: stands before the option's name, as in ``data.`` or ``CAGrad's ``.
-        hint: stands after the range, as in ``, or null for all tasks``.
+        low: the smallest allowed number.
+        finite: whether to reject infinity.
+        prefix: text before the option's name in the message, such as ``data.`` or ``CAGrad's ``.
+        hint: text after the range in the message, such as ``, or null for all tasks``.
         options: the numbers by name.
     """
     allowed = f"a finite number of at least {low}" if finite else f"at least {low}"
@@ -35,7 +35,7 @@ def at_least(
 def above(
     low: float, /, *, finite: bool = False, prefix: str = "", hint: str = "", **options: Any
 ) -> None:
-    """Check that numbers are above ``low``, and with ``finite`` that they are not infinite."""
+    """Check that numbers are above ``low`` and, with ``finite``, not infinite."""
     allowed = f"a finite number above {low}" if finite else f"a number above {low}"
     _check(lambda x: low < x and (not finite or math.isfinite(x)), allowed, prefix, hint, options)
 
@@ -51,7 +51,7 @@ def within(
     hint: str = "",
     **options: Any,
 ) -> None:
-    """Check that numbers are from ``low`` to ``high``, without these themselves where so asked."""
+    """Check that numbers are from ``low`` to ``high``, optionally excluding the bounds."""
     allowed = f"a number from {low} to {high}"
     if above_low or below_high:
         allowed = (
@@ -85,7 +85,7 @@ def one_of(
 
 
 def nearest_multiples(number: int, divisor: int) -> str:
-    """Return the multiples of the divisor around a number that is none, for an error message."""
+    """Return the multiples of the divisor next to a number, for an error message."""
     below = max(0, number // divisor) * divisor
     return " or ".join(str(multiple) for multiple in (below, below + divisor) if multiple)
 

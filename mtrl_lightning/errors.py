@@ -1,4 +1,4 @@
-"""Errors with a message for the user, which the command line prints without a traceback."""
+"""Errors whose message is meant for the user; the command line prints it without a traceback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 class ConfigurationError(ValueError):
-    """A setting that cannot work; the message says how to fix it."""
+    """An invalid configuration; the message says how to fix it."""
 
 
 class EnvironmentFaultError(RuntimeError):
@@ -23,11 +23,11 @@ class EnvironmentFaultError(RuntimeError):
 
 
 class RestartsExhaustedError(EnvironmentFaultError):
-    """Environments failed more often than allowed; networks and transitions are not affected."""
+    """Environments failed more often than allowed; networks and transitions are intact."""
 
 
 class CallError(EnvironmentFaultError):
-    """An environment raised where rebuilding it would not help: built, called, or stepped first."""
+    """An environment raised when built, called or first stepped: rebuilding would not help."""
 
 
 class DivergenceError(RuntimeError):
@@ -35,33 +35,33 @@ class DivergenceError(RuntimeError):
 
 
 class PolicyFaultError(RuntimeError):
-    """The actions of the policy are not finite; no environment is the cause."""
+    """The actions of the policy are not finite; the environments are not the cause."""
 
 
 class DriftError(RuntimeError):
-    """Processes that train the same run no longer have the same weights or statistics."""
+    """The processes of a run no longer have the same weights or statistics."""
 
 
 class Interrupted(SystemExit):
-    """A signal interrupted the run; the exit code is 128 plus its number, as in shells."""
+    """A signal interrupted the run; the exit code is 128 plus the signal number, as in shells."""
 
     is_on_all_ranks = True
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes, as libraries wrap errors into others."""
+    """Yield an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def closest(name: str, known: Iterable[str], num: int = 1) -> list[str]:
-    """Return the known names that are similar to a misspelled one, the most similar first."""
+    """Return the known names most similar to a misspelled one, best match first."""
     return difflib.get_close_matches(name, list(known), n=num, cutoff=0.5)
 
 
 def name_hint(name: str, known: Iterable[str]) -> str:
-    """Return the hint of an error about an unknown name: similar names, or all if none is."""
+    """Return a hint on an unknown name: similar names, or all known ones if none is similar."""
     known = list(known)
     similar = closest(name, known, num=3)
     return f"did you mean {', '.join(similar)}?" if similar else f"known: {', '.join(known)}"
@@ -77,7 +77,7 @@ def requirement(package: str) -> str:
     """
     try:
         required = importlib.metadata.requires("mtrl_lightning") or []
-    except importlib.metadata.PackageNotFoundError:  # a copy of the source without installation
+    except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
         required = []
     for line in required:
         specification = line.partition(";")[0].strip()
@@ -101,9 +101,9 @@ def import_optional(module: str, package: str, otherwise: str = "") -> ModuleTyp
     """Import a module of an optional package.
 
     Args:
-        module: the imported module.
-        package: pip's name of it; its version follows from our own requirements.
-        otherwise: another way for the user; empty for none.
+        module: the module to import.
+        package: its pip name; the version is taken from this package's requirements.
+        otherwise: an alternative to mention in the message; empty for none.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""A trained policy from a checkpoint: it acts without a trainer, a benchmark or a spec.
+"""A trained policy from a checkpoint, usable without a trainer, a benchmark or a spec.
 
 Shapes: ``E`` observations, ``D`` observation, ``A`` action.
 """
@@ -30,7 +30,7 @@ class LoadedPolicy:
     """The policy of a trained algorithm.
 
     Args:
-        algorithm: the algorithm that acts; it is set to evaluation mode.
+        algorithm: the trained algorithm, which is set to evaluation mode.
     """
 
     def __init__(self, algorithm: Algorithm) -> None:
@@ -38,7 +38,7 @@ class LoadedPolicy:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm that acts."""
+        """The trained algorithm."""
         return self._algorithm
 
     @property
@@ -58,17 +58,17 @@ class LoadedPolicy:
 
     @property
     def counters(self) -> Counters:
-        """Counts of its training, such as ``updates``."""
+        """Counters of its training, such as ``updates``."""
         return self._algorithm.counters
 
     @property
     def step_unit(self) -> str:
-        """Unit of ``env_steps``: ``updates`` for offline algorithms."""
+        """Unit of ``env_steps``; ``updates`` for offline algorithms."""
         return step_unit(self._algorithm.kind)
 
     @property
     def untrained_summary(self) -> str:
-        """Description of the policy's input for untrained tasks; empty if there are none."""
+        """Description of the parameters used for untrained tasks; empty if there are none."""
         return self._algorithm.untrained.summary
 
     def act(
@@ -80,17 +80,17 @@ class LoadedPolicy:
         """Choose actions.
 
         Args:
-            observation: one observation ``[D]``, or a batch ``[E, D]``. Where tasks are of
-                different sizes, ``D`` is the largest, with zeros behind a smaller observation; with
-                one task for all rows, the task's own size does as well.
+            observation: one observation ``[D]``, or a batch ``[E, D]``. If tasks have different
+                sizes, ``D`` is the largest, and smaller observations are padded with zeros; with a
+                single task for all rows, the task's own size is accepted as well.
             task: a name or index for all observations, or one per row.
             mode: ``exploit`` takes the distribution's mode, ``explore`` samples from the
                 distribution, ``random`` samples uniformly.
 
         Returns:
-            An action ``[A]`` between -1 and 1, or one per row, ``[E, A]``. Where tasks are of
-            different sizes, ``A`` is the task's own size if one task is given for all rows, and
-            otherwise the largest, with zeros behind a smaller action.
+            An action ``[A]`` between -1 and 1, or one per row, ``[E, A]``. If tasks have different
+            sizes, ``A`` is the task's own size with a single task for all rows, and otherwise the
+            largest, with smaller actions padded with zeros.
         """
         one_of(get_args(Mode), mode=mode)
         space = self.spec.observation_space
@@ -98,7 +98,7 @@ class LoadedPolicy:
             observation_ED = np.asarray(observation, dtype=space.dtype)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"the observation is no array of numbers of the shape {space.shape}: {error}"
+                f"the observation is not an array of numbers of shape {space.shape}: {error}"
             ) from error
         only_task = self._task_index(task) if _is_one(task) else None
         if only_task is not None:
@@ -108,9 +108,9 @@ class LoadedPolicy:
             observation_ED = observation_ED[None]
         if observation_ED.shape[1:] != space.shape:
             raise ConfigurationError(
-                f"the observation has the shape {np.shape(observation)}:"
-                f" give one observation of the shape {space.shape},"
-                f" or a batch of them, {('E', *space.shape)}"
+                f"the observation has shape {np.shape(observation)}:"
+                f" give one observation of shape {space.shape},"
+                f" or a batch of shape {('E', *space.shape)}"
             )
         task_E = self._task_indices(task, len(observation_ED))
         chosen = self._algorithm.act(observation_ED, task_E, mode)
@@ -124,20 +124,20 @@ class LoadedPolicy:
         self._algorithm.seed_actions(seed)
 
     def get_weights(self) -> dict[str, Any]:
-        """Return copies of the weights for ``act``, on the CPU."""
+        """Return CPU copies of the weights that ``act`` uses."""
         return self._algorithm.get_weights()
 
     def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int) -> None:
-        """Load weights returned by ``get_weights`` of equal networks.
+        """Load weights that ``get_weights`` of equal networks returned.
 
         Args:
-            weights: states of the acting networks by name.
-            weights_seq_no: number of updates of these weights.
+            weights: states of the policy's networks by name.
+            weights_seq_no: number of updates after which they were taken.
         """
         self._algorithm.set_weights(weights, weights_seq_no)
 
     def _padded(self, observation: npt.NDArray, task: int) -> npt.NDArray:
-        """Return observations of the task's own size with zeros behind, others as they are."""
+        """Pad observations of the task's own size with zeros; return others unchanged."""
         own_shape = self.spec.shape_of("observation", task)
         is_own = observation.shape[-len(own_shape) :] == own_shape
         return pad_to(observation, self.spec.observation_space.shape) if is_own else observation
@@ -147,7 +147,7 @@ class LoadedPolicy:
         indices = [self._task_index(one) for one in tasks]
         if len(indices) not in (1, num_observations):
             raise ConfigurationError(
-                f"{len(indices)} tasks are given for {num_observations} observations:"
+                f"got {len(indices)} tasks for {num_observations} observations:"
                 " give one for all, or one per observation"
             )
         return np.broadcast_to(np.array(indices, np.int64), num_observations).copy()
@@ -156,7 +156,7 @@ class LoadedPolicy:
         if isinstance(task, str):
             (name,) = known_tasks([task], self.task_names)
             return self.task_names.index(name)
-        with contextlib.suppress(TypeError):  # it is no whole number
+        with contextlib.suppress(TypeError):  # it is not an integer
             index = operator.index(task)
             if 0 <= index < len(self.task_names):
                 return index
@@ -177,16 +177,16 @@ def load_policy(
     map_location: str | torch.device = "cpu",
     **overrides: Any,
 ) -> LoadedPolicy:
-    """Load the policy of a checkpoint; nothing in the file is executed.
+    """Load the policy of a checkpoint without executing code in the file.
 
     Args:
-        checkpoint: a file in a run's ``checkpoints/`` folder; or the run's folder, for its best
-            checkpoint, or the last one where there is no best; or the name of a policy of this
+        checkpoint: a file in a run's ``checkpoints/`` folder; a run folder, for its best
+            checkpoint, or the last one if there is no best; or the name of a policy of this
             package, such as ``mt10``.
-        trust: modules and packages, ``["mytasks"]``, whose classes the checkpoint may use besides
-            those of this package and of ``torch.nn`` and ``torch.optim``.
-        map_location: device on which the policy acts.
-        overrides: arguments of the algorithm instead of the saved ones; needed for values
+        trust: modules and packages, such as ``["mytasks"]``, whose classes the checkpoint may use
+            in addition to those of this package, ``torch.nn`` and ``torch.optim``.
+        map_location: device of the policy.
+        overrides: arguments of the algorithm that replace the saved ones; required for values
             that cannot be saved, such as a lambda: ``actor=my_function``.
     """
     path = best_checkpoint(checkpoint)

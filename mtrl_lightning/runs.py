@@ -1,4 +1,4 @@
-"""The folder of a run, ``<root>/<name>/version_N``, its checkpoints and its lock.
+"""Run folders, ``<root>/<name>/version_N``, with their checkpoints and locks.
 
 PyTorch is not imported.
 """
@@ -26,22 +26,22 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 POLICIES = Path(__file__).parent / "policies"
-"""The trained policies of this package: a folder each."""
+"""The trained policies of this package, one folder each."""
 LOCK = "run.lock"
 VALIDATIONS = "validations.jsonl"
 """The results of ``validate`` and ``test``, one line of JSON each."""
 STARTED = ("checkpoints", "metrics.jsonl", "replay")
-"""A folder with one of these is that of a run that has started."""
+"""Files that identify the folder of a run that has started."""
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
-"""Environment variables by which launchers number the processes of a run."""
+"""Environment variables in which launchers pass the rank of a process."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the path of a file to write, which replaces another when it is complete.
+    """Yield a temporary path to write to, which atomically replaces ``path`` when it is complete.
 
     Args:
-        path: the other file; it need not exist.
+        path: the file to replace; it need not exist.
     """
     unfinished = path.with_name(f"{path.stem}.unfinished{path.suffix}")
     yield unfinished
@@ -55,16 +55,16 @@ def is_first_process() -> bool:
 
 @contextlib.contextmanager
 def open_run(root: str, name: str, version: str | None, checkpoint: Path | None) -> Iterator[Path]:
-    """Give the folder of a run, which is locked until its end.
+    """Yield the run folder, locked in this context.
 
-    Only the first process creates and locks it. The others learn of it from ``Trainer.log_dir``.
-    The folder of a new run that fails before it has started is deleted.
+    Only the first process creates and locks it; the others get it from ``Trainer.log_dir``. The
+    folder of a new run that fails before it has started is deleted.
 
     Args:
         root: folder of all runs.
-        name: of the run.
-        version: name of the run's folder in that of its name; None for a new ``version_N``.
-        checkpoint: that the run continues from, in its folder; None for a new run.
+        name: name of the run.
+        version: name of the folder in ``ROOT/NAME``; None for a new ``version_N``.
+        checkpoint: checkpoint in its folder from which the run resumes; None for a new run.
     """
     parent = Path(root, name).resolve()
     folder = parent if checkpoint is None else run_folder_of(checkpoint)
@@ -75,20 +75,20 @@ def open_run(root: str, name: str, version: str | None, checkpoint: Path | None)
     if checkpoint is None:
         folder = _new_folder(parent) if version is None else parent / version
     ensure_writable(folder)
-    with run_lock(folder):  # before the rest: the folder of another process is not deleted
+    with run_lock(folder):  # first, so that another process' folder is never deleted
         try:
             yield folder
         except BaseException:
             if not any((folder / sign).exists() for sign in STARTED):
                 shutil.rmtree(folder, ignore_errors=True)
-                with contextlib.suppress(OSError):  # the first with another run in it
+                with contextlib.suppress(OSError):  # stops at the first that has other contents
                     for path in missing:
                         path.rmdir()
             raise
 
 
 def _new_folder(parent: Path) -> Path:
-    """Create the folder of a new run; runs that start at the same time get different folders."""
+    """Create the folder of a new run; runs started simultaneously get different folders."""
     used = [path.name.removeprefix("version_") for path in parent.glob("version_*")]
     number = max([int(number) for number in used if number.isdigit()], default=-1)
     while True:
@@ -102,16 +102,16 @@ def _new_folder(parent: Path) -> Path:
                 raise ConfigurationError(f"{parent} is a file: choose another name") from None
         except OSError as error:
             raise ConfigurationError(
-                f"the run's folder {folder} cannot be created ({error}): choose another --root"
+                f"the run folder {folder} cannot be created ({error}): choose another --root"
             ) from error
 
 
 def find_run(run: str | Path) -> Path:
-    """Return the folder of a run.
+    """Return a run folder.
 
     Args:
-        run: the folder; one of its checkpoints; or a run's name, or its folder ``ROOT/NAME``, for
-            the version that was trained last and has a checkpoint.
+        run: the run folder; one of its checkpoints; or a run's name, or its folder ``ROOT/NAME``,
+            for the most recently trained version that has a checkpoint.
     """
     path = Path(run)
     if path.is_file():
@@ -124,12 +124,12 @@ def find_run(run: str | Path) -> Path:
             return max(versions, key=lambda folder: (folder / "checkpoints").stat().st_mtime_ns)
     if str(run) in policies():
         raise ConfigurationError(
-            f"{run} is a policy of this package, without the state of its training: start a new"
-            f" run from it by --init_from {run}"
+            f"{run} is a policy of this package, without training state: start a new run from it"
+            f" with --init_from {run}"
         )
     raise ConfigurationError(
-        f"there is no checkpoint of a run {run}: give the folder of a run, runs/NAME/version_N, one"
-        " of its checkpoints, or its name"
+        f"there is no checkpoint of a run {run}: give a run folder, runs/NAME/version_N, one of its"
+        " checkpoints, or its name"
     )
 
 
@@ -138,7 +138,7 @@ def _has_checkpoint(folder: Path) -> bool:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Return the newest checkpoint of a run whose checksums are right."""
+    """Return the newest checkpoint of a run with valid checksums."""
     last = folder / "checkpoints" / "last.ckpt"
     others = sorted(
         folder.glob("checkpoints/env_steps=*.ckpt"),
@@ -150,7 +150,7 @@ def newest_checkpoint(folder: Path) -> Path:
             continue
         if path != last:
             warnings.warn(
-                f"{last} is damaged or missing: the newest complete checkpoint is {path}",
+                f"{last} is damaged or missing: using the newest complete checkpoint, {path}",
                 stacklevel=2,
             )
         return path
@@ -158,7 +158,7 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Return whether all of a checkpoint can be read and has the checksums in the file."""
+    """Return whether a checkpoint is complete and its checksums are valid."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             return archive.testzip() is None
@@ -167,7 +167,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def checkpoint_at(run: str | Path) -> Path:
-    """Return a checkpoint that is given, or the newest complete one of a run; see ``find_run``."""
+    """Return the given checkpoint, or the newest complete one of a run; see ``find_run``."""
     return Path(run) if Path(run).is_file() else newest_checkpoint(find_run(run))
 
 
@@ -176,7 +176,7 @@ def best_checkpoint(which: str | Path) -> Path:
 
     Args:
         which: a checkpoint; or a run, as for ``find_run``, or the name of a policy of this
-            package, for its best checkpoint, or the newest one where there is no best.
+            package, for its best checkpoint, or the newest one if there is no best.
     """
     if Path(which).is_file():
         return Path(which)
@@ -192,9 +192,9 @@ def best_checkpoint(which: str | Path) -> Path:
 
 
 def policy_folder(name: str) -> Path | None:
-    """Return the folder of a policy of this package, which is laid out as a run's; else None.
+    """Return the folder of a policy of this package, with the layout of a run folder; else None.
 
-    A run's folder of the same name in the working directory takes precedence.
+    A folder with the same name in the working directory takes precedence.
     """
     return None if os.path.isdir(f"{name}/checkpoints") else policies().get(name)
 
@@ -205,12 +205,12 @@ def is_of_package(path: Path) -> bool:
 
 
 def output_folder(run_folder: Path, *names: str) -> Path:
-    """Return the folder for files that are made of a policy.
+    """Return the output folder for files derived from a policy.
 
     Args:
-        run_folder: of the policy.
-        names: of the folder and those in it, in the run's folder. For a policy of this package, it
-            is the one of the policy's name in the first, in the present folder.
+        run_folder: folder of the policy's run.
+        names: path components in the run folder. For a policy of this package, the folder is the
+            first component in the working directory, followed by the policy's name.
     """
     if is_of_package(run_folder):
         return Path(names[0]) / run_folder.name
@@ -224,33 +224,32 @@ def policies() -> dict[str, Path]:
 
 
 def config_file_of(folder: Path) -> Path:
-    """Return the configuration with which a run was started or last continued."""
+    """Return the configuration with which a run was started or last resumed."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigurationError(
-            f"{folder} has no config.yaml: a run that was started from Python is continued and used"
-            " from Python, by train(..., ckpt_path=...), load_policy, evaluate, record_videos,"
-            " export_policy"
+            f"{folder} has no config.yaml: use runs that were started from Python from Python, with"
+            " train(..., ckpt_path=...), load_policy, evaluate, record_videos, export_policy"
         )
     return path
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a YAML file that a run has written, such as ``config.yaml``, as plain values."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast in C
+    """Read a YAML file written by a run, such as ``config.yaml``, as plain values."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
     except (OSError, yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"{path} cannot be read: {reason}") from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} is no mapping of options")
+        raise ConfigurationError(f"{path} is not a mapping of options")
     return content
 
 
 def run_folder_of(checkpoint: Path) -> Path:
     """Return the folder of the run that wrote a checkpoint."""
-    folder = checkpoint.resolve().parent  # it may be a link to another one of the run
+    folder = checkpoint.resolve().parent  # it may be a link to another checkpoint of the run
     if folder.name != "checkpoints":
         raise ConfigurationError(
             f"{checkpoint} is not in the checkpoints folder of a run:"
@@ -267,17 +266,17 @@ def ensure_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigurationError(
-            f"no file can be written to the folder {folder} ({error}): check its permissions"
-            " and the free disk space"
+            f"the folder {folder} is not writable ({error}): check its permissions and the free"
+            " disk space"
         ) from error
 
 
 @contextlib.contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Lock the folder of a run, so that no other process trains in it.
+    """Lock a run folder, so that no other process trains in it.
 
-    The kernel releases the lock of a process that was killed; the file stays. There is no lock
-    where the operating system or the file system does not support it.
+    The kernel releases the lock of a killed process, but the file remains. Locking is skipped if
+    the operating system or the file system does not support it.
     """
     path = folder / LOCK
     try:
@@ -292,10 +291,10 @@ def run_lock(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise ConfigurationError(
-                f"another process ({file.read()}) is training in {folder}: wait until it has ended."
-                f" If its host failed and the process no longer exists, delete {path}"
+                f"another process ({file.read()}) is training in {folder}: wait until it has"
+                f" finished. If its host failed and the process no longer exists, delete {path}"
             ) from None
-        except OSError:  # no locks on this file system
+        except OSError:  # the file system does not support locks
             pass
         file.truncate(0)
         file.write(f"pid {os.getpid()} on host {socket.gethostname()}")
@@ -304,7 +303,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def check_idle(folder: Path) -> None:
-    """Check that no process trains in the folder of a run."""
+    """Check that no process is training in a run folder."""
     if (folder / LOCK).exists():
         with run_lock(folder):
             pass

@@ -9,7 +9,7 @@ from mtrl_lightning.checks import above, at_least
 
 
 class Every:
-    """Be due at the first step at or past each multiple of ``interval``.
+    """Schedule that is due at the first step at or past each multiple of ``interval``.
 
     Args:
         interval: interval in environment steps, at least 1.
@@ -38,7 +38,7 @@ class Every:
 
 
 class Until:
-    """Be true while ``step < limit``, and never after that.
+    """Schedule that is true while ``step < limit``, and never again afterwards.
 
     Args:
         limit: limit in environment steps; 0 for never.
@@ -49,7 +49,7 @@ class Until:
         self._over = False
 
     def __call__(self, step: int) -> bool:
-        """Return whether the limit was not reached yet."""
+        """Return whether the limit has not been reached yet."""
         self._over = self._over or step >= self.limit
         return not self._over
 
@@ -63,11 +63,11 @@ class Until:
 
 
 class UpdateRatio:
-    """Decide whether updates are due for the vector steps made.
+    """Decide whether updates are due after vector steps.
 
     Args:
-        ratio: updates per vector step, above 0, may be a fraction.
-        burst: updates due at the start (mtrl: as many as there were warm-up steps).
+        ratio: updates per vector step, above 0; may be fractional.
+        burst: updates due at the start (in mtrl, the number of warm-up steps).
     """
 
     def __init__(self, ratio: float, burst: int = 0) -> None:
@@ -78,18 +78,18 @@ class UpdateRatio:
         self._start: tuple[int, int] | None = None
 
     def start(self, vector_steps: int, updates: int) -> None:
-        """Start to count at the end of warm-up; no effect if counting has started."""
+        """Start counting at the end of the warm-up; no effect if already started."""
         if self._start is None:
             self._start = (vector_steps, updates)
 
     def restart(self, vector_steps: int, updates: int) -> None:
-        """Count from here if counting has started: no update is due for earlier vector steps."""
+        """Restart counting if it has started: no updates are due for earlier vector steps."""
         if self._start is not None:
             self._start = (vector_steps, updates - self.burst)
 
     @property
     def has_started(self) -> bool:
-        """Whether vector steps are counted, because the warm-up is over."""
+        """Whether counting has started, because the warm-up is over."""
         return self._start is not None
 
     def due(self, vector_steps: int, updates: int) -> bool:
@@ -97,7 +97,7 @@ class UpdateRatio:
         assert self._start is not None, "call start() before due()"
         start_steps, start_updates = self._start
         steps = vector_steps - start_steps
-        # the small number corrects the rounding of ratios such as 0.29
+        # 1e-6 compensates for the rounding of ratios such as 0.29
         num_owed = self.burst + math.floor(steps * self.ratio + 1e-6)
         return updates - start_updates < num_owed
 
@@ -113,7 +113,7 @@ class UpdateRatio:
         if not state:
             self._start = None
             return
-        # less than 0 after a reset of the networks, by as many updates as the burst has
+        # updates may be negative after a reset of the networks, by up to the burst
         self._start = (state["vector_steps"], state["updates"])
 
 

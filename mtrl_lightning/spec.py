@@ -17,18 +17,18 @@ from mtrl_lightning.errors import ConfigurationError, name_hint
 
 
 class Field(NamedTuple):
-    """One column: a number or an array of every transition."""
+    """One column: a number or an array per transition."""
 
     name: str
-    """Its name in ``info``, in the storage, in chunk files and in a batch."""
+    """Name in ``info``, in the storage, in chunk files and in batches."""
     shape: tuple[int, ...] = ()
-    """Shape of one transition's entry; empty for a number."""
+    """Shape per transition; empty for a number."""
     dtype: str = "float32"
-    """NumPy's name of its type."""
+    """Name of the NumPy dtype."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one transition's entry."""
+        """Number of bytes per transition."""
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
     def stored(self) -> Field:
@@ -41,7 +41,7 @@ class EnvSpec(NamedTuple):
     """The description of a benchmark that algorithms, networks and replay receive."""
 
     task_names: tuple[str, ...]
-    """Names of all tasks; a task's integer is its index here."""
+    """Names of all tasks; a task is identified by its index."""
     observation_space: Box
     """Space of one environment's observation, without any task encoding."""
     action_space: Box
@@ -49,29 +49,28 @@ class EnvSpec(NamedTuple):
     horizon: int
     """Steps after which an episode is truncated."""
     has_success: bool
-    """Whether ``info["success"]`` means anything."""
+    """Whether the environments report ``info["success"]``."""
     train_tasks: tuple[int, ...]
-    """Tasks that are trained on; the others are evaluated only."""
+    """Indices of the trained tasks; the others are only evaluated."""
     protocol: Mapping[str, str | int | float]
     """Provenance recorded with every result: versions, reward, horizon, goals."""
 
     info_fields: tuple[Field, ...] = ()
-    """Numbers that environments report in ``info`` and that belong to a transition."""
+    """Fields of ``info`` that are stored with transitions."""
     info_keys: tuple[str, ...] = ()
-    """Numbers that environments may report in ``info`` and whose means are logged."""
+    """Names of numbers in ``info`` whose means are logged."""
     observation_sizes: tuple[int, ...] = ()
-    """Size of each task's own observation; zeros follow it up to the size of the observation space.
-    Empty if every task's observation has the size of the space."""
+    """Size of each task's own observation, which is padded with zeros to the size of the
+    observation space. Empty if no task's observation is padded."""
     action_sizes: tuple[int, ...] = ()
-    """Size of each task's own action; zeros without effect follow it up to the size of the action
-    space. Empty if every task's action has the size of the action space."""
+    """Size of each task's own action, which is padded with zeros to the size of the action space.
+    Empty if no task's action is padded."""
     max_return: float | None = None
-    """Largest possible return of an episode. A score is a return divided by it. None if the
+    """Largest possible episode return, by which a return is divided to get a score. None if the
     benchmark has no score."""
     frame_stack: int = 0
-    """Number of frames in an observation, its first axis, newest last; the others are the newest
-    ones of the observation before it in its episode. The replay keeps each frame once. 0 if
-    observations are not stacked."""
+    """Number of stacked frames along the first axis of an observation, newest last; consecutive
+    observations overlap, and the replay stores each frame once. 0 without frame stacking."""
 
     @property
     def num_tasks(self) -> int:
@@ -84,10 +83,10 @@ class EnvSpec(NamedTuple):
         return len(self.train_tasks)
 
     def score(self, return_: float, success: bool) -> float:
-        """Return how well an episode went, from 0 to 1.
+        """Return the score of an episode, from 0 to 1.
 
-        Its success; without a success signal its return, divided by the largest possible one; 0 if
-        there is neither.
+        This is its success or, for benchmarks without success, its return divided by the largest
+        possible one; 0 if there is neither.
         """
         if self.has_success:
             return float(success)
@@ -97,11 +96,11 @@ class EnvSpec(NamedTuple):
 
     @property
     def has_score(self) -> bool:
-        """Whether an episode's ``score`` means anything."""
+        """Whether episodes have a meaningful ``score``."""
         return self.has_success or self.max_return is not None
 
     def of_task(self, task: int) -> EnvSpec:
-        """Return the spec of one task alone, for a network of its own."""
+        """Return the spec of a single task, for a network of its own."""
         return self._replace(
             task_names=(self.task_names[task],),
             train_tasks=(0,),
@@ -121,7 +120,7 @@ class EnvSpec(NamedTuple):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EnvSpec:
-        """Return the spec whose ``to_dict`` these values are."""
+        """Build a spec from the values returned by ``to_dict``."""
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in values.items()
@@ -133,17 +132,17 @@ class EnvSpec(NamedTuple):
 
     @property
     def observation_mask_TD(self) -> npt.NDArray[np.bool_]:
-        """Which numbers of an observation are each task's own, ``[T, D]``."""
+        """False for the padding of each task's observation, ``[T, D]``."""
         return _mask(self.num_tasks, self.observation_space, self.observation_sizes)
 
     @property
     def action_mask_TA(self) -> npt.NDArray[np.bool_]:
-        """Which numbers of an action are each task's own, ``[T, A]``."""
+        """False for the padding of each task's action, ``[T, A]``."""
         return _mask(self.num_tasks, self.action_space, self.action_sizes)
 
 
 def check_train_tasks(spec: EnvSpec) -> None:
-    """Check that the trained tasks ascend: groups of rows stand in the order of the tasks."""
+    """Check that the trained tasks are in ascending order, as are the groups of a batch."""
     ascending = sorted({*spec.train_tasks} & {*range(spec.num_tasks)})
     if list(spec.train_tasks) != ascending or not ascending:
         raise ConfigurationError(
@@ -153,7 +152,7 @@ def check_train_tasks(spec: EnvSpec) -> None:
 
 
 def pad_to(rows: npt.NDArray, shape: tuple[int, ...]) -> npt.NDArray:
-    """Return rows ``[..., *shape]``: zeros are appended to the last axis, or entries cut off."""
+    """Return rows ``[..., *shape]``, with the last axis padded with zeros or cut off."""
     if rows.shape[-len(shape) :] == shape:
         return rows
     (size,) = shape
@@ -191,11 +190,11 @@ def _mask(num_tasks: int, space: Box, sizes: Sequence[int]) -> npt.NDArray[np.bo
 
 
 def known_tasks(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """Return the full names of tasks if all are known and none appears twice.
+    """Return the full names of tasks, or raise an error if one is unknown or appears twice.
 
     Args:
-        names: of tasks; a version at the end, such as ``-v3``, may be left out where only one is
-            known.
+        names: names of tasks; a version suffix, such as ``-v3``, is optional if only one version
+            is known.
         known: full names.
     """
     names = [_with_version(name, known) for name in names]
@@ -204,13 +203,13 @@ def known_tasks(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
             raise ConfigurationError(f"unknown task {name!r}: {name_hint(name, known)}")
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
-        raise ConfigurationError(f"duplicate tasks {duplicates}: name each task once")
+        raise ConfigurationError(f"duplicate tasks {duplicates}: give each task once")
     if not names:
-        raise ConfigurationError("no task is named: give at least one")
+        raise ConfigurationError("the list of tasks is empty: give at least one")
     return tuple(names)
 
 
 def _with_version(name: str, known: Sequence[str]) -> str:
-    """Return the only known task of this name with a version; the name itself if there is none."""
+    """Return the only known version of a task; the name itself if there is not exactly one."""
     versions = [task for task in known if re.fullmatch(re.escape(name) + r"-v\d+", task)]
     return versions[0] if name not in known and len(versions) == 1 else name

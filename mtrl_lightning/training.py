@@ -1,4 +1,4 @@
-"""Train and evaluate from Python, as the command line does, in one call."""
+"""Train and evaluate from Python in one call, like the command line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CALLBACKS: dict[str, type[Callback]] = {
     "checkpoint": EnvStepCheckpoint,
     "best": BestCheckpoint,
 }
-"""The callbacks with options that every run has, by their section."""
+"""The configurable callbacks of every run, by section."""
 TRAINER: dict[str, Any] = {
     "max_epochs": -1,
     "num_sanity_val_steps": 0,
@@ -62,26 +62,26 @@ TRAINER: dict[str, Any] = {
     "devices": 1,
     "enable_model_summary": False,
 }
-"""Defaults of a run's trainer that differ from Lightning's."""
+"""Defaults of the trainer that differ from Lightning's."""
 
 
 class Run(NamedTuple):
-    """A run that has ended."""
+    """A finished run."""
 
     folder: Path
-    """Where its metrics, checkpoints and curves are."""
+    """Folder of its metrics, checkpoints and curves."""
     evaluation: dict[str, float]
     """Metrics of its last evaluation, such as ``eval/success``."""
     policy: LoadedPolicy
-    """The trained policy with its last weights, as ``load_policy`` returns one."""
+    """The trained policy with its final weights, like the result of ``load_policy``."""
     benchmark: Benchmark
-    """The tasks, in the wrappers of ``data``."""
+    """The tasks, with the wrappers of ``data``."""
     action_transforms: Sequence[ActionTransform] = ()
-    """Changes of the policy's actions before they were sent."""
+    """Transforms of the policy's actions before they are sent to environments."""
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm that was trained, with its networks and counters."""
+        """The trained algorithm, with its networks and counters."""
         return self.policy.algorithm
 
     @property
@@ -102,23 +102,23 @@ def evaluate(
     tasks: Sequence[str] | None = None,
     **options: Any,
 ) -> dict[str, float]:
-    """Run test episodes of every evaluated split's tasks with the policy's best actions.
+    """Run test episodes of every task in all evaluated splits, with the deterministic policy.
 
     Args:
-        policy: such as ``run.policy`` or the result of ``load_policy``; a run; or a checkpoint or a
-            run's folder, which is loaded by ``load_policy``.
-        benchmark: the tasks, or the id of a Gymnasium environment as the only one. If the policy
-            knows its tasks by name, as these do, they are matched by name: the benchmark may have
-            some of them, in any order.
+        policy: a policy, such as ``run.policy`` or the result of ``load_policy``; a run; or a
+            checkpoint or run folder, loaded with ``load_policy``.
+        benchmark: the tasks, or the ID of a Gymnasium environment as the only task. If the policy
+            has task names, as all of the above do, tasks are matched by name: the benchmark may
+            contain any of them, in any order.
         num_episodes: test episodes per task.
-        split: the only one to evaluate; None for all but the first, which is trained on.
-        tasks: names of the only tasks to evaluate; None for all of the benchmark.
+        split: split to evaluate; None for all except the first, which is used for training.
+        tasks: names of the tasks to evaluate; None for all tasks of the benchmark.
         options: further arguments of ``Evaluator``, such as ``num_workers``.
 
     Returns:
-        ``eval/success``, ``eval/success_last``, ``eval/return`` and ``eval/score``, as far as the
-        benchmark has them, on average and for each task; ``eval_base/return`` and so on for other
-        splits than ``eval``.
+        ``eval/success``, ``eval/success_last``, ``eval/return`` and ``eval/score``, if the
+        benchmark has them, per task and averaged; ``eval_base/return`` and so on for other splits
+        than ``eval``.
     """
     if isinstance(benchmark, str):
         benchmark = GymnasiumTasks(benchmark)
@@ -162,27 +162,27 @@ def train(
     resets: Mapping[str, Any] | None = None,
     trainer: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Train an algorithm on a benchmark, in a folder of its own: ``Trainer(...).fit(...)``.
+    """Train an algorithm on a benchmark, in a new run folder: ``Trainer(...).fit(...)``.
 
     Args:
-        benchmark: the tasks; or the id of a Gymnasium environment, ``"Pendulum-v1"``, as the only
-            one.
+        benchmark: the tasks; or the ID of a Gymnasium environment, such as ``"Pendulum-v1"``, as
+            the only task.
         algorithm: a class such as ``SAC`` or ``PPO``, its name, or ``partial(SAC, actor=...)``.
-        total_steps: environment steps after which training ends; updates of an offline algorithm.
-        seed: of weights, environments and all random numbers, also of this process's own
+        total_steps: environment steps after which training ends; updates for offline algorithms.
+        seed: seed of weights, environments and all random numbers, including this process's global
             generators.
-        name: name of the run: its folder is ``ROOT/NAME/version_N``.
+        name: name of the run; its folder is ``ROOT/NAME/version_N``.
         root: folder of all runs.
-        ckpt_path: continue from this checkpoint; from the newest one of a run, as ``find_run``
-            finds it; or from ``last`` or ``best`` of the run of this name.
-        init_from: a trained policy, as ``load_policy`` takes it: the run is a new one that starts
-            with its weights. What belongs to a task is copied for tasks of the same name. See
+        ckpt_path: checkpoint to resume from; a run, as for ``find_run``, to resume from its newest
+            checkpoint; or ``last`` or ``best`` for those of the run called ``name``.
+        init_from: a trained policy, as for ``load_policy``, whose weights initialize the new run.
+            Weights of single tasks are copied for tasks with the same name. See
             ``algorithms.starting.start_from``.
-        init_new_tasks: initial weights of the other tasks: ``fresh``, or the ``mean`` of those of
-            the policy's tasks.
-        num_workers: worker processes that step environments, also in evaluations; None for the
-            cores of the machine.
-        callbacks: further callbacks of Lightning. A progress bar, such as ``RichProgressBar``,
+        init_new_tasks: initial weights of all other tasks: ``fresh``, or the ``mean`` of the
+            policy's tasks.
+        num_workers: worker processes that step environments, also in evaluations; None for one per
+            core.
+        callbacks: further Lightning callbacks. A progress bar, such as ``RichProgressBar``,
             replaces this package's.
         loggers: loggers in addition to ``metrics.jsonl``.
         data: options of the algorithm's data module, such as ``ReplayData``.
@@ -191,14 +191,14 @@ def train(
         checkpoint: options of ``EnvStepCheckpoint``.
         best: options of ``BestCheckpoint``.
         resets: options of ``ResetCallback``.
-        trainer: options of Lightning's ``Trainer``; ``devices`` is 1 unless it is given, and
+        trainer: options of Lightning's ``Trainer``; ``devices`` defaults to 1, and
             ``default_root_dir`` is the same as ``root``.
 
     Returns:
         The run, with its folder, its last evaluation and its policy.
 
     Raises:
-        EnvironmentFaultError: if environments broke more often than they may be rebuilt.
+        EnvironmentFaultError: if environments failed more often than they may be rebuilt.
     """
     seed_everything(seed, verbose=False)
     if isinstance(benchmark, str):
@@ -244,14 +244,14 @@ def train(
 
 
 def restart_version(command: Sequence[str]) -> str | None:
-    """Return the name of a run's folder that stays the same when a scheduler starts it again.
+    """Return a run folder name that stays the same when a scheduler restarts the run.
 
     Args:
-        command: distinguishes the runs of one job.
+        command: the command line, which distinguishes the runs of one job.
 
     Returns:
-        The name; None without a scheduler: the run of a W&B sweep, a job of SLURM, ``torchrun``,
-        an experiment of Ray Train.
+        The name, derived from the W&B sweep run, the SLURM or ``torchrun`` job, or the Ray Train
+        experiment; None without a scheduler.
     """
     if "WANDB_SWEEP_ID" in os.environ and "WANDB_RUN_ID" in os.environ:
         return f"version_wandb-{os.environ['WANDB_RUN_ID']}"
@@ -260,14 +260,14 @@ def restart_version(command: Sequence[str]) -> str | None:
         job = os.environ["TORCHELASTIC_RUN_ID"]
         if job == "none":  # torchrun's value without --rdzv-id
             if os.environ["GROUP_WORLD_SIZE"] != "1":
-                raise ConfigurationError("give torchrun --rdzv-id, the same on all machines")
+                raise ConfigurationError("pass the same --rdzv-id to torchrun on all machines")
             job = str(os.getppid())
     ray_train = sys.modules.get("ray.train")
     if job is None and ray_train is not None:
-        # outside its workers: RuntimeError; in Ray Tune: DeprecationWarning
+        # RuntimeError outside of its workers; DeprecationWarning in Ray Tune
         with contextlib.suppress(RuntimeError, DeprecationWarning):
             job = ray_train.get_context().get_experiment_name()
-            # the arguments of a worker itself differ between its starts
+            # the worker's own arguments differ between restarts
             command = [word for word in command if word not in sys.argv]
     if job is None:
         return None
@@ -277,17 +277,17 @@ def restart_version(command: Sequence[str]) -> str | None:
 def checkpoint_to_continue(
     root: str, name: str, version: str | None, ckpt_path: str | Path | None
 ) -> Path | None:
-    """Return the checkpoint that a run continues from; None for a new run.
+    """Return the checkpoint from which a run resumes; None for a new run.
 
     Args:
         root: folder of all runs.
-        name: of the run.
-        version: name of its folder if a scheduler starts it; see ``restart_version``.
+        name: name of the run.
+        version: name of its folder if started by a scheduler; see ``restart_version``.
         ckpt_path: as for ``train``.
     """
     if version is not None and any(Path(root, name, version, "checkpoints").glob("*.ckpt")):
         path = newest_checkpoint(Path(root, name, version))
-        rank_zero_info(f"The run was started before, and continues from {path}")
+        rank_zero_info(f"The run was started before and resumes from {path}")
         return path
     if ckpt_path is None:
         return None
@@ -298,7 +298,7 @@ def checkpoint_to_continue(
 
 
 def copy_policy(algorithm: Algorithm, policy: str | Path, new_tasks: NewTasks) -> None:
-    """Give the algorithm of a new run the weights of a trained policy; see ``start_from``."""
+    """Initialize the algorithm with the weights of a trained policy; see ``start_from``."""
     path = best_checkpoint(policy)
     with restoring(path):
         table = start_from(algorithm, load_checkpoint(path), new_tasks)
@@ -306,14 +306,14 @@ def copy_policy(algorithm: Algorithm, policy: str | Path, new_tasks: NewTasks) -
 
 
 def _algorithm_of(algorithm: Callable[..., Algorithm] | str) -> Callable[..., Algorithm]:
-    """Return what builds the algorithm."""
+    """Return the algorithm's factory."""
     if callable(algorithm) and not isinstance(algorithm, Algorithm):
         return algorithm
     if not isinstance(algorithm, str):
         name = type(algorithm).__name__
         raise ConfigurationError(
-            f"the algorithm is an object of {name}: give the class, or with options"
-            " partial(SAC, discount=0.97)"
+            f"the algorithm is an instance of {name}: pass the class, or partial(SAC,"
+            " discount=0.97) to set options"
         )
     known = {
         name: kind
@@ -322,18 +322,18 @@ def _algorithm_of(algorithm: Callable[..., Algorithm] | str) -> Callable[..., Al
     }
     if algorithm not in known:
         hint = name_hint(algorithm, known)
-        raise ConfigurationError(f"there is no algorithm {algorithm!r}: {hint}")
+        raise ConfigurationError(f"unknown algorithm {algorithm!r}: {hint}")
     return known[algorithm]
 
 
 def with_progress_bar(callbacks: list[Callback], is_enabled: bool | None) -> list[Callback]:
-    """Return the callbacks with a bar over environment steps, unless they have a bar."""
+    """Return the callbacks, with a progress bar over environment steps if they have none."""
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     return callbacks if has_bar or is_enabled is False else [*callbacks, EnvStepProgressBar()]
 
 
 def listed(given: Any) -> list[Any]:
-    """Return callbacks or loggers as a list, also if a single one or none is given."""
+    """Return callbacks or loggers as a list; a single one or none is accepted, too."""
     if given is None or isinstance(given, bool):
         return []
     return list(given) if isinstance(given, Sequence) else [given]

@@ -1,13 +1,13 @@
-"""How a policy is called, and transitions on their way from environments to the algorithm.
+"""The policy interface, and transitions between environments and the algorithm.
 
 Shapes: ``R`` trained tasks, ``n`` rows of a task in a batch, ``E`` environments, ``D``
 observation, ``A`` action, ``S`` steps of an on-policy iteration.
 
-A further field of a step that is stored, saved and sampled (such as ``truncated``) is one more name
-in ``STORED``. A number that environments report in ``info`` is one entry of
-``EnvSpec.info_fields``, and a field that a policy's ``act`` returns in addition to its actions one
-of ``Algorithm.policy_fields``. What is only logged of ``info`` is named in ``EnvSpec.info_keys``
-and is no field of a transition.
+To store, save and sample a further field of a step (such as ``truncated``), add its name to
+``STORED``. Numbers that environments report in ``info`` are declared in ``EnvSpec.info_fields``,
+and fields that a policy's ``act`` returns in addition to its actions in
+``Algorithm.policy_fields``. Entries of ``info`` that are only logged are declared in
+``EnvSpec.info_keys``; they are not fields of a transition.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class StepResult(NamedTuple):
     """One step of all environments."""
 
     observation_ED: npt.NDArray
-    """The next action is for this one: after an episode's end, the first of the next episode."""
+    """Input of the next action: after an episode's end, the first of the next episode."""
     next_observation_ED: npt.NDArray
-    """The true successor, which is stored: at an episode's end, its last observation."""
+    """The true successor, which is stored: at an episode's end, its final observation."""
     reward_E: npt.NDArray
     terminated_E: npt.NDArray
-    """The task ended: nothing is bootstrapped."""
+    """Whether the task terminated: the target does not bootstrap."""
     truncated_E: npt.NDArray
-    """The time was over: the successor is bootstrapped."""
+    """Whether the episode was truncated: the target bootstraps from the successor."""
     success_E: npt.NDArray
     midway_E: npt.NDArray
-    """Where the step's episode began in the middle of an earlier one (``MidwayStarts``)."""
+    """Where the step's episode started midway in an earlier one (``MidwayStarts``)."""
     valid_E: npt.NDArray
-    """False where the transition never happened: a worker was restarted, or it is paused."""
+    """False where there is no transition: a worker was restarted, or the environment is paused."""
     paused_E: npt.NDArray
-    """Where the environment was not stepped: its episode continues later."""
+    """Where the environment was not stepped, and its episode continues later."""
     extra: Mapping[str, npt.NDArray] = {}
     """The spec's ``info_fields`` by name, one row per environment."""
     info: Mapping[str, npt.NDArray] = {}
@@ -74,7 +74,7 @@ class StepResult(NamedTuple):
 
 
 class Transitions(NamedTuple):
-    """Transitions in the order of the environments, one per row, from collector to storage."""
+    """Transitions passed from collector to storage, one row per environment."""
 
     observation_ED: npt.NDArray
     action_EA: npt.NDArray
@@ -108,18 +108,18 @@ class TransitionBatch(NamedTuple):
 
     @property
     def task_R1(self) -> Tensor:
-        """Each group's task, as an index of quantities that broadcast over its rows."""
+        """Each group's task, as an index whose results broadcast over the group's rows."""
         return self.task_Rn[:, :1]
 
 
 class Rollout(NamedTuple):
-    """The transitions of one iteration of an on-policy algorithm, ``S`` steps of ``E``."""
+    """The transitions of an on-policy iteration, ``S`` steps of ``E`` environments."""
 
     columns: Mapping[str, Tensor]
-    """By name, ``[S, E, ...]``: the fields of the schema; ``truncated``; with ``PolicyReuse``
-    also ``foreign``, whether the policy of another task acted."""
+    """Columns by name, ``[S, E, ...]``: the fields of the schema; ``truncated``; with
+    ``PolicyReuse`` also ``foreign``, whether the policy of another task acted."""
     valid_SE: Tensor
-    """False where a transition never happened: its environment was rebuilt, or is paused."""
+    """False where there is no transition: the environment was rebuilt, or is paused."""
     task_E: Tensor
     """Each environment's task."""
 
@@ -137,32 +137,32 @@ class Episode(NamedTuple):
     env: int = -1
     """Index of its environment; -1 if unknown."""
     info: Mapping[str, float] = {}
-    """For each of the spec's ``info_keys`` that it reported, the mean over its steps by the key's
-    name, and the last value by ``<key>_last``."""
+    """For each reported key of the spec's ``info_keys``, the mean over its steps as ``<key>``, and
+    the last value as ``<key>_last``."""
     midway: bool = False
-    """Whether it began in the middle of an earlier one (``StartMidway``)."""
+    """Whether it started midway in an earlier episode (``StartMidway``)."""
     step: int = 0
-    """Number of the vector step in which it finished; 0 before it is in a window."""
+    """Index of the vector step in which it finished; 0 before it is added to a window."""
 
 
 class RolloutConfig(NamedTuple):
-    """How an on-policy algorithm collects, and how often it uses each transition."""
+    """Numbers of steps, epochs and minibatches of an on-policy iteration."""
 
     num_steps: int
     """Steps of each environment in an iteration."""
     num_epochs: int
     """Passes over these steps."""
     num_minibatches: int
-    """Minibatches per pass, each with the same number of rows of every trained task."""
+    """Minibatches per epoch, each with the same number of rows of every trained task."""
 
 
 Mode = Literal["explore", "exploit", "random"]
-"""How a policy acts: sample from its distribution, take its mode, or sample uniformly."""
+"""Selection of actions: sample from the policy's distribution, take its mode, sample uniformly."""
 
 ActOutput: TypeAlias = (
     "npt.NDArray[np.float32] | tuple[npt.NDArray[np.float32], Mapping[str, npt.NDArray]]"
 )
-"""Actions ``[E, A]``, alone or with further fields of the transition by name, ``[E, ...]``."""
+"""Actions ``[E, A]``, optionally with further fields of the transition by name, ``[E, ...]``."""
 
 
 class Policy(Protocol):
@@ -176,7 +176,7 @@ class Policy(Protocol):
 
 
 class NoisyPolicy(Policy, Protocol):
-    """A policy that makes its actions from given noise."""
+    """A policy that accepts exploration noise."""
 
     def act(
         self,
@@ -185,7 +185,7 @@ class NoisyPolicy(Policy, Protocol):
         mode: Mode,
         noise_EA: npt.NDArray[np.float32] | None = None,
     ) -> ActOutput:
-        """Choose actions; to explore, from standard normal noise ``[E, A]`` instead of its own."""
+        """Choose actions; to explore, use the standard normal noise ``[E, A]`` if passed."""
         ...
 
 
@@ -200,22 +200,22 @@ class SeededPolicy(Policy, Protocol):
 
 @runtime_checkable
 class WeightedPolicy(Policy, Protocol):
-    """A policy with weights, which can be sent to the same policy in another process."""
+    """A policy whose weights can be sent to a copy in another process."""
 
     counters: Counters
-    """With the number of updates of the weights so far."""
+    """Its ``updates`` is the number of updates of the weights so far."""
 
     def get_weights(self) -> dict[str, Any]:
-        """Return copies of the weights that ``act`` needs, on the CPU, for ``torch.save``."""
+        """Return CPU copies of the weights that ``act`` needs, suitable for ``torch.save``."""
         ...
 
     def set_weights(self, weights: Mapping[str, Any], weights_seq_no: int) -> None:
-        """Act with the weights returned by ``get_weights``."""
+        """Load the weights returned by ``get_weights``."""
         ...
 
 
 def step_fields(spec: EnvSpec) -> tuple[Field, ...]:
-    """Return the fields that an environment receives and reports in one step."""
+    """Return the fields that an environment receives and returns in one step."""
     observation_type = np.dtype(spec.observation_space.dtype).name
     return (
         Field("action", spec.action_space.shape, "float32"),
@@ -232,24 +232,24 @@ def step_fields(spec: EnvSpec) -> tuple[Field, ...]:
 
 
 def info_column(key: str) -> str:
-    """Return the column of a logged number of ``info``, which no field of a transition is named."""
+    """Return the column name of a logged number of ``info``, distinct from all field names."""
     return f"info/{key}"
 
 
 POLICY_ACTION = "policy_action"
-"""The column of the actions before noise was added, which collected episodes may have."""
+"""Name of the optional column of noise-free actions in collected episodes."""
 
 STORED = ("observation", "action", "reward", "next_observation", "terminated")
-"""The fields of a step that are stored, saved with checkpoints and sampled."""
+"""The fields of a step that are stored, saved in checkpoints and sampled."""
 
 
 def policy_action_field(spec: EnvSpec) -> Field:
-    """Return the field of the actions before noise was added."""
+    """Return the field of noise-free actions."""
     return Field(POLICY_ACTION, spec.action_space.shape)
 
 
 def transition_fields(spec: EnvSpec, policy_fields: Sequence[Field] = ()) -> tuple[Field, ...]:
-    """Return the fields of a transition that are stored, saved with checkpoints, and sampled.
+    """Return the fields of a transition that are stored, saved in checkpoints and sampled.
 
     Args:
         spec: the tasks.
@@ -259,8 +259,8 @@ def transition_fields(spec: EnvSpec, policy_fields: Sequence[Field] = ()) -> tup
     in_both = [field.name for field in spec.info_fields if field.name in policy_names]
     if in_both:
         raise ConfigurationError(
-            f"info_fields name {in_both}, as outputs of the algorithm's policy are named: rename"
-            " them"
+            f"info_fields have the same names as outputs of the algorithm's policy, {in_both}:"
+            " rename them"
         )
     by_name = {field.name: field for field in step_fields(spec)}
     extra = (*spec.info_fields, *policy_fields)
