@@ -76,7 +76,7 @@ def export_to_minari(
         exported[spec.task_names[task]] = [episode for *_, episode in found]
     if not any(exported.values()):
         raise ConfigurationError(
-            f"the replay of {checkpoint} does not contain the start of any episode: it holds"
+            f"the replay of {checkpoint} has no episode from its start: it holds"
             f" {storage.capacity} transitions per environment, but episodes have up to"
             f" {spec.horizon}; train with a larger data.capacity or data.save_last"
         )

@@ -1,1 +1,1 @@
-"""Several processes that train one run."""
+"""Distributed training of a run by several processes."""

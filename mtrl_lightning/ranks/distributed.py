@@ -1,7 +1,7 @@
-"""The processes ("ranks") of one run, and their exchange.
+"""Communication between the processes ("ranks") of one run.
 
-With one process nothing is sent, and every function returns its argument. All ranks must call
-these functions, in the same order. Never call one under a condition that may differ between ranks.
+With a single process, nothing is sent, and functions return their argument. All ranks must call
+these functions in the same order; never call them under conditions that may differ between ranks.
 
 Shapes: ``N`` ranks.
 """
@@ -30,7 +30,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Return the number of this process among the ranks, from 0."""
+    """Return the rank of this process, starting at 0."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
@@ -40,13 +40,13 @@ def local_size() -> int:
 
 
 def set_local_size(number: int) -> None:
-    """Note the number of ranks on this machine."""
+    """Set the number of ranks on this machine."""
     global _processes_of_machine
     _processes_of_machine = number
 
 
 def seed_of_rank(seed: int) -> int:
-    """Return a seed for random numbers that differ between ranks; rank 0 has the seed itself."""
+    """Return a seed that differs between ranks; rank 0 gets the original seed."""
     if rank() == 0:
         return seed
     return int(np.random.SeedSequence(seed, spawn_key=(rank(),)).generate_state(1)[0])
@@ -58,13 +58,13 @@ def per_rank_prefix() -> str:
 
 
 def warn(message: str) -> None:
-    """Warn of something that has happened on this rank, and name it."""
+    """Emit a warning that names this rank."""
     whose = "" if world_size() == 1 else f"rank {rank()}: "
     warnings.warn(f"{whose}{message}", stacklevel=3)
 
 
 def average(tensors: Sequence[Tensor]) -> None:
-    """Replace tensors, in place, by their means over the ranks: one message for each dtype."""
+    """Replace tensors in place with their means over ranks, using one message per dtype."""
     if world_size() == 1:
         return
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
@@ -78,12 +78,12 @@ def average(tensors: Sequence[Tensor]) -> None:
 
 
 def average_gradients(parameters: Sequence[Parameter], more: Sequence[Tensor] = ()) -> None:
-    """Replace the parameters' ``.grad`` by its mean over the ranks; a missing one counts as 0.
+    """Replace the parameters' ``.grad`` with its mean over ranks; a missing one counts as 0.
 
-    It stays missing where no rank has one.
+    It stays None if no rank has a gradient.
 
     Args:
-        parameters: whose ``.grad`` is averaged.
+        parameters: parameters whose ``.grad`` is averaged.
         more: further tensors to average in the same message.
     """
     if world_size() == 1:
@@ -96,7 +96,7 @@ def average_gradients(parameters: Sequence[Parameter], more: Sequence[Tensor] = 
         torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for parameter in parameters
     ]
-    # which are there travels with them, because all ranks must treat a parameter alike
+    # also exchange which gradients exist, because all ranks must treat a parameter identically
     present = torch.tensor(is_missing, device=gradients[0].device).logical_not()
     is_present = present.to(gradients[0].dtype)
     average([*gradients, is_present, *more])
@@ -117,7 +117,7 @@ def mean(tensor: Tensor) -> Tensor:
 
 
 class _OwnGradient(torch.autograd.Function):
-    """The mean over the ranks; its gradient is handed on to this rank's own value."""
+    """The mean over ranks; its gradient is passed to this rank's own value."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -129,10 +129,10 @@ class _OwnGradient(torch.autograd.Function):
 
 
 def global_losses(loss_R: Tensor) -> Tensor:
-    """Return the losses of the joined batch, whose gradient is that of this rank's own losses.
+    """Return the losses of the global batch, with the gradient of this rank's own losses.
 
-    The mean of the ranks' gradients is then the gradient of the joined batch, also of a function of
-    the losses that is not linear.
+    The mean of the ranks' gradients is then the gradient of the global batch, even for nonlinear
+    functions of the losses.
     """
     if world_size() == 1:
         return loss_R
@@ -141,7 +141,7 @@ def global_losses(loss_R: Tensor) -> Tensor:
 
 
 def largest(tensor: Tensor) -> Tensor:
-    """Return the largest value of each element over the ranks."""
+    """Return the elementwise maximum over ranks."""
     if world_size() == 1:
         return tensor
     result = tensor.detach().clone()
@@ -159,7 +159,7 @@ def gather_tensor(tensor: Tensor) -> Tensor:
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    """Return the rows of all ranks, rank after rank; their numbers may differ."""
+    """Return the rows of all ranks, in rank order; their numbers may differ."""
     numbers = [number for (number,) in gather_numbers([len(rows)])]
     padded = rows.new_zeros(max(numbers), *rows.shape[1:])
     padded[: len(rows)] = rows
@@ -183,7 +183,7 @@ def is_any(value: bool) -> bool:
 
 
 def gather(value: V) -> list[V]:
-    """Return the values of all ranks, which can be anything that can be pickled."""
+    """Return the values of all ranks, which must be picklable."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -210,11 +210,11 @@ def broadcast(value: V) -> V:
 
 
 def on_rank_zero(compute: Callable[[], Tensor], like: Tensor) -> Tensor:
-    """Return the result of rank 0: another machine may round differently.
+    """Return the result of rank 0, because other machines may round differently.
 
     Args:
-        compute: called on rank 0 only.
-        like: a tensor of the shape, type and device of the result.
+        compute: function called on rank 0 only.
+        like: a tensor with the shape, dtype and device of the result.
     """
     if world_size() == 1:
         return compute()
@@ -229,9 +229,9 @@ def merged_moments(mean_: Tensor, variance: Tensor, count: Tensor) -> tuple[Tens
     The variance of a union is the weighted mean of the variances plus the variance of the means.
 
     Args:
-        mean_: of this rank's rows; not used where it has none.
-        variance: of this rank's rows, without Bessel's correction.
-        count: number of this rank's rows; its dimensions are the first ones of the mean's.
+        mean_: mean of this rank's rows; ignored where the count is 0.
+        variance: variance of this rank's rows, without Bessel's correction.
+        count: number of this rank's rows; its dimensions are the leading ones of the mean.
     """
     if world_size() == 1:
         return mean_, variance, count
@@ -249,13 +249,13 @@ def merged_moments(mean_: Tensor, variance: Tensor, count: Tensor) -> tuple[Tens
 
 @contextmanager
 def raise_on_all_ranks(*kinds: type[Exception]) -> Iterator[None]:
-    """Raise on all ranks an exception that a block raises on any of them.
+    """Raise an exception in this context on all ranks if any of them raises it.
 
-    Of other kinds than the given ones, it is ``RuntimeError`` on the other ranks. The block itself
-    must not exchange anything after the place where it can raise.
+    Exceptions of other kinds become ``RuntimeError`` on the other ranks. Do not communicate between
+    ranks after code that may raise in this context.
 
     Args:
-        kinds: classes of the exceptions that are raised on all ranks alike.
+        kinds: exception classes that are raised identically on all ranks.
     """
     error: Exception | None = None
     try:
@@ -269,13 +269,13 @@ def raise_on_all_ranks(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) -> None:
-    """Raise on all ranks the first rank's exception, if any has one.
+    """Raise the exception of the lowest rank that has one on all ranks.
 
     Args:
-        error: this rank's; None if there is none.
-        kinds: classes of the exceptions that are raised on all ranks alike, each of which takes a
-            message. One of another class is raised on its own rank; the others raise
-            ``RuntimeError``.
+        error: this rank's exception; None if there is none.
+        kinds: exception classes that are raised identically on all ranks, constructed from a
+            message. Exceptions of other classes are raised on their own rank only, and
+            ``RuntimeError`` on the others.
     """
     description = None
     if error is not None:
@@ -288,12 +288,12 @@ def raise_together(error: Exception | None, kinds: Sequence[type[Exception]]) ->
     ]
     if not descriptions:
         return
-    # an unexpected one ends the run in any case
+    # unexpected exceptions take precedence
     first, (kind, message, name) = min(descriptions, key=lambda one: one[1][0] is not None)
     if kind is None:
         if error is not None and description is not None and description[0] is None:
             raise error
-        raise RuntimeError(f"rank {first} ends with {name}: {message}. See its own message")
+        raise RuntimeError(f"rank {first} failed with {name}: {message}. See its own output")
     if error is None or first != rank():
         origin = error
         error = kinds[kind](message if first == 0 else f"rank {first}: {message}")

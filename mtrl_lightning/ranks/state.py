@@ -1,16 +1,16 @@
-"""The state of a run in a checkpoint, which is the same for any number of processes ("ranks").
+"""The state of a run in a checkpoint, independent of the number of processes ("ranks").
 
-Parts of a state that ranks do not share are marked by their keys:
+State that differs between ranks is marked by its keys:
 
 - ``per_env``: lists or tensors with one entry per environment, also in nested dictionaries. A rank
-  saves those of its own environments; a checkpoint has all of them, by the environment's index over
-  all ranks; a rank loads those of the environments that it steps. A list may be shorter: further
-  environments have no entry, which is None after loading.
+  saves those of its own environments; a checkpoint has all of them, by the environment's global
+  index; a rank loads those of the environments that it steps. Lists may be shorter: missing entries
+  are None after loading.
 - ``per_rank``: dictionaries ``{rank: value}``, such as the states of random generators. A rank
-  saves and loads its own; one that the checkpoint does not have starts from the run's seed. Those
-  of ranks that the run no longer has stay in its checkpoints.
-- ``all_ranks``: lists. A checkpoint has those of all ranks one after another, and each rank loads
-  all of them.
+  saves and loads its own; one without an entry starts from the run's seed. Entries of ranks that no
+  longer exist are kept in checkpoints.
+- ``all_ranks``: lists, which a checkpoint concatenates over ranks, and of which each rank loads
+  all entries.
 
 Everything else is equal on all ranks.
 """
@@ -34,12 +34,12 @@ ALL_RANKS = "all_ranks"
 def gathered(
     states: Sequence[Any], envs: Sequence[Sequence[int]], absent: Mapping[str, Any]
 ) -> Any:
-    """Return the state of a run from those of its ranks.
+    """Merge the states of all ranks into the state of the run.
 
     Args:
-        states: of all ranks.
-        envs: the indices of each rank's environments over all ranks.
-        absent: of ranks that the run no longer has; see ``of_absent_ranks``.
+        states: states of all ranks.
+        envs: global indices of each rank's environments.
+        absent: state of ranks that no longer exist; see ``of_absent_ranks``.
     """
     first = states[0]
     if not isinstance(first, Mapping):
@@ -62,19 +62,19 @@ def gathered(
 
 
 def of_envs(state: Any, envs: Sequence[int], num_envs: int) -> Any:
-    """Return the state of a run with the entries of some environments only.
+    """Select the entries of some environments from the state of a run.
 
     Args:
-        state: returned by ``gathered``.
-        envs: the environments' indices over all ranks.
+        state: state returned by ``gathered``.
+        envs: global indices of the environments.
         num_envs: number of environments over all ranks.
     """
 
     def select(value: Any) -> Any:
         if len(value) != num_envs:
             raise ConfigurationError(
-                f"the checkpoint has {len(value)} environments, this run {num_envs}: continue with"
-                " the same tasks, data.envs_per_task and data.exclude_from_training"
+                f"the checkpoint has {len(value)} environments, but this run has {num_envs}: resume"
+                " with the same tasks, data.envs_per_task and data.exclude_from_training"
             )
         return value[list(envs)] if isinstance(value, Tensor) else [value[env] for env in envs]
 
@@ -87,7 +87,7 @@ def of_envs(state: Any, envs: Sequence[int], num_envs: int) -> Any:
 
 
 def of_absent_ranks(state: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Return what a state has for each of the ranks from number ``size`` on."""
+    """Return the entries of a state for ranks from ``size`` on."""
     result: dict[str, Any] = {}
     for key, value in state.items():
         if key == PER_RANK:
@@ -98,14 +98,14 @@ def of_absent_ranks(state: Mapping[str, Any], size: int) -> dict[str, Any]:
 
 
 def _leaves(function: Callable[..., Any], *trees: Any) -> Any:
-    """Return nested dictionaries with a function of their values."""
+    """Apply a function to the values of nested dictionaries."""
     if not isinstance(trees[0], Mapping):
         return function(*trees)
     return {key: _leaves(function, *(tree[key] for tree in trees)) for key in trees[0]}
 
 
 def _in_order(values: Sequence[Any], envs: Sequence[Sequence[int]]) -> Any:
-    """Return the entries of all environments by their index."""
+    """Return the entries of all environments, sorted by index."""
     order = np.argsort(np.concatenate(envs))
     if isinstance(values[0], Tensor):
         return torch.cat(list(values))[order]

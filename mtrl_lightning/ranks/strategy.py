@@ -1,4 +1,4 @@
-"""Lightning's strategy for a run of several processes ("ranks")."""
+"""Lightning strategy for a run of several processes ("ranks")."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from mtrl_lightning.checkpoints import RANKS, part_of
 from mtrl_lightning.ranks import distributed
 
 TIMEOUT = timedelta(minutes=30)
-"""Time that a process waits for the others before one of them counts as lost."""
+"""Time after which a process that does not respond to the others counts as lost."""
 
 
 class RanksStrategy(DDPStrategy):
-    """Several processes whose algorithm itself averages its gradients, in ``Update``.
+    """Strategy for algorithms that average gradients themselves, in ``Update``.
 
-    It is Lightning's ``ddp`` as soon as a data module or an algorithm of this package is imported.
-    The module is not wrapped: ``DistributedDataParallel`` does nothing for gradients that manual
-    optimization computes. Parameters and buffers are those of rank 0 at the start.
+    It replaces Lightning's ``ddp`` once a data module or an algorithm of this package is imported.
+    The module is not wrapped, because ``DistributedDataParallel`` does not handle gradients
+    computed in manual optimization. Parameters and buffers are broadcast from rank 0 at the start.
 
     Args:
-        timeout: time that a process waits for the others before one of them counts as lost.
-        options: those of Lightning's ``DDPStrategy``.
+        timeout: time after which a process that does not respond to the others counts as lost.
+        options: arguments of Lightning's ``DDPStrategy``.
     """
 
     strategy_name = "ranks"
 
     def __init__(self, timeout: timedelta = TIMEOUT, **options: Any) -> None:
-        # tensors on the CPU never wait for a GPU
+        # gloo for CPU tensors, which avoids GPU synchronization
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         super().__init__(timeout=timeout, process_group_backend=backend, **options)
         self._start_timeout = timeout
@@ -46,9 +46,9 @@ class RanksStrategy(DDPStrategy):
         distributed.set_local_size(self.num_processes)
 
     def _connect_in_new_part_of_store(self) -> None:
-        """Connect where ``torchrun`` keeps its store when it starts the processes again.
+        """Connect in a new part of the store that ``torchrun`` keeps between restarts.
 
-        The addresses of the processes that have ended are still in it.
+        It still contains the addresses of the previous processes.
         """
         assert self.cluster_environment is not None
         self.set_world_ranks()
@@ -64,28 +64,28 @@ class RanksStrategy(DDPStrategy):
         )
 
     def setup(self, trainer: Trainer) -> None:
-        """Set up as Lightning does, and spare each batch a broadcast.
+        """Set up as Lightning does, but avoid a broadcast per batch.
 
-        By it Lightning lets all processes know of a SIGTERM, which ``SignalCallback`` does.
+        Lightning uses it to notify all processes of a SIGTERM, which ``SignalCallback`` handles.
         """
         super().setup(trainer)
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     @torch.no_grad()
     def configure_ddp(self) -> None:
-        """Give all ranks the parameters and buffers of rank 0."""
+        """Broadcast the parameters and buffers of rank 0."""
         assert self.model is not None
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             dist.broadcast(tensor.detach(), 0)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for all ranks, without a GPU's stream."""
+        """Wait for all ranks, without using a CUDA stream."""
         distributed.total(0)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Let all processes end by themselves after an exception that all of them raise.
+        """Let all processes exit on their own after an exception that all of them raise.
 
-        Lightning would kill the first one as soon as it finds another one that has ended.
+        Lightning would kill the first process once it detects that another one has exited.
         """
         if getattr(exception, "is_on_all_ranks", False):
             self.barrier()

@@ -1,4 +1,4 @@
-"""The transitions that are learned from, in memory and on disk."""
+"""Replay and rollout buffers, in memory and on disk."""
 
 from mtrl_lightning.replay.buffer import ReplayBuffer
 from mtrl_lightning.replay.frames import FrameStorage

@@ -26,25 +26,25 @@ from mtrl_lightning.transitions import TransitionBatch, Transitions, transition_
 from mtrl_lightning.utils.devices import CPU
 
 CORE = tuple(name.rsplit("_", 1)[0] for name in TransitionBatch._fields)
-"""Names in the schema of the fields that ``TransitionBatch`` itself has."""
+"""Fields of the schema that are attributes of ``TransitionBatch``."""
 
 
 class ReplayBuffer:
-    """One ring per environment; a batch holds the same number of rows of every trained task.
+    """Ring buffer per environment; a batch has the same number of rows of every trained task.
 
     A task's rows are sampled independently, with replacement, and uniformly over all transitions
     in its environments' rings.
 
     Args:
-        spec: the trained tasks (``spec.train_tasks``), shapes and types.
-        capacity: transitions of all environments, an equal share for each.
-        seed: of the random numbers, which differ between processes.
+        spec: the trained tasks (``spec.train_tasks``), shapes and dtypes.
+        capacity: total capacity in transitions, divided equally among environments.
+        seed: seed of the sampling, which differs between processes.
         tasks: the task of each environment; None for one environment per trained task.
-        folder: keep the transitions in files here, mapped into memory; None for memory.
-        device: whose memory, without a folder; batches come on it.
-        policy_fields: further fields of a transition, which the policy's ``act`` returns.
+        folder: folder of memory-mapped files for the transitions; None to keep them in memory.
+        device: device of the transitions, without a folder, and of the batches.
+        policy_fields: further fields of a transition, returned by the policy's ``act``.
         storage: factory of the storage, ``(fields, num_envs, capacity, folder, device)``; None
-            for each stacked frame once, and all other fields as they are.
+            to store each stacked frame once, and all other fields unchanged.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class ReplayBuffer:
         storage: Callable[..., Storage] | None = None,
     ) -> None:
         task_E = np.asarray(spec.train_tasks if tasks is None else tasks, np.int64)
-        assert set(task_E.tolist()) == set(spec.train_tasks), "every trained task, and no other"
+        assert set(task_E.tolist()) == set(spec.train_tasks), "tasks must be the trained tasks"
         if capacity < len(task_E):
             raise ConfigurationError(
                 f"capacity is {capacity} for {len(task_E)} environments:"
-                " give at least one row per environment"
+                " give at least one transition per environment"
             )
         fields = transition_fields(spec, policy_fields)
         make = make_storage(spec) if storage is None else storage
@@ -74,24 +74,24 @@ class ReplayBuffer:
         self._generator = torch.Generator().manual_seed(distributed.seed_of_rank(seed))
 
     def __len__(self) -> int:
-        """Return the number of transitions held."""
+        """Return the number of stored transitions."""
         return int(self.storage.size_E.sum())
 
     @property
     def capacity(self) -> int:
-        """Number of transitions that fit."""
+        """Maximum number of transitions."""
         return self.storage.capacity * self.storage.num_envs
 
     @property
     def guaranteed_size(self) -> int:
-        """Number of transitions that are held in any case, once as many were added to each ring.
+        """Minimum number of transitions that a full buffer stores.
 
-        Frames of short episodes may leave room for fewer transitions than fit otherwise.
+        With stacked frames, short episodes need more frames per transition.
         """
         return self.storage.guaranteed_size * self.storage.num_envs
 
     def add(self, transitions: Transitions) -> None:
-        """Add transitions; ``env_E`` names each one's ring."""
+        """Add transitions to the rings given by ``env_E``."""
         self.storage.add(transitions.env_E, transitions.columns())
 
     def sample(self, batch_size: int) -> TransitionBatch:
@@ -106,13 +106,13 @@ class ReplayBuffer:
         sizes = self.storage.size_E
         size_E = torch.from_numpy(sizes)
         oldest_E = torch.from_numpy(self.storage.added_E - sizes)
-        # a task's M rings are one range of indices: ring m ends at the sum of the sizes up to m
+        # concatenate a task's M rings: ring m ends at the cumulative sum of the sizes up to m
         size_RM = torch.where(self._is_ring_RM, size_E[self._ring_RM], 0)
         end_RM = size_RM.cumsum(1)
         total_R1 = end_RM[:, -1:]
         if not bool((total_R1 > 0).all()):
-            raise ConfigurationError("a task has no transition to sample: raise data.warmup_steps")
-        # 53 random bits scaled to a task's transitions: each is equally likely within 2^-53
+            raise ConfigurationError("a task has no transitions to sample: raise data.warmup_steps")
+        # 53 random bits scaled to a task's transitions: uniform within 2^-53
         uniform_Rn = torch.rand(
             len(total_R1),
             num_rows,
@@ -120,7 +120,7 @@ class ReplayBuffer:
             dtype=torch.float64,
         )
         index_Rn = (uniform_Rn * total_R1).long()
-        # ring and number for indices into a task's concatenated rings
+        # ring and offset of indices into a task's concatenated rings
         which_Rn = torch.searchsorted(end_RM, index_Rn, right=True)
         env_Rn = self._ring_RM.gather(1, which_Rn)
         # position in its own ring, counted from the oldest transition
@@ -130,7 +130,7 @@ class ReplayBuffer:
     def mean_rewards(self) -> npt.NDArray[np.float64]:
         """Return the mean reward of each trained task in the replay, ``[R]``; NaN if it has none.
 
-        With several processes it is the mean over the replays of all of them.
+        With several processes, the mean is taken over all of their replays.
         """
         ring_RM = self._ring_RM.numpy()
         is_ring_RM = self._is_ring_RM.numpy()
@@ -146,17 +146,17 @@ class ReplayBuffer:
         return {PER_RANK: {distributed.rank(): self._generator.get_state()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the generator; a process that was not there before has none to restore."""
+        """Restore the generator; a new process has none to restore."""
         own = state[PER_RANK].get(distributed.rank())
         if own is not None:
             self._generator.set_state(own.cpu())
 
 
 def batch_of(rows: Mapping[str, Tensor], task_R: Tensor) -> TransitionBatch:
-    """Return columns ``[R * n, ...]``, task after task, as a batch.
+    """Return columns ``[R * n, ...]``, grouped by task, as a batch.
 
     Args:
-        rows: the columns by their names in the schema.
+        rows: columns by their names in the schema.
         task_R: the trained tasks.
     """
     columns = {name: column.unflatten(0, (len(task_R), -1)) for name, column in rows.items()}
@@ -172,7 +172,7 @@ def batch_of(rows: Mapping[str, Tensor], task_R: Tensor) -> TransitionBatch:
 
 
 def _rings_of_tasks(task_E: npt.NDArray[np.int64], tasks: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the rings of each task ``[R, M]``, and where there is one: tasks may have fewer."""
+    """Return the rings of each task ``[R, M]``, and a mask of valid entries of the same shape."""
     rings = [np.flatnonzero(task_E == task) for task in tasks]
     most = max(len(ring) for ring in rings)
     ring_RM = np.zeros((len(tasks), most), np.int64)
@@ -186,7 +186,7 @@ def _rings_of_tasks(task_E: npt.NDArray[np.int64], tasks: Sequence[int]) -> tupl
 def make_storage(spec: EnvSpec) -> Callable[..., Storage]:
     """Return the factory of a benchmark's storage, ``(fields, num_envs, capacity, ...)``.
 
-    Stacked frames are kept once each, other fields as they are.
+    Stacked frames are stored once each, other fields unchanged.
     """
     if spec.frame_stack:
         return partial(FrameStorage, horizon=spec.horizon)

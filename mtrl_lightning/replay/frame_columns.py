@@ -1,4 +1,4 @@
-"""The columns of single frames, in memory and in chunk files.
+"""The columns of deduplicated frames, in memory and in chunk files.
 
 Shapes: ``E`` environments (rings), ``N`` transitions of a file, ``M`` frames of a file.
 """
@@ -15,11 +15,11 @@ from mtrl_lightning.spec import Field
 
 OBSERVATIONS = ("observation", "next_observation")
 FRAME_INDEX = (Field("newest", (), "int64"), Field("before", (), "int16"))
-"""Which frames belong to a transition: stored instead of its observations."""
+"""Columns that identify a transition's frames, stored instead of its observations."""
 FRAME_COLUMNS = (*(field.name for field in FRAME_INDEX), "first_frame", "num_frames", "frames")
-"""Further columns of a chunk file: the last three have an entry per ring, and the frames' bytes."""
+"""Further columns of a chunk file: three with one entry per ring, and the frames' bytes."""
 COMPRESSION = 1
-"""Level of zlib: the fastest, since differences of frames are mostly zeros."""
+"""Compression level of zlib: the fastest, because frame differences are mostly zeros."""
 
 
 def stack_of(fields: Sequence[Field]) -> Field:
@@ -33,17 +33,17 @@ def other_fields_of(fields: Sequence[Field]) -> tuple[Field, ...]:
 
 
 def compressed(frame_M: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return frames ``[M, ...]`` as bytes: each one's difference from the one before it."""
+    """Compress frames ``[M, ...]`` to bytes, as differences from the previous frame."""
     differences_M = frame_M.copy()
     differences_M[1:] ^= frame_M[:-1]
     return np.frombuffer(zlib.compress(differences_M.data, COMPRESSION), np.uint8)
 
 
 def decompressed(content: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Return the frames of ``compressed``.
+    """Decompress the frames of ``compressed``.
 
     Raises:
-        ValueError: if the bytes do not hold frames of this shape.
+        ValueError: if the bytes do not contain frames of this shape.
     """
     num_bytes = int(np.prod(shape))
     try:
@@ -51,6 +51,6 @@ def decompressed(content: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.
     except zlib.error as error:
         raise ValueError(f"the frames cannot be decompressed: {error}") from error
     if len(raw) != num_bytes:
-        raise ValueError(f"the frames do not have the {num_bytes:,} bytes that they should")
+        raise ValueError(f"the frames do not have the expected {num_bytes:,} bytes")
     frame_M = np.frombuffer(raw, np.uint8).reshape(shape)
     return np.bitwise_xor.accumulate(frame_M, axis=0)

@@ -1,7 +1,7 @@
-"""A storage of single frames, from which stacked observations are built when they are sampled.
+"""A storage of deduplicated frames, from which stacked observations are built when sampled.
 
-An observation of ``W`` stacked frames shares all of them but one with its successor, so that a
-plain storage keeps each frame ``2 W`` times. Here it is kept once.
+An observation of ``W`` stacked frames shares all but one with its successor, so that a plain
+storage would store each frame ``2 W`` times. Here it is stored once.
 
 Shapes: ``E`` environments (rings), ``C`` transitions in a ring, ``F`` frames in a ring, ``W``
 frames of an observation, ``N`` transitions of an addition or a request, ``M`` frames of a file.
@@ -43,23 +43,23 @@ from mtrl_lightning.utils.devices import CPU, to_device
 
 
 class FrameStorage(Storage):
-    """Keep each frame of stacked observations once.
+    """Store each frame of stacked observations once.
 
-    The stacks are built when transitions are taken: at the beginning of an episode the first frame
-    is repeated, and the true last successor of an episode is kept. A transition that does not
-    continue the one before it (a new episode, a rebuilt environment) begins with frames of its own.
-    A ring has room for the frames of episodes of ``horizon`` steps. Where episodes are shorter,
-    frames run out before transitions do, and ``size_E`` is smaller: the oldest are dropped.
+    The stacks are built when transitions are sampled: at the start of an episode, the first frame
+    is repeated; the true successor at the end of an episode is stored. A transition that does not
+    continue the previous one (a new episode, a rebuilt environment) starts with its own frames.
+    A ring has capacity for the frames of episodes of ``horizon`` steps. If episodes are shorter,
+    frames are overwritten before transitions, and ``size_E`` excludes the incomplete ones.
 
     Args:
         fields: the schema of a transition; its observations are stacks ``[W, ...]`` with the newest
             frame last.
         num_envs: number of rings, ``E``.
         capacity: transitions in a ring, ``C``.
-        folder: keep the frames in a file here, mapped into memory, which vanishes with this
-            process; None for memory.
-        device: whose memory, without a folder.
-        horizon: steps of an episode, which decides how many frames a ring has.
+        folder: folder of a memory-mapped file for the frames, which disappears with this process;
+            None to keep them in memory.
+        device: device of the frames, without a folder.
+        horizon: steps of an episode, which determines the number of frames in a ring.
     """
 
     def __init__(
@@ -84,82 +84,82 @@ class FrameStorage(Storage):
         self._frame_array = self._frames.numpy() if device == CPU else None
         self._frames_added_E = np.zeros(num_envs, np.int64)
         self._newest = np.zeros(num_rows, np.int64)
-        """Number of the newest frame of a transition's observation; its successor's is the next."""
+        """Index of the newest frame of a transition's observation; its successor's is the next."""
         self._before = np.zeros(num_rows, np.int16)
-        """How many frames before that one belong to the observation."""
+        """Number of earlier frames that belong to the observation."""
         self._first_E = np.zeros(num_envs, np.int64)
-        """Transitions with smaller numbers have lost frames, or are not there."""
+        """Number of each ring's first complete transition."""
         self._last_EW: npt.NDArray = np.zeros((num_envs, *stack.shape), stack.dtype)
-        """Observation after the newest transition of each ring, in this process' memory."""
+        """Observation after the newest transition of each ring, on the host."""
         self._has_last_E = np.zeros(num_envs, np.bool_)
         self._last_before_E = np.zeros(num_envs, np.int64)
-        """How many frames before its newest one belong to the newest transition's observation."""
+        """Number of earlier frames in the observation of each ring's newest transition."""
         self._other_fields = RingStorage(
             other_fields_of(fields), num_envs, capacity, folder, device
         )
-        """Storage of all fields but the observations."""
+        """Storage of all fields except observations."""
         self._other_fields.added_E = self.added_E
         self._other_fields.oldest_E = self.oldest_E
 
     @property
     def device(self) -> torch.device:
-        """Where the frames are kept."""
+        """Device of the frames."""
         return self._frames.device
 
     @property
     def size_E(self) -> npt.NDArray[np.int64]:
-        """Number of transitions that each ring can give: its newest with all of their frames."""
+        """Number of each ring's newest transitions whose frames are all stored."""
         return np.minimum(super().size_E, self.added_E - self._first_E)
 
     @property
     def guaranteed_size(self) -> int:
-        """Transitions that a ring holds for episodes of any length."""
+        """Number of transitions that a full ring stores for episodes of any length."""
         return min(self.capacity, self._num_frames // (self._stack_size + 1))
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one transition in a file before its frames are compressed."""
+        """Bytes of one transition in a file before compression."""
         stack = stack_of(self.fields)
         other_bytes = bytes_needed((*self._other_fields.fields, *FRAME_INDEX), 1)
         return stack.num_bytes // self._stack_size + other_bytes
 
     @property
     def layout(self) -> dict[str, Any]:
-        """Entry of a checkpoint that differs between storages whose files do."""
+        """File layout, recorded in checkpoints."""
         return {"frames": self._num_frames}
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Names of the columns of a chunk file, in their order."""
+        """Names of the columns of a chunk file, in order."""
         return (*self._other_fields.column_names, *FRAME_COLUMNS)
 
     def restore_from(self, first_E: npt.NDArray[np.int64]) -> None:
-        """Continue with the numbers ``first_E``; the transitions before them are skipped."""
+        """Continue with the numbers ``first_E``, skipping the transitions before them."""
         is_gap_E = first_E > self.added_E
         self._first_E[is_gap_E] = first_E[is_gap_E]
         super().restore_from(first_E)
 
     def reward_sums(self) -> npt.NDArray[np.float64]:
-        """Return the sum of the rewards in each ring, ``[E]``; no frame is read."""
+        """Return the sum of the rewards in each ring, ``[E]``, without reading frames."""
         return self._other_fields.reward_sums_of(self.size_E)
 
     def add(self, env_N: npt.NDArray[np.int64], columns: Columns) -> None:
-        """Append transitions, over the oldest ones once a ring is full."""
+        """Append transitions, overwriting the oldest ones if a ring is full."""
         counts_E = np.bincount(env_N, minlength=self.num_envs)
-        assert counts_E.max(initial=0) <= self.capacity, "more rows at once than a ring holds"
+        assert counts_E.max(initial=0) <= self.capacity, "more transitions than a ring holds"
         stack_NW = np.asarray(columns["observation"])
         successor_NW = np.asarray(columns["next_observation"])
         if not np.array_equal(stack_NW[:, 1:], successor_NW[:, :-1]):
             raise ConfigurationError(
-                "a transition's successor does not continue the frames of its observation, so that"
-                " they cannot be stored as single frames: stack the newest frame last, as"
+                "a transition's successor does not continue the frame stack of its observation, so"
+                " that frames cannot be deduplicated: stack the newest frame last, as"
                 " mtrl_lightning.envs.Pixels does, or set EnvSpec.frame_stack to 0"
             )
         is_sorted = bool((env_N[1:] >= env_N[:-1]).all())
         order: Any = slice(None) if is_sorted else np.argsort(env_N, kind="stable")
         rows = self._rows(env_N[order], stack_NW[order], successor_NW[order])
         frames_E = np.bincount(rows.env_N, rows.num_frames_N, self.num_envs).astype(np.int64)
-        if frames_E.max(initial=0) > self._num_frames:  # the newer ones would overwrite these
+        if frames_E.max(initial=0) > self._num_frames:  # newer frames would overwrite these
             for half in np.array_split(np.arange(len(env_N)), 2):
                 self.add(env_N[half], {name: column[half] for name, column in columns.items()})
             return
@@ -171,7 +171,7 @@ class FrameStorage(Storage):
     def _rows(
         self, env_N: npt.NDArray[np.int64], stack_NW: npt.NDArray, successor_NW: npt.NDArray
     ) -> _Rows:
-        """Find out which frames of transitions, in the order of their rings, are new."""
+        """Determine which frames of transitions, sorted by ring, are new."""
         is_first_N = np.ones(len(env_N), np.bool_)
         is_first_N[1:] = env_N[1:] != env_N[:-1]
         follows_N = np.zeros(len(env_N), np.bool_)
@@ -188,14 +188,14 @@ class FrameStorage(Storage):
         for row in np.flatnonzero(~follows_N).tolist():
             before_N[row] = _num_distinct(stack_NW[row]) - 1
         num_frames_N = np.where(follows_N, 1, before_N + 2)
-        # within a run of transitions that follow one another, each has one frame more before it
+        # in a sequence of consecutive transitions, each has one more earlier frame
         index_N = np.arange(len(env_N))
         run_N = np.maximum.accumulate(np.where(is_first_N | ~follows_N, index_N, 0))
         before_N = np.minimum(before_N[run_N] + index_N - run_N, self._stack_size - 1)
         return _Rows(env_N, stack_NW, successor_NW, is_first_N, follows_N, before_N, num_frames_N)
 
     def _write_rows(self, rows: _Rows) -> None:
-        """Write the new frames of some transitions, and which frames belong to each."""
+        """Write the new frames of transitions, and the frame indices of each."""
         env_N = rows.env_N
         index_N = np.arange(len(env_N))
         first_N = np.maximum.accumulate(np.where(rows.is_first_N, index_N, 0))
@@ -234,12 +234,12 @@ class FrameStorage(Storage):
         return env_M * self._num_frames + number_M % self._num_frames
 
     def _drop_incomplete(self) -> None:
-        """Drop the oldest transitions that have lost a frame."""
+        """Drop the oldest transitions with overwritten frames."""
         np.maximum(self._first_E, self.added_E - self.capacity, out=self._first_E)
         kept_from_E = self._frames_added_E - self._num_frames
         env_E = np.arange(self.num_envs)
-        # The newest frame of a transition is a later one than that of the transition before, and
-        # its oldest frame is less than a stack before it: no more than these can have lost one.
+        # Newest frames are in increasing order of transitions, and a transition's oldest frame is
+        # less than one stack before its newest: only these transitions can have lost a frame.
         newest_E = self._newest[self.rows_of(env_E, self._first_E)]
         most_E = np.minimum(
             kept_from_E + self._stack_size - 1 - newest_E, self.added_E - self._first_E
@@ -257,11 +257,11 @@ class FrameStorage(Storage):
     def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
         """Return copies of transitions by ring and number, on this storage's device.
 
-        Observation and successor are views of one tensor, since they share all frames but one.
+        Observation and successor are views of one tensor, because they share all frames but one.
         """
         env = env_N.numpy()
         row_N = self.rows_of(env, number_N.numpy())
-        # an observation and the frame after it; frames before the first of an episode repeat it
+        # an observation and the next frame; frames before the first of an episode repeat it
         back_V = np.arange(self._stack_size, -1, -1)
         back_NV = np.minimum(back_V, self._before[row_N, None].astype(np.int64) + 1)
         frame_NV = self._newest[row_N, None] + 1 - back_NV
@@ -279,7 +279,7 @@ class FrameStorage(Storage):
     ) -> dict[str, npt.NDArray]:
         """Return the columns of a chunk file, with each frame of its transitions once.
 
-        The frames of a file suffice for its transitions, so that it depends on no other file.
+        A file contains all frames of its transitions, so that it does not depend on other files.
         """
         columns = self._other_fields.to_columns(first_E, end_E)
         env_E = np.arange(self.num_envs)
@@ -326,7 +326,7 @@ class FrameStorage(Storage):
         self._drop_incomplete()
 
     def _remember_last(self, env_N: npt.NDArray[np.int64]) -> None:
-        """Read the observation after the newest transition of some rings."""
+        """Copy the observation after the newest transition of the given rings to the host."""
         number_N = self.added_E[env_N] - 1
         rows = self.take(torch.from_numpy(env_N), torch.from_numpy(number_N))
         self._last_EW[env_N] = rows["next_observation"].cpu().numpy()
@@ -335,23 +335,23 @@ class FrameStorage(Storage):
 
 
 class _Rows(NamedTuple):
-    """Transitions of an addition, ordered by ring."""
+    """Transitions to add, sorted by ring."""
 
     env_N: npt.NDArray[np.int64]
     stack_NW: npt.NDArray
     successor_NW: npt.NDArray
     is_first_N: npt.NDArray[np.bool_]
-    """Whether a transition is the first of its ring in this addition."""
+    """Whether a transition is the first one to add to its ring."""
     follows_N: npt.NDArray[np.bool_]
-    """Whether its observation is the successor of the transition before it in its ring."""
+    """Whether its observation is the successor of the previous transition in its ring."""
     before_N: npt.NDArray[np.int64]
-    """How many frames before its newest one belong to an observation."""
+    """Number of frames before the newest one in an observation."""
     num_frames_N: npt.NDArray[np.int64]
-    """How many of its frames are new, with that of its successor."""
+    """Number of its new frames, including that of its successor."""
 
 
 def _equal(one_NW: npt.NDArray, other_NW: npt.NDArray) -> npt.NDArray[np.bool_]:
-    """Return in which rows all numbers are equal."""
+    """Return the mask of rows in which all numbers are equal."""
     return (one_NW == other_NW).all(tuple(range(1, one_NW.ndim)))
 
 

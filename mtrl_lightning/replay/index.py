@@ -1,7 +1,7 @@
-"""Which checkpoints need which files of a replay.
+"""Index of the replay files that each checkpoint needs.
 
-Any callback may save a checkpoint anywhere, so its path and the manifest of its replay are noted in
-``replay/index.json`` of the run's folder. Paths are relative to that, so that a run can be moved.
+Because any callback may save checkpoints anywhere, their paths and replay manifests are recorded in
+``replay/index.json`` in the run folder, relative to that folder, so that runs can be moved.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ INDEX = "index.json"
 
 
 def note_checkpoint(folder: Path, checkpoint: Path, manifest: dict[str, Any] | None) -> None:
-    """Note the manifest of a new checkpoint, and forget checkpoints that are gone.
+    """Record the manifest of a new checkpoint, and remove entries of deleted checkpoints.
 
     Args:
-        folder: of the run's replay.
-        checkpoint: the file.
-        manifest: of the replay; None for a checkpoint without one.
+        folder: folder of the run's replay.
+        checkpoint: the checkpoint file.
+        manifest: manifest of the replay; None for a checkpoint without one.
     """
     if manifest is None and not (folder / INDEX).exists():
         return

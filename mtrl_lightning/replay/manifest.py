@@ -1,6 +1,6 @@
-"""The manifest of a replay: which files of a run's folder hold its transitions.
+"""The manifest of a replay: the files in the run folder that contain its transitions.
 
-A checkpoint carries it.
+It is part of checkpoints.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ HINT = "resume from another checkpoint, or without the replay (data.restore_repl
 
 
 def replay_folder(run_folder: Path) -> Path:
-    """Return the folder of the replay in a run's folder."""
+    """Return the folder of the replay in a run folder."""
     return run_folder / "replay"

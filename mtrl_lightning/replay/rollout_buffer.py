@@ -1,4 +1,4 @@
-"""The transitions of one iteration of an on-policy algorithm, and their minibatches.
+"""The transitions of an on-policy iteration, and their minibatches.
 
 Shapes: ``S`` steps of an iteration, ``E`` environments, ``N = S * E`` rows, ``R`` trained tasks,
 ``n`` rows of a task in a minibatch, ``B = R * n`` all rows of a minibatch.
@@ -30,23 +30,23 @@ from mtrl_lightning.utils.devices import CPU, to_device
 
 
 class RolloutBuffer:
-    """Hold the transitions of one iteration; then hand them out in minibatches.
+    """Store the transitions of one iteration, and return them in minibatches.
 
-    An iteration goes through three phases: ``add`` until it ``is_full``; ``begin`` with columns
-    that the algorithm computes, such as advantages; ``next_minibatch`` until it ``is_used_up``,
-    after which the next iteration starts.
+    An iteration has three phases: ``add`` until it ``is_full``; ``begin`` with columns that the
+    algorithm computes, such as advantages; ``next_minibatch`` until it ``is_used_up``. Then the
+    next iteration starts.
 
-    A minibatch holds ``n`` rows of every trained task. Each epoch has its own random order. A task
+    A minibatch has ``n`` rows of every trained task. Each epoch has its own random order. A task
     with fewer transitions than rows in an epoch, because of faults or paused environments, repeats
-    them; one with more leaves some out.
+    some; one with more omits some.
 
     Args:
-        spec: the trained tasks, shapes and types.
+        spec: the trained tasks, shapes and dtypes.
         tasks: the task of each environment.
         collection: steps, epochs and minibatches.
-        policy_fields: further fields of a transition, which the policy's ``act`` returns.
-        seed: of the orders, which differ between processes.
-        device: of the minibatches.
+        policy_fields: further fields of a transition, returned by the policy's ``act``.
+        seed: seed of the random orders, which differ between processes.
+        device: device of the minibatches.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RolloutBuffer:
         self._device = device
         rows_per_task(len(tasks), len(spec.train_tasks), collection)  # checks them
         in_order_E = np.repeat(spec.train_tasks, len(tasks) // len(spec.train_tasks))
-        assert np.array_equal(self._task_E, in_order_E), "environments in the order of the tasks"
+        assert np.array_equal(self._task_E, in_order_E), "environments must be sorted by task"
         self._train_tasks = spec.train_tasks
         self._task_names = spec.task_names
         self._task_R = torch.tensor(spec.train_tasks, device=device)
@@ -72,7 +72,7 @@ class RolloutBuffer:
         fields = transition_fields(spec, policy_fields)
         if "foreign" in {field.name for field in fields}:
             raise ConfigurationError(
-                "an on-policy iteration has a field 'foreign' of its own (PolicyReuse): rename"
+                "the field name 'foreign' is reserved in on-policy iterations (PolicyReuse): rename"
                 " the one in the spec's info_fields"
             )
         fields = (*fields, Field("truncated", (), "bool"))
@@ -83,18 +83,18 @@ class RolloutBuffer:
         self._valid_SE = np.zeros(shape, np.bool_)
         self._num_steps = 0
         self._collected: Rollout | None = None
-        """The whole iteration on the device; None until it is asked for."""
+        """The full iteration on the device; None until ``collected`` is called."""
         self._rows: dict[str, Tensor] = {}
-        """Columns ``[N, ...]`` on the device; empty while transitions are collected."""
+        """Columns ``[N, ...]`` on the device; empty while collecting."""
         self.computed_columns: tuple[str, ...] = ()
         """Names of the columns that ``begin`` received."""
         self._num_minibatches = 0
-        """Minibatches handed out of this iteration."""
+        """Number of minibatches of this iteration returned so far."""
         self._order_RM = torch.zeros(len(spec.train_tasks), 0, dtype=torch.int64)
-        """Row numbers of this epoch, ``[R, minibatches * n]``."""
+        """Row indices of this epoch, ``[R, minibatches * n]``."""
 
     def __len__(self) -> int:
-        """Return the number of transitions held."""
+        """Return the number of stored transitions."""
         return int(self._valid_SE[: self._num_steps].sum())
 
     @property
@@ -104,30 +104,30 @@ class RolloutBuffer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no step of the iteration is collected."""
+        """Whether no step of the iteration has been collected."""
         return self._num_steps == 0
 
     @property
     def is_full(self) -> bool:
-        """Whether all steps of the iteration are collected."""
+        """Whether all steps of the iteration have been collected."""
         return self._num_steps == self.collection.num_steps
 
     @property
     def has_begun(self) -> bool:
-        """Whether minibatches are being handed out."""
+        """Whether ``begin`` has been called in this iteration."""
         return bool(self._rows)
 
     @property
     def is_used_up(self) -> bool:
-        """Whether all minibatches of the iteration were handed out."""
+        """Whether all minibatches of the iteration have been returned."""
         total = self.collection.num_epochs * self.collection.num_minibatches
         return self.has_begun and self._num_minibatches >= total
 
     def add(self, transitions: Transitions, foreign_E: npt.NDArray[np.bool_] | None = None) -> None:
-        """Add the transitions of one vector step; an environment without one has no row there.
+        """Add the transitions of one vector step; environments without one have no valid row.
 
         Args:
-            transitions: of the step.
+            transitions: transitions of the step.
             foreign_E: environments in which the policy of another task acted; None without
                 ``PolicyReuse``.
         """
@@ -143,10 +143,10 @@ class RolloutBuffer:
         self._num_steps += 1
 
     def collected(self) -> Rollout:
-        """Return the transitions of the whole iteration on the device, copied there once.
+        """Return the transitions of the full iteration on the device, copied only once.
 
         Raises:
-            EnvironmentFaultError: if a task has none, because of faults.
+            EnvironmentFaultError: if a task has no transitions because of faults.
         """
         assert self.is_full, "the iteration is not complete"
         if self._collected is not None:
@@ -154,8 +154,8 @@ class RolloutBuffer:
         for task in self._train_tasks:
             if not self._valid_SE[:, self._task_E == task].any():
                 raise EnvironmentFaultError(
-                    f"{self._task_names[task]} has no transition in this iteration: its"
-                    " environments failed at every step; see the warnings above"
+                    f"{self._task_names[task]} has no transitions in this iteration because its"
+                    " environments failed at every step: see the warnings above"
                 )
         columns = {name: to_device(array, self._device) for name, array in self._arrays.items()}
         valid_SE = to_device(self._valid_SE, self._device)
@@ -163,11 +163,11 @@ class RolloutBuffer:
         return self._collected
 
     def begin(self, computed: Mapping[str, Tensor]) -> None:
-        """Start to hand out minibatches.
+        """Start the minibatches of the iteration.
 
         Args:
-            computed: further columns by name, ``[S, E]``; one with the name of a collected column
-                takes its place.
+            computed: further columns by name, ``[S, E]``, which replace collected columns of the
+                same name.
         """
         self.computed_columns = tuple(computed)
         columns = {**self.collected().columns, **computed}
@@ -176,7 +176,7 @@ class RolloutBuffer:
 
     def next_minibatch(self) -> TransitionBatch:
         """Return the next minibatch."""
-        assert self.has_begun and not self.is_used_up, "there is no minibatch"
+        assert self.has_begun and not self.is_used_up, "no minibatches are left"
         num_minibatches = self.collection.num_minibatches
         index = self._num_minibatches % num_minibatches
         if index == 0:
@@ -188,11 +188,11 @@ class RolloutBuffer:
         return batch_of(rows, self._task_R)
 
     def skip_rest(self) -> None:
-        """Leave out the remaining minibatches of this iteration."""
+        """Skip the remaining minibatches of this iteration."""
         self._num_minibatches = self.collection.num_epochs * self.collection.num_minibatches
 
     def clear(self) -> None:
-        """Forget the transitions: the next iteration starts."""
+        """Clear the transitions to start the next iteration."""
         self._num_steps = 0
         self._num_minibatches = 0
         self._collected = None
@@ -201,7 +201,7 @@ class RolloutBuffer:
         self.computed_columns = ()
 
     def _draw_order(self) -> Tensor:
-        """Sample an order of each trained task's rows, ``[R, M]``, for an epoch's minibatches."""
+        """Sample a random order of each trained task's rows for an epoch, ``[R, M]``."""
         num_rows = self._rows_per_epoch()
         orders = []
         for task in self._train_tasks:
@@ -213,11 +213,12 @@ class RolloutBuffer:
         return torch.stack(orders)
 
     def _rows_per_epoch(self) -> int:
-        """Return the rows of each task in an epoch.
+        """Return the number of rows of each task in an epoch.
 
-        They are the steps of ``sum m^2 / sum m`` environments, where ``m`` of a task have stepped.
-        With weights in proportion to ``m``, the gradient then has the variance that it has when
-        each transition is used once: ``sum m^2 / n = sum m``, in rows of one environment.
+        It is the number of steps of ``sum m^2 / sum m`` environments, with ``m`` stepped
+        environments of a task. With weights proportional to ``m``, the gradient then has the same
+        variance as if each transition were used once: ``sum m^2 / n = sum m``, in rows of one
+        environment.
         """
         stepped_R = self._valid_SE.any(0).reshape(len(self._train_tasks), -1).sum(1)
         num_minibatches = self.collection.num_minibatches
@@ -225,7 +226,7 @@ class RolloutBuffer:
         return -(-num_steps // int(stepped_R.sum() * num_minibatches)) * num_minibatches
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the transitions of this iteration, how far it is, and the generator."""
+        """Return the transitions of this iteration, its progress, and the generator."""
         n = self._num_steps
         of_envs = {
             "arrays": {
@@ -252,7 +253,7 @@ class RolloutBuffer:
         of_envs = state[PER_ENV]
         own = state[PER_RANK].get(distributed.rank())
         valid_SE = of_envs["valid"].transpose(0, 1).numpy()
-        if own is not None:  # a process that was not there before has none to restore
+        if own is not None:  # a new process has none to restore
             self._generator.set_state(own["generator"])
         self.clear()
         if len(valid_SE) == 0:
@@ -261,8 +262,8 @@ class RolloutBuffer:
             was = dict(zip(RolloutConfig._fields, state["collection"], strict=True))
             raise ConfigurationError(
                 "the checkpoint is in the middle of an iteration of"
-                f" {valid_SE.shape[1]} environments with {was}, and this run has {self.num_envs}"
-                f" with {self.collection._asdict()}: continue with the same numbers, or from a"
+                f" {valid_SE.shape[1]} environments with {was}, but this run has {self.num_envs}"
+                f" with {self.collection._asdict()}: resume with the same numbers, or from a"
                 " checkpoint between two iterations"
             )
         self._num_steps = len(valid_SE)
@@ -275,9 +276,9 @@ class RolloutBuffer:
             return
         if state["num_processes"] != distributed.world_size():
             raise ConfigurationError(
-                "the checkpoint is in the middle of an iteration's updates, whose minibatches"
-                f" belong to {state['num_processes']} processes: continue with as many, or from"
-                " another checkpoint"
+                "the checkpoint is in the middle of an iteration's updates, whose minibatches are"
+                f" divided among {state['num_processes']} processes: resume with the same number"
+                " of processes, or from another checkpoint"
             )
         assert own is not None
         self._order_RM = own["order"]
@@ -289,16 +290,16 @@ class RolloutBuffer:
         self._num_minibatches = state["num_minibatches"]
 
     def _allocate_foreign(self) -> None:
-        """Add a column where the policies of other tasks may act."""
+        """Add a column that marks transitions in which another task's policy acted."""
         if "foreign" not in self._arrays:
             self._arrays["foreign"] = np.zeros(self._valid_SE.shape, np.bool_)
 
 
 def rows_per_task(num_envs: int, num_tasks: int, collection: RolloutConfig) -> int:
-    """Return the rows of a trained task in an iteration.
+    """Return the number of rows of a trained task in an iteration.
 
     Args:
-        num_envs: number of environments over all trained tasks; each task has the same number.
+        num_envs: number of environments of all trained tasks, the same for each task.
         num_tasks: number of trained tasks, ``R``.
         collection: steps, epochs and minibatches.
     """
@@ -309,11 +310,11 @@ def rows_per_task(num_envs: int, num_tasks: int, collection: RolloutConfig) -> i
         near = [n for n in range(1, rows + 1) if rows % n == 0]
         nearest = min(near, key=lambda n: abs(n - num_minibatches))
         raise ConfigurationError(
-            f"an iteration has {rows} env steps of each task in each process"
-            f" (num_steps {collection.num_steps}, {envs_per_task} environments of each task, of"
-            f" data.envs_per_task), which {num_minibatches} minibatches cannot"
-            f" share out equally: set model.init_args.num_minibatches to {nearest}, or to"
-            " null, which derives it from num_steps; or set model.init_args.num_steps to a multiple"
-            f" of {num_minibatches}"
+            f"an iteration has {rows} env steps per task and process (num_steps"
+            f" {collection.num_steps}, {envs_per_task} environments from data.envs_per_task), which"
+            f" cannot be divided equally among {num_minibatches} minibatches: set"
+            f" model.init_args.num_minibatches to {nearest}, or to null to derive it from"
+            " num_steps; or set model.init_args.num_steps to a multiple of"
+            f" {num_minibatches}"
         )
     return rows

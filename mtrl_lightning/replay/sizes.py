@@ -1,4 +1,4 @@
-"""Bytes that a replay takes, known before any memory is taken."""
+"""Memory requirements of a replay, computed before it is allocated."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from mtrl_lightning.spec import EnvSpec, Field
 
 
 def replay_bytes(spec: EnvSpec, fields: Sequence[Field], num_envs: int, capacity: int) -> int:
-    """Return the bytes that the replay of a benchmark takes."""
+    """Return the size of a benchmark's replay in bytes."""
     if spec.frame_stack:
         return frame_bytes_needed(fields, num_envs, capacity, spec.horizon)
     return bytes_needed(fields, num_envs * capacity)
 
 
 def frames_per_ring(capacity: int, stack_size: int, horizon: int) -> int:
-    """Return the frames of the newest ``capacity`` transitions of episodes of ``horizon`` steps.
+    """Return the number of frames of ``capacity`` transitions in episodes of ``horizon`` steps.
 
-    Each episode has one frame more than steps. The oldest one, whose beginning may be
-    overwritten, needs a whole stack more.
+    Each episode has one more frame than steps. The oldest one, whose start may be overwritten,
+    needs a full additional stack.
     """
     return capacity + -(-capacity // horizon) + stack_size
 
 
 def frame_bytes_needed(fields: Sequence[Field], num_envs: int, capacity: int, horizon: int) -> int:
-    """Return the bytes that a ``FrameStorage`` takes."""
+    """Return the size of a ``FrameStorage`` in bytes."""
     stack = stack_of(fields)
     num_frames = frames_per_ring(capacity, stack.shape[0], horizon)
     frame_bytes = stack.num_bytes // stack.shape[0]

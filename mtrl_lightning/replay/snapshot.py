@@ -1,11 +1,11 @@
 """The replay on disk: immutable files of transitions ("chunks"), each written once.
 
-A chunk has its name only when it is complete and on the disk; a thread waits for that. A save
-writes only the transitions that are in no chunk yet and returns a manifest: the chunks that
-hold every transition to be restored. A checkpoint carries its manifest. A chunk is the
-columns of the schema one after another, each in NumPy's format. Each process ("rank") of a run
-writes chunks of its own environments, with its number in their names, and reads those that have
-transitions of its environments.
+A chunk is renamed to its final name only when it is complete and synced to disk, which happens in a
+thread. A save only writes the transitions that are not in a chunk yet and returns a manifest: the
+chunks with all transitions to be restored. The manifest is part of the checkpoint. A chunk consists
+of the columns of the schema, each in NumPy's format. Each process ("rank") of a run writes chunks
+of its own environments, with its rank in their names, and reads those that contain transitions of
+its environments.
 
 Shapes: ``E`` environments (rings), ``N`` transitions of a chunk.
 """
@@ -38,10 +38,10 @@ class ReplaySnapshots:
     """Write and read the transitions of a ``Storage``.
 
     Args:
-        folder: where the chunks are kept; made when first needed.
-        chunk_mebibytes: size of a chunk.
-        save_last: transitions that are saved, the newest over all rings; None for all.
-        envs: index over all ranks of the environment of each ring; None without ranks.
+        folder: folder of the chunks, created when needed.
+        chunk_mebibytes: size of a chunk in MiB.
+        save_last: number of newest transitions to save, over all rings; None for all.
+        envs: global index of each ring's environment; None for a single rank.
     """
 
     def __init__(
@@ -60,22 +60,21 @@ class ReplaySnapshots:
         self._chunks: list[dict[str, Any]] = []
         self._writer = ThreadPoolExecutor(max_workers=1)
         self._writing: Future[dict[str, Any]] | None = None
-        """Returns name and checksum of the last chunk's file; None if no file is being written."""
+        """Returns the last chunk's file name and checksum; None if no file is being written."""
 
     def write_full_chunk(self, storage: Storage, wait: bool = True) -> bool:
-        """Write one chunk if there are transitions for a full one: the next save is shorter then.
+        """Write a chunk if there are enough transitions for a full one, to shorten the next save.
 
         Args:
             storage: the transitions.
             wait: whether to wait for the disk. If not, a thread writes the chunk, and the next call
-                of a method raises its error.
+                of a method raises any error.
 
         Returns:
             Whether a chunk was written.
 
         Raises:
-            OSError: if the disk is full or broken; earlier chunks stay whole, and the next save
-                retries.
+            OSError: if writing fails; earlier chunks stay valid, and the next save retries.
         """
         if self._writing is not None and self._writing.done():
             self.finish()
@@ -91,7 +90,7 @@ class ReplaySnapshots:
         """Wait for the chunk that is being written.
 
         Raises:
-            OSError: if the disk is full or broken; the chunk is dropped then.
+            OSError: if writing fails; the chunk is discarded.
         """
         if self._writing is None:
             return
@@ -104,14 +103,14 @@ class ReplaySnapshots:
             raise
 
     def save(self, storage: Storage) -> dict[str, Any]:
-        """Write the transitions that are in no chunk yet.
+        """Write the transitions that are not in a chunk yet.
 
         Returns:
-            The manifest, of plain values: the schema; for each ring the number of transitions ever
-            added and the oldest one saved; the chunks.
+            The manifest as plain values: the schema; for each ring, the number of transitions ever
+            added and that of the oldest one saved; the chunks.
 
         Raises:
-            OSError: if the disk is full or broken; earlier chunks stay whole.
+            OSError: if writing fails; earlier chunks stay valid.
         """
         self.finish()
         while ((first_E := self._first_unwritten(storage)) < storage.added_E).any():
@@ -144,11 +143,11 @@ class ReplaySnapshots:
 
     def _first_unwritten(self, storage: Storage) -> npt.NDArray[np.int64]:
         oldest_E = self._oldest_saved(storage)
-        # each chunk continues the one before; a full ring may have lost what follows the last one
+        # a chunk continues the previous one, unless a full ring has overwritten what follows
         return np.maximum(oldest_E, self._chunks[-1]["end"]) if self._chunks else oldest_E
 
     def _write(self, storage: Storage, first_E: npt.NDArray[np.int64]) -> None:
-        """Begin to write a chunk, after the one before it."""
+        """Start writing a chunk after the previous one is finished."""
         self.finish()
         rows_per_ring = max(1, self._chunk_rows(storage) // storage.num_envs)
         end_E = np.minimum(storage.added_E, first_E + rows_per_ring)
@@ -171,20 +170,20 @@ class ReplaySnapshots:
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
-            unfinished.unlink(missing_ok=True)  # others need the room
+            unfinished.unlink(missing_ok=True)  # free the disk space
             raise
-        # the checksum in the name: a run that continues from an older checkpoint writes other
-        # transitions under the same numbers, and must not overwrite newer files
+        # the name contains the checksum, because a run that resumes from an older checkpoint writes
+        # other transitions with the same numbers and must not overwrite newer files
         name = f"rows_{numbers}_{summed.crc32:08x}.npy"
         unfinished.replace(self.folder / name)
         return {"file": name, "crc32": summed.crc32}
 
     def load(self, manifest: dict[str, Any], storage: Storage) -> None:
-        """Fill an empty storage with the transitions of its environments, under their numbers.
+        """Fill an empty storage with the transitions of its environments, with their numbers.
 
         Args:
-            manifest: of any number of ranks, with the numbers of this one's environments.
-            storage: to fill.
+            manifest: manifest of any number of ranks that includes this rank's environments.
+            storage: the storage to fill.
         """
         self.finish()
         self._check_same(manifest, storage)
@@ -197,26 +196,26 @@ class ReplaySnapshots:
                 self._restore(chunk, storage, ring_E)
         storage.restore_from(np.array(manifest[PER_ENV]["added"]))
         oldest_E = np.array(manifest[PER_ENV]["oldest"])
-        # with save_last the files have fewer than a ring holds: it must not give older ones
+        # with save_last, the files have fewer transitions than a ring: mark older ones as missing
         is_cut_E = oldest_E > storage.added_E - storage.size_E
         storage.oldest_E[:] = np.where(is_cut_E, oldest_E, 0)
-        # the next save writes new files for environments that another rank has stepped
+        # the next save rewrites the transitions of environments from other ranks
         self._chunks = [chunk for chunk in chunks if chunk["envs"] == envs]
 
     def _check_same(self, manifest: dict[str, Any], storage: Storage) -> None:
         num_envs = len(manifest[PER_ENV]["added"])
-        # a larger replay holds all transitions of a smaller one, under their numbers
+        # a larger replay can store all transitions of a smaller one, with their numbers
         if manifest["capacity"] > storage.capacity or num_envs != storage.num_envs:
             raise ConfigurationError(
                 f"the checkpoint's replay has {num_envs} environments"
-                f" of {manifest['capacity']:,} transitions,"
-                f" this run {storage.num_envs} of {storage.capacity:,}:"
-                " continue with the run's own tasks, data.envs_per_task and data.capacity"
+                f" with {manifest['capacity']:,} transitions each,"
+                f" but this run has {storage.num_envs} with {storage.capacity:,}:"
+                " resume with the original tasks, data.envs_per_task and data.capacity"
             )
         if manifest.get("layout", {}) != storage.layout:
             raise ConfigurationError(
-                f"the checkpoint's replay is laid out as {manifest.get('layout') or 'whole rows'},"
-                f" this run's as {storage.layout or 'whole rows'}: continue with the run's own"
+                f"the checkpoint's replay has the layout {manifest.get('layout') or 'full rows'},"
+                f" but this run's has {storage.layout or 'full rows'}: resume with the original"
                 " benchmark, or without the replay (data.restore_replay false)"
             )
         if manifest["fields"] != _plain_fields(storage):
@@ -224,18 +223,18 @@ class ReplaySnapshots:
             here = ", ".join(field.name for field in storage.fields)
             raise ConfigurationError(
                 f"the checkpoint's replay has the fields {there},"
-                f" this run {here} (or their shapes differ):"
-                " continue with the run's own benchmark and algorithm,"
+                f" but this run has {here} (or their shapes differ):"
+                " resume with the original benchmark and algorithm,"
                 " or without the replay (data.restore_replay false)"
             )
 
     def chunks(
         self, manifest: dict[str, Any], fields: Sequence[Field]
     ) -> Iterator[dict[str, npt.NDArray]]:
-        """Return the columns of one file of a manifest after another.
+        """Yield the columns of each file of a manifest.
 
         Args:
-            manifest: whose files have every transition once.
+            manifest: a manifest whose files contain every transition once.
             fields: the columns, in the order of the files.
         """
         for chunk in manifest[ALL_RANKS]["chunks"]:
@@ -246,7 +245,7 @@ class ReplaySnapshots:
         return {field.name: np.load(content, allow_pickle=False) for field in fields}
 
     def verify(self, manifest: dict[str, Any]) -> None:
-        """Read every chunk of a manifest without keeping it."""
+        """Read and verify every chunk of a manifest."""
         for chunk in manifest[ALL_RANKS]["chunks"]:
             self._content(chunk)
 
@@ -257,8 +256,8 @@ class ReplaySnapshots:
 
         Args:
             chunk: an entry of a manifest.
-            storage: to append to.
-            ring_E: which of its rings each ring of the chunk becomes; -1 for none.
+            storage: the storage to append to.
+            ring_E: the storage's ring for each ring of the chunk; -1 for none.
         """
         content = io.BytesIO(self._content(chunk))
         columns = {name: np.load(content, allow_pickle=False) for name in storage.column_names}
@@ -278,12 +277,12 @@ class ReplaySnapshots:
         return content
 
     def prune(self, manifests: Iterable[dict[str, Any]]) -> None:
-        """Delete this rank's files that neither a manifest lists nor the next one will.
+        """Delete this rank's files that neither existing manifests nor the next one need.
 
-        The first rank also deletes those of ranks that the run no longer has.
+        Rank 0 also deletes those of ranks that no longer exist.
 
         Raises:
-            OSError: if the disk is broken, or was full when a chunk was written.
+            OSError: if deleting fails, or writing a chunk has failed.
         """
         self.finish()
         kept = {chunk["file"] for chunk in self._chunks}
@@ -296,7 +295,7 @@ class ReplaySnapshots:
 
 
 class _Checksummed:
-    """A file that is written from the beginning to the end, and the CRC-32 of its content."""
+    """A file that is written sequentially, and the CRC-32 of its content."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

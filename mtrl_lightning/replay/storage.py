@@ -1,7 +1,7 @@
-"""Where transitions are kept: one ring per training environment.
+"""Storages of transitions: one ring per training environment.
 
-An episode's steps stand in a row in its environment's ring. Shapes: ``E`` environments (rings),
-``C`` transitions in a ring, ``N`` transitions of an addition or a request.
+An episode's steps are consecutive in its environment's ring. Shapes: ``E`` environments (rings),
+``C`` transitions in a ring, ``N`` transitions to add or to return.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from mtrl_lightning.spec import Field
 from mtrl_lightning.utils.devices import CPU, free_memory, to_device
 
 Columns: TypeAlias = Mapping[str, Any]
-"""The fields of some transitions by name: arrays or tensors ``[N, ...]``."""
+"""Fields of transitions by name: arrays or tensors ``[N, ...]``."""
 
 
 Numbers = TypeVar("Numbers", npt.NDArray[np.int64], Tensor)
-"""Integers of NumPy or PyTorch; the result is of the same library."""
+"""Integers as a NumPy array or a tensor; results are of the same type."""
 
 
 def bytes_needed(fields: Sequence[Field], num_rows: int) -> int:
-    """Return the bytes that ``num_rows`` transitions take when every field is kept as it is."""
+    """Return the size of ``num_rows`` transitions in bytes if all fields are stored unchanged."""
     return num_rows * sum(field.num_bytes for field in fields)
 
 
 class Storage(ABC):
-    """Rings of transitions; decides how they are stored and which of them can be sampled.
+    """Rings of transitions; determines how they are stored and which of them can be sampled.
 
-    A transition is named by its ring and by its number: how many transitions were added to that
-    ring before it. ``ReplayBuffer`` samples among the numbers from ``added_E - size_E`` to
-    ``added_E - 1``; a storage that cannot give all of these shortens ``size_E``.
+    A transition is identified by its ring and its number, the number of transitions added to that
+    ring before it. ``ReplayBuffer`` samples numbers from ``added_E - size_E`` to ``added_E - 1``; a
+    storage that no longer has all of these reduces ``size_E``.
 
     Args:
         fields: the schema of a transition, see ``transition_fields``.
@@ -53,9 +53,9 @@ class Storage(ABC):
         self.fields = tuple(fields)
         self.capacity = capacity
         self.added_E = np.zeros(num_envs, np.int64)
-        """Transitions ever added to each ring."""
+        """Number of transitions ever added to each ring."""
         self.oldest_E = np.zeros(num_envs, np.int64)
-        """Transitions with smaller numbers were not restored from a checkpoint."""
+        """Number of the first transition of each ring that was restored from a checkpoint."""
 
     @property
     def num_envs(self) -> int:
@@ -64,12 +64,12 @@ class Storage(ABC):
 
     @property
     def size_E(self) -> npt.NDArray[np.int64]:
-        """Number of transitions that each ring can give: its newest."""
+        """Number of each ring's newest transitions that can be sampled."""
         return np.minimum(self.added_E - self.oldest_E, self.capacity)
 
     @property
     def guaranteed_size(self) -> int:
-        """Transitions that a ring holds in any case, once as many were added."""
+        """Minimum number of transitions that a full ring stores."""
         return self.capacity
 
     @property
@@ -79,22 +79,22 @@ class Storage(ABC):
 
     @property
     def layout(self) -> dict[str, Any]:
-        """Entry of a checkpoint that differs between storages whose files do; empty for rows."""
+        """File layout, recorded in checkpoints; empty for full rows."""
         return {}
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Names of the columns of a chunk file, in their order."""
+        """Names of the columns of a chunk file, in order."""
         return tuple(field.name for field in self.fields)
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the transitions are kept."""
+        """Device of the transitions."""
 
     @abstractmethod
     def add(self, env_N: npt.NDArray[np.int64], columns: Columns) -> None:
-        """Append transitions; within a ring they are in the order in which they happened."""
+        """Append transitions, in chronological order within each ring."""
 
     @abstractmethod
     def take(self, env_N: Tensor, number_N: Tensor) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ class Storage(ABC):
         return torch.full((end - first,), env), torch.arange(first, end)
 
     def restore_from(self, first_E: npt.NDArray[np.int64]) -> None:
-        """Continue with the numbers ``first_E``; the transitions before them are skipped."""
+        """Continue with the numbers ``first_E``, skipping the transitions before them."""
         self.added_E[:] = first_E
 
     def to_columns(
@@ -137,13 +137,13 @@ class Storage(ABC):
         """Append the columns of ``to_columns`` under their numbers, to the same rings or others.
 
         Args:
-            columns: of a chunk file.
-            first_E: number of the first transition of each ring in the file.
-            end_E: number after its last one.
-            ring_E: which ring here each ring in the file becomes; -1 for none.
+            columns: columns of a chunk file.
+            first_E: number of each ring's first transition in the file.
+            end_E: number after each ring's last transition in the file.
+            ring_E: this storage's ring for each ring in the file; -1 for none.
 
         Raises:
-            ValueError: if the columns do not belong together.
+            ValueError: if the columns are inconsistent.
         """
         here_N, _, is_kept_N = self._continue_in(first_E, end_E, ring_E)
         kept: Any = slice(None) if is_kept_N.all() else is_kept_N
@@ -155,10 +155,10 @@ class Storage(ABC):
         end_E: npt.NDArray[np.int64],
         ring_E: npt.NDArray[np.int64],
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Continue with the first numbers of a file in the rings that its rings become.
+        """Continue the target rings with the first numbers of a file.
 
         Returns:
-            Ring and number of each transition that is kept, and a mask of them over the file's.
+            Ring and number of each transition that is kept, and their mask over the file.
         """
         start_E = self.added_E.copy()
         is_kept_E = ring_E >= 0
@@ -178,15 +178,15 @@ class Storage(ABC):
 
 
 class RingStorage(Storage):
-    """Keep every field of every transition as it is.
+    """Store all fields of transitions unchanged.
 
     Args:
         fields: the schema of a transition.
         num_envs: number of rings, ``E``.
         capacity: transitions in a ring, ``C``.
-        folder: keep the transitions in files here, mapped into memory, which vanish with this
-            process; None for memory.
-        device: whose memory, without a folder.
+        folder: folder of memory-mapped files for the transitions, which disappear with this
+            process; None to keep them in memory.
+        device: device of the transitions, without a folder.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class RingStorage(Storage):
         return self._columns["reward"].device
 
     def reward_sums(self) -> npt.NDArray[np.float64]:
-        """Return the sum of the rewards in each ring, ``[E]``; no other column is read."""
+        """Return the sum of the rewards in each ring, ``[E]``, without reading other columns."""
         return self.reward_sums_of(self.size_E)
 
     def reward_sums_of(self, size_E: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -226,21 +226,21 @@ class RingStorage(Storage):
         return sums
 
     def add(self, env_N: npt.NDArray[np.int64], columns: Columns) -> None:
-        """Append transitions, over the oldest ones once a ring is full."""
+        """Append transitions, overwriting the oldest ones if a ring is full."""
         counts_E = np.bincount(env_N, minlength=self.num_envs)
-        assert counts_E.max(initial=0) <= self.capacity, "more rows at once than a ring holds"
+        assert counts_E.max(initial=0) <= self.capacity, "more transitions than a ring holds"
         number_N = self.added_E[env_N]
-        # a ring's i-th row in this addition has the number added + i
+        # the i-th new transition of a ring has the number added + i
         if counts_E.max(initial=0) > 1:
             order_N = np.argsort(env_N, kind="stable")
             before_E = np.cumsum(counts_E) - counts_E
             number_N[order_N] += np.arange(len(env_N)) - np.repeat(before_E, counts_E)
         row_N = self.rows_of(env_N, number_N)
-        if self._arrays is not None:  # a fifth of the time that tensors take
+        if self._arrays is not None:  # five times faster than tensors
             for name, array in self._arrays.items():
                 array[row_N] = columns[name]
         else:
-            # converted before the copy: float32 is half the bytes of NumPy's float64
+            # converted before the copy, because float32 halves the bytes of NumPy's float64
             rows = to_device(row_N, self.device)
             for name, column in self._columns.items():
                 values = torch.as_tensor(columns[name]).to(column.dtype)
@@ -256,7 +256,7 @@ class RingStorage(Storage):
 def enumerated(
     first_E: npt.NDArray[np.int64], count_E: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return ring and number of each ring's ``count_E`` things that begin with ``first_E``."""
+    """Return ring and number of each ring's ``count_E`` consecutive items from ``first_E`` on."""
     env_N = np.repeat(np.arange(len(first_E)), count_E)
     before_E = np.cumsum(count_E) - count_E
     return env_N, first_E[env_N] + np.arange(len(env_N)) - before_E[env_N]
@@ -266,23 +266,23 @@ def check_room(needed: int, num_rows: int, folder: Path | None, device: torch.de
     """Check that a replay fits into memory, or on the disk of a folder.
 
     Args:
-        needed: bytes of the whole replay.
-        num_rows: its transitions.
-        folder: where it is kept; None for memory.
-        device: whose memory.
+        needed: size of the full replay in bytes.
+        num_rows: its number of transitions.
+        folder: folder of its files; None for memory.
+        device: device of the memory.
     """
     free = free_memory(device) if folder is None else shutil.disk_usage(folder).free
     if needed > free:
         where = "memory" if folder is None else f"disk in {folder}"
         raise ConfigurationError(
-            f"a replay of {num_rows:,} transitions needs {needed / 2**30:.1f} GiB of {where}"
-            f" and {free / 2**30:.1f} GiB are free:"
+            f"a replay of {num_rows:,} transitions needs {needed / 2**30:.1f} GiB of {where},"
+            f" but only {free / 2**30:.1f} GiB are free:"
             f" lower data.capacity to at most {int(num_rows * free / needed):,}"
         )
 
 
 def empty_column(field: Field, num_rows: int, folder: Path | None, device: torch.device) -> Tensor:
-    """Return room for a field of ``num_rows`` transitions, in memory or in a file in a folder."""
+    """Allocate a field of ``num_rows`` transitions, in memory or in a file in a folder."""
     shape = (num_rows, *field.shape)
     dtype = np.dtype(field.dtype)
     if folder is None:
@@ -290,7 +290,7 @@ def empty_column(field: Field, num_rows: int, folder: Path | None, device: torch
     size = num_rows * field.num_bytes
     with tempfile.TemporaryFile(dir=folder) as file:
         if hasattr(os, "posix_fallocate"):
-            # a disk that fills up later would end the process without an error
+            # allocate now: if the disk fills up later, the process would crash
             os.posix_fallocate(file.fileno(), 0, size)
         else:
             file.truncate(size)

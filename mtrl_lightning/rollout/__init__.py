@@ -1,4 +1,4 @@
-"""Acting: a policy and a vector environment give transitions and episodes. Knows no learner."""
+"""Rollouts: collect transitions and episodes with a policy, independent of any learner."""
 
 from mtrl_lightning.rollout.action_transforms import (
     ActionNoise,

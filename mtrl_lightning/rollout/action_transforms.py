@@ -1,6 +1,7 @@
-"""Changes of actions on their way from the policy to the environments.
+"""Transforms of actions between the policy and the environments.
 
-The action that the policy chose is stored and learned from; the one that is sent may differ.
+The policy's original action is stored and learned from; the action sent to the environment may
+differ.
 
 Shapes: ``E`` environments, ``A`` action.
 """
@@ -19,46 +20,46 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import ActOutput, Mode, Policy
 
 LOW, HIGH = -1.0, 1.0
-"""Bounds of the actions that environments take."""
+"""Bounds of the environments' actions."""
 
 
 class ActionTransform:
-    """Change actions before they are sent to environments; override ``transform``.
+    """Transform actions before they are sent to environments; override ``transform``.
 
-    A transform with a random generator or a memory has both in ``state_dict``. Each process has its
-    own state. In a run that continues with another number of processes, lists with one entry per
-    environment under the key ``per_env`` move with the environments, and a new process has no
-    other state: its generator is as ``seed`` left it.
+    Return generators and other state from ``state_dict``. Each process has its own state. If a run
+    is resumed with a different number of processes, lists with one entry per environment under the
+    key ``per_env`` move with the environments, and new processes have no other state: their
+    generators are as initialized by ``seed``.
     """
 
     def seed(self, seed: int) -> None:
-        """Seed its random generator; called once before training."""
+        """Seed the random generator; called once before training."""
 
     def transform(
         self, action_EA: npt.NDArray[np.float32], task_E: npt.NDArray[np.int64], is_training: bool
     ) -> npt.NDArray:
-        """Return the actions that are sent, ``[E, A]``; they are clipped to [-1, 1].
+        """Return the actions to send, ``[E, A]``, which are then clipped to [-1, 1].
 
         Args:
-            action_EA: the policy's actions, or those of the transform before.
-            task_E: the environments' tasks.
-            is_training: False in an evaluation, where its state may not change.
+            action_EA: actions of the policy or of the previous transform.
+            task_E: tasks of the environments.
+            is_training: False in evaluations, which must not change the transform's state.
         """
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its state for a checkpoint, as plain values."""
+        """Return the state for checkpoints, as plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore its state; called only if the checkpoint has one."""
+        """Restore the state; only called if the checkpoint has one."""
 
 
 class ActionNoise(ActionTransform):
-    """Add normal noise to the actions that are sent in training, and none in an evaluation.
+    """Add normal noise to actions in training, but not in evaluations.
 
     Args:
-        std: standard deviation of each number's noise, above 0.
+        std: standard deviation of the noise, above 0.
     """
 
     def __init__(self, std: float) -> None:
@@ -73,7 +74,7 @@ class ActionNoise(ActionTransform):
     def transform(
         self, action_EA: npt.NDArray[np.float32], task_E: npt.NDArray[np.int64], is_training: bool
     ) -> npt.NDArray:
-        """Return the actions with noise, if it is training."""
+        """Add noise to the actions if ``is_training``."""
         if not is_training:
             return action_EA
         return action_EA + self._std * self._generator.standard_normal(action_EA.shape)
@@ -93,7 +94,7 @@ def sent_actions(
     task_E: npt.NDArray[np.int64],
     is_training: bool,
 ) -> npt.NDArray[np.float32]:
-    """Return the actions after all transforms, clipped to [-1, 1]; without any, the actions."""
+    """Apply all transforms and clip to [-1, 1]; without any, return the actions unchanged."""
     if not transforms:
         return action_EA
     sent_EA: npt.NDArray = action_EA
@@ -103,8 +104,8 @@ def sent_actions(
         sent_EA = np.asarray(transform.transform(previous_EA.copy(), task_E, is_training))
         if sent_EA.shape != action_EA.shape:
             raise ConfigurationError(
-                f"data.action_transforms: {type(transform).__name__} returns the shape"
-                f" {sent_EA.shape} for actions of the shape {action_EA.shape}: return as many"
+                f"data.action_transforms: {type(transform).__name__} returns shape {sent_EA.shape}"
+                f" for actions of shape {action_EA.shape}: return the same shape"
             )
         if not np.isfinite(sent_EA).all() and np.isfinite(previous_EA).all():
             raise ConfigurationError(
@@ -115,11 +116,11 @@ def sent_actions(
 
 
 class TransformedPolicy:
-    """A policy with the transforms of an evaluation.
+    """A policy followed by action transforms, as in an evaluation.
 
     Args:
-        policy: chooses the actions.
-        transforms: of the actions; without noise, as in an evaluation.
+        policy: the policy.
+        transforms: transforms of its actions.
     """
 
     def __init__(self, policy: Policy, transforms: Sequence[ActionTransform]) -> None:
@@ -128,7 +129,7 @@ class TransformedPolicy:
 
     @property
     def spec(self) -> EnvSpec:
-        """The policy's tasks, if it knows them: ``act`` receives their indices."""
+        """The policy's spec, if it has one: ``act`` receives indices of its tasks."""
         return self._policy.spec  # type: ignore[attr-defined]
 
     def act(
@@ -145,5 +146,5 @@ class TransformedPolicy:
 
 
 def with_action_transforms(policy: Policy, transforms: Sequence[ActionTransform]) -> Policy:
-    """Return the policy itself, or one with transformed actions if there are transforms."""
+    """Return the policy with transformed actions, or the policy itself without transforms."""
     return TransformedPolicy(policy, transforms) if transforms else policy

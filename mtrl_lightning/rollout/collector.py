@@ -39,26 +39,26 @@ if TYPE_CHECKING:
     from mtrl_lightning.rollout.reuse import PolicyReuse
 
 EQUAL_ENDS = 10
-"""Episodes that terminate at one length before a time limit is suspected."""
+"""Number of episodes that terminate at the same length before a time limit is suspected."""
 
 
 class Collector:
-    """Act in a vector environment, record transitions and episodes, and count.
+    """Step a vector environment with a policy, and collect transitions and episodes.
 
     Args:
         envs: the environments.
-        policy: chooses the actions. Its ``act`` may return further fields of the transition besides
-            them, ``(action_EA, {name: array [E, ...]})``. If it knows its tasks by name, as every
-            algorithm and loaded policy does, tasks are matched by name: see ``matched_policy``.
-        counters: counts that this collector advances; its own if None.
-        window: finished episodes per task over which statistics are kept.
-        listeners: called at the events of every episode; they make stepping slower.
-        action_transforms: change the actions that are sent, one after another. The policy's own are
-            in the transitions.
-        exploration: makes the noise of explored actions instead of the policy.
-        pausing: which environments ``choose_paused`` pauses.
-        reuse: in which episodes that explore the policy of another task acts; ``foreign_E`` says
-            where.
+        policy: the policy. Its ``act`` may return further fields of the transition in addition to
+            actions, ``(action_EA, {name: array [E, ...]})``. If it has task names, as all
+            algorithms and loaded policies do, tasks are matched by name: see ``matched_policy``.
+        counters: counters to advance; None for its own.
+        window: number of finished episodes per task over which statistics are computed.
+        listeners: called on the events of every episode; they make stepping slower.
+        action_transforms: transforms of the actions sent to the environments, applied in order. The
+            transitions contain the policy's original actions.
+        exploration: generates the exploration noise instead of the policy.
+        pausing: determines which environments ``choose_paused`` pauses.
+        reuse: selects the exploration episodes in which the policy of another task acts; see
+            ``foreign_E``.
     """
 
     def __init__(
@@ -89,19 +89,19 @@ class Collector:
             reuse.begin(envs.spec_, envs.task_E)
         self.pausing = pausing
         self.paused_E = np.zeros(envs.num_envs, np.bool_)
-        """Environments that are not stepped at present; none after ``reset``."""
+        """Environments that are currently not stepped; none after ``reset``."""
         self.dropped_E = np.zeros(envs.num_envs, np.bool_)
-        """Environments that were rebuilt in the last step: their running episodes were dropped."""
+        """Environments that were rebuilt in the last step, so that their episodes were dropped."""
         self.times = EpisodeTimes(envs.task_E)
         """Wall-clock seconds of finished episodes."""
         self.running = RunningEpisodes(envs.task_E, envs.spec_.info_keys)
         """Sums over the running episodes. Read-only: ``step`` and ``set_state`` change them."""
         self.observation_ED: npt.NDArray | None = None
-        """The last observations, on which the next actions are chosen; None before ``reset``.
+        """The last observations, for which the next actions are chosen; None before ``reset``.
         Read-only: ``step`` and ``set_state`` change them."""
         self._unreported_info = set(envs.spec_.info_keys)
         self._first_ends: dict[int, list[tuple[int, bool]]] = {int(t): [] for t in envs.task_E}
-        """Length of each task's first episodes, and whether they terminated."""
+        """Lengths of each task's first episodes, and whether they terminated."""
         self._mode: Mode = "explore"
         self._events = EpisodeEvents(self.listeners, envs)
         self._env_E = np.arange(envs.num_envs)
@@ -110,7 +110,7 @@ class Collector:
 
     @property
     def policy(self) -> Policy:
-        """The policy that chooses the actions."""
+        """The current policy."""
         return self._policy
 
     @policy.setter
@@ -122,27 +122,27 @@ class Collector:
 
     @property
     def weights_seq_no(self) -> int:
-        """Number of updates that the policy's weights have had; 0 if it has no weights."""
+        """Number of updates of the policy's weights; 0 if it has no weights."""
         return self.policy.counters.updates if isinstance(self.policy, WeightedPolicy) else 0
 
     @property
     def has_started(self) -> bool:
-        """Whether episodes are under way."""
+        """Whether episodes have started."""
         return self.observation_ED is not None
 
     @property
     def is_step_pending(self) -> bool:
-        """Whether ``send`` has started a step whose result ``receive`` has not taken."""
+        """Whether ``send`` has started a step that ``receive`` has not returned."""
         return self._action_EA is not None
 
     def reset(self, seed: int | Sequence[int] | None = None) -> None:
         """Start a new episode in every environment; unfinished ones are dropped and not counted.
 
         Args:
-            seed: of all that follows (see ``Benchmark``); None starts the environments' next
-                episodes.
+            seed: seed of all following episodes (see ``Benchmark``); None to start the
+                environments' next episodes.
         """
-        assert not self.is_step_pending, "a step is under way"
+        assert not self.is_step_pending, "a step is pending"
         everywhere = range(self.envs.num_envs)
         self._events.built()
         self._events.created(everywhere)
@@ -157,7 +157,7 @@ class Collector:
         self._events.started(self.observation_ED, everywhere)
 
     def choose_paused(self) -> None:
-        """Choose the environments that are not stepped from here on; without ``pausing``, none."""
+        """Choose the environments to pause from now on; without ``pausing``, none."""
         if self.pausing is None:
             self.paused_E = np.zeros(self.envs.num_envs, np.bool_)
         else:
@@ -169,32 +169,32 @@ class Collector:
 
     @property
     def foreign_E(self) -> npt.NDArray[np.bool_]:
-        """Environments in whose running episode the policy of another task acts."""
+        """Environments in whose current episode the policy of another task acts."""
         if self.reuse is None:
             return np.zeros(self.envs.num_envs, np.bool_)
         return self.reuse.is_foreign_E
 
     def remake_envs(self, benchmark: Benchmark | None = None) -> None:
-        """Rebuild every environment, as for a curriculum that changes them.
+        """Rebuild all environments, for example in a curriculum.
 
-        Unfinished episodes are dropped and not counted. The next step is dropped, too: its actions
-        were chosen for the previous environments. A resumed run builds its environments from its
-        configuration: remake them there, before training starts.
+        Unfinished episodes are dropped and not counted. So is the next step, whose actions were
+        chosen for the previous environments. A resumed run builds its environments from its
+        configuration: remake them before training starts.
 
         Args:
-            benchmark: makes them, with the same tasks and spaces; None for the previous one,
-                whose attributes may have changed.
+            benchmark: the benchmark that makes them, with the same tasks and spaces; None for the
+                previous one, whose attributes may have changed.
         """
-        assert not self.is_step_pending, "a step is under way: use session.after_vector_step"
-        self.envs.remake(benchmark)  # the next step is not valid, which ends the running episodes
+        assert not self.is_step_pending, "a step is pending: use session.after_vector_step"
+        self.envs.remake(benchmark)  # the next step is not valid, which ends the current episodes
 
     def send(self, mode: Mode) -> None:
-        """Choose actions and let the environments step; the first call resets them.
+        """Choose actions and send them to the environments; the first call resets them.
 
         Raises:
             PolicyFaultError: if an action is not finite.
         """
-        assert not self.is_step_pending, "a step is under way"
+        assert not self.is_step_pending, "a step is pending"
         if self.observation_ED is None:
             self.reset()
         self._events.built()
@@ -214,7 +214,7 @@ class Collector:
             noise_EA = self.exploration.noise()
             output = noisy_policy.act(copied_ED, task_E, mode, noise_EA=noise_EA)
         chosen_EA, self._policy_columns = output if isinstance(output, tuple) else (output, {})
-        # the transition has the policy's own action; the environments receive the transformed one
+        # transitions contain the original action; the environments receive the transformed one
         action_EA = np.array(chosen_EA, np.float32)
         is_training = mode != "exploit"
         sent_EA = sent_actions(self.action_transforms, action_EA, self.envs.task_E, is_training)
@@ -231,9 +231,9 @@ class Collector:
             selected_E: environments whose transitions are returned; None for all.
 
         Returns:
-            The valid transitions, and the episodes that ended, by environment.
+            The valid transitions, and the finished episodes by environment.
         """
-        assert self._action_EA is not None, "send() comes first"
+        assert self._action_EA is not None, "call send() first"
         assert self.observation_ED is not None
         observation_ED = self.observation_ED
         action_EA = self._action_EA
@@ -241,16 +241,16 @@ class Collector:
         result = self.envs.receive()
         self.observation_ED = result.observation_ED
         paused_E = result.paused_E
-        # not stepped: they wait with their last observation. Restored environments have reported
-        # none yet, so the result has none of theirs
+        # paused environments keep their last observation, which is not part of the result of
+        # restored environments
         if paused_E.any():
             self.observation_ED[paused_E] = observation_ED[paused_E]
         ended = self.running.add(result)
-        # an episode in which the policy of another task acted says nothing about the task's own
+        # exclude episodes in which the policy of another task acted
         foreign_E = self.foreign_E
         self.windows.add(episode for env, episode in ended.items() if not foreign_E[env])
         self.times.end(ended)
-        # a rebuilt environment starts a new episode, too, but its old one never counts as finished
+        # a rebuilt environment also starts a new episode, but the old one is not finished
         done_E = result.done_E
         if done_E.any():
             self.times.start(done_E)
@@ -265,7 +265,7 @@ class Collector:
         kept_E = result.valid_E if selected_E is None else result.valid_E & selected_E
         kept = slice(None) if kept_E.all() else kept_E
         extra = {**result.extra, **self._policy_columns}
-        # next_observation is the true successor, also where the next step starts a new episode
+        # next_observation is the true successor, even if the next step starts a new episode
         transitions = Transitions(
             observation_ED[kept],
             action_EA[kept],
@@ -288,7 +288,7 @@ class Collector:
     def step(
         self, mode: Mode, selected_E: npt.NDArray[np.bool_] | None = None
     ) -> tuple[Transitions, dict[int, Episode]]:
-        """Send and receive."""
+        """Call ``send`` and ``receive``."""
         self.send(mode)
         return self.receive(selected_E)
 
@@ -301,19 +301,19 @@ class Collector:
         force_reset: bool = False,
         seed: int | Sequence[int] | None = None,
     ) -> Sample:
-        """Collect a number of steps or of episodes.
+        """Collect a number of steps or episodes.
 
         Args:
-            num_steps: environment steps, rounded up to whole vector steps; episodes continue from
-                call to call.
-            num_episodes: episodes, shared out evenly among the environments, so that short ones are
-                not preferred; each begins fresh, and steps beyond an environment's share are
+            num_steps: environment steps, rounded up to full vector steps; episodes continue across
+                calls.
+            num_episodes: episodes, divided evenly among environments to avoid a bias towards short
+                ones; all of them start with a reset, and steps beyond an environment's share are
                 dropped.
-            mode: how the policy acts.
-            force_reset: begin new episodes also when collecting steps.
-            seed: of the environments and of the policy's noise, from here on: the same seed gives
-                the same episodes. The policy's are seeded if it has ``seed_actions``, as every
-                algorithm and loaded policy has.
+            mode: how the policy selects actions.
+            force_reset: whether to start new episodes when collecting steps, too.
+            seed: seed of the environments and the policy's noise: the same seed gives the same
+                episodes. The policy is seeded if it has ``seed_actions``, as all algorithms and
+                loaded policies do.
         """
         return collect(
             self,
@@ -327,25 +327,25 @@ class Collector:
     def run_episodes(
         self, quota_E: npt.NDArray[np.int64], mode: Mode
     ) -> Iterator[tuple[Transitions, dict[int, Episode]]]:
-        """Step until environment ``e`` has finished ``quota_E[e]`` episodes; yield each step's.
+        """Yield steps until each environment ``e`` has finished ``quota_E[e]`` episodes.
 
-        Call ``reset`` before. Steps of an environment beyond its quota are left out.
+        Call ``reset`` before. Steps of an environment beyond its quota are dropped.
         """
         remaining_E = quota_E.copy()
-        while remaining_E.any():  # environments beyond their quota are stepped in vain
+        while remaining_E.any():  # environments beyond their quota are stepped, too
             transitions, ended = self.step(mode, selected_E=remaining_E > 0)
             counted = {e: episode for e, episode in ended.items() if remaining_E[e]}
             remaining_E[list(counted)] -= 1
             yield transitions, counted
 
     def _warn_of_unreported_info(self) -> None:
-        """Warn once if no environment has reported a number that is to be logged."""
+        """Warn once if no environment has reported a key of ``data.info_keys``."""
         self._unreported_info -= set(self.windows.info())
         if self.windows.count_T[np.unique(self.envs.task_E)].all() and self._unreported_info:
             names = ", ".join(sorted(self._unreported_info))
             warnings.warn(
-                f"no environment has reported {names} in info in an episode of every task:"
-                " correct data.info_keys if you expect other names",
+                f"no environment has reported {names} in info after an episode of every task:"
+                " correct data.info_keys if the names are wrong",
                 stacklevel=2,
             )
             self._unreported_info = set()
@@ -353,7 +353,7 @@ class Collector:
     def _warn_of_time_limits(
         self, ended: Mapping[int, Episode], terminated_E: npt.NDArray[np.bool_]
     ) -> None:
-        """Warn of a task whose first episodes all terminate after one number of steps."""
+        """Warn of a task whose first episodes all terminate after the same number of steps."""
         for env, episode in ended.items():
             ends = self._first_ends[episode.task]
             if len(ends) == EQUAL_ENDS:
@@ -363,34 +363,33 @@ class Collector:
                 warnings.warn(
                     f"the first {EQUAL_ENDS} episodes of {self.envs.spec_.task_names[episode.task]}"
                     f" have all terminated after {episode.length} steps. If that is a time limit,"
-                    " return truncated, as gymnasium.wrappers.TimeLimit does: after terminated"
-                    " nothing is bootstrapped. If the task ends there, ignore this",
+                    " return truncated, as gymnasium.wrappers.TimeLimit does, because targets do"
+                    " not bootstrap after terminated. If the task ends there, ignore this",
                     stacklevel=3,
                 )
 
     def get_state(self, components: Sequence[str] = collector_state.COMPONENTS) -> dict[str, Any]:
-        """Return parts of the state as plain values, for ``set_state``.
+        """Return components of the state as plain values, for ``set_state``.
 
         Args:
-            components: some of ``windows`` (finished episodes), ``episodes`` (running episodes and
-                the environments' states, for which the workers are asked), ``listeners``,
+            components: any of ``windows`` (finished episodes), ``episodes`` (running episodes and
+                the environments' states, fetched from the workers), ``listeners``,
                 ``action_transforms``, ``exploration``, ``reuse``, and ``weights`` (the policy's,
-                with their ``weights_seq_no``); by default all but the weights. The weights alone
-                fit a collector of other environments.
+                with their ``weights_seq_no``); by default all except the weights. The weights can
+                be loaded by a collector of other environments.
         """
         return collector_state.get_state(self, components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the parts that are in a state; with all: the next step is the uninterrupted one.
+        """Restore the components in a state; with all of them, collection continues exactly.
 
-        Weights are taken if they have had more updates than the policy's own, and also if their
-        ``weights_seq_no`` is 0, as those of a learner that starts from the beginning; others are
-        older, and are left out.
+        Weights are loaded if they have had more updates than the policy's own, or if their
+        ``weights_seq_no`` is 0, as after a restart of the learner; older weights are ignored.
         """
         collector_state.set_state(self, state)
-        if "windows" in state:  # their episodes have reported numbers before
+        if "windows" in state:  # their episodes have already reported these keys
             self._unreported_info -= set(self.windows.info())
 
-    # the names of every object with a state, by which a checkpoint saves and restores it
+    # aliases with the names common to all stateful objects
     state_dict = get_state
     load_state_dict = set_state

@@ -1,8 +1,8 @@
 """The state of a collector: its episodes, and the states of its listeners and transforms.
 
-A checkpoint identifies a listener or an action transform by its class, and by its index among the
-parts of that class. Each process saves and loads its own state of them, and what a state has under
-the key ``per_env`` by environment; see ``mtrl_lightning.ranks.state``.
+A checkpoint identifies a listener or an action transform by its class and its index among those of
+the same class. Each process saves and loads its own states, except for entries under the key
+``per_env``, which belong to environments; see ``mtrl_lightning.ranks.state``.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from mtrl_lightning.rollout.collector import Collector
 
 COMPONENTS = ("windows", "episodes", "listeners", "action_transforms", "exploration", "reuse")
-"""Parts of a collector's state.
+"""Components of a collector's state.
 
-Statistics of finished episodes; running episodes with their environments; the states of the
-listeners, of the action transforms, of the exploration, and of the policies' reuse.
+Statistics of finished episodes; running episodes with their environments; the states of listeners,
+action transforms, exploration and policy reuse.
 """
 WEIGHTS = "weights"
-"""A further part: the policy's weights. A run's checkpoints hold them next to this state."""
+"""Optional component: the policy's weights, which a run's checkpoints save separately."""
 
 
 def get_state(collector: Collector, components: Sequence[str]) -> dict[str, Any]:
-    """Return parts of the state; see ``Collector.get_state``."""
+    """Return components of the state; see ``Collector.get_state``."""
     known = (*COMPONENTS, WEIGHTS)
     unknown = sorted({*components} - {*known})
     if unknown:
@@ -43,8 +43,8 @@ def get_state(collector: Collector, components: Sequence[str]) -> dict[str, Any]
         state[WEIGHTS] = _weighted_policy(collector).get_weights()
         state["weights_seq_no"] = collector.weights_seq_no
     if list(components) == [WEIGHTS]:
-        return state  # also while a step is under way, and for a collector of other tasks
-    assert not collector.is_step_pending, "a step is under way"
+        return state  # even if a step is pending, and for a collector of other tasks
+    assert not collector.is_step_pending, "a step is pending"
     state[PER_ENV] = {"tasks": collector.envs.task_E.tolist()}
     if "windows" in components:
         state["windows"] = collector.windows.state_dict()
@@ -59,11 +59,11 @@ def get_state(collector: Collector, components: Sequence[str]) -> dict[str, Any]
 
 
 def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
-    """Restore the parts that are in a state; see ``Collector.set_state``."""
+    """Restore the components in a state; see ``Collector.set_state``."""
     if WEIGHTS in state:
         seq_no = state["weights_seq_no"]
         policy = _weighted_policy(collector)
-        # messages may arrive late or twice, and a learner may start from the beginning
+        # messages may arrive late or twice, and a learner may have been restarted
         if seq_no == 0 or seq_no > policy.counters.updates:
             policy.set_weights(state[WEIGHTS], seq_no)
     if PER_ENV not in state:
@@ -71,8 +71,8 @@ def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
     tasks, saved = collector.envs.task_E.tolist(), state[PER_ENV]["tasks"]
     if saved != tasks:
         raise ConfigurationError(
-            f"the checkpoint has environments of tasks {saved}, this run of {tasks}:"
-            " continue with the same tasks, data.envs_per_task and data.exclude_from_training"
+            f"the checkpoint has environments of tasks {saved}, but this run of {tasks}:"
+            " resume with the same tasks, data.envs_per_task and data.exclude_from_training"
         )
     if "windows" in state:
         collector.windows.load_state_dict(state["windows"])
@@ -84,7 +84,7 @@ def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
 
 
 def _parts(collector: Collector) -> dict[str, Sequence[Any]]:
-    """Return the parts with a state of their own, by component."""
+    """Return the stateful objects by component."""
     exploration = collector.exploration
     return {
         "listeners": collector.listeners,
@@ -97,8 +97,8 @@ def _parts(collector: Collector) -> dict[str, Sequence[Any]]:
 def _weighted_policy(collector: Collector) -> WeightedPolicy:
     if not isinstance(collector.policy, WeightedPolicy):
         raise ConfigurationError(
-            f"{type(collector.policy).__name__} has no weights to give or take: collect with an"
-            " algorithm or a loaded policy"
+            f"{type(collector.policy).__name__} has no weights: collect with an algorithm or a"
+            " loaded policy"
         )
     return collector.policy
 
@@ -107,18 +107,18 @@ def _set_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
     of_envs = state[PER_ENV]
     collector.running.load_state_dict(state["running"])
     collector.paused_E = np.array(of_envs["paused"], np.bool_)
-    collector.times.forget()  # the time that passed between two programs is no episode's
+    collector.times.forget()  # exclude the time between saving and restoring
     collector.observation_ED = collector.envs.set_state(of_envs["envs"])
 
 
 def _state_of(part: Any) -> dict[str, Any]:
-    """Return the state of a part, of this rank but for what it has for each environment."""
+    """Return the state of an object: per environment under ``per_env``, otherwise per rank."""
     own = dict(part.state_dict())
     return {PER_ENV: own.pop(PER_ENV, {}), PER_RANK: {distributed.rank(): own}}
 
 
 def _load_states(parts: Sequence[Any], states: Mapping[str, Any]) -> None:
-    """Restore the parts that have a state; the others start from the beginning."""
+    """Restore the objects that have a saved state; the others start anew."""
     for name, part in _named(parts).items():
         if name not in states:
             continue
@@ -130,7 +130,7 @@ def _load_states(parts: Sequence[Any], states: Mapping[str, Any]) -> None:
 
 
 def _named(parts: Sequence[Any]) -> dict[str, Any]:
-    """Return the parts by class and by their index among the parts of the class."""
+    """Return the objects by class and by their index among those of the same class."""
     named: dict[str, Any] = {}
     for part in parts:
         kind = f"{type(part).__module__}.{type(part).__qualname__}"

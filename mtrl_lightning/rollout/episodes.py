@@ -18,7 +18,7 @@ from mtrl_lightning.transitions import Episode, StepResult
 
 STATISTICS = ("return", "length", "success")
 SPREADS = ("min", "max", "std")
-"""Logged in addition to the means of returns and lengths; of a share they have no meaning."""
+"""Statistics logged in addition to the means of returns and lengths, but not for success."""
 
 
 def task_means(value_E: npt.NDArray, task_E: npt.NDArray[np.int64]) -> dict[int, float]:
@@ -27,28 +27,28 @@ def task_means(value_E: npt.NDArray, task_E: npt.NDArray[np.int64]) -> dict[int,
 
 
 def check_scores(option: str, spec: EnvSpec, window: int, number: int) -> None:
-    """Check that an option can tell by its recent episodes how well a task is solved.
+    """Check that an option can estimate the score of tasks from their recent episodes.
 
     Args:
-        option: its name.
+        option: name of the option.
         spec: the tasks.
-        window: finished episodes that this process keeps of a task.
-        number: episodes that the option takes.
+        window: number of finished episodes per task in this process' windows.
+        number: number of episodes that the option uses.
     """
     if not spec.has_score:
         raise ConfigurationError(
-            f"{option} has to know which tasks are solved, and they have neither a success signal"
-            " nor a largest return: leave it out"
+            f"{option} needs to know which tasks are solved, but they have neither a success signal"
+            " nor a largest return: remove it"
         )
     if window < number:
         raise ConfigurationError(
-            f"{option} takes the success of {number} episodes, and rollout.window keeps {window} in"
-            " each process: give fewer episodes, or a larger window"
+            f"{option} uses the success of {number} episodes, but data.window keeps only {window}"
+            " in each process: give fewer episodes, or a larger window"
         )
 
 
 class RunningEpisodes:
-    """Add up returns, lengths, successes and numbers of ``info``, one episode per environment.
+    """Accumulate returns, lengths, successes and ``info``, one episode per environment.
 
     Args:
         task_E: the task of each environment.
@@ -63,7 +63,7 @@ class RunningEpisodes:
         self._info = {key: _RunningMean(len(task_E)) for key in info_keys}
 
     def reset(self) -> None:
-        """Forget all running episodes."""
+        """Discard all running episodes."""
         self._begin(np.ones(len(self._task_E), np.bool_))
 
     def add(self, result: StepResult) -> dict[int, Episode]:
@@ -96,7 +96,7 @@ class RunningEpisodes:
         return ended
 
     def _info_of(self, e: int) -> dict[str, float]:
-        """Return mean and last value of a number that an environment reported in its episode."""
+        """Return mean and last value of each key that an environment reported in its episode."""
         reported = {key: mean for key, mean in self._info.items() if mean.count_E[e]}
         means = {key: float(mean.sum_E[e] / mean.count_E[e]) for key, mean in reported.items()}
         return means | {f"{key}_last": float(mean.last_E[e]) for key, mean in reported.items()}
@@ -119,7 +119,7 @@ class RunningEpisodes:
         return {PER_ENV: sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the running sums; those of ``info`` that it lacks start from here."""
+        """Restore the running sums; missing keys of ``info`` start anew."""
         sums = state[PER_ENV]
         self.return_E[:] = sums["return"]
         self.length_E[:] = sums["length"]
@@ -131,7 +131,7 @@ class RunningEpisodes:
 
 
 class _RunningMean:
-    """Sum, number and last of the values that each environment reports; NaN is none."""
+    """Sum, number and last of the values reported by each environment; NaN is no value."""
 
     def __init__(self, num_envs: int) -> None:
         self.sum_E = np.zeros(num_envs)
@@ -163,13 +163,13 @@ class _RunningMean:
 
 
 class EpisodeWindows:
-    """The last episodes of each task, in the order in which they finished, and their number.
+    """Sliding windows over the last episodes of each task, and episode counts.
 
-    They are saved by environment, so that every number of processes has the same last ones.
+    They are saved by environment, so that windows do not depend on the number of processes.
 
     Args:
         num_tasks: number of tasks, ``T``.
-        size: number of last episodes kept per task.
+        size: number of episodes in each task's window.
     """
 
     def __init__(self, num_tasks: int, size: int) -> None:
@@ -178,17 +178,17 @@ class EpisodeWindows:
         self._of_envs: dict[int, deque[Episode]] = {}
         """The last episodes of each environment."""
         self._counts: Counter[int] = Counter()
-        """Episodes of each environment since the start."""
+        """Number of episodes of each environment since the start."""
         self._num_steps = 0
-        """Vector steps since the start."""
+        """Number of vector steps since the start."""
         self.count_T = np.zeros(num_tasks, np.int64)
-        """Episodes of each task since the start."""
+        """Number of episodes of each task since the start."""
 
     @classmethod
     def joined(
         cls, parts: Sequence[tuple[list[list[Episode]], npt.NDArray[np.int64]]], size: int
     ) -> EpisodeWindows:
-        """Return the windows of all processes from what ``of_tasks`` returns on each of them."""
+        """Join the windows of all processes, given the results of ``of_tasks`` on each."""
         windows = cls(len(parts[0][1]), size)
         windows.count_T[:] = np.sum([count_T for _, count_T in parts], axis=0)
         for window, of_ranks in zip(
@@ -204,7 +204,7 @@ class EpisodeWindows:
         return [list(window) for window in self._windows], self.count_T
 
     def add(self, episodes: Iterable[Episode]) -> None:
-        """Remember the episodes that finished in a vector step; call it after every one."""
+        """Add the episodes that finished in a vector step; call this after every step."""
         self._num_steps += 1
         for finished in episodes:
             episode = finished._replace(step=self._num_steps)
@@ -214,13 +214,13 @@ class EpisodeWindows:
             self.count_T[episode.task] += 1
 
     def recent_score(self, task: int, number: int, spec: EnvSpec) -> float | None:
-        """Return the mean score of a task's last episodes that began with a reset.
+        """Return the mean score of a task's last episodes that started with a reset.
 
-        It is the success rate, in tasks without a success signal the return divided by the largest
+        It is the success rate or, without a success signal, the return divided by the largest
         possible one.
 
         Returns:
-            None if there are fewer than ``number``.
+            The score, or None if there are fewer than ``number`` episodes.
         """
         episodes = self._from_reset(task)[-number:]
         if len(episodes) < number:
@@ -228,7 +228,7 @@ class EpisodeWindows:
         return statistics.fmean(spec.score(one.return_, one.success) for one in episodes)
 
     def recent_from_reset(self, task: int, number: int) -> tuple[float, float] | None:
-        """Return the mean success and return of the episodes of ``recent_score``; None for none."""
+        """Return the mean success and return of the episodes of ``recent_score``, or None."""
         episodes = self._from_reset(task)[-number:]
         if not episodes:
             return None
@@ -236,7 +236,7 @@ class EpisodeWindows:
         return success, statistics.fmean(episode.return_ for episode in episodes)
 
     def _from_reset(self, task: int) -> list[Episode]:
-        """Return the episodes in a task's window that did not begin midway."""
+        """Return the episodes in a task's window that started with a reset."""
         return [episode for episode in self._windows[task] if not episode.midway]
 
     def summary(self) -> dict[int, dict[str, dict[str, float]]]:
@@ -262,9 +262,9 @@ class EpisodeWindows:
         return result
 
     def success_from_reset(self) -> dict[int, float]:
-        """Return each task's success rate over the episodes that did not begin midway.
+        """Return each task's success rate over the episodes that started with a reset.
 
-        A task that has none in its window is left out.
+        Tasks without such episodes in their window are omitted.
         """
         episodes = {task: self._from_reset(task) for task in range(len(self._windows))}
         return {
@@ -274,15 +274,15 @@ class EpisodeWindows:
         }
 
     def info(self) -> dict[str, dict[int, float]]:
-        """Return the means of the numbers of ``info``: ``{name: {task: mean}}``."""
+        """Return the means of ``info``: ``{name: {task: mean}}``."""
         return mean_info(dict(enumerate(self._windows)))
 
     def metrics(self, task_names: Sequence[str]) -> dict[str, float]:
-        """Return the metrics other than the means: spreads and numbers of ``info``.
+        """Return further metrics: spreads of returns and lengths, and means of ``info``.
 
         They are called ``rollout/return_min``, ``rollout/length_std``, ``rollout/info/<key>``, and
-        those of a task end with ``/<task>``. Over all tasks it is the smallest minimum, the largest
-        maximum, and the mean of the standard deviations and of the numbers.
+        end with ``/<task>`` for single tasks. Over all tasks, the minimum and the maximum are
+        taken of minima and maxima, and the mean of all others.
         """
         over_tasks: dict[str, Callable[[list[float]], float]]
         over_tasks = {"min": min, "max": max, "std": statistics.fmean}
@@ -296,7 +296,7 @@ class EpisodeWindows:
         return result | info_metrics("rollout", self.info(), task_names)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episodes as lists of plain values, by environment."""
+        """Return the episodes by environment, as lists of plain values."""
         envs = range(max(self._of_envs, default=-1) + 1)
         episodes = [[list(episode) for episode in self._of_envs.get(env, ())] for env in envs]
         counts = [self._counts[env] for env in envs]
@@ -322,7 +322,7 @@ class EpisodeWindows:
 
 
 class EpisodeTimes:
-    """Wall-clock seconds of episodes, without episodes interrupted by a checkpoint.
+    """Wall-clock seconds of episodes, excluding episodes that span an interruption.
 
     Args:
         task_E: the task of each environment.
@@ -334,11 +334,11 @@ class EpisodeTimes:
         self._seconds: dict[int, list[float]] = {}
 
     def start(self, which_E: npt.NDArray[np.bool_] | slice) -> None:
-        """Start to measure the episodes of some environments."""
+        """Start measuring the episodes of some environments."""
         self._started_at_E[which_E] = time.perf_counter()
 
     def forget(self) -> None:
-        """Leave the running episodes out."""
+        """Exclude the running episodes."""
         self._started_at_E[:] = np.nan
 
     def end(self, envs: Iterable[int]) -> None:
@@ -357,10 +357,10 @@ class EpisodeTimes:
 
 
 def mean_info(episodes: Mapping[int, Iterable[Episode]]) -> dict[str, dict[int, float]]:
-    """Return the means of the numbers of ``info``, by name and task.
+    """Return the means of ``info``, by name and task.
 
     Args:
-        episodes: of each task; one that lacks a number does not count for it.
+        episodes: episodes of each task; those without a key do not count for it.
 
     Returns:
         ``{name: {task: mean}}``.
@@ -379,7 +379,7 @@ def mean_info(episodes: Mapping[int, Iterable[Episode]]) -> dict[str, dict[int, 
 def info_metrics(
     prefix: str, means: Mapping[str, Mapping[int, float]], task_names: Sequence[str]
 ) -> dict[str, float]:
-    """Return ``<prefix>/info/<key>`` and ``<prefix>/info/<key>_last``, on average and per task."""
+    """Return ``<prefix>/info/<key>`` and ``<prefix>/info/<key>_last``, averaged and per task."""
     result: dict[str, float] = {}
     for name, values in means.items():
         result |= with_mean(f"{prefix}/info/{name}", values, task_names)

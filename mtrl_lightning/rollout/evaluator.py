@@ -1,4 +1,4 @@
-"""Test episodes, the same ones in every evaluation."""
+"""Evaluation on the same test episodes every time."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from mtrl_lightning.utils.devices import one_thread
 from mtrl_lightning.utils.progress import progress_bar
 
 SUCCESS = ("success", "success_last")
-"""Measured for every task where the benchmark has success."""
+"""Success metrics of every task, if the benchmark has success."""
 WORST = (1, 5)
-"""Numbers of worst tasks whose mean success is logged, where there are more tasks than that."""
+"""Numbers of worst tasks whose mean success is logged, if there are more tasks."""
 
 
 class Evaluation(NamedTuple):
@@ -40,20 +40,20 @@ class Evaluation(NamedTuple):
 
     split: str
     num_episodes: int
-    """Of each task."""
+    """Mean return of each task."""
     success_T: npt.NDArray[np.float64]
-    """Share of episodes with success in any step."""
+    """Fraction of episodes with success in any step."""
     success_last_T: npt.NDArray[np.float64]
-    """Share of episodes with success in the last step."""
+    """Fraction of episodes with success in the last step."""
     return_T: npt.NDArray[np.float64]
     has_success: bool = True
-    """Whether the benchmark reports success; without it there are no metrics of it."""
+    """Whether the benchmark reports success; otherwise, there are no success metrics."""
     info: Mapping[str, Mapping[int, float]] = {}
-    """Means of the numbers of ``info`` that are logged, by name and task."""
+    """Means of the logged keys of ``info``, by name and task."""
     max_return: float | None = None
-    """Return with the score 1; without it there is no score."""
+    """Return that corresponds to a score of 1; None if there is no score."""
     tasks: tuple[int, ...] | None = None
-    """The indices of the split's tasks among all; None for all tasks."""
+    """Indices of the split's tasks; None for all tasks."""
 
     def names(self, task_names: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of the split's tasks, given those of all."""
@@ -70,14 +70,13 @@ class Evaluation(NamedTuple):
         return measured
 
     def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
-        """Return success in any step and in the last one, return and score: mean and per task.
+        """Return success in any step and in the last step, return and score: mean and per task.
 
         They are called ``eval/success``, ``eval/success_last``, ``eval/return``, ``eval/score`` in
-        the split ``eval``, ``eval_<split>/...`` in others, and those of a task end with
-        ``/<task>``.
-        ``eval/success_worst_5`` is the mean success (in any step) of the 5 worst tasks,
-        ``eval/info/<key>`` the mean of a number of ``info`` over steps and episodes.
-        A benchmark without success has none of it, one without a largest return no score.
+        the split ``eval``, and ``eval_<split>/...`` in others, and end with ``/<task>`` for single
+        tasks. ``eval/success_worst_5`` is the mean success (in any step) of the 5 worst tasks, and
+        ``eval/info/<key>`` the mean of a key of ``info`` over steps and episodes. Benchmarks
+        without success have no success metrics, and those without a largest return no score.
 
         Args:
             task_names: names of all tasks.
@@ -96,10 +95,9 @@ class Evaluation(NamedTuple):
         return result | info_metrics(prefix, self.info, task_names)
 
     def success_intervals(self, task_names: tuple[str, ...]) -> dict[str, tuple[float, float]]:
-        """Return 95 % Wilson intervals of the success in any step, by the metric's name.
+        """Return 95 % Wilson intervals of the success in any step, by metric name.
 
-        That of the mean takes the episodes of all tasks, which have the same number of them, as one
-        sample. Without success there are none.
+        For the mean, the episodes of all tasks form one sample. Empty without success.
 
         Args:
             task_names: names of all tasks.
@@ -117,7 +115,7 @@ class Evaluation(NamedTuple):
 
 def wilson_interval(successes: int, num_episodes: int) -> tuple[float, float]:
     """Return the 95 % Wilson score interval of a success rate."""
-    from scipy.stats import binomtest  # takes a second, and only an evaluation needs it
+    from scipy.stats import binomtest  # imported lazily because it takes a second
 
     interval = binomtest(successes, num_episodes).proportion_ci(method="wilson")
     return float(interval.low), float(interval.high)
@@ -130,7 +128,7 @@ def _measured(spec: EnvSpec) -> tuple[str, ...]:
 
 
 def main_metric(spec: EnvSpec) -> str:
-    """Return the quantity that measures how good a policy is: success, else score, else return."""
+    """Return the main metric of a benchmark: success, otherwise score, otherwise return."""
     measured = _measured(spec)
     return next(name for name in ("success", "score", "return") if name in measured)
 
@@ -167,32 +165,32 @@ class EvaluatedEpisode(NamedTuple):
     """A finished test episode, and when it ended."""
 
     step: int
-    """Vector step of the evaluation."""
+    """Vector step of the evaluation in which it ended."""
     env: int
-    """Index of its environment among all."""
+    """Global index of its environment."""
     episode: Episode
     checksum: int
-    """Of its first and last observation."""
+    """Checksum of its first and last observation."""
 
 
 class Evaluator:
-    """Run test episodes ``0, 1, ..., N - 1`` of a split's tasks, with the policy's best actions.
+    """Run test episodes ``0, 1, ..., N - 1`` of a split's tasks, with the deterministic policy.
 
-    Its environments are made at the first evaluation and kept. An evaluation uses no generator of
-    training.
+    Environments are created in the first evaluation and kept. Evaluations do not use random
+    generators of training.
 
     Args:
         benchmark: the tasks.
         num_episodes: test episodes per task, ``N``.
-        split: which environments.
+        split: split to evaluate.
         envs_per_task: environments per task; each runs a contiguous share of the episodes.
         num_workers: worker processes; see ``VectorEnv``.
-        timeout: seconds to wait for a worker's answer.
-        max_restarts: how often an evaluation is repeated with new environments because one of them,
-            or its worker, broke; over all evaluations.
-        on_restart: called with the reason each time.
+        timeout: seconds to wait for a worker's response.
+        max_restarts: number of times an evaluation is repeated with new environments after a fault
+            of an environment or its worker, over all evaluations.
+        on_restart: called with the reason of each restart.
         share: index of this process and number of processes that share the environments.
-        progress: whether bars show built environments and steps, on a terminal.
+        progress: whether to show progress bars of built environments and steps on a terminal.
     """
 
     def __init__(
@@ -221,37 +219,37 @@ class Evaluator:
         self._on_restart = on_restart
         self._progress = progress
         self.num_restarts = 0
-        """How often an evaluation was repeated."""
+        """Number of times an evaluation was repeated."""
         num_envs = len(self._tasks) * self._envs_per_task
         rank, num_processes = share
         self._indices = np.array_split(range(num_envs), num_processes)[rank]
-        """Indices of the environments that are stepped here among all."""
+        """Global indices of this process' environments."""
         self._warns = rank == 0
-        """Whether the next evaluation warns of a task whose episodes are all the same."""
+        """Whether the next evaluation warns of tasks whose episodes are all equal."""
         self._envs: VectorEnv | None = None
 
     @property
     def num_envs(self) -> int:
-        """Number of environments that are stepped here."""
+        """Number of this process' environments."""
         return len(self._indices)
 
     def evaluate(self, policy: Policy, on_step: Callable[[], None] = lambda: None) -> Evaluation:
         """Run all test episodes.
 
         Args:
-            policy: acts in the mode ``exploit``.
+            policy: the policy, called with mode ``exploit``.
             on_step: called between two steps; may raise to end the evaluation.
 
         Raises:
             PolicyFaultError: if the policy's actions are not finite.
-            RestartsExhaustedError: if environments broke too often.
+            RestartsExhaustedError: if environments failed too often.
         """
         return self.summarize(self.run(policy, on_step))
 
     def run(
         self, policy: Policy, on_step: Callable[[], None] = lambda: None
     ) -> list[EvaluatedEpisode]:
-        """Run the test episodes of the environments that are stepped here; see ``evaluate``."""
+        """Run the test episodes of this process' environments; see ``evaluate``."""
         while True:
             try:
                 with one_thread():
@@ -259,11 +257,11 @@ class Evaluator:
             except CallError:  # new environments would raise it again
                 raise
             except EnvironmentFaultError as fault:
-                self.close()  # repeated from the first episode, in new environments
+                self.close()  # restart from the first episode, in new environments
                 if self.num_restarts >= self._max_restarts:
                     raise RestartsExhaustedError(
                         f"{fault} (in an evaluation,"
-                        f" after {self.num_restarts} restarts, the most allowed)"
+                        f" after {self.num_restarts} restarts, the maximum)"
                     ) from fault
                 self.num_restarts += 1
                 self._on_restart(str(fault))
@@ -273,7 +271,7 @@ class Evaluator:
         if not len(indices):
             return []
         num_tasks = len(self._tasks)
-        # before environments are started
+        # check before environments are started
         policy = matched_policy(policy, self._benchmark.spec, self._tasks)
         if self._envs is None:
             tasks = np.repeat(self._tasks, self._envs_per_task)[indices]
@@ -309,8 +307,8 @@ class Evaluator:
         return finished
 
     def summarize(self, finished: Iterable[EvaluatedEpisode]) -> Evaluation:
-        """Return the results of all test episodes, given in any order."""
-        # in the order of an evaluation in one process: sums of rounded numbers depend on it
+        """Summarize all test episodes, given in any order."""
+        # sort as in a single process, because floating-point sums depend on the order
         finished = sorted(finished, key=lambda one: (one.step, one.env))
         per_task: dict[int, list[Episode]] = {task: [] for task in self._tasks}
         for one in finished:
@@ -342,7 +340,7 @@ class Evaluator:
         )
 
     def _warn_of_equal_episodes(self, finished: Sequence[EvaluatedEpisode]) -> None:
-        """Warn once of tasks whose seeds change nothing; a task with one goal may be so."""
+        """Warn once of tasks whose seeds have no effect, unless they have a single goal."""
         spec = self._benchmark.spec
         if not self._warns or self._num_episodes == 1 or spec.protocol.get("num_goals") == 1:
             return
@@ -353,28 +351,28 @@ class Evaluator:
         names = [spec.task_names[task] for task, of_task in kinds.items() if len(of_task) == 1]
         if names:
             warnings.warn(
-                f"all {self._num_episodes} test episodes of {', '.join(names)} are the same, though"
+                f"all {self._num_episodes} test episodes of {', '.join(names)} are equal, although"
                 " their seeds differ. If reset(seed=...) should change them, call"
-                " super().reset(seed=seed) in it, and take random numbers from self.np_random. If"
-                " the task is deterministic, ignore this, or set evaluation.num_episodes to 1",
+                " super().reset(seed=seed) in it, and sample from self.np_random. If the task is"
+                " deterministic, ignore this, or set evaluation.num_episodes to 1",
                 stacklevel=3,
             )
 
     def remake_envs(self, benchmark: Benchmark) -> None:
-        """Evaluate in environments of another benchmark from here on."""
+        """Use the environments of another benchmark in further evaluations."""
         benchmark = with_layers_of(self._benchmark, benchmark)
         check_same(self._benchmark.spec, check_spec(benchmark.spec))
         tasks = tasks_of(benchmark, self._split)
         if tasks != self._tasks:
             raise ConfigurationError(
-                f"the new benchmark's split {self._split} has the tasks {tasks}, the previous one's"
-                f" {self._tasks}: they must be equal"
+                f"the split {self._split} of the new benchmark has the tasks {tasks}: use a"
+                f" benchmark with those of the previous one, {self._tasks}"
             )
         self.close()
         self._benchmark = benchmark
 
     def close(self) -> None:
-        """End the environments."""
+        """Close the environments."""
         if self._envs is not None:
             self._envs.close()
             self._envs = None

@@ -1,4 +1,4 @@
-"""Temporally correlated noise behind the actions that explore.
+"""Temporally correlated exploration noise.
 
 Shapes: ``T`` tasks, ``E`` environments, ``A`` action.
 """
@@ -25,20 +25,20 @@ class CorrelatedNoise(Extra):
 
     White noise moves an arm back and forth, and hardly ever holds a gripper closed. Noise with a
     correlation ``rho`` near 1 pushes in one direction for about ``1 / (1 - rho)`` steps. The
-    marginal distribution of each step's noise stays standard normal ("Colored Noise in PPO",
-    Hollenstein et al. 2023, arXiv 2312.11091). In continuous time this is an Ornstein-Uhlenbeck
-    process. Every action dimension has its own noise, and an episode starts with a new one.
+    marginal distribution of each step's noise is still standard normal ("Colored Noise in PPO",
+    Hollenstein et al. 2023, arXiv 2312.11091). In continuous time, this is an Ornstein-Uhlenbeck
+    process. All action dimensions have independent noise, which is reinitialized in each episode.
 
-    Given the observation, which shows the effect of previous actions, an action is no sample of the
-    policy. ``PPO``'s ratios of probabilities are then biased, and its estimate of the KL divergence
-    is too large: 1.32 times the exact one at a correlation of 0.9 on MetaWorld. Set its ``max_kl``
-    to None.
+    Conditioned on the observation, which reflects previous actions, an action is not a sample of
+    the policy. ``PPO``'s probability ratios are then biased, and its KL divergence is
+    overestimated: by a factor of 1.32 at a correlation of 0.9 on MetaWorld. Set its ``max_kl`` to
+    None.
 
-    A ``Collector`` calls ``begin`` once, then ``noise`` before each step that explores, and
+    A ``Collector`` calls ``begin`` once, then ``noise`` before each exploration step, and
     ``start_episodes`` where episodes have ended.
 
     Args:
-        correlation: ``rho`` of two successive steps, from 0, which is white noise, to below 1.
+        correlation: ``rho`` between consecutive steps, from 0 (white noise) to below 1.
     """
 
     def __init__(self, correlation: float = 0.9) -> None:
@@ -50,13 +50,13 @@ class CorrelatedNoise(Extra):
         return f"{type(self).__name__}, correlation {self._correlation:g}"
 
     def begin(self, spec: EnvSpec, task_E: npt.NDArray[np.int64]) -> None:
-        """Begin to explore in a number of environments."""
+        """Initialize the noise of all environments."""
         self._task_E = task_E
         self._noise_EA = np.zeros((len(task_E), *spec.action_space.shape))
         self._is_first_E = np.ones(len(task_E), np.bool_)
 
     def seed(self, seed: int) -> None:
-        """Seed the noise from here on."""
+        """Seed the noise."""
         self._generator = np.random.default_rng(seed)
 
     def noise(self) -> npt.NDArray[np.float32]:
@@ -84,7 +84,7 @@ class CorrelatedNoise(Extra):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them; a new process of a run has no generator's state."""
+        """Restore noise and generator; new processes have no generator state."""
         self._noise_EA = np.array(state[PER_ENV]["noise"], np.float64)
         self._is_first_E = np.array(state[PER_ENV]["is_first"], np.bool_)
         if "generator" in state:
@@ -92,10 +92,10 @@ class CorrelatedNoise(Extra):
 
 
 def check_takes_noise(policy: Policy) -> None:
-    """Check that a policy can explore with given noise."""
+    """Check that a policy accepts exploration noise."""
     if "noise_EA" not in inspect.signature(policy.act).parameters:
         raise ConfigurationError(
-            f"CorrelatedNoise needs a policy whose act takes noise_EA, and that of"
-            f" {type(policy).__name__} does not: give an algorithm, add it (see NoisyPolicy), or"
-            " leave CorrelatedNoise out"
+            f"CorrelatedNoise needs a policy whose act accepts noise_EA, but that of"
+            f" {type(policy).__name__} does not: use an algorithm, add it (see NoisyPolicy), or"
+            " remove CorrelatedNoise"
         )

@@ -1,4 +1,4 @@
-"""What changes how training episodes are collected."""
+"""Modifications of how training episodes are collected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class Extra:
-    """Changes how training episodes are collected; an element of the option ``data.extras``."""
+    """Base of modifications of how training episodes are collected, for ``data.extras``."""
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -18,20 +18,20 @@ class Extra:
 
         Args:
             spec: the tasks.
-            window: finished episodes that this process keeps of a task.
-            envs_per_task: this process' environments of a task.
+            window: number of finished episodes per task in this process' windows.
+            envs_per_task: number of this process' environments per task.
         """
 
 
 class StartMidway(Extra):
-    """Let training episodes begin where an earlier one came near a success.
+    """Start training episodes where an earlier one came near a success.
 
     ``rollout/repeated_steps`` counts the repeated steps, ``env_steps`` does not. See
     ``envs.vector.MidwayStarts``.
 
     Args:
-        fraction: of the episodes of a task that never succeeds, above 0 and at most 1; it falls
-            with success.
+        fraction: fraction of the episodes of a task that never succeeds, above 0 and at most 1; it
+            decreases with success.
     """
 
     def __init__(self, fraction: float = 0.5) -> None:
@@ -42,11 +42,11 @@ class StartMidway(Extra):
         return f"{type(self).__name__}, {self.fraction:g} of the episodes of an unsolved task"
 
     def check(self, spec: EnvSpec, window: int, envs_per_task: int) -> None:
-        """Check that success or a largest return can end it."""
+        """Check that the tasks have a success signal or a largest return."""
         if not spec.has_score:
             raise ConfigurationError(
-                "StartMidway needs tasks with a success signal or a largest return, with which it"
-                " ends: leave it out of data.extras"
+                "StartMidway needs tasks with a success signal or a largest return: remove it from"
+                " data.extras"
             )
 
 
@@ -54,7 +54,7 @@ class EndAfterSuccess(Extra):
     """Truncate training episodes some steps after their first success.
 
     Args:
-        steps: after the first success, at least 0.
+        steps: number of steps after the first success, at least 0.
     """
 
     def __init__(self, steps: int = 30) -> None:
@@ -68,5 +68,5 @@ class EndAfterSuccess(Extra):
         """Check that the tasks report success."""
         if not spec.has_success:
             raise ConfigurationError(
-                "EndAfterSuccess needs tasks that report success: leave it out of data.extras"
+                "EndAfterSuccess needs tasks that report success: remove it from data.extras"
             )

@@ -1,4 +1,4 @@
-"""Listeners of training episodes, and when each of their methods is called."""
+"""Listeners to the events of training episodes."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 
 
 class EpisodeListener:
-    """Base class of listeners to the events of training episodes; override those you need.
+    """Base class of listeners to the events of training episodes; override any of its methods.
 
-    ``env`` is an environment's index in the vector. A listener whose state is to be saved with the
-    checkpoints overrides ``state_dict`` and ``load_state_dict``. Each process has its own state. In
-    a run that continues with another number of processes, lists with one entry per environment
-    under the key ``per_env`` move with the environments, and a new process has no other state.
+    ``env`` is an environment's index in the vector. Override ``state_dict`` and ``load_state_dict``
+    to save state in checkpoints. Each process has its own state. If a run is resumed with a
+    different number of processes, lists with one entry per environment under the key ``per_env``
+    move with the environments, and new processes have no other state.
     """
 
     def on_environment_created(self, env: int, task: int) -> None:
-        """Called when an environment was built: before its first episode, and when it is rebuilt.
+        """Called when an environment has been built: before its first episode, and when rebuilt.
 
-        A resumed run builds all of them, and then continues their episodes.
+        A resumed run builds all environments, then continues their episodes.
         """
 
     def on_episode_created(self, env: int, task: int) -> None:
-        """Called before the first observation of a new episode is there."""
+        """Called before a new episode, whose first observation is not available yet."""
 
     def on_episode_started(self, env: int, task: int, observation_D: npt.NDArray) -> None:
         """Called with an episode's first observation."""
 
     def on_episode_stepped(self, env: int, task: int, return_: float, length: int) -> None:
-        """Called at every step, with the return and the length so far."""
+        """Called after every step, with the return and the length so far."""
 
     def on_episode_ended(self, env: int, episode: Episode) -> None:
         """Called when an episode has finished."""
@@ -46,18 +46,18 @@ class EpisodeListener:
         """Called before ``Collector.sample`` returns; not in training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its state for a checkpoint, as plain values."""
+        """Return the state for checkpoints, as plain values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore its state; called only if the checkpoint has one."""
+        """Restore the state; only called if the checkpoint has one."""
 
 
 class EpisodeEvents:
-    """Call listeners at the events of the environments of a vector.
+    """Notify listeners of the events of a vector environment.
 
     Args:
-        listeners: to call, one after another.
+        listeners: the listeners, called in order.
         envs: the environments.
     """
 
@@ -65,10 +65,10 @@ class EpisodeEvents:
         self._listeners = listeners
         self._envs = envs
         self._announced_builds_E = np.zeros(envs.num_envs, np.int64)
-        """How often each environment was built when the listeners were called last."""
+        """Number of times each environment had been built at the last notification."""
 
     def built(self) -> None:
-        """Announce the environments that were built since the last call."""
+        """Notify of environments that were built since the last call."""
         if not self._listeners:
             return
         builds_E = self._envs.builds_E
@@ -77,11 +77,11 @@ class EpisodeEvents:
         self._notify(lambda listener, e, task: listener.on_environment_created(e, task), new)
 
     def created(self, which: Sequence[int] | range) -> None:
-        """Announce new episodes, before their first observation is there."""
+        """Notify of new episodes, before their first observation is available."""
         self._notify(lambda listener, e, task: listener.on_episode_created(e, task), which)
 
     def started(self, observation_ED: npt.NDArray, which: Sequence[int] | range) -> None:
-        """Announce the first observations of new episodes."""
+        """Notify of the first observations of new episodes."""
         self._notify(
             lambda listener, e, task: listener.on_episode_started(e, task, observation_ED[e]), which
         )
@@ -93,13 +93,13 @@ class EpisodeEvents:
         observation_ED: npt.NDArray,
         done_E: npt.NDArray[np.bool_],
     ) -> None:
-        """Announce a vector step, the episodes that it ended, and the new ones after it.
+        """Notify of a vector step, of finished episodes, and of new ones that follow them.
 
         Args:
             running: the running episodes, after the step.
-            ended: the episodes that ended, by environment.
-            observation_ED: on which the next actions are chosen.
-            done_E: environments that begin a new episode.
+            ended: the finished episodes by environment.
+            observation_ED: observations for which the next actions are chosen.
+            done_E: environments that start a new episode.
         """
         if not self._listeners:
             return

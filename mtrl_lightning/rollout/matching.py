@@ -13,10 +13,10 @@ from mtrl_lightning.transitions import ActOutput, Mode, Policy
 
 
 class _MatchedPolicy:
-    """A policy in environments whose tasks have other indices, or are padded to another size.
+    """A policy for environments with other task indices or another padding.
 
     Args:
-        policy: chooses the actions.
+        policy: the policy.
         policy_spec: the policy's tasks.
         spec: the environments' tasks.
     """
@@ -26,7 +26,7 @@ class _MatchedPolicy:
         self._policy = policy
         self._policy_spec = policy_spec
         indices = {name: task for task, name in enumerate(policy_spec.task_names)}
-        # tasks that the policy does not know are not stepped
+        # environments of tasks unknown to the policy are not stepped
         self._policy_task_T = np.array([indices.get(name, -1) for name in spec.task_names])
 
     def act(
@@ -36,7 +36,7 @@ class _MatchedPolicy:
         mode: Mode,
         noise_EA: npt.NDArray[np.float32] | None = None,
     ) -> ActOutput:
-        """Choose actions ``[E, A]`` of the environments' size for their tasks' indices."""
+        """Choose actions ``[E, A]`` with the environments' task indices and action size."""
         noise = {}
         if noise_EA is not None:
             noise["noise_EA"] = pad_to(noise_EA, self._policy_spec.action_space.shape)
@@ -48,19 +48,18 @@ class _MatchedPolicy:
 
 
 def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Policy:
-    """Return the policy for the tasks of a benchmark, which are matched by name.
+    """Return the policy for the tasks of a benchmark, matched by name.
 
-    The benchmark may have a part of the policy's tasks, in any order, and pad them to another size.
-    A policy that has no ``spec`` knows no names: it is returned as it is, and receives the
-    benchmark's indices.
+    The benchmark may have any of the policy's tasks, in any order and with a different padding. A
+    policy without a ``spec`` is returned unchanged, and receives the benchmark's task indices.
 
     Args:
-        policy: chooses the actions.
-        spec: of the benchmark.
-        tasks: indices in ``spec.task_names`` of the tasks that it acts in.
+        policy: the policy.
+        spec: spec of the benchmark.
+        tasks: indices of the tasks in ``spec.task_names`` that are stepped.
 
     Returns:
-        The policy itself if indices and sizes are the same on both sides.
+        The adapted policy; the policy itself if indices and sizes are equal.
     """
     policy_spec = getattr(policy, "spec", None)
     if not isinstance(policy_spec, EnvSpec):
@@ -69,8 +68,8 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
     unknown = [name for name in names if name not in policy_spec.task_names]
     if unknown:
         raise ConfigurationError(
-            f"the policy does not know {', '.join(unknown)}: its tasks are"
-            f" {', '.join(policy_spec.task_names)}. Give a benchmark of some of these, in any order"
+            f"the policy does not have the tasks {', '.join(unknown)}, only"
+            f" {', '.join(policy_spec.task_names)}: use a benchmark of any of these"
         )
     for name in names:
         for kind in ("observation", "action"):
@@ -79,9 +78,9 @@ def matched_policy(policy: Policy, spec: EnvSpec, tasks: Iterable[int]) -> Polic
             )
             if shape != shape_here:
                 raise ConfigurationError(
-                    f"the {kind} of {name} has the shape {shape} in the policy and {shape_here} in"
-                    " the benchmark: give a benchmark with the wrappers and pixels that the policy"
-                    " was trained with"
+                    f"the {kind} of {name} has shape {shape} in the policy and {shape_here} in the"
+                    " benchmark: use a benchmark with the wrappers and pixels with which the policy"
+                    " was trained"
                 )
     is_same = policy_spec.task_names == spec.task_names and all(
         getattr(policy_spec, space).shape == getattr(spec, space).shape

@@ -1,4 +1,4 @@
-"""Fewer steps of solved tasks, so that the others get more of the run's.
+"""Pausing of solved tasks, so that the others get more of the run's steps.
 
 Shapes: ``T`` tasks, ``E`` environments.
 """
@@ -18,27 +18,27 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class PauseSolved(Extra):
-    """Pause environments of tasks that succeed: the run's steps go where they still teach.
+    """Pause environments of solved tasks, so that unsolved tasks get more of the run's steps.
 
-    A task whose recent episodes succeed less often than ``success`` steps all of its environments.
-    From there the number falls in proportion to the failures, to ``minimum`` of them. As
+    A task with a recent success rate below ``success`` steps all of its environments. Above it, the
+    number decreases proportionally to the failure rate, down to the fraction ``minimum``. Because
     ``total_steps`` counts stepped environments, the other tasks get more steps. (DRATS, arXiv
     2605.14350, moves environments between tasks.)
 
     A paused environment keeps its episode and continues it when the task fails more often.
-    On-policy, a task with fewer steps has as much less weight in the losses, which gradient methods
-    that scale losses themselves undo. Off-policy, updates are made per vector step, so that there
-    are more of them for each environment step. Environments are chosen at the begin of an on-policy
-    iteration, off-policy after as many steps as an episode has at most. In tasks without a success
-    signal, the score takes its place: the return divided by the largest possible one. Episodes that
-    began midway (``StartMidway``) do not count.
+    On-policy, the weight of a task in the losses is proportional to its steps, which has no effect
+    with gradient methods that rescale losses. Off-policy, updates are made per vector step, so that
+    there are more updates per environment step. Environments are chosen at the start of on-policy
+    iterations, or off-policy at intervals of the longest episode. Without a success signal, the
+    score is used instead: the return divided by the largest possible one. Episodes that started
+    midway (``StartMidway``) do not count.
 
     Args:
-        success: success rate from which on environments are paused, from 0 to below 1.
+        success: success rate above which environments are paused, from 0 to below 1.
         minimum: fraction of a task's environments that are never paused, above 0 and at most 1; at
             least one is stepped.
-        episodes: number of a task's recent episodes from a reset, in each process, for its success
-            rate, at least 1; a task with fewer is not paused.
+        episodes: number of a task's recent episodes per process, started with a reset, from which
+            its success rate is computed, at least 1; a task with fewer is not paused.
     """
 
     def __init__(self, success: float = 0.9, minimum: float = 0.2, episodes: int = 20) -> None:
@@ -60,21 +60,21 @@ class PauseSolved(Extra):
 
         Args:
             spec: the tasks.
-            window: finished episodes that this process keeps of a task.
-            envs_per_task: this process' environments of a task.
+            window: number of finished episodes per task in this process' windows.
+            envs_per_task: number of this process' environments per task.
         """
         check_scores("PauseSolved", spec, window, self._episodes)
         if self.num_stepped(envs_per_task, 1.0) == envs_per_task:
             raise ConfigurationError(
-                f"PauseSolved would pause no environment of the {envs_per_task} that a task has"
-                f" in each process, with the minimum {self._minimum:g}: raise"
-                " data.envs_per_task, lower the minimum, or leave PauseSolved out"
+                f"PauseSolved with minimum {self._minimum:g} has no effect on {envs_per_task}"
+                " environments per task and process: raise data.envs_per_task, lower the minimum,"
+                " or remove PauseSolved"
             )
 
     def paused(
         self, spec: EnvSpec, task_E: npt.NDArray[np.int64], windows: EpisodeWindows
     ) -> npt.NDArray[np.bool_]:
-        """Return which environments pause: of each task the last ones."""
+        """Return which environments to pause: the last ones of each task."""
         paused_E = np.zeros(len(task_E), np.bool_)
         for task in np.unique(task_E):
             env_N = np.flatnonzero(task_E == task)
@@ -84,8 +84,8 @@ class PauseSolved(Extra):
         return paused_E
 
     def num_stepped(self, num_envs: int, success: float) -> int:
-        """Return how many of a task's environments are stepped."""
+        """Return the number of a task's environments to step."""
         fraction = (1 - success) / (1 - self._success)
         target = num_envs * min(max(fraction, self._minimum), 1.0)
-        # the small number corrects the rounding of products such as 10 * 0.3
+        # 1e-9 compensates for the rounding of products such as 10 * 0.3
         return max(1, math.ceil(target - 1e-9))

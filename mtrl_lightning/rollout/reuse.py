@@ -1,4 +1,4 @@
-"""Episodes of unsolved tasks in which the policies of solved tasks act.
+"""Reuse of the policies of solved tasks in episodes of unsolved tasks.
 
 Shapes: ``T`` tasks, ``E`` environments.
 """
@@ -21,44 +21,43 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import Episode
 
 FRACTION_OF_TRIALS = 0.1
-"""Of the episodes of a task that never succeeds: those in which any other policy is tried."""
+"""Fraction of the episodes of a task that never succeeds in which any other policy is tried."""
 NUM_RESULTS = 5
-"""Episodes in a task with another one's policy by which that policy is judged."""
+"""Number of episodes in a task from which another task's policy is assessed."""
 
 
 class PolicyReuse(Extra):
-    """Let the policies of solved tasks act in some episodes of an unsolved task.
+    """Use the policies of solved tasks in some episodes of an unsolved task.
 
-    What a task needs first, such as to grasp an object, another one may have learned already. In a
-    part of its episodes the policy is therefore told that it is in another task, one of those that
-    succeed, with the same sizes of observations and actions. Any of them is tried in a tenth of the
-    episodes, those that have been tried least first; the one with the best results so far acts in
-    ``fraction`` of them, as long as it does better than the task's own policy. Better is a larger
-    success rate, and with the same one, such as 0, a larger return, on average over episodes that
-    began with a reset. (Fernández and Veloso 2006, "Probabilistic policy reuse in a reinforcement
-    learning agent", where the other policy acts for a part of an episode, and a softmax of returns
-    chooses among it and the own one.)
+    Another task may already have learned a required skill, such as grasping an object. In some of
+    its episodes, the policy is therefore conditioned on another task: a solved one with the same
+    sizes of observations and actions. In a tenth of the episodes, any of these is tried, the least
+    tried first; in the fraction ``fraction`` the best one so far acts if it performs better than
+    the task's own policy: with a larger success rate or, if these are equal, a larger return,
+    averaged over episodes that started with a reset. (Fernández and Veloso 2006, "Probabilistic
+    policy reuse in a reinforcement learning agent", where the other policy acts for a part of an
+    episode and is selected by a softmax of returns that includes the own one.)
 
-    An off-policy algorithm learns from these episodes as from others, ``PPO`` from their steps that
-    turned out better than its value. With ``StartMidway`` later episodes begin where
-    these came near a success. These episodes are left out of success rates, so that ``PauseSolved``
-    does not count them; ``MidwayStarts``, which does not know whose policy
-    acts, does.
+    Off-policy algorithms learn from these episodes as from any others; ``PPO`` learns from steps
+    that turned out better than their value. With ``StartMidway``, later episodes start where these
+    came near a success. They are excluded from success rates and thus from ``PauseSolved``, but not
+    from ``MidwayStarts``, which does not distinguish policies.
 
-    In the first environment of a task its own policy always acts, so that every task has something
-    to learn from. In tasks without a success signal, the score replaces success: the
-    return divided by the largest possible one.
+    In the first environment of a task, its own policy always acts, so that every task has
+    transitions to learn from. Without a success signal, the score is used instead: the return
+    divided by the largest possible one.
 
     A ``Collector`` calls ``begin`` once, then ``start_episodes`` where episodes have ended.
 
     Args:
-        fraction: of the episodes of a task that never succeeds, from 0 to 0.9, in which the best
-            other policy acts; it falls with success, as does the tenth in which any other acts. The
-            first environment of a task takes no part.
-        success: success rate up to which a task is unsolved, and from which on its policy acts in
-            others, above 0 and at most 1.
-        episodes: number of a task's recent episodes from a reset, in each process, for its success
-            rate, at least 1; a task with fewer neither acts in others nor lets them act.
+        fraction: fraction of the episodes of a task that never succeeds, from 0 to 0.9, in which
+            the best other policy acts; it decreases with success, as does the tenth in which any
+            other acts. The first environment of a task is excluded.
+        success: success rate below which a task is unsolved, and above which its policy acts in
+            other tasks, above 0 and at most 1.
+        episodes: number of a task's recent episodes per process, started with a reset, from which
+            its success rate is computed, at least 1; a task with fewer is neither a source nor a
+            target of reuse.
     """
 
     def __init__(self, fraction: float = 0.4, success: float = 0.5, episodes: int = 20) -> None:
@@ -81,38 +80,37 @@ class PolicyReuse(Extra):
 
         Args:
             spec: the tasks.
-            window: finished episodes that this process keeps of a task.
-            envs_per_task: this process' environments of a task.
+            window: number of finished episodes per task in this process' windows.
+            envs_per_task: number of this process' environments per task.
         """
         check_scores("PolicyReuse", spec, window, self._episodes)
         sizes = [_sizes(spec, task) for task in spec.train_tasks]
         if len(set(sizes)) == len(sizes):
             raise ConfigurationError(
-                "PolicyReuse lets the policy of one task act in another, and no two tasks have"
-                " observations and actions of the same sizes: leave it out"
+                "PolicyReuse uses the policy of one task in another, but no two tasks have the same"
+                " sizes of observations and actions: remove it"
             )
         if envs_per_task == 1:
             raise ConfigurationError(
-                "PolicyReuse needs two environments of a task in each process, as in the first"
-                " one the task's own policy always acts: raise data.envs_per_task, or leave it"
-                " out"
+                "PolicyReuse needs two environments per task and process, because the task's own"
+                " policy always acts in the first one: raise data.envs_per_task, or remove it"
             )
 
     def begin(self, spec: EnvSpec, task_E: npt.NDArray[np.int64]) -> None:
-        """Begin in a number of environments, where at first every task's own policy acts."""
+        """Initialize all environments with their own task's policy."""
         self._spec = spec
         self._task_E = task_E
         self.acting_task_E = task_E
-        """The task whose policy acts in each environment; not written into, but replaced."""
+        """The task whose policy acts in each environment; replaced, never modified in place."""
         self._results: dict[tuple[int, int], deque[tuple[float, float]]] = {}
-        """Success and return of the last episodes in a task with another one's policy, by the two
+        """Success and return of the last episodes in a task with another task's policy, by both
         tasks."""
         self._sizes_T = [_sizes(spec, task) for task in range(spec.num_tasks)]
         self._first_E = np.unique(task_E, return_index=True)[1]
         """The first environment of each task."""
 
     def seed(self, seed: int) -> None:
-        """Seed all choices from here on."""
+        """Seed all choices."""
         self._generator = np.random.default_rng(seed)
 
     @property
@@ -121,7 +119,7 @@ class PolicyReuse(Extra):
         return self.acting_task_E != self._task_E
 
     def end(self) -> None:
-        """Let every task's own policy act until other episodes begin."""
+        """Use every task's own policy until new episodes start."""
         self.acting_task_E = self._task_E
 
     def start_episodes(
@@ -134,8 +132,8 @@ class PolicyReuse(Extra):
 
         Args:
             done_E: environments whose next step is the first of an episode.
-            ended: episodes that have finished, by environment.
-            windows: the episodes in which the tasks' own policies acted.
+            ended: finished episodes by environment.
+            windows: windows over episodes in which the tasks' own policies acted.
         """
         self._count(ended)
         self.acting_task_E = np.where(done_E, self._task_E, self.acting_task_E)
@@ -155,10 +153,10 @@ class PolicyReuse(Extra):
                 self.acting_task_E[env] = self._choose(own_task, solved, own_result, failures)
 
     def _count(self, ended: Mapping[int, Episode]) -> None:
-        """Take the results of the episodes in which another policy acted."""
+        """Record the results of episodes in which another policy acted."""
         for env, episode in ended.items():
             pair = int(self._task_E[env]), int(self.acting_task_E[env])
-            # what comes from the middle says little about the way there
+            # episodes that started midway do not show whether the policy gets there
             if pair[0] != pair[1] and not episode.midway:
                 results = self._results.setdefault(pair, deque(maxlen=NUM_RESULTS))
                 results.append((float(episode.success), episode.return_))
@@ -175,24 +173,24 @@ class PolicyReuse(Extra):
         own_result: tuple[float, float] | None,
         failures: float,
     ) -> int:
-        """Return the task whose policy is to act in a new episode of a task."""
+        """Choose the task whose policy acts in a new episode of a task."""
         sampled = self._generator.random()
         if sampled < FRACTION_OF_TRIALS * failures:
-            # the one that has been tried least
+            # the least tried one
             num_tried = {task: len(self._results.get((own_task, task), ())) for task in solved}
             fewest = min(num_tried.values())
             candidates = [task for task in solved if num_tried[task] == fewest]
             return int(self._generator.choice(candidates))
         tried = [task for task in solved if (own_task, task) in self._results]
         if tried and sampled < (FRACTION_OF_TRIALS + self._fraction) * failures:
-            # the return decides where none succeeds
+            # compares returns if success rates are equal
             result, best = max((self._mean_result(own_task, task), task) for task in tried)
             if own_result is None or result > own_result:
                 return best
         return own_task
 
     def _scores(self, windows: EpisodeWindows) -> dict[int, float]:
-        """Return the recent mean score of each task that has had enough episodes."""
+        """Return the recent mean score of each task with enough episodes."""
         scores = {}
         for task in np.unique(self._task_E).tolist():
             score = windows.recent_score(task, self._episodes, self._spec)
@@ -201,11 +199,11 @@ class PolicyReuse(Extra):
         return scores
 
     def fractions(self) -> dict[int, float]:
-        """Return the fraction of each task's environments in which another's policy acts."""
+        """Return the fraction of each task's environments in which another task's policy acts."""
         return task_means(self.is_foreign_E, self._task_E)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tasks whose policies act, their results, and the generator's state."""
+        """Return the tasks whose policies act, their results, and the generator state."""
         return {
             PER_ENV: {"tasks": self.acting_task_E.tolist()},
             "results": [
@@ -216,7 +214,7 @@ class PolicyReuse(Extra):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them; a new process of a run has no generator's state."""
+        """Restore the state; new processes have no generator state."""
         self.acting_task_E = np.array(state[PER_ENV]["tasks"], np.int64)
         self._results = {
             (own, acting): deque(map(tuple, results), NUM_RESULTS)

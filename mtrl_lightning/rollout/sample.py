@@ -1,4 +1,4 @@
-"""Samples of a number of steps or of episodes."""
+"""Samples of a number of steps or episodes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Sample(NamedTuple):
     """Result of ``Collector.sample``."""
 
     transitions: Transitions
-    """All transitions, in the order of their steps."""
+    """All transitions, in chronological order."""
     episodes: list[Episode]
-    """The episodes that ended meanwhile."""
+    """The episodes that finished in these steps."""
     weights_seq_no: int = 0
-    """Number of updates that the weights which acted have had; 0 if the policy has no weights."""
+    """Number of updates of the policy's weights; 0 if the policy has no weights."""
 
 
 def collect(
@@ -36,7 +36,7 @@ def collect(
     force_reset: bool,
     seed: int | Sequence[int] | None,
 ) -> Sample:
-    """Collect a number of steps or of episodes; see ``Collector.sample``."""
+    """Collect a number of steps or episodes; see ``Collector.sample``."""
     if (num_steps is None) == (num_episodes is None):
         raise ConfigurationError("give either num_steps or num_episodes")
     at_least(1, num_steps=num_steps, num_episodes=num_episodes)
@@ -75,12 +75,12 @@ def collect(
 
 
 def quotas(total: int, num_envs: int) -> npt.NDArray[np.int64]:
-    """Share ``total`` episodes out among environments as evenly as can be."""
+    """Divide ``total`` episodes among environments as evenly as possible."""
     return np.array([total // num_envs + (e < total % num_envs) for e in range(num_envs)], np.int64)
 
 
 def concatenated(parts: Sequence[Transitions]) -> Transitions:
-    """Return the transitions of several steps, one after the other."""
+    """Concatenate the transitions of several steps."""
     core = (np.concatenate(column) for column in zip(*(part[:-1] for part in parts), strict=True))
     extra = {name: np.concatenate([part.extra[name] for part in parts]) for name in parts[0].extra}
     return Transitions(*core, extra=extra)  # type: ignore[arg-type, misc]

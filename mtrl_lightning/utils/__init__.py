@@ -1,1 +1,1 @@
-"""What several rooms use and none owns: counts, devices, text, progress bars."""
+"""Shared utilities: counters, devices, text, progress bars."""

@@ -1,4 +1,4 @@
-"""The counts that all schedules use, and a stopwatch that measures where the time goes."""
+"""The counters that all schedules use, and a stopwatch that measures the time of each phase."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class Counters:
-    """Counts since the start of a run; every schedule uses ``env_steps``."""
+    """Counters since the start of a run; all schedules use ``env_steps``."""
 
     env_steps: int = 0
-    """Steps of single environments, one for any action repeat; offline, updates."""
+    """Steps of single environments, regardless of action repeat; offline, updates."""
     vector_steps: int = 0
     """Steps of all environments together."""
     updates: int = 0
@@ -27,16 +27,16 @@ class Counters:
     dropped_transitions: int = 0
     """Steps of single environments that were dropped because of a fault."""
     repeated_steps: int = 0
-    """Steps of single environments that midway starts have repeated, in no other count."""
+    """Steps of single environments repeated by midway starts, not included in other counters."""
     skipped_updates: int = 0
-    """Optimizer steps that were left out because their gradient was not finite."""
+    """Optimizer steps that were skipped because their gradient was not finite."""
 
     def state_dict(self) -> dict[str, int]:
-        """Return the counts."""
+        """Return the counters."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the counts."""
+        """Restore the counters."""
         vars(self).update({name: state[name] for name in vars(self)})
 
 
@@ -48,7 +48,7 @@ class Stopwatch:
         self._started_at: dict[str, float] = {}
 
     def start(self, name: str) -> None:
-        """Start to measure an activity."""
+        """Start measuring an activity."""
         self._started_at[name] = time.perf_counter()
 
     def stop(self, name: str) -> None:
@@ -68,7 +68,7 @@ class Stopwatch:
     def drain(self) -> dict[str, float]:
         """Return the seconds of each finished measurement since the last call, and reset them.
 
-        A measurement that is still running counts in full when it stops.
+        Measurements that are still running count in full once they stop.
         """
         seconds = self._seconds
         self._seconds = {}

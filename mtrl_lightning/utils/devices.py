@@ -1,4 +1,4 @@
-"""The device that computes: copies to and from it, free memory, threads."""
+"""Devices: copies to and from them, free memory, threads."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _M_MMAP_THRESHOLD = -3
 _FREED_BYTES_KEPT = 1 << 30  # enough for the activations of large networks
 _OLDER_GLIBC_MAX_MMAP_THRESHOLD = 1 << 25
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux says how much memory a container has."""
+"""Files in which Linux reports a container's memory limit and usage."""
 
 
 def to_device(array: Any, device: torch.device) -> Tensor:
-    """Return an array or a tensor on the device; a copy to a GPU may still be running."""
-    # without pinning, which takes longer than it saves; CUDA has read pageable memory on return
+    """Copy an array or a tensor to the device; a copy to a GPU is asynchronous."""
+    # no pinning, which costs more than it saves; CUDA has read pageable memory on return
     return torch.as_tensor(array).to(device, non_blocking=device.type == "cuda")
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray]:
-    """Return tensors ``[N, ...]`` as arrays, by one copy from a GPU for all of them.
+    """Return tensors ``[N, ...]`` as arrays, with a single copy from a GPU.
 
     Args:
-        tensors: of the same number of rows; those of another type than the first take a copy each.
+        tensors: tensors with the same number of rows; those with another dtype than the first are
+            copied separately.
     """
     first = tensors[0]
     if first.device.type == "cpu":
@@ -50,7 +51,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray]:
 
 
 def free_memory(device: torch.device = CPU) -> int:
-    """Return the bytes that this process can still allocate, also inside a container."""
+    """Return the bytes that this process can still allocate, respecting container limits."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = psutil.virtual_memory().available
@@ -58,14 +59,14 @@ def free_memory(device: torch.device = CPU) -> int:
     used_file = CGROUP / "memory.current"
     if limit_file.exists() and used_file.exists():
         limit = limit_file.read_text().strip()
-        if limit.isdigit():  # "max" where there is no limit
+        if limit.isdigit():  # "max" if there is no limit
             used = int(used_file.read_text()) - _reclaimable_bytes()
             free = min(free, int(limit) - used)
     return max(0, free)
 
 
 def _reclaimable_bytes() -> int:
-    """Return the bytes of files that the container's memory holds and gives up when asked."""
+    """Return the bytes of reclaimable page cache in the container's memory."""
     with contextlib.suppress(OSError):
         for line in (CGROUP / "memory.stat").read_text().splitlines():
             name, _, value = line.partition(" ")
@@ -75,26 +76,26 @@ def _reclaimable_bytes() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error of PyTorch says that memory could not be taken."""
+    """Return whether an error of PyTorch is an out-of-memory error."""
     is_of_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     return is_of_cpu or isinstance(error, torch.OutOfMemoryError)
 
 
 def keep_freed_memory(num_bytes: int = _FREED_BYTES_KEPT) -> bool:
-    """Let the process keep freed memory for its next allocations; it changes no result.
+    """Make the process keep freed memory for later allocations, without affecting results.
 
-    Otherwise glibc returns the activations of a layer to the operating system after every update,
-    and the next update waits for thousands of page faults.
+    Otherwise, glibc returns the activations of a layer to the operating system after every update,
+    and the next update causes thousands of page faults.
 
     This is a process-wide setting. Only the command line calls it (and the benchmarks, which
-    measure its effect): importing the package or training from Python leaves the process as it
-    is. Call it yourself to get the same speed from Python.
+    measure its effect): importing the package or training from Python does not. Call it yourself
+    to get the same speed from Python.
 
     Args:
-        num_bytes: number of freed bytes to keep at most.
+        num_bytes: maximum number of freed bytes to keep.
 
     Returns:
-        Whether the setting was made. It needs glibc, the usual C library of Linux.
+        Whether the setting was applied. It requires glibc, the usual C library of Linux.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -107,10 +108,10 @@ def keep_freed_memory(num_bytes: int = _FREED_BYTES_KEPT) -> bool:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread while environments are stepped and nothing learns.
+    """Compute with one thread while environments are stepped without updates.
 
-    PyTorch's threads keep their cores busy for some milliseconds after an operation, waiting for
-    the next one, and worker processes need these cores.
+    PyTorch's threads spin for some milliseconds after an operation, on cores that worker processes
+    need.
     """
     previous = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -17,11 +17,11 @@ def union(
     The variance of a union is the weighted mean of the variances plus the variance of the means.
 
     Args:
-        mean: of the present rows.
-        variance: of the present rows, without Bessel's correction.
-        added_mean: of the added rows.
-        added_variance: of the added rows.
-        weight: fraction of the union's rows that are added, from 0 to 1.
+        mean: mean of the existing rows.
+        variance: variance of the existing rows, without Bessel's correction.
+        added_mean: mean of the added rows.
+        added_variance: variance of the added rows.
+        weight: fraction of added rows in the union, from 0 to 1.
     """
     shift = added_mean - mean
     within = weight * (added_variance - variance)

@@ -1,4 +1,4 @@
-"""Bars of work that a user waits for. They are shown on a terminal alone, and vanish at the end."""
+"""Progress bars, which are only shown on a terminal and disappear at the end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from tqdm import tqdm
 
 POLL_SECONDS = 0.2
-"""Between two looks at work that others count."""
+"""Seconds between two polls of the progress."""
 
 
 def shows_progress(trainer: Any) -> bool:
-    """Return whether bars are wanted in this process of a run.
+    """Return whether this process shows progress bars.
 
     Args:
-        trainer: Lightning's, whose own bar may be hidden.
+        trainer: Lightning's trainer, whose own bar may be disabled.
     """
     bar = trainer.progress_bar_callback
     return bar is not None and bar.is_enabled and trainer.is_global_zero
@@ -25,17 +25,17 @@ def shows_progress(trainer: Any) -> bool:
 
 @contextlib.contextmanager
 def progress_bar(description: str, total: int, is_wanted: bool = True) -> Iterator[tqdm]:
-    """Show a bar while a block of code works.
+    """Show a progress bar in this context.
 
     Args:
-        description: stands before the bar.
-        total: how much is to be done.
-        is_wanted: whether there is a bar at all.
+        description: text before the bar.
+        total: total number of items.
+        is_wanted: whether to show the bar.
 
     Yields:
-        The bar, whose ``update()`` counts one more.
+        The bar, whose ``update()`` advances it by one.
     """
-    hidden = None if is_wanted else True  # None: only where it is no terminal
+    hidden = None if is_wanted else True  # None hides it unless on a terminal
     with tqdm(
         total=total, desc=description, leave=False, disable=hidden, dynamic_ncols=True
     ) as bar:
@@ -46,13 +46,13 @@ def progress_bar(description: str, total: int, is_wanted: bool = True) -> Iterat
 def polled_progress_bar(
     description: str, total: int, done: Callable[[], int], is_wanted: bool = True
 ) -> Iterator[None]:
-    """Show a bar while a block of code waits for work that others do.
+    """Show a progress bar in this context for work done by other processes.
 
     Args:
-        description: stands before the bar.
-        total: how much is to be done.
-        done: returns how much has been done since the start.
-        is_wanted: whether there is a bar at all.
+        description: text before the bar.
+        total: total number of items.
+        done: returns the number of completed items.
+        is_wanted: whether to show the bar.
     """
     if not is_wanted:
         yield

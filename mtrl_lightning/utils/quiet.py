@@ -1,4 +1,4 @@
-"""Leave out what libraries print during a run and is not for its user."""
+"""Suppress library output that is irrelevant to the user of a run."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterator
 
 HARMLESS_WARNINGS = (
     ".*LeafSpec",  # Lightning's own use of torch
-    "Be aware that when using `ckpt_path`",  # callbacks that only train are left out of validate
+    "Be aware that when using `ckpt_path`",  # validate omits callbacks that only train
     "The '.*_dataloader' does not have many workers",  # batches come from memory
 )
-"""Beginnings of warnings, as regular expressions."""
+"""Beginnings of warnings to suppress, as regular expressions."""
 UNWANTED_MESSAGES = ("💡 Tip", "TPU available", "Trainer was signaled to stop but")
-"""Beginnings of log messages: advertisements and unused hardware."""
+"""Beginnings of log messages to suppress: advertisements and unused hardware."""
 LOGGER = "lightning.pytorch.utilities.rank_zero"
-"""Lightning's logger of messages that only the first process prints."""
+"""Lightning's logger of rank-zero messages."""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out advertisements and harmless warnings; all other settings stay as they are."""
+    """Suppress advertisements and harmless warnings in this context."""
     logger = logging.getLogger(LOGGER)
     is_outermost = _is_wanted not in logger.filters
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Ask SLURM, or the agent of a W&B sweep, to start an interrupted run again."""
+"""Requeue an interrupted run in SLURM or a W&B sweep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mtrl_lightning.errors import Interrupted
 
 
 def slurm_job() -> str | None:
-    """Return the SLURM job's id for ``scontrol``; None elsewhere and in an interactive job."""
+    """Return the SLURM job ID for ``scontrol``; None outside SLURM or in an interactive job."""
     if not SLURMEnvironment.detect():
         return None
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
@@ -25,7 +25,7 @@ def slurm_job() -> str | None:
 
 
 def requeue_signal(trainer: Trainer) -> int | None:
-    """Return SLURM's requeue signal; None outside SLURM, or if auto-requeue is off in Lightning."""
+    """Return SLURM's requeue signal; None outside SLURM, or if Lightning's auto-requeue is off."""
     environment = trainer._accelerator_connector.cluster_environment
     if not isinstance(environment, SLURMEnvironment) or not environment.auto_requeue:
         return None
@@ -33,9 +33,9 @@ def requeue_signal(trainer: Trainer) -> int | None:
 
 
 def requeue(trainer: Trainer, exception: BaseException) -> None:
-    """Requeue the SLURM job that its requeue signal interrupted; mark a W&B sweep's run preempted.
+    """Requeue a SLURM job interrupted by its requeue signal; mark a W&B sweep run as preempted.
 
-    The data module calls it once callbacks have saved the run: SLURM ends the job soon afterwards.
+    Called by the data module after callbacks have saved the run, because SLURM then ends the job.
     """
     if not isinstance(exception, Interrupted) or not trainer.is_global_zero:
         return
@@ -46,7 +46,7 @@ def requeue(trainer: Trainer, exception: BaseException) -> None:
             continue
         if signum != signal.SIGINT:
             run.mark_preempting()
-        run.finish(exit_code=exception.code)  # W&B sees no exit code in an exception
+        run.finish(exit_code=exception.code)  # W&B does not get the exit code of exceptions
     job = slurm_job()
     if job is None or signum != requeue_signal(trainer):
         return
@@ -57,4 +57,4 @@ def requeue(trainer: Trainer, exception: BaseException) -> None:
     if failure:
         rank_zero_warn(f"scontrol requeue {job} failed ({failure}): resubmit the job")
     else:
-        rank_zero_info(f"Requeued SLURM job {job}: its next start continues from here")
+        rank_zero_info(f"Requeued SLURM job {job}: its next start resumes from here")

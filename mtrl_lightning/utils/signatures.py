@@ -1,6 +1,6 @@
 """The parameters of constructors and factories.
 
-A factory builds a part: a class, ``functools.partial`` of one, or a function.
+A factory is a class, a ``functools.partial`` of one, or a function.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def parameters_of(called: Any) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters by name; ``**options`` of a class are those of its base."""
+    """Return the parameters by name, with ``**options`` of a class replaced by its base's."""
     parameters = dict(inspect.signature(called).parameters)
     more = [name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD]
     if not more or not inspect.isclass(called):
@@ -25,7 +25,7 @@ def parameters_of(called: Any) -> Mapping[str, inspect.Parameter]:
 def called_by(factory: Any) -> tuple[Any, Mapping[str, Any]]:
     """Return the class or function that a factory calls, and its keyword arguments.
 
-    A ``functools.partial`` with positional arguments has no such form, and is returned itself.
+    A ``functools.partial`` with positional arguments is returned itself.
     """
     if not isinstance(factory, partial):
         return factory, {}

@@ -1,4 +1,4 @@
-"""Numbers and tables as text, the same on pages and in printed tables."""
+"""Formatting of numbers and tables, for pages and printed tables."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 UNKNOWN = "-"
 """Placeholder for an unknown value."""
 LARGE = 1_000
-"""Numbers from here on have no decimals."""
+"""Numbers of at least this size have no decimals."""
 
 
 def number(value: float | None, decimals: int = 2) -> str:
-    """Return a number as text, large ones without decimals and small ones with two digits.
+    """Format a number, large ones without decimals and small ones with two digits.
 
     Args:
-        value: the number; None if it is not known.
-        decimals: of numbers between the two.
+        value: the number; None if unknown.
+        decimals: decimals of numbers in between.
     """
     if value is None:
         return UNKNOWN
@@ -26,12 +26,12 @@ def number(value: float | None, decimals: int = 2) -> str:
 def with_interval(
     value: float | None, bounds: Sequence[float | None] | None, decimals: int = 2
 ) -> str:
-    """Return a number and its interval, such as ``0.85 [0.80, 0.90]``, with the same decimals.
+    """Format a number and its interval, such as ``0.85 [0.80, 0.90]``, with equal decimals.
 
     Args:
-        value: the number; None if it is not known.
-        bounds: lower and upper end; None, also for the ends, if there is no interval.
-        decimals: of numbers that are not large.
+        value: the number; None if unknown.
+        bounds: lower and upper bound; None, or None for both, without an interval.
+        decimals: decimals of numbers that are not large.
     """
     if value is None:
         return UNKNOWN
@@ -49,12 +49,12 @@ def _fixed(value: float, decimals: int) -> str:
 
 
 def whole(value: float | None) -> str:
-    """Return a count, such as that of env steps."""
+    """Format a count, such as the number of environment steps."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Return a table as Markdown, its columns aligned.
+    """Format a table as Markdown with aligned columns.
 
     Args:
         lines: texts of the cells; the first line is the header.
@@ -69,11 +69,11 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 
 
 def text_table(lines: Sequence[Sequence[str]], num_texts: int = 0) -> str:
-    """Return a table as text, its columns aligned.
+    """Format a table as text with aligned columns.
 
     Args:
         lines: texts of the cells; the first line is the header.
-        num_texts: columns on the left that are aligned to the left; the others to the right.
+        num_texts: number of left-aligned columns on the left; the others are right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

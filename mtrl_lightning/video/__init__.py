@@ -1,4 +1,4 @@
-"""Videos of a policy: test episodes are run, rendered, labelled and encoded."""
+"""Videos of a policy: run, render, label and encode test episodes."""
 
 from mtrl_lightning.envs.render.frame_recorder import VideoFormat
 from mtrl_lightning.video.encoding import gif

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw, ImageFont
 
 SHADE = (0, 0, 0, 150)
-"""Behind the labels, so that they can be read on any image: black, partly transparent."""
+"""Background of labels, for readability on any image: semi-transparent black."""
 LINES_PER_HEIGHT = 19
-"""Number of text lines that fit into an image's height."""
+"""Number of text lines that fit into the height of an image."""
 MIN_TEXT_HEIGHT = 10
-"""Pixels below which text cannot be read."""
+"""Minimum font size in pixels for readable text."""
 MAX_WIDTH = 1920
 """Largest width in pixels of images side by side."""
 
@@ -40,20 +40,20 @@ class Mosaic:
 
     Args:
         num_cells: number of images.
-        width: pixels of an image.
-        height: pixels of an image.
+        width: width of an image in pixels.
+        height: height of an image in pixels.
     """
 
     def __init__(self, num_cells: int, width: int, height: int) -> None:
         self.columns = math.ceil(math.sqrt(num_cells))
         self.rows = math.ceil(num_cells / self.columns)
         scale = min(1.0, MAX_WIDTH / (self.columns * width))
-        # the video's format requires even numbers
+        # the video format requires even sizes
         self.cell = (2 * round(scale * width / 2), 2 * round(scale * height / 2))
-        """Width and height of an image among the others."""
+        """Width and height of an image in the mosaic."""
 
     def joined(self, cells: Sequence[Image.Image]) -> Image.Image:
-        """Return one image of all, row by row."""
+        """Return all images as one, row by row."""
         width, height = self.cell
         image = Image.new("RGB", (self.columns * width, self.rows * height))
         for index, cell in enumerate(cells):

@@ -1,4 +1,4 @@
-"""Video files: MP4 and GIF by imageio, with the ffmpeg of ``imageio-ffmpeg``, and Pillow."""
+"""Video files: MP4 with imageio and the ffmpeg of ``imageio-ffmpeg``, GIF with Pillow."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from mtrl_lightning.errors import import_optional
 from mtrl_lightning.runs import replacing
 
 QUALITY = 7
-"""Of imageio-ffmpeg's 0 to 10: labels stay sharp; a second of 480 x 360 takes some 40 kB."""
+"""Quality from 0 to 10 (imageio-ffmpeg): labels stay sharp; 1 s of 480 x 360 takes about 40 kB."""
 GIF_WIDTH = 320
-"""Pixels of the longer side that a GIF is scaled down to, since its files are large."""
+"""Longer side in pixels to which GIFs are scaled down, because their files are large."""
 GIF_FPS = 10
 """Frames per second of a GIF."""
 
 
 def import_encoder() -> Any:
-    """Return the module ``imageio.v2``, which encodes by ``imageio_ffmpeg``."""
+    """Import ``imageio.v2``, which encodes with ``imageio_ffmpeg``."""
     import_optional("imageio_ffmpeg", '"mtrl_lightning[video]"')
     return import_optional("imageio.v2", '"mtrl_lightning[video]"')
 
 
 def write_mp4(path: Path, images: Iterable[Image.Image], fps: int) -> None:
-    """Write a video in H.264, which every browser plays.
+    """Write a video in H.264, which all browsers support.
 
     Args:
-        path: of the file, which has this name only when it is complete.
-        images: images of the same size, whose width and height are even; at least one.
+        path: path of the file, which only appears when it is complete.
+        images: images of the same size, with even width and height; at least one.
         fps: frames per second.
     """
     with (
@@ -43,7 +43,7 @@ def write_mp4(path: Path, images: Iterable[Image.Image], fps: int) -> None:
             quality=QUALITY,
             codec="libx264",
             macro_block_size=2,
-            output_params=["-movflags", "+faststart"],  # players start before the end of the file
+            output_params=["-movflags", "+faststart"],  # playback can start before the full load
         ) as writer,
     ):
         for image in images:
@@ -51,7 +51,7 @@ def write_mp4(path: Path, images: Iterable[Image.Image], fps: int) -> None:
 
 
 def gif(mp4: Path) -> bytes:
-    """Return a video as a GIF, smaller and with fewer frames, as TensorBoard shows it."""
+    """Convert a video to a GIF, scaled down and with fewer frames, for TensorBoard."""
     with import_encoder().get_reader(mp4, output_params=["-vf", f"fps={GIF_FPS}"]) as reader:
         images = [Image.fromarray(frame) for frame in reader]
     for image in images:

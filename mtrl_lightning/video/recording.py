@@ -1,4 +1,4 @@
-"""Run test episodes of a policy, draw their frames, and write videos."""
+"""Run test episodes of a policy, render their frames, and write videos."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ ALL_TASKS = "all_tasks"
 
 
 class RecordedEpisode(NamedTuple):
-    """A test episode that a video shows."""
+    """A recorded test episode."""
 
     task: str
     number: int
-    """Number of the test episode: an evaluation's first is 0."""
+    """Index of the test episode; evaluations start with 0."""
     return_: float
     length: int
     """Environment steps."""
@@ -47,12 +47,12 @@ class RecordedEpisode(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """Videos and the episodes that they show."""
+    """Videos and their episodes."""
 
     files: dict[str, Path]
-    """A video for each task by its name; with several tasks also ``all_tasks``."""
+    """A video for each task by name; with several tasks also ``all_tasks``."""
     episodes: list[RecordedEpisode]
-    """By task, and in the order in which the task's video shows them."""
+    """Episodes by task, in the order in which they appear in the task's video."""
 
 
 def record_videos(
@@ -70,31 +70,32 @@ def record_videos(
     timeout: float = 300.0,
     on_step: Callable[[], None] = lambda: None,
 ) -> Recording:
-    """Run test episodes with the policy's best actions, and write a video for each task.
+    """Run test episodes with the deterministic policy, and write a video for each task.
 
     The episodes are those of an evaluation. Task, episode, step, return and success are drawn on
-    the frames. No generator of training is used.
+    the frames. Random generators of training are not used.
 
     Args:
-        policy: such as ``run.policy`` or the result of ``load_policy``.
-        benchmark: the tasks; some of the policy's, in any order, are matched by name.
-        folder: of the videos, ``<task>.mp4`` and, with several tasks, ``all_tasks.mp4``; in other
-            splits than the first evaluated one their names begin with the split.
-        tasks: names of the tasks that are recorded; None for all of the split.
-        split: which environments; None for the first that is evaluated, ``eval``.
-        num_episodes: test episodes of each task, one after another in the video.
-        first_episode: number of the first one; an evaluation begins with 0.
+        policy: a policy, such as ``run.policy`` or the result of ``load_policy``.
+        benchmark: the tasks, which are matched with the policy's by name.
+        folder: folder of the videos, ``<task>.mp4`` and, with several tasks, ``all_tasks.mp4``; in
+            splits other than the first evaluated one, names start with the split.
+        tasks: names of the tasks to record; None for all tasks of the split.
+        split: split to record; None for the first evaluated one, ``eval``.
+        num_episodes: test episodes of each task, concatenated in the video.
+        first_episode: index of the first test episode; evaluations start with 0.
         format: size and frames per second; None for 480 x 360 and 30.
-        caption: text after the task's name.
-        num_workers: worker processes that step and draw; None for all cores, 0 for this process.
-        timeout: seconds to wait for a worker before it counts as hung.
+        caption: text after the task name.
+        num_workers: worker processes that step and render; None for one per core, 0 to use this
+            process.
+        timeout: seconds after which an unresponsive worker counts as hung.
         on_step: called between two steps; may raise to end the recording.
 
     Returns:
         The files and the episodes.
 
     Raises:
-        EnvironmentFaultError: if an environment or its worker breaks.
+        EnvironmentFaultError: if an environment or its worker fails.
     """
     import_encoder()
     at_least(1, num_episodes=num_episodes)
@@ -172,10 +173,10 @@ def check_recording(
     format: VideoFormat,
     num_workers: int = 1,
 ) -> None:
-    """Draw the first frame of a task, in a process of its own if there is a worker.
+    """Render the first frame of a task, in a worker process if there are workers.
 
     Raises:
-        EnvironmentFaultError: if the environment or its worker breaks.
+        EnvironmentFaultError: if the environment or its worker fails.
     """
     import_encoder()
     split, numbers = _chosen(benchmark, tasks, split)
@@ -191,7 +192,7 @@ def check_recording(
 def _chosen(
     benchmark: Benchmark, tasks: Sequence[str] | None, split: str | None
 ) -> tuple[str, list[int]]:
-    """Return the split, by default the first that is evaluated, and the indices of its tasks."""
+    """Return the split, by default the first evaluated one, and the indices of its tasks."""
     if split is None:
         split = (*benchmark.splits[1:], benchmark.splits[0])[0]
     names = benchmark.spec.task_names
@@ -204,7 +205,7 @@ def _chosen(
 def _labelled_frames(
     frames: Sequence[VideoFrame], size: tuple[int, int], title: str, max_return: float | None
 ) -> Iterator[Image.Image]:
-    """Yield an episode's frames at a size, with its title and the values of the step."""
+    """Yield an episode's resized frames, labelled with its title and the values of each step."""
     for frame in frames:
         values = [f"step {frame.step}", f"return {frame.return_:.1f}"]
         if max_return is not None:
@@ -217,7 +218,7 @@ def _labelled_frames(
 
 
 def _side_by_side(shown: Sequence[Iterator[Image.Image]]) -> Iterator[list[Image.Image]]:
-    """Yield the images of all tasks at a time; the last image of a shorter episode stays."""
+    """Yield the images of all tasks at each time; shorter episodes repeat their last image."""
     cells: list[Image.Image] = []
     for images in itertools.zip_longest(*shown):
         cells = [image or cells[index] for index, image in enumerate(images)]
@@ -225,9 +226,9 @@ def _side_by_side(shown: Sequence[Iterator[Image.Image]]) -> Iterator[list[Image
 
 
 def _file_names(tasks: Sequence[str]) -> dict[str, str]:
-    """Return the file name of each of a benchmark's tasks, numbered where two would be equal."""
+    """Return the file name of each task, numbered if names would collide."""
     names = {task: re.sub(r"[^-\w.]", "_", task) for task in tasks}
-    # some file systems do not distinguish upper and lower case
+    # some file systems are case-insensitive
     if len({ALL_TASKS, *(name.casefold() for name in names.values())}) <= len(tasks):
         names = {task: f"{number}_{names[task]}" for number, task in enumerate(tasks)}
     return names
