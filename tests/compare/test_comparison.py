@@ -185,7 +185,7 @@ def test_what_cannot_be_compared_is_refused(runs, tmp_path, capsys, monkeypatch)
         (["mlp", "late"], "do not overlap"),
     ):
         assert message in error_of(capsys, *args)
-    assert "version_3 is left out" in compare_runs(["mlp"]).warnings[0]
+    assert "version_3 is excluded" in compare_runs(["mlp"]).warnings[0]
 
 
 def test_different_protocols_are_refused_by_default(runs, capsys):

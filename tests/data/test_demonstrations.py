@@ -151,7 +151,7 @@ def test_the_demonstrations_are_of_the_benchmark(tmp_path):
     protocol = spec.protocol
     larger = make_spec(3, 3).observation_space
     for changed, message in (
-        ({"protocol": {**protocol, "benchmark": "other"}}, "benchmark toy, and .* other"),
+        ({"protocol": {**protocol, "benchmark": "other"}}, "benchmark toy, but .* other"),
         ({"protocol": {**protocol, "reward_version": "v1"}}, "reward_version none, and .* v1"),
         ({"observation_space": larger}, r"shape \(2,\) in the demonstrations and \(3,\)"),
         ({"info_fields": (Field("cost"),)}, "have no cost"),
@@ -190,7 +190,7 @@ def test_episodes_of_another_split_are_a_warning(tmp_path, recwarn):
         write_data_sets(tmp_path / split, SPEC, episodes_of(SPEC), {"split": split})
     load_demonstrations(str(tmp_path / "train"), SPEC, 0, CPU, "train")
     assert not recwarn.list
-    with pytest.warns(UserWarning, match="are episodes of the split eval, which is not trained in"):
+    with pytest.warns(UserWarning, match="are episodes of the split eval"):
         load_demonstrations(str(tmp_path / "eval"), SPEC, 0, CPU, "train")
     toy = read_episodes(write_demonstrations(tmp_path / "toy", num_episodes=1))
     write_data_sets(tmp_path / "test", ToyReach().spec, toy, {"split": "eval"})

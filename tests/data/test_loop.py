@@ -161,7 +161,7 @@ def test_options_without_effect_are_refused(tmp_path, options, word):
     ],
 )
 def test_data_of_another_kind_are_refused_by_name(tmp_path, make, data, needed):
-    with pytest.raises(ConfigurationError, match=f"is {needed}"):
+    with pytest.raises(ConfigurationError, match=needed):
         fit(make(), data, tmp_path)
 
 

@@ -243,7 +243,7 @@ def test_a_replay_of_another_layout_is_refused(tmp_path):
     snapshots = make_snapshots(tmp_path)
     manifest = snapshots.save(buffer.storage)
     for other in (frames_for(5), RingStorage):
-        with pytest.raises(ConfigurationError, match="laid out as"):
+        with pytest.raises(ConfigurationError, match="layout"):
             snapshots.load(manifest, make_buffer(other).storage)
 
 

@@ -101,7 +101,7 @@ def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
 
 def test_rows_that_are_not_there_are_programming_errors():
     storage = make_rings(1, 5)
-    with pytest.raises(AssertionError, match="more rows at once"):
+    with pytest.raises(AssertionError, match="than a ring holds"):
         storage.add(np.zeros(6, np.int64), encode(range(6)))
     for first in (0, 3):
         storage.add(np.zeros(3, np.int64), encode(range(first, first + 3)))
