@@ -64,7 +64,7 @@ class RolloutBuffer:
         self._device = device
         rows_per_task(len(tasks), len(spec.train_tasks), collection)  # checks them
         in_order_E = np.repeat(spec.train_tasks, len(tasks) // len(spec.train_tasks))
-        assert np.array_equal(self._task_E, in_order_E), "environments must be sorted by task"
+        assert np.array_equal(self._task_E, in_order_E), "environments must be in task order"
         self._train_tasks = spec.train_tasks
         self._task_names = spec.task_names
         self._task_R = torch.tensor(spec.train_tasks, device=device)

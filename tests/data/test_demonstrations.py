@@ -152,7 +152,7 @@ def test_the_demonstrations_are_of_the_benchmark(tmp_path):
     larger = make_spec(3, 3).observation_space
     for changed, message in (
         ({"protocol": {**protocol, "benchmark": "other"}}, "benchmark toy, but .* other"),
-        ({"protocol": {**protocol, "reward_version": "v1"}}, "reward_version none, and .* v1"),
+        ({"protocol": {**protocol, "reward_version": "v1"}}, "reward_version none, but .* v1"),
         ({"observation_space": larger}, r"shape \(2,\) in the demonstrations and \(3,\)"),
         ({"info_fields": (Field("cost"),)}, "have no cost"),
     ):
@@ -194,5 +194,5 @@ def test_episodes_of_another_split_are_a_warning(tmp_path, recwarn):
         load_demonstrations(str(tmp_path / "eval"), SPEC, 0, CPU, "train")
     toy = read_episodes(write_demonstrations(tmp_path / "toy", num_episodes=1))
     write_data_sets(tmp_path / "test", ToyReach().spec, toy, {"split": "eval"})
-    with pytest.warns(UserWarning, match="Collect those of train"):
+    with pytest.warns(UserWarning, match="Collect episodes of train"):
         data_of(tmp_path / "test")
