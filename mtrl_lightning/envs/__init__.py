@@ -1,4 +1,4 @@
-"""Gymnasium environments and how many are stepped at once. Nothing here imports torch."""
+"""Benchmarks of Gymnasium environments, and vector environments. Torch is not imported."""
 
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.envs.benchmarks.dm_control import DMControl

@@ -1,4 +1,4 @@
-"""Functions, classes and their arguments as text that is the same in every process."""
+"""Process-independent text representations of functions, classes and their arguments."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""A memory address in a ``repr``, which differs from process to process."""
+"""A memory address in a ``repr``, which differs between processes."""
 
 
 def callable_name(value: Any) -> str:
-    """Name a function or class; of a ``functools.partial`` also the arguments."""
+    """Return the name of a function or class, for a ``functools.partial`` with its arguments."""
     if isinstance(value, functools.partial):
         return f"{callable_name(value.func)} {values_text([*value.args, value.keywords])}"
     named = value if hasattr(value, "__qualname__") else type(value)
@@ -22,10 +22,9 @@ def callable_name(value: Any) -> str:
 
 
 def values_text(values: Any) -> str:
-    """Return values as JSON; functions and classes by their names, other objects by their values.
+    """Return values as JSON, with functions and classes represented by their names.
 
-    An object's values are those of its ``repr``. One without a ``repr`` of its own is named by its
-    class.
+    Other objects are represented by their ``repr``, or by their class if they do not define one.
     """
     return json.dumps(values, sort_keys=True, default=_plain)
 
@@ -34,7 +33,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     if isinstance(value, (set, frozenset)):
-        return sorted(map(values_text, value))  # whose order differs from process to process
+        return sorted(map(values_text, value))  # whose order differs between processes
     is_named = hasattr(value, "__qualname__") or isinstance(value, functools.partial)
     text = repr(value)
     return callable_name(value) if is_named or ADDRESS.search(text) else text

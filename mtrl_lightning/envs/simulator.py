@@ -1,4 +1,4 @@
-"""MuJoCo's models and simulations in environments: their arrays, and whether they are stable."""
+"""Arrays and stability of the MuJoCo models and simulations in environments."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 ASSETS = ("mesh_", "tex_", "skin_", "bvh_", "oct_", "name", "text_", "vis", "stat", "opt")
-"""Prefixes of a model's attributes that are large and never edited, or no arrays."""
+"""Prefixes of a model's attributes that are large and never edited, or not arrays."""
 UNSTABLE = ("mjWARN_BADQPOS", "mjWARN_BADQVEL", "mjWARN_BADQACC")
-"""MuJoCo's warnings of an unstable simulation, which it then resets; they are numbered in a row."""
+"""MuJoCo's warnings of an unstable simulation, which it then resets, with consecutive codes."""
 
 
 def simulations_of(env: gym.Env) -> list[Any]:
-    """Return every ``MjData`` that an environment holds."""
+    """Return every ``MjData`` of an environment."""
     return [
         value
         for value in vars(env.unwrapped).values()
@@ -43,10 +43,10 @@ def _attributes_of(kind: type) -> list[str]:
 
 
 def release(array: npt.NDArray) -> None:
-    """Set an array to zeros, and return its pages to the system, where it is Linux."""
+    """Zero an array, and return its memory pages to the operating system (Linux only)."""
     if platform.system() != "Linux":
         return
-    array[...] = 0  # also on pages that other arrays share, so that all models are equal
+    array[...] = 0  # also on pages shared with other arrays, so that all models are equal
     address = array.__array_interface__["data"][0]
     start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (address + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -56,12 +56,12 @@ def release(array: npt.NDArray) -> None:
 
 
 class StabilityCheck:
-    """Find out that MuJoCo reset a simulation because it became unstable.
+    """Detect that MuJoCo reset a simulation because it became unstable.
 
-    MuJoCo counts that in the simulation's warnings. A check costs about 0.2 µs per simulation.
+    MuJoCo counts this in the simulation's warnings. A check takes about 0.2 µs per simulation.
 
     Args:
-        simulations: the ``MjData`` of an environment.
+        simulations: every ``MjData`` of an environment.
     """
 
     def __init__(self, simulations: Sequence[Any]) -> None:
@@ -83,6 +83,6 @@ class StabilityCheck:
         return ""
 
     def clear(self) -> None:
-        """Forget the warnings so far."""
+        """Clear the warnings."""
         for count in self._counts:
             count[:] = 0

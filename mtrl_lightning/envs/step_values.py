@@ -1,4 +1,4 @@
-"""Read the values that an environment's step returns."""
+"""Validate and convert the values returned by an environment's step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 
 LARGEST = float(np.finfo(np.float32).max)
-"""Observations and rewards are stored in single precision."""
+"""Largest finite number in single precision, in which observations and rewards are stored."""
 LARGEST_SQUARE = LARGEST**2
 FIX = ", which is not finite in single precision: fix the environment or its actions"
 
@@ -20,8 +20,8 @@ def read_flag(name: str, value: Any) -> bool:
     """Return a value as a boolean.
 
     Args:
-        name: of the value.
-        value: True, False, 1, 0, or an array of one of them.
+        name: name of the value, for the error message.
+        value: True, False, 1, 0, or an array of one element.
     """
     if isinstance(value, (bool, np.bool_, int, float)) and value in (0, 1):
         return bool(value)
@@ -32,12 +32,12 @@ def read_flag(name: str, value: Any) -> bool:
 
 
 def read_success(info: Mapping[str, Any]) -> bool:
-    """Return the success that a step reports; False if it reports none."""
+    """Return the success reported by a step; False if it reports none."""
     return read_flag("info['success']", info.get("success", False))
 
 
 def read_reward(value: Any) -> float:
-    """Return a reward, also one in an array, as a float.
+    """Return a reward, possibly in an array, as a float.
 
     Raises:
         EnvironmentFaultError: if it is not finite in single precision.
@@ -53,11 +53,11 @@ def read_reward(value: Any) -> float:
 
 
 def write_array(name: str, row: npt.NDArray, value: Any) -> None:
-    """Write numbers into a row of an array.
+    """Write numbers to a row of an array.
 
     Args:
-        name: of the numbers.
-        row: a view.
+        name: name of the numbers, for the error message.
+        row: a view of the row.
         value: the numbers.
 
     Raises:
@@ -67,8 +67,8 @@ def write_array(name: str, row: npt.NDArray, value: Any) -> None:
     kind = array.dtype.kind
     if array.shape != row.shape or (kind == "f" and row.dtype.kind != "f"):
         raise ConfigurationError(
-            f"{name} has the shape {array.shape} and the type {array.dtype}, the benchmark's spec"
-            f" says {row.shape} and {row.dtype}: make them agree, for example with envs.pad_to_spec"
+            f"{name} has shape {array.shape} and dtype {array.dtype}, but the benchmark's spec has"
+            f" {row.shape} and {row.dtype}: make them agree, for example with envs.pad_to_spec"
         )
     if kind == "f":
         check_finite(name, array)
@@ -79,10 +79,10 @@ def check_finite(name: str, array: npt.NDArray) -> None:
     """Check that floating-point numbers are finite in single precision.
 
     Raises:
-        EnvironmentFaultError: if some are not; it has the first of them.
+        EnvironmentFaultError: if any are not; the message contains the first of them.
     """
     if array.ndim == 1 and float(array.dot(array)) <= LARGEST_SQUARE:
-        return  # the cheaper test; where squares overflow, the numbers may still be finite
+        return  # a cheaper test first; if squares overflow, the numbers may still be finite
     is_wrong = ~(np.abs(array) <= LARGEST)
     if is_wrong.any():
         wrong, indices = array[is_wrong][:5].tolist(), np.flatnonzero(is_wrong)[:5].tolist()

@@ -1,1 +1,1 @@
-"""The benchmarks: their tasks, and how an environment of each is made."""
+"""Benchmarks: their tasks, and how to make environments of each task."""

@@ -20,27 +20,27 @@ from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks, known_tasks
 class Benchmark(ABC):
     """Tasks that share an observation and an action space.
 
-    Tasks of different sizes share the largest: ``pad_to_spec`` pads their environments, and the
-    spec's ``observation_sizes`` and ``action_sizes`` are each task's own sizes.
+    Tasks of different sizes are padded to the largest: ``pad_to_spec`` pads their environments, and
+    the spec's ``observation_sizes`` and ``action_sizes`` are each task's own sizes.
 
-    A benchmark is sent to worker processes: it holds plain values and functions, and imports its
-    suite when it needs it.
+    A benchmark is sent to worker processes: it must hold only plain values and functions, and
+    import its suite lazily.
 
-    An environment of a task is a ``gymnasium.Env`` whose observation carries no task encoding.
+    An environment of a task is a ``gymnasium.Env`` whose observation contains no task encoding.
 
-    ``reset(seed=s)`` determines everything that follows, whatever came before. ``VectorEnv`` resets
-    every training episode with a seed of its own, and resumes an episode by repeating it from its
-    seed and actions. In every other split ``s`` is the number of the test episode: the same ``s``
-    always starts the same episode, and each further ``reset()`` the next one.
+    ``reset(seed=s)`` must determine everything that follows, regardless of earlier episodes.
+    ``VectorEnv`` resets every training episode with its own seed, and resumes an episode by
+    replaying its actions from its seed. In all other splits, ``s`` is the index of the test
+    episode: the same ``s`` always starts the same episode, and each further ``reset()`` the next.
     """
 
     splits: tuple[str, ...] = ("train", "eval")
-    """Names of the sets of environments; the first is trained on, the others are evaluated."""
+    """Names of the splits; the first is used for training, the others for evaluation."""
 
     def split_tasks(self, split: str) -> tuple[int, ...]:
-        """Return the tasks of a split, as indices in ``spec.task_names``; all of them here.
+        """Return the tasks of a split, as indices in ``spec.task_names``; by default all tasks.
 
-        The spec has the tasks of all splits, and its ``train_tasks`` are those of the first one.
+        The spec has the tasks of all splits, and its ``train_tasks`` are those of the first split.
         """
         return tuple(range(self.spec.num_tasks))
 
@@ -50,7 +50,7 @@ class Benchmark(ABC):
         """Tasks, spaces and horizon, for algorithms."""
 
     def horizon_of(self, split: str) -> int:
-        """Return the largest number of steps of an episode in a split; the spec's horizon here."""
+        """Return the maximum episode length in a split; by default, the spec's horizon."""
         return self.spec.horizon
 
     @abstractmethod
@@ -60,25 +60,25 @@ class Benchmark(ABC):
         Args:
             task: the task's index in ``spec.task_names``.
             split: one of ``splits``.
-            seed: of the environment's random generator, until a reset with another seed.
+            seed: seed of the environment's random generator, until a reset with another seed.
         """
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make an environment for a video or for ``Pixels``; by default that of ``make_env``.
 
-        It is drawn by its own ``render()`` if its ``render_mode`` is ``rgb_array``. Else a MuJoCo
-        simulation (``MjData``) that it holds is drawn with ``camera``. Its
-        ``metadata["render_fps"]`` is the number of its steps in a second.
+        It is rendered by its own ``render()`` if its ``render_mode`` is ``rgb_array``, otherwise
+        by rendering its MuJoCo simulation (``MjData``) with ``camera``. Its
+        ``metadata["render_fps"]`` is the number of steps per second.
         """
         return self.make_env(task, split, seed)
 
     def camera(self, task: int) -> str | int | None:
-        """Return the camera of the MuJoCo model that draws a task; None for its first."""
+        """Return the MuJoCo model's camera for rendering a task; None for its first camera."""
         return None
 
 
 class BenchmarkWrapper(Benchmark):
-    """A benchmark around another one, whose tasks it has; a subclass changes a part of it.
+    """Base of benchmarks that wrap another one; by default, everything is forwarded.
 
     Args:
         benchmark: the tasks.
@@ -115,13 +115,13 @@ class BenchmarkWrapper(Benchmark):
 
 
 class WithInfo(BenchmarkWrapper):
-    """A benchmark that also logs numbers which its environments report in ``info``.
+    """A benchmark that also logs numbers reported in ``info``.
 
     Args:
         benchmark: the tasks.
-        keys: names in ``info`` of numbers. A step may leave one out.
-        store: whether they are also fields of the transitions, in single precision, and in batches
-            as ``batch.extra[key]``. Then every step has to report them.
+        keys: keys of numbers in ``info``, which steps may omit.
+        store: whether to also store them with the transitions, in single precision, and add them to
+            batches as ``batch.extra[key]``. Then every step must report them.
     """
 
     def __init__(self, benchmark: Benchmark, keys: Sequence[str], store: bool = False) -> None:
@@ -132,7 +132,7 @@ class WithInfo(BenchmarkWrapper):
 
     @property
     def spec(self) -> EnvSpec:
-        """The benchmark's, with these numbers."""
+        """The benchmark's spec, with these keys."""
         spec = self.benchmark.spec
         stored = tuple(Field(key) for key in self.keys) if self.store else ()
         return spec._replace(
@@ -142,12 +142,12 @@ class WithInfo(BenchmarkWrapper):
 
 
 class OnlyTasks(BenchmarkWrapper):
-    """A benchmark of which only some tasks are evaluated; its spec names all of them.
+    """A benchmark of which only some tasks are evaluated; its spec still has all tasks.
 
     Args:
         benchmark: the tasks.
-        tasks: names of the evaluated ones, in the order of the results. A split that has none of
-            them is left out.
+        tasks: names of the evaluated tasks, in the order of the results. Splits without any of
+            them are omitted.
     """
 
     def __init__(self, benchmark: Benchmark, tasks: Sequence[str]) -> None:
@@ -159,13 +159,13 @@ class OnlyTasks(BenchmarkWrapper):
         with_tasks = [split for split in evaluated if self.split_tasks(split)]
         if not with_tasks:
             raise ConfigurationError(
-                f"the tasks {', '.join(names)} are in none of the splits"
-                f" {', '.join(evaluated)}, which are evaluated: choose other tasks or another split"
+                f"the tasks {', '.join(names)} are in none of the evaluated splits,"
+                f" {', '.join(evaluated)}: choose other tasks or another split"
             )
         self.splits = (trained, *with_tasks)
 
     def split_tasks(self, split: str) -> tuple[int, ...]:
-        """Return the chosen tasks of a split; all of the split that is trained on."""
+        """Return the selected tasks of a split; for the training split, all of its tasks."""
         of_split = self.benchmark.split_tasks(split)
         if split == self.benchmark.splits[0]:
             return of_split
@@ -173,9 +173,9 @@ class OnlyTasks(BenchmarkWrapper):
 
 
 def with_info(benchmark: Benchmark, keys: Sequence[str] | None, store: bool = False) -> Benchmark:
-    """Return the benchmark itself, or one that logs numbers of ``info`` if there are ``keys``."""
+    """Return the benchmark, wrapped to log numbers in ``info`` if there are ``keys``."""
     if store and not keys:
-        raise ConfigurationError("data.store_info needs data.info_keys: name the keys to store")
+        raise ConfigurationError("data.store_info needs data.info_keys: give the keys to store")
     return WithInfo(benchmark, keys, store) if keys else benchmark
 
 
@@ -193,22 +193,22 @@ def tasks_of(benchmark: Benchmark, split: str) -> tuple[int, ...]:
 
 
 def trained_spec(benchmark: Benchmark, excluded: Sequence[str] | None) -> EnvSpec:
-    """Return the benchmark's spec with the tasks that are trained on.
+    """Return the benchmark's spec with tasks excluded from training.
 
     Args:
         benchmark: the tasks.
-        excluded: names of tasks that are left out of those that it trains on.
+        excluded: names of tasks to exclude from training.
     """
     spec = check_spec(benchmark.spec)
     if not set(spec.train_tasks) <= set(tasks_of(benchmark, benchmark.splits[0])):
         raise ConfigurationError(
-            f"the spec's train_tasks are {spec.train_tasks}, and some of them are not in the first"
-            f" split of {type(benchmark).__name__}: leave them out of train_tasks"
+            f"the spec's train_tasks are {spec.train_tasks}, but some of them are not in the first"
+            f" split of {type(benchmark).__name__}: remove them from train_tasks"
         )
     names = known_tasks(excluded, spec.task_names) if excluded else ()
     trained = tuple(task for task in spec.train_tasks if spec.task_names[task] not in names)
     if not trained:
-        raise ConfigurationError("exclude_from_training names every task: leave at least one")
+        raise ConfigurationError("exclude_from_training has every task: keep at least one")
     return spec._replace(train_tasks=trained)
 
 
@@ -228,7 +228,7 @@ def check_split(split: str, splits: Sequence[str]) -> None:
 
 
 def check_spec(spec: EnvSpec) -> EnvSpec:
-    """Return the spec if the package can work with it."""
+    """Return the spec if it is valid, or raise an error."""
     wrong = wrong_actions(spec.action_space)
     if wrong is not None:
         names = ", ".join(spec.task_names)
@@ -236,7 +236,7 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
     space = spec.observation_space
     if not isinstance(space, Box):
         raise ConfigurationError(
-            f"the benchmark's observation space is {space}: observations must be a Box. Wrap the"
+            f"the benchmark's observation space is {space}, but must be a Box: wrap the"
             " environments in gymnasium.wrappers.FlattenObservation"
         )
     if not (np.all(spec.action_space.low == -1) and np.all(spec.action_space.high == 1)):
@@ -248,16 +248,16 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
     is_stack = space.dtype == np.uint8 and space.shape[:1] == (spec.frame_stack,)
     if spec.frame_stack and not is_stack:
         raise ConfigurationError(
-            f"frame_stack is {spec.frame_stack}, and the observation space is {space}: stacked"
-            " frames are unsigned bytes whose first axis is as long; set frame_stack to 0"
+            f"frame_stack is {spec.frame_stack}, but the observation space is {space}: stacked"
+            " frames must be unsigned bytes with a first axis of this length; set frame_stack to 0"
         )
     for kind, of_kind in (("observation", space), ("action", spec.action_space)):
         sizes = getattr(spec, f"{kind}_sizes")
         is_vector = len(of_kind.shape) == 1 and len(sizes) == spec.num_tasks
         if sizes and not (is_vector and all(1 <= size <= of_kind.shape[0] for size in sizes)):
             raise ConfigurationError(
-                f"{kind}_sizes is {sizes}, and the space has the shape {of_kind.shape}: give each"
-                " of the tasks a size from 1 to that of the space"
+                f"{kind}_sizes is {sizes}, but the space has shape {of_kind.shape}: give a size"
+                " from 1 to that of the space for each task"
             )
     logged = [name for key in spec.info_keys for name in (key, f"{key}_last")]
     for what, named in (
@@ -267,14 +267,14 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
     ):
         duplicates = sorted({name for name in named if named.count(name) > 1})
         if duplicates:
-            raise ConfigurationError(f"the spec's {what} have {duplicates} twice: rename them")
+            raise ConfigurationError(f"the spec's {what} have duplicates {duplicates}: rename them")
     return spec
 
 
 def check_same(previous: EnvSpec, changed: EnvSpec) -> None:
     """Check that a benchmark can replace another one under the same algorithm.
 
-    Horizon, success and protocol may differ, and with another horizon also the largest return.
+    Horizon, success and protocol may differ, and, with a different horizon, the largest return.
     """
     same = (
         "task_names",
@@ -299,7 +299,7 @@ def check_same(previous: EnvSpec, changed: EnvSpec) -> None:
         differing.append("max_return")
     for name in differing:
         raise ConfigurationError(
-            f"the new benchmark's {name} is {getattr(changed, name)}, the previous one's"
-            f" {getattr(previous, name)}: they must be equal, because the algorithm and its replay"
-            " are made for them"
+            f"the new benchmark's {name} is {getattr(changed, name)}, but the previous one's is"
+            f" {getattr(previous, name)}: use an equal one, because the algorithm and its replay"
+            " depend on it"
         )

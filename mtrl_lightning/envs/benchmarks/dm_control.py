@@ -24,9 +24,9 @@ from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
 MAX_HORIZON = 1000
-"""Control steps in an episode of every task but lqr's."""
+"""Number of control steps in an episode of every task except lqr's."""
 MAX_REWARD = 1.0
-"""Of a control step, in every task but lqr's."""
+"""Largest reward of a control step, in every task except lqr's."""
 DMC19 = (
     "acrobot-swingup",
     "ball_in_cup-catch",
@@ -48,14 +48,14 @@ DMC19 = (
     "walker-walk",
     "walker-run",
 )
-"""dm_control's own among the tasks of TD-MPC2's multi-task experiments (Hansen et al. 2024)."""
+"""dm_control's tasks in TD-MPC2's multi-task experiments (Hansen et al. 2024)."""
 DMC21 = (*DMC19, "quadruped-walk", "quadruped-run")
-"""dm_control's own among the tasks of MMBench (Hansen et al. 2025)."""
+"""dm_control's tasks in MMBench (Hansen et al. 2025)."""
 LQR = "lqr"
 CAMERAS = {"quadruped": 2}
-"""The camera of videos by domain, where it is not camera 0."""
+"""The camera of videos by domain, if not camera 0."""
 CHECK_TASK = "walker-walk"
-"""The task whose steps are compared with dm_control's own at the first use in a process."""
+"""The task whose steps are compared with dm_control's own on first use in a process."""
 CHECK_STEPS = 20
 
 
@@ -64,7 +64,7 @@ def steps_like_upstream() -> bool:
     """Return whether the steps of a task equal dm_control's own, bit for bit, in this process."""
     try:
         ours = _some_steps(fast=True)
-    except Exception:  # whatever another version makes of the replaced functions
+    except Exception:  # anything may happen with other versions
         return False
     return ours == _some_steps(fast=False)
 
@@ -91,7 +91,7 @@ def _some_steps(fast: bool) -> list[tuple[bytes, float]]:
 
 
 class SuiteTasks(Benchmark):
-    """Tasks of the suite's domains; a subclass chooses and loads them.
+    """Tasks of the suite's domains; a subclass selects and loads them.
 
     Tasks of different bodies are padded to the largest sizes among them. Rewards of a control step
     lie between 0 and 1 and episodes do not end early, so that ``eval/score`` is the return divided
@@ -103,8 +103,8 @@ class SuiteTasks(Benchmark):
         action_repeat: control steps per environment step; their rewards are added.
         horizon: control steps in an episode, at most 1000.
         reward_scale: factor of every reward, above 0; the score does not depend on it.
-        fast: step with cheaper code, if the installed version was compared.
-        wrap_angles: whether full turns are taken off the angles that count them.
+        fast: whether to step with faster code, if the installed version was verified.
+        wrap_angles: whether to wrap angles that count full turns.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class SuiteTasks(Benchmark):
         if horizon % action_repeat:
             warnings.warn(
                 f"action_repeat {action_repeat} does not divide the horizon of {horizon} control"
-                f" steps: the last action of an episode is repeated {horizon % action_repeat}"
-                " times only",
+                f" steps: the last action of an episode is repeated only {horizon % action_repeat}"
+                " times",
                 stacklevel=3,
             )
         reason = reason_for_upstream(CHECKED, steps_like_upstream) if fast else ""
         if reason:
-            message = f"stepping with dm_control's own, slower code: {reason}"
+            message = f"using dm_control's own, slower code: {reason}"
             warnings.warn(message, stacklevel=3)
         self.action_repeat = action_repeat
         self.horizon = horizon
@@ -148,7 +148,7 @@ class SuiteTasks(Benchmark):
 
     @property
     def protocol(self) -> dict[str, str | int | float]:
-        """Entries that a subclass adds to the protocol."""
+        """Additional entries of the protocol."""
         return {}
 
     @property
@@ -162,13 +162,13 @@ class SuiteTasks(Benchmark):
         return pad_to_spec(env, self._spec)
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment that can be drawn, whose model has 11 MiB of textures."""
+        """Make an environment that can be rendered, whose model has 11 MiB of textures."""
         drawable = copy.copy(self)
         drawable._is_drawable = True
         return drawable.make_env(task, split, seed)
 
     def camera(self, task: int) -> str | int | None:
-        """Return the number of the camera that videos show."""
+        """Return the index of the camera for videos."""
         return CAMERAS.get(self.task_names[task].partition("-")[0], 0)
 
     def _make(self, name: str, is_for_evaluation: bool, seed: int) -> gym.Env:
@@ -223,23 +223,23 @@ class DMControl(SuiteTasks):
 
     Tasks of different bodies are padded to the largest sizes among them. Rewards of a control step
     lie between 0 and 1 and episodes do not end early, so that ``eval/score`` is the return divided
-    by the largest one. Training samples initial states; test episode ``k`` is the first one
-    of dm_control's task with ``random=k``.
+    by the largest one. Training samples initial states; test episode ``k`` is the first one of
+    dm_control's task with ``random=k``.
 
     Args:
         tasks: ``DMC19``, ``DMC21``, ``BENCHMARKING`` (dm_control's 28), or names such as
-            ``walker-walk``: a domain and a task of it.
-        action_repeat: control steps per environment step; their rewards are added. Where it does
-            not divide the horizon, the last environment step of an episode has fewer.
-        horizon: control steps in an episode, at most 1000, which is dm_control's own.
+            ``walker-walk``: a domain and one of its tasks.
+        action_repeat: control steps per environment step; their rewards are summed. If it does not
+            divide the horizon, the last environment step of an episode has fewer.
+        horizon: control steps in an episode, at most 1000 (dm_control's default).
         reward_scale: factor of every reward, above 0; the score does not depend on it.
-        fast: step with cheaper code, whose observations and rewards are bit-exact with
-            dm_control's. dm_control's own code is used, with a warning, if the installed version
-            was not compared.
-        wrap_angles: whether full turns are taken off the angles in observations that count them,
-            so that these lie between -pi and pi: reacher's shoulder, the pitch of cheetah and
-            hopper. An arm that turns for a whole episode is at 100 rad, and the standard deviation
-            by which ``Standardize`` divides is 10 to 20 rad then. False: dm_control's observations.
+        fast: whether to step with faster code, whose observations and rewards are bit-identical to
+            dm_control's. If the installed version was not verified, dm_control's own code is used,
+            with a warning.
+        wrap_angles: whether to wrap angles in observations that count full turns to [-pi, pi]:
+            reacher's shoulder, the pitch of cheetah and hopper. An arm that turns for a full
+            episode reaches 100 rad, so that ``Standardize`` divides by a standard deviation of 10
+            to 20 rad. False for dm_control's observations.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class DMControl(SuiteTasks):
 
 
 def _names(tasks: str | list[str]) -> tuple[str, ...]:
-    """Return the names of a set of tasks, or the given ones if all are known."""
+    """Return the names of a set of tasks, or the given names if all are known."""
     suite = import_suite()
     known = ["-".join(pair) for pair in suite.ALL_TASKS]
     sets = {
@@ -279,7 +279,7 @@ def _names(tasks: str | list[str]) -> tuple[str, ...]:
     for name in names:
         if name.startswith(f"{LQR}-"):
             raise ConfigurationError(
-                f"task {name!r}: its actions are not bounded, its rewards neither, and its episodes"
-                " have no limit: leave it out"
+                f"task {name!r} has unbounded actions and rewards, and episodes without a limit:"
+                " remove it"
             )
     return names

@@ -1,4 +1,4 @@
-"""dm_control's suite: its import, and its domains with a physics of ours."""
+"""dm_control's suite: its import, and its domains with a custom physics class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mtrl_lightning.envs.fast.dm_control_fast import FastPhysics, replacements
 from mtrl_lightning.errors import import_optional
 
 Upstream: Any = object
-"""A domain's class of its physics: the base class of ours after both are combined."""
+"""A domain's physics class, which becomes the base class of ours."""
 
 NO_RENDERER = "off"
 """The value of ``MUJOCO_GL`` with which dm_control loads no rendering library."""
@@ -28,13 +28,13 @@ NO_RENDERER = "off"
 def import_suite() -> ModuleType:
     """Import ``dm_control.suite``.
 
-    dm_control looks for a display when it is imported. Without one that fails, and prints a
-    warning; since dm_control's own images are not used here, it need not look.
+    dm_control looks for a display on import, and prints a warning without one. This is avoided,
+    because dm_control's own rendering is not used.
     """
     import_optional("dm_control", '"mtrl_lightning[dmcontrol]"')
     chosen = os.environ.get("MUJOCO_GL")
     try:
-        import mujoco  # noqa: F401  # it reads MUJOCO_GL, too: before that is changed
+        import mujoco  # noqa: F401  # before changing MUJOCO_GL, which it reads, too
 
         if chosen is None and not _has_display():
             os.environ["MUJOCO_GL"] = NO_RENDERER
@@ -54,11 +54,11 @@ def _has_display() -> bool:
 def domain(name: str, fast: bool) -> ModuleType:
     """Return a copy of the suite's module of a domain, such as ``walker``, with our physics.
 
-    dm_control's own module stays as it is.
+    dm_control's own module is not modified.
 
     Args:
-        name: of the domain.
-        fast: whether names in the copy refer to cheaper functions with equal results.
+        name: name of the domain.
+        fast: whether the copy uses faster functions with equal results.
     """
     import_suite()
     file = importlib.import_module(f"dm_control.suite.{name}").__file__
@@ -83,9 +83,9 @@ def load(task: str, fast: bool, edit: Callable[[bytes], bytes] | None = None) ->
     """Return dm_control's ``Environment`` of a task, such as ``walker-walk``.
 
     Args:
-        task: a domain and a task of it.
-        fast: whether to use cheaper functions with equal results.
-        edit: changes the XML of the domain's model before it is compiled; None for no change.
+        task: a domain and one of its tasks.
+        fast: whether to use faster functions with equal results.
+        edit: modifies the XML of the domain's model before it is compiled; None for no change.
     """
     domain_name, _, task_name = task.partition("-")
     module: Any = domain(domain_name, fast)
@@ -105,17 +105,17 @@ def load(task: str, fast: bool, edit: Callable[[bytes], bytes] | None = None) ->
 
 
 class _Physics(Upstream):
-    """Physics of all domains, before the domain's class."""
+    """Physics of all domains, preceding the domain's class in the method resolution order."""
 
     @classmethod
     def from_xml_string(cls, xml_string: Any, assets: dict[str, Any] | None = None) -> Any:
-        """Compile a model, or copy one that was just compiled; several tasks have the same."""
+        """Compile a model, or copy a recently compiled one, because tasks share models."""
         model = _compiled(xml_string, frozenset((assets or {}).items()))
         return cls.from_model(copy.copy(model))
 
     @property
     def contexts(self) -> None:
-        """No renderer of dm_control's, which it would otherwise open at some tasks' resets."""
+        """None, because dm_control would otherwise open a renderer in some tasks' resets."""
         return None
 
 
@@ -127,7 +127,7 @@ def _compiled(xml_string: Any, assets: frozenset[tuple[str, Any]]) -> Any:
 
 
 class _QuadrupedPhysics(Upstream):
-    """dm_control 1.0.28 calls a function that NumPy 2.4 no longer has; later releases do not."""
+    """Fix for dm_control 1.0.28, which calls a function that NumPy 2.4 has removed."""
 
     def _get_sensor_names(self, *sensor_types: Any) -> list[str]:
         if sensor_types not in self._sensor_types_to_names:

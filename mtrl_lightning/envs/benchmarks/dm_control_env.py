@@ -14,15 +14,15 @@ from mtrl_lightning.envs.simulator import release
 from mtrl_lightning.errors import ConfigurationError
 
 UNLIMITED = 1e10
-"""MuJoCo's ``mjMAXVAL``, which dm_control gives as the bound of an action that has none."""
+"""MuJoCo's ``mjMAXVAL``, which dm_control uses as the bound of unbounded actions."""
 FULL_TURN = 2 * np.pi
 
 
 class Stepper(Protocol):
-    """How a control step is made."""
+    """Interface of control steps."""
 
     def step(self, action: npt.NDArray) -> tuple[Any, float | None]:
-        """Return a control step's reward, and the discount that ends the episode, or None."""
+        """Make a control step; return its reward, and the discount if it ends the episode."""
         ...
 
     def observation(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class OwnStepper:
         self._observation: dict[str, Any] = {}
 
     def step(self, action: npt.NDArray) -> tuple[Any, float | None]:
-        """Step; every step makes an observation."""
+        """Step, computing an observation in every step."""
         step = self._environment.step(action)
         self._observation = step.observation
         return step.reward, step.discount if step.last() else None
@@ -53,7 +53,7 @@ class OwnStepper:
 
 
 class FastStepper:
-    """``Environment.step`` without the observations that are not requested.
+    """``Environment.step`` that computes observations only on request.
 
     Args:
         environment: dm_control's ``Environment``.
@@ -74,27 +74,27 @@ class FastStepper:
         return task.get_reward(physics), task.get_termination(physics)
 
     def observation(self) -> dict[str, Any]:
-        """Make an observation."""
+        """Compute an observation."""
         return self._task.get_observation(self._physics)
 
 
 class SuiteEnv(gym.Env):
     """A task of dm_control's suite.
 
-    Observations are the values of dm_control's dictionary in its order, in single precision. Only a
-    last discount of 0 terminates an episode; any other end truncates it.
+    Observations are the concatenated values of dm_control's dictionary, in single precision. An
+    episode is terminated only if its last discount is 0, and truncated otherwise.
 
     Args:
         environment: dm_control's ``Environment`` of the task.
-        stepper: makes its control steps.
-        action_repeat: control steps per environment step; their rewards are added.
+        stepper: makes control steps.
+        action_repeat: control steps per environment step; their rewards are summed.
         horizon: control steps in an episode, at most dm_control's own.
         reward_scale: factor of every reward.
-        wrap_angles: whether full turns are taken off the angles that count them.
+        wrap_angles: whether to wrap angles that count full turns.
         is_drawable: whether it can be rendered; if not, its textures take no memory on Linux.
-        is_for_evaluation: whether a seed is the number of a test episode, and each further reset
-            starts the next one; test episode ``k`` is dm_control's first with ``random=k``.
-        seed: of the task's random generator, until ``reset`` gets another one.
+        is_for_evaluation: whether seeds are indices of test episodes, and each further reset starts
+            the next one; test episode ``k`` is dm_control's first with ``random=k``.
+        seed: seed of the task's random generator, until ``reset`` gets another one.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class SuiteEnv(gym.Env):
         self._horizon = horizon
         self._reward_scale = reward_scale
         self._turning_entries = _find_turning_entries(environment) if wrap_angles else []
-        self._num_steps = horizon  # no episode has begun
+        self._num_steps = horizon  # no episode has started
         self._next_episode = 0 if is_for_evaluation else None
         self._first_seed = None if is_for_evaluation else seed
         actions = environment.action_spec()
@@ -133,7 +133,7 @@ class SuiteEnv(gym.Env):
         high = actions.maximum
         if not (np.all(low > -UNLIMITED) and np.all(high < UNLIMITED)):
             raise ConfigurationError(
-                "its actions are not bounded, so they cannot be rescaled to [-1, 1]"
+                "its actions are unbounded and cannot be rescaled to [-1, 1]: choose another task"
             )
         self._is_rescaled = not (np.all(low == -1) and np.all(high == 1))
         self._low = low
@@ -154,7 +154,7 @@ class SuiteEnv(gym.Env):
         elif seed is None:
             seed = self._first_seed
         self._first_seed = None
-        # np_random is for wrappers, whose random numbers the seed determines as well
+        # np_random is for wrappers, whose random numbers the seed must also determine
         super().reset(seed=seed)
         if seed is not None:
             self._task._random = np.random.RandomState(seed)
@@ -166,7 +166,7 @@ class SuiteEnv(gym.Env):
     ) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         num_steps = min(self._action_repeat, self._horizon - self._num_steps)
         if num_steps == 0:
-            raise ResetNeeded("the episode has ended, or none has begun: call reset() first")
+            raise ResetNeeded("the episode has ended, or none has started: call reset() first")
         if self._is_rescaled:
             action = self._low + self._scale * (action.astype(np.float64) + 1)
         step = self._stepper.step
@@ -185,7 +185,7 @@ class SuiteEnv(gym.Env):
         return observation, float(total) * self._reward_scale, terminated, truncated, {}
 
     def _observed(self, observation: dict[str, Any]) -> npt.NDArray[np.float32]:
-        """Return dm_control's observation as one vector, and its angles as they are asked for."""
+        """Return dm_control's observation as one vector, with angles wrapped if configured."""
         flat_D = _flat(observation)
         if self._turning_entries:
             angles = flat_D[self._turning_entries]
@@ -201,10 +201,10 @@ def _flat(observation: dict[str, Any]) -> npt.NDArray[np.float32]:
 def _find_turning_entries(environment: Any) -> list[int]:
     """Return the entries of an observation that count the full turns of a joint.
 
-    These grow by a full turn when the joint makes one; others hold an angle's sine and cosine, or
-    positions. Where a spring, a limit or a position actuator acts, a full turn changes the
-    accelerations: the joint is then in another state, and its angle is kept. The environment has
-    to be reset afterwards.
+    These increase by a full turn when the joint makes one; others contain sines and cosines of
+    angles, or positions. If a spring, a limit or a position actuator acts on a joint, a full turn
+    changes the accelerations and thus the state, so that its angle is not wrapped. Reset the
+    environment afterwards.
     """
     import mujoco
 

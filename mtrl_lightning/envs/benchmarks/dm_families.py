@@ -1,4 +1,4 @@
-"""HiP-BMDP families (Zhang et al. 2021): tasks that differ in one number of their model.
+"""HiP-BMDP families (Zhang et al. 2021): tasks that differ in one parameter of their model.
 
 Zhang, Sodhani, Khetarpal and Pineau 2021, "Learning Robust State Abstractions for Hidden-Parameter
 Block MDPs" (arXiv 2007.07206).
@@ -19,37 +19,37 @@ from mtrl_lightning.errors import ConfigurationError
 INTERPOLATION = "eval_interpolation"
 EXTRAPOLATION = "eval_extrapolation"
 MIN_FINGER_LENGTH = 0.03
-"""Metres; the fingertip's capsule begins this far from the end of the finger."""
+"""Distance in metres between the start of the fingertip's capsule and the end of the finger."""
 
 
 class Family(NamedTuple):
-    """Tasks of the suite that differ in one number."""
+    """Tasks of the suite that differ in one parameter."""
 
     task: str
-    """A domain and a task of it."""
+    """A domain and one of its tasks."""
     quantity: str
     """Name of the parameter in the names of the tasks."""
     meaning: str
     """Meaning of the parameter, with its unit."""
     edit: Callable[[ET.Element, float], None]
-    """Changes a model's XML."""
+    """Sets the parameter in a model's XML."""
     train: tuple[float, ...]
-    """Values that are trained on."""
+    """Training values."""
     interpolation: tuple[float, ...]
-    """Values between them."""
+    """Values between the training values."""
     extrapolation: tuple[float, ...]
-    """Values beyond them."""
+    """Values beyond the training values."""
     minimum: float = 0.0
-    """Values are larger than this."""
+    """Exclusive lower bound of values."""
 
 
 def _edit_torso(model: ET.Element, length: float) -> None:
-    """Lengthen the torso's capsule; legs and head stay, and so does the total mass."""
+    """Lengthen the torso's capsule, without changing legs, head and total mass."""
     _geom(model, "torso").set("fromto", f"{-length!r} 0 0 {length!r} 0 0")
 
 
 def _edit_friction(model: ET.Element, friction: float) -> None:
-    """Set the sliding friction of all geoms: of two that touch, the larger one counts."""
+    """Set the sliding friction of all geoms, because contacts use the larger of two values."""
     _set_number(_element(model, "./default/geom"), "friction", 0, friction)
 
 
@@ -148,38 +148,38 @@ FAMILIES = {
         minimum=MIN_FINGER_LENGTH,
     ),
 }
-"""The families by name, with the values that are used unless others are given."""
+"""The families by name, with their default values."""
 
 
 class DMControlFamily(SuiteTasks):
-    """A task of the DeepMind Control Suite whose body differs from task to task.
+    """A task of the DeepMind Control Suite with different bodies.
 
-    The bodies differ in one physical parameter, which observations do not contain. Every value of
-    it is a task. A value that is evaluated and also trained on is the same task, so that the
-    networks know it.
+    The bodies differ in one physical parameter, which is not observed. Each value is a task. A
+    value that is both trained and evaluated is the same task.
 
     The splits are ``train``, ``eval_base``, ``eval_interpolation`` and ``eval_extrapolation``.
-    Training samples initial states; test episode ``k`` starts as the first one of
-    dm_control's task with ``random=k``.
+    Training samples initial states; test episode ``k`` starts like the first one of dm_control's
+    task with ``random=k``.
 
     Args:
         family: ``cheetah_torso``, ``walker_friction``, ``walker_foot``, ``cartpole_pole``,
             ``cartpole_cart``, ``finger_spinner`` or ``finger_length``.
-        train: values that are trained on; None for the family's own.
-        eval_base: values of the split ``eval_base``; None for the trained ones. An empty
-            list leaves out this split, and the same holds for the next two.
-        eval_interpolation: values between the trained ones; None for the family's own,
-            as far as they lie there.
-        eval_extrapolation: values beyond the trained ones; None for the family's own, as
-            far as they lie there.
-        task: another task of the same domain, such as ``walker-run``; None for the family's own.
-        action_repeat: control steps per environment step; their rewards are added. Where it does
-            not divide the horizon, the last environment step of an episode has fewer.
-        horizon: control steps in an episode, at most 1000, which is dm_control's own.
+        train: training values; None for the family's default.
+        eval_base: values of the split ``eval_base``; None for the training values. An empty list
+            omits this split; likewise for the next two.
+        eval_interpolation: values between the training values; None for the family's default
+            values in this range.
+        eval_extrapolation: values beyond the training values; None for the family's default
+            values in this range.
+        task: another task of the same domain, such as ``walker-run``; None for the family's
+            default.
+        action_repeat: control steps per environment step; their rewards are summed. If it does not
+            divide the horizon, the last environment step of an episode has fewer.
+        horizon: control steps in an episode, at most 1000 (dm_control's default).
         reward_scale: factor of every reward, above 0; the score does not depend on it.
-        fast: step with cheaper code, whose observations and rewards are bit-exact those of
-            dm_control. dm_control's own code is used, with a warning, if the installed version was
-            not compared.
+        fast: whether to step with faster code, whose observations and rewards are bit-identical to
+            dm_control's. If the installed version was not verified, dm_control's own code is used,
+            with a warning.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class DMControlFamily(SuiteTasks):
                 where = "between" if between else "beyond"
                 raise ConfigurationError(
                     f"{split} is {list(values[split])}: give values {where} the smallest and the"
-                    f" largest of train, {list(values['train'])}, that are not in it"
+                    f" largest of train, {list(values['train'])}, that are not part of train"
                 )
         self.splits = tuple(split for split, of in values.items() if of)
         domain, _, _ = self.family.task.partition("-")
@@ -235,11 +235,11 @@ class DMControlFamily(SuiteTasks):
 
     @property
     def protocol(self) -> dict[str, str | int | float]:
-        """The task, and the parameter that varies."""
+        """The task and the varied parameter."""
         return {"task": self._task, "varied": self.family.meaning}
 
     def split_tasks(self, split: str) -> tuple[int, ...]:
-        """Return the tasks of a split, in the order in which its values were given."""
+        """Return the tasks of a split, in the order of its values."""
         return self._tasks[split]
 
     def load(self, name: str) -> Any:
@@ -254,7 +254,7 @@ def _unseen(values: Sequence[float], trained: Sequence[float], between: bool) ->
 
 
 def _checked(family: Family, split: str, values: Sequence[float]) -> tuple[float, ...]:
-    """Return the values of a split, which the model can have."""
+    """Return the values of a split after checking that they are valid."""
     for value in values:
         given: dict[str, Any] = {split: value}
         above(family.minimum, finite=True, hint=f": {family.meaning}", **given)
@@ -271,7 +271,7 @@ def _edited(family: Family, value: float, xml: bytes) -> bytes:
 
 
 def _element(model: ET.Element, path: str) -> ET.Element:
-    """Return the only element of this path."""
+    """Return the only element at this path."""
     elements = model.findall(path)
     assert len(elements) == 1, f"{path} is in the model {len(elements)} times"
     return elements[0]

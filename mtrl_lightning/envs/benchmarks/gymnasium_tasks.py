@@ -1,4 +1,4 @@
-"""A benchmark of a user's own Gymnasium environments."""
+"""A benchmark of custom Gymnasium environments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mtrl_lightning.spec import EnvSpec, known_tasks
 MakeEnv = Callable[..., gym.Env]
 
 NO_RENDER_MODE = re.compile(r"argument 'render_mode'|takes no (keyword )?arguments")
-"""Python's message where a call, or one that it passes ``**kwargs`` on to, lacks this argument."""
+"""Python's error message if a callable does not accept this argument."""
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -40,17 +40,17 @@ class GymnasiumTasks(Benchmark):
     """A Gymnasium environment for each task.
 
     Actions are rescaled to [-1, 1], and observations that are dictionaries or tuples of boxes are
-    flattened. Vectors of different sizes are padded to the largest: zeros follow an observation,
-    and entries after an action have no effect. The split ``train`` seeds each environment once, in
-    ``eval`` test episode ``k`` is the one after ``reset(seed=k)``.
+    flattened. Vectors of different sizes are padded to the largest: observations with zeros, and
+    actions with entries that have no effect. The split ``train`` seeds each environment once; in
+    ``eval``, test episode ``k`` follows ``reset(seed=k)``.
 
     Args:
-        tasks: an environment for each task's name: a function or class that makes it when it is
-            called without arguments, or the import path of one; or a registered id such as
-            ``Pendulum-v1``; or ``{"id": "Pendulum-v1", "kwargs": {"g": 5.0}}``. Also a list of
-            ids, or one id: these are the tasks' names, too.
-        horizon: steps after which an episode is truncated; null takes the environments' own limit,
-            which a ``TimeLimit`` or the registration sets.
+        tasks: environments by task name: a function or class that makes the environment without
+            arguments, or its import path; or a registered ID such as ``Pendulum-v1``; or
+            ``{"id": "Pendulum-v1", "kwargs": {"g": 5.0}}``. Alternatively a list of IDs, or a
+            single ID, which are also the task names.
+        horizon: steps after which an episode is truncated; null for the environments' own limit,
+            set by a ``TimeLimit`` or the registration.
         has_success: whether ``info["success"]`` or ``info["is_success"]`` reports success.
     """
 
@@ -61,7 +61,7 @@ class GymnasiumTasks(Benchmark):
         has_success: bool = False,
     ) -> None:
         if not tasks:
-            raise ConfigurationError("tasks is empty: name at least one environment")
+            raise ConfigurationError("tasks is empty: give at least one environment")
         at_least(1, horizon=horizon)
         self.tasks = _named(tasks)
         _warn_of_late_binding(self.tasks)
@@ -101,7 +101,7 @@ class GymnasiumTasks(Benchmark):
 
     @property
     def spec(self) -> EnvSpec:
-        """The spaces that all environments have after padding, with actions in [-1, 1]."""
+        """The common spaces after padding, with actions in [-1, 1]."""
         return self._spec
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
@@ -109,10 +109,10 @@ class GymnasiumTasks(Benchmark):
         return self._prepared(self._makers[self._spec.task_names[task]](), task, split, seed)
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make the environment with ``render_mode="rgb_array"``, if it takes a render mode.
+        """Make the environment with ``render_mode="rgb_array"``, if it accepts a render mode.
 
         Raises:
-            TypeError: of the environment's constructor, if it takes one.
+            TypeError: any other ``TypeError`` of the environment's constructor.
         """
         make = self._makers[self._spec.task_names[task]]
         try:
@@ -139,14 +139,14 @@ def _named(tasks: Any) -> dict[str, Any]:
     ids = [tasks] if isinstance(tasks, str) else tasks
     if not isinstance(ids, (list, tuple)) or not all(isinstance(name, str) for name in ids):
         raise ConfigurationError(
-            f"tasks is {tasks!r}: give a name to each environment, such as"
-            ' {"light": "Pendulum-v1", "own": make_env}, or a list of ids'
+            f"tasks is {tasks!r}: give a name for each environment, such as"
+            ' {"light": "Pendulum-v1", "own": make_env}, or a list of IDs'
         )
-    return {name: name for name in known_tasks(ids, ids)}  # refuses an id that is named twice
+    return {name: name for name in known_tasks(ids, ids)}  # raises an error on duplicate IDs
 
 
 def _warn_of_late_binding(tasks: Mapping[str, Any]) -> None:
-    """Warn of functions from a loop, all of which see its variable's last value."""
+    """Warn of functions defined in a loop, which all use the last value of its variable."""
     alike: dict[tuple, dict[int, str]] = {}
     for name, task in tasks.items():
         if inspect.isfunction(task):
@@ -157,7 +157,7 @@ def _warn_of_late_binding(tasks: Mapping[str, Any]) -> None:
         if len(names) > 1:
             warnings.warn(
                 f"the tasks {', '.join(names.values())} have the same environment, because their"
-                " functions share all variables: bind a loop's variable with"
+                " functions share all variables: bind the loop variable with"
                 " functools.partial(Env, k) or lambda k=k: Env(k)",
                 stacklevel=3,
             )
@@ -175,7 +175,7 @@ class _SeededEpisodes(gym.Wrapper):
 
     @property
     def spec(self) -> None:  # type: ignore[override]
-        """None, because no registration makes this environment."""
+        """None, because this environment is not registered."""
         return None
 
     def reset(
@@ -196,17 +196,17 @@ class _SeededEpisodes(gym.Wrapper):
                 info = {**info, "success": info["is_success"]}
             elif terminated or truncated:
                 raise ConfigurationError(
-                    "at the episode's end, info has neither 'success' nor 'is_success':"
+                    "at the end of the episode, info has neither 'success' nor 'is_success':"
                     " report one of them, or set has_success to false"
                 )
         return observation, read_reward(reward), terminated, truncated, info
 
 
 class _Registered:
-    """Makes a registered environment, also in a worker process that has not registered it."""
+    """Makes a registered environment, even in a worker process that has not registered it."""
 
     def __init__(self, env: gym.Env, kwargs: dict[str, Any]) -> None:
-        assert env.unwrapped.spec is not None, "gym.make sets it"
+        assert env.unwrapped.spec is not None, "set by gym.make"
         self._registered = gym.spec(env.unwrapped.spec.id)
         self._kwargs = kwargs
 
@@ -215,7 +215,7 @@ class _Registered:
 
 
 def _made(name: str, task: Any) -> tuple[gym.Env, MakeEnv]:
-    """Return a task's environment, and a function that makes another, also in a worker process."""
+    """Return a task's environment, and a function that makes more of them in worker processes."""
     try:
         if isinstance(task, str) and IMPORT_PATH.fullmatch(task) and task not in gym.registry:
             module, _, attribute = task.rpartition(".")
@@ -233,25 +233,25 @@ def _made(name: str, task: Any) -> tuple[gym.Env, MakeEnv]:
         else:
             raise ConfigurationError(
                 f"task {name!r} is {task!r}: give a function that makes an environment, a"
-                ' registered id, or {"id": ..., "kwargs": {...}}'
+                ' registered ID, or {"id": ..., "kwargs": {...}}'
             )
     except ConfigurationError:
         raise
     except Exception as error:
         raise ConfigurationError(
-            f"task {name!r}: {_description(task)} makes no environment"
+            f"task {name!r}: {_description(task)} failed to make an environment"
             f" ({type(error).__name__}: {error})"
         ) from error
     if not isinstance(env, gym.Env):
         raise ConfigurationError(
             f"task {name!r}: {_description(task)} makes a {type(env).__name__},"
-            " which is no gymnasium.Env"
+            " which is not a gymnasium.Env"
         )
     return env, make
 
 
 def _description(task: Any) -> str:
-    """Name a task's environment: id and keyword arguments, or a function's qualified name."""
+    """Describe a task's environment: ID and keyword arguments, or a function's qualified name."""
     if isinstance(task, str):
         return task
     if isinstance(task, dict):
@@ -267,14 +267,14 @@ def _horizon(name: str, env: gym.Env, horizon: int | None) -> int:
         limits.append(horizon)
     if not limits:
         raise ConfigurationError(
-            f"task {name!r}: its episodes have no limit;"
+            f"task {name!r}: its episodes have no limit:"
             " set horizon, or wrap the environment in gymnasium.wrappers.TimeLimit"
         )
     return min(limits)
 
 
 def _with_boxes(name: str, env: gym.Env) -> gym.Env:
-    """Return the environment with a box of observations, and actions in [-1, 1]."""
+    """Return the environment with a ``Box`` of observations, and actions in [-1, 1]."""
     wrong = wrong_observations(env.observation_space)
     if wrong is not None:
         raise ConfigurationError(f"task {name!r}: {wrong}")
@@ -287,8 +287,8 @@ def _with_boxes(name: str, env: gym.Env) -> gym.Env:
     assert isinstance(actions, Box)
     if not (np.isfinite(actions.low).all() and np.isfinite(actions.high).all()):
         raise ConfigurationError(
-            f"task {name!r}: its action space {actions} is not bounded,"
-            " so actions cannot be rescaled to [-1, 1];"
+            f"task {name!r}: its action space {actions} is unbounded,"
+            " so that actions cannot be rescaled to [-1, 1]:"
             " bound it, for example with gymnasium.wrappers.TransformAction"
         )
     number = actions.dtype.type

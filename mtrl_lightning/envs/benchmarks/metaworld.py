@@ -21,39 +21,39 @@ from mtrl_lightning.errors import ConfigurationError, import_optional, installed
 from mtrl_lightning.spec import EnvSpec, known_tasks
 
 MAX_GOALS = 50
-"""Goals that MetaWorld samples for a task."""
+"""Number of goals that MetaWorld samples for a task."""
 CAMERA = "corner2"
-"""The camera of MetaWorld's own images; it sees the table and the whole arm."""
+"""The camera of MetaWorld's own images, which shows the table and the full arm."""
 TEST_SPLIT = "eval_test"
-"""Test episodes of the tasks that ML10 and ML45 do not train on."""
+"""Split with the test tasks of ML10 and ML45."""
 
 
 class MetaWorld(Benchmark):
-    """Tasks of MetaWorld, with the goal visible and no end on success.
+    """MetaWorld tasks with observable goals; episodes do not end on success.
 
-    A task's goals are those of ``metaworld.MT1(task, seed=goal_seed)``, so a task has the same
+    A task's goals are those of ``metaworld.MT1(task, seed=goal_seed)``, so that a task has the same
     goals in every list of tasks. Training samples one of them for each episode; the evaluation
     split visits them in order, so that test episode ``k`` has goal ``k mod num_goals``.
 
-    ``ML10`` and ``ML45`` train on the train classes of MetaWorld's benchmarks of that name. The
-    split ``eval`` evaluates these, and ``eval_test`` the five test classes. Meta-learning is not
-    part of this: the agent does not adapt to a test class, and goals, which MetaWorld hides there,
-    are visible.
+    ``ML10`` and ``ML45`` train on the training classes of MetaWorld's benchmarks of the same name.
+    The split ``eval`` evaluates these, and ``eval_test`` the five test classes. Meta-learning is
+    not supported: the agent does not adapt to a test class, and goals, which MetaWorld hides in
+    these benchmarks, are observable.
 
     Args:
         tasks: ``MT10``, ``MT25``, ``MT50``, ``ML10``, ``ML45``, or task names such as ``reach-v3``;
-            ``-v3`` may be left out.
-        reward_version: ``v2`` (dense, at most 10 per step; today's protocol) or ``v1`` (that of the
-            first papers).
-        horizon: steps in an episode; 500 in today's protocol, 150 in the first papers'.
+            ``-v3`` is optional.
+        reward_version: ``v2`` (dense, at most 10 per step; the current protocol) or ``v1`` (the
+            early papers).
+        horizon: steps in an episode; 500 in the current protocol, 150 in the early papers.
         evaluation_horizon: steps in a test episode; None for ``horizon``. Training with a shorter
-            horizon than this is faster, and the success of test episodes stays comparable.
+            horizon is faster, and the success of test episodes stays comparable.
         num_goals: number of goals per task, 1 to 50.
         goal_seed: seed of the goals; the same for training and evaluation.
-        fast: build and step with faster code, whose observations, rewards and goals are
-            bit-identical to MetaWorld's. MetaWorld's own code is used, with a warning, if the
-            installed version was not compared, or if a task's first steps differ on this machine
-            (compared once per process, about 0.6 s). A fast environment cannot be pickled.
+        fast: whether to use faster code, whose observations, rewards and goals are bit-identical to
+            MetaWorld's. MetaWorld's own code is used, with a warning, if the installed version was
+            not verified, or if a task's first steps differ on this machine (compared once per
+            process, about 0.6 s). Fast environments cannot be pickled.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class MetaWorld(Benchmark):
         self.goal_seed = goal_seed
         reason = reason_for_upstream(CHECKED, steps_like_upstream) if fast else ""
         if reason:
-            message = f"stepping with MetaWorld's own, slower code: {reason}"
+            message = f"using MetaWorld's own, slower code: {reason}"
             warnings.warn(message, stacklevel=2)
         self.fast = fast and not reason
         self._is_drawable = False
 
     @cached_property
     def spec(self) -> EnvSpec:
-        """39 numbers in (two frames and the goal), four out (the hand's motion and the gripper)."""
+        """39-dimensional observations (two frames and the goal), 4 actions (hand and gripper)."""
         protocol: dict[str, str | int | float] = {
             "benchmark": "metaworld",
             **installed_versions(("metaworld", "mujoco")),
@@ -112,12 +112,12 @@ class MetaWorld(Benchmark):
         )
 
     def split_tasks(self, split: str) -> tuple[int, ...]:
-        """Return the tasks of a split: the test classes in ``eval_test``, else the trained ones."""
+        """Return the tasks of a split: test classes in ``eval_test``, otherwise trained ones."""
         tasks = tuple(range(len(self.task_names)))
         return tasks[self.num_trained :] if split == TEST_SPLIT else tasks[: self.num_trained]
 
     def horizon_of(self, split: str) -> int:
-        """Return the steps of an episode, which test episodes may have another number of."""
+        """Return the episode length, which may differ in evaluation."""
         if split == self.splits[0] or self.evaluation_horizon is None:
             return self.horizon
         return self.evaluation_horizon
@@ -138,21 +138,21 @@ class MetaWorld(Benchmark):
         return _GoalSelection(env, goals, split != self.splits[0], seed)
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment that can be drawn, whose model takes 20 MiB instead of 1."""
+        """Make an environment that can be rendered, whose model takes 20 MiB instead of 1 MiB."""
         drawable = copy.copy(self)
         drawable._is_drawable = True
         return drawable.make_env(task, split, seed)
 
     def camera(self, task: int) -> str | int | None:
-        """Return the camera in the corner, which sees the table and the whole arm."""
+        """Return the corner camera, which shows the table and the full arm."""
         return CAMERA
 
 
 class _GoalSelection(gym.Wrapper):
-    """Choose the next episode's goal: at random in training, in order in evaluation.
+    """Select the next episode's goal: at random in training, in order in evaluation.
 
-    MetaWorld's own observation space has 0 for the goal until a task is set, and the goal's bounds
-    from then on.
+    MetaWorld's own observation space is 0 for the goal until a task is set, and has the goal's
+    bounds afterwards.
     """
 
     def __init__(self, env: gym.Env, goals: list[Any], numbered: bool, seed: int) -> None:
@@ -179,18 +179,18 @@ class _GoalSelection(gym.Wrapper):
                 self._generator = np.random.default_rng(seed)
             goal = int(self._generator.integers(len(self._goals)))
         if seed is not None:
-            # MetaWorld itself ignores reset's seed; np_random is for wrappers
+            # MetaWorld ignores the seed of reset; np_random is for wrappers
             self.unwrapped.np_random = np.random.default_rng(seed)
         self.unwrapped.set_task(self._goals[goal])  # type: ignore[attr-defined]
         return self.env.reset(options=options)
 
     def restart_clock(self) -> None:
-        """Begin to count the steps of an episode here."""
+        """Restart the step count of the episode."""
         self.unwrapped.curr_path_length = 0  # type: ignore[attr-defined]
 
 
 def _task_sets(suite: Any, tasks: str | list[str]) -> tuple[list[str], list[str]]:
-    """Return the names of the tasks that are trained on, and of those that are not."""
+    """Return the names of the trained and of the untrained tasks."""
     if not isinstance(tasks, str):
         return [_with_version(name) for name in tasks], []
     if tasks in ("MT10", "MT25", "MT50"):
@@ -200,9 +200,9 @@ def _task_sets(suite: Any, tasks: str | list[str]) -> tuple[list[str], list[str]
         return list(classes["train"]), list(classes["test"])
     if tasks.startswith(("MT", "ML")):
         raise ConfigurationError(
-            f"unknown set of tasks {tasks!r}:"
-            " MetaWorld has MT10, MT25 and MT50, and with classes for testing ML10 and ML45"
-            " (ML25 has a class in both of its sets); MT1 is a task's name"
+            f"unknown set of tasks {tasks!r}: use MT10, MT25 or MT50, or ML10 or ML45 with test"
+            " classes (ML25 is not supported, because its sets overlap); for MT1, give the name of"
+            " a task"
         )
     return [_with_version(tasks)], []
 
@@ -213,7 +213,7 @@ def _with_version(name: str) -> str:
 
 @cache
 def _goals(name: str, seed: int, fast: bool) -> list[Any]:
-    """Return MetaWorld's own 50 goals of a task; cached, since sampling them takes 100 resets."""
+    """Return MetaWorld's own 50 goals of a task, cached because sampling takes 100 resets."""
     if fast:
         return sampled_goals(name, seed)
     return import_optional("metaworld", "metaworld").MT1(name, seed=seed).train_tasks

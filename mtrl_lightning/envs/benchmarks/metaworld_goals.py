@@ -1,8 +1,8 @@
 """The goals of ``metaworld.MT1(task, seed).train_tasks``, sampled without simulation.
 
-MetaWorld samples a goal by resetting an environment, which moves the hand for 100 steps of physics.
-Its own ``reset_model`` is run here too, with its rejection sampling, which does not depend on the
-hand's position.
+MetaWorld samples a goal by resetting an environment, which moves the hand for 100 physics steps.
+Here, its ``reset_model`` runs without physics, because its rejection sampling does not depend on
+the hand's position.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mtrl_lightning.errors import import_optional
 
 
 class _GoalSampler(Upstream):
-    """A task's environment that only samples goals: no time passes in it."""
+    """A task's environment that only samples goals, without simulating."""
 
     def _initialize_simulation(self) -> tuple[Any, Any]:
         import mujoco
@@ -30,7 +30,7 @@ class _GoalSampler(Upstream):
         pass
 
     def _reset_hand(self, steps: int = 50) -> None:
-        self.data.mocap_pos[0] = self.hand_init_pos  # once: it stays there without physics
+        self.data.mocap_pos[0] = self.hand_init_pos  # once, since it does not move without physics
         self.data.mocap_quat[0] = DOWN
         self.init_tcp = self.tcp_center
 
@@ -47,8 +47,8 @@ def sampled_goals(name: str, seed: int) -> list[Any]:
     """Return MetaWorld's 50 goals of a task.
 
     Args:
-        name: of the task.
-        seed: as that of ``metaworld.MT1``.
+        name: name of the task.
+        seed: seed of ``metaworld.MT1``.
     """
     suite = import_optional("metaworld", "metaworld")
     task_class = suite.ALL_V3_ENVIRONMENTS[name]

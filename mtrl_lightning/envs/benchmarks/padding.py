@@ -1,4 +1,4 @@
-"""Environments of different sizes in one benchmark: observations and actions padded to the largest.
+"""Padding of observations and actions of different sizes to the largest in a benchmark.
 
 Shapes: ``D`` padded observation, ``A`` padded action.
 """
@@ -19,19 +19,18 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class Padded(gym.Wrapper, RecordConstructorArgs):
-    """Append zeros to observations, and pass on an action's first numbers.
+    """Pad observations with zeros, and remove the padding of actions.
 
     Args:
         env: the environment.
         observation_size: size of the padded observation, ``D``, at least the environment's own;
-            None to leave observations, such as images, as they are.
+            None to leave observations, such as images, unchanged.
         action_size: size of the padded action, ``A``, at least the environment's own; None to leave
-            actions as they are. Padding entries of an action lie between -1 and 1 and have no
-            effect.
+            actions unchanged. Padding entries of an action lie between -1 and 1 and have no effect.
     """
 
     def __init__(self, env: gym.Env, observation_size: int | None, action_size: int | None) -> None:
-        # without its arguments the environment would have no spec
+        # required for the environment to have a spec
         RecordConstructorArgs.__init__(
             self, observation_size=observation_size, action_size=action_size
         )
@@ -55,7 +54,7 @@ class Padded(gym.Wrapper, RecordConstructorArgs):
         return self._padded(observation), info
 
     def step(self, action: npt.NDArray) -> tuple[npt.NDArray, Any, bool, bool, dict[str, Any]]:
-        """Step by the action's first numbers; return the padded observation."""
+        """Step with the unpadded action; return the padded observation."""
         observation, *rest = self.env.step(action[: self._own_action_size])
         return self._padded(observation), *rest  # type: ignore[return-value]
 
@@ -64,7 +63,7 @@ class Padded(gym.Wrapper, RecordConstructorArgs):
 
 
 def pad_to_spec(env: gym.Env, spec: EnvSpec) -> gym.Env:
-    """Return the environment padded to a spec's spaces; itself if no task is padded."""
+    """Pad the environment to a spec's spaces; return it unchanged if no task is padded."""
     observation_size = spec.observation_space.shape[0] if spec.observation_sizes else None
     action_size = spec.action_space.shape[0] if spec.action_sizes else None
     if observation_size is None and action_size is None:
@@ -73,7 +72,7 @@ def pad_to_spec(env: gym.Env, spec: EnvSpec) -> gym.Env:
 
 
 def without_padding(env: gym.Env) -> gym.Env:
-    """Return the environment with its own observations and actions: without ``Padded`` layers."""
+    """Return the environment without ``Padded`` layers."""
     layer = env
     while isinstance(layer, gym.Wrapper):
         if isinstance(layer.env, Padded):
@@ -84,23 +83,23 @@ def without_padding(env: gym.Env) -> gym.Env:
 
 
 class PaddedSpaces(NamedTuple):
-    """The spaces that tasks of different sizes share, and each task's own sizes."""
+    """Common spaces of tasks of different sizes, and each task's own sizes."""
 
     observation_space: Box
     action_space: Box
     observation_sizes: tuple[int, ...]
-    """Size of each task's own observation; empty if all have that of the space."""
+    """Size of each task's own observation; empty without padding."""
     action_sizes: tuple[int, ...]
-    """Size of each task's own action; empty if all have that of the space."""
+    """Size of each task's own action; empty without padding."""
 
 
 def padded_spaces(spaces: Mapping[str, tuple[Box, Box]]) -> PaddedSpaces:
     """Return the smallest spaces that contain the padded observations and actions of all tasks.
 
-    Tasks with equal spaces keep them, also if they are no vectors.
+    Tasks with equal spaces keep them, even if they are not vectors.
 
     Args:
-        spaces: the observation and the action space of each task's environment, by its name.
+        spaces: observation and action space of each task's environment, by task name.
     """
     observation_space, observation_sizes = _common(
         {name: observations for name, (observations, _) in spaces.items()}, "observation", 0.0, 0.0
@@ -119,8 +118,8 @@ def _common(
         if space != expected and not len(space.shape) == len(expected.shape) == 1:
             raise ConfigurationError(
                 f"the {kind} spaces of the tasks differ: {first!r} has {expected}, {name!r} has"
-                f" {space}; only vectors are padded, so wrap the environments so that they are"
-                " equal, or in gymnasium.wrappers.FlattenObservation"
+                f" {space}. Only vectors are padded: wrap the environments to make them equal, or"
+                " in gymnasium.wrappers.FlattenObservation"
             )
     if all(space == expected for space in spaces.values()):
         return expected, ()
@@ -142,14 +141,14 @@ def _vector(space: gym.Space, kind: str, size: int) -> Box:
         )
     if space.shape[0] > size:
         raise ConfigurationError(
-            f"the environment's {kind} space has {space.shape[0]} numbers, and {kind}_size is"
+            f"the environment's {kind} space has {space.shape[0]} numbers, but {kind}_size is"
             f" {size}: give at least {space.shape[0]}"
         )
     return space
 
 
 def _padded_box(space: Box, size: int, low: float, high: float) -> Box:
-    """Return the box with further numbers between ``low`` and ``high``."""
+    """Extend a box with entries between ``low`` and ``high``."""
     missing = size - space.shape[0]
     if missing == 0:
         return space

@@ -1,4 +1,4 @@
-"""Benchmarks without a simulator: move a point to a goal that only the task determines."""
+"""Benchmarks without a simulator: move a point to a goal that depends only on the task."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ STEP = 0.2
 RADIUS = 0.15
 """Distance to the goal within which a step is a success."""
 IMAGE_SIZE = 128
-"""Pixels of an image's side."""
+"""Width and height of an image in pixels."""
 
 
 class ToyReach(Benchmark):
     """Move a point in the square [-1, 1]² to the task's goal, on a circle of radius 0.7.
 
-    The observation is the position alone, so only a task-conditioned agent can solve more than one
-    task. The reward is 1 minus the distance to the goal.
+    The observation is only the position, so that only a task-conditioned agent can solve more than
+    one task. The reward is 1 minus the distance to the goal.
 
     Args:
-        num_tasks: number of tasks, at least 1; task ``i`` has its goal at the angle
+        num_tasks: number of tasks, at least 1; the goal of task ``i`` is at the angle
             ``2 pi i / num_tasks``.
         horizon: steps in an episode.
     """
@@ -52,18 +52,18 @@ class ToyReach(Benchmark):
 
 
 class ToyConflict(Benchmark):
-    """``ToyReach`` with tasks that conflict: in the effect of an action, and in reward scale.
+    """``ToyReach`` with conflicting tasks: in the effect of actions, and in reward scale.
 
     Task ``i`` has its goal at the angle ``4 pi i / num_tasks`` and rotates actions by
     ``2 pi i / num_tasks``. With an even number of tasks, ``i`` and ``i + num_tasks / 2`` share a
-    goal, and an action towards it in one leads away from it in the other, wherever the point is.
-    Rewards grow from task to task. A network without task conditioning can solve at most one of
-    such two.
+    goal, but an action towards it in one leads away from it in the other, from any position.
+    Rewards increase from task to task. A network without task conditioning can solve at most one
+    task of each such pair.
 
     Args:
         num_tasks: number of tasks, at least 2.
         horizon: steps in an episode.
-        reward_spread: ratio of the last task's rewards to the first's; geometric between them.
+        reward_spread: ratio of the last task's reward scale to the first's, spaced geometrically.
     """
 
     def __init__(self, num_tasks: int = 6, horizon: int = 20, reward_spread: float = 10.0) -> None:
@@ -161,7 +161,7 @@ class _ToyEnv(gym.Env):
         )
 
     def render(self) -> npt.NDArray[np.uint8]:
-        """Draw the point in blue and the goal, as large as success is near it, in green."""
+        """Draw the point in blue, and the goal region in green."""
         x, y = np.meshgrid(np.linspace(-1, 1, IMAGE_SIZE), np.linspace(1, -1, IMAGE_SIZE))
         image = np.full((IMAGE_SIZE, IMAGE_SIZE, 3), 255, np.uint8)
         for center, radius, color in (

@@ -1,4 +1,4 @@
-"""A benchmark whose environments are wrapped in Gymnasium's wrappers, or in a user's own."""
+"""A benchmark whose environments are wrapped in Gymnasium wrappers or custom ones."""
 
 from __future__ import annotations
 
@@ -34,44 +34,44 @@ from mtrl_lightning.spec import EnvSpec
 
 MakeWrapper: TypeAlias = Callable[[gym.Env], gym.Env]
 Wrapper: TypeAlias = "str | Mapping[str, Any] | MakeWrapper"
-"""A class or function that is called with an environment, its import path, or a mapping of
-``class_path`` and ``init_args``."""
+"""A class or function called with an environment, its import path, or a mapping with ``class_path``
+and ``init_args``."""
 
 GYMNASIUM = "gymnasium.wrappers"
 REFUSED: dict[type[gym.Wrapper], str] = {
     gymnasium_wrappers.NormalizeObservation: (
-        "its statistics belong to one environment, so each copy in each worker would have others."
-        " Remove it, and set model.init_args.encoder to mtrl_lightning.networks.Standardize, which"
-        " has the same statistics everywhere"
+        "each copy in each environment would have different statistics. Remove it, and set"
+        " model.init_args.encoder to mtrl_lightning.networks.Standardize, which shares its"
+        " statistics"
     ),
     gymnasium_wrappers.NormalizeReward: (
-        "its statistics belong to one environment, so each copy in each worker would have others."
-        " Remove it, and set model.init_args.reward_scale to"
+        "each copy in each environment would have different statistics. Remove it, and set"
+        " model.init_args.reward_scale to"
         " {class_path: mtrl_lightning.algorithms.NormalizeReward}, which has one set of statistics"
-        " per task; PPO normalizes returns by itself (return_scale)"
+        " per task; PPO already normalizes returns (return_scale)"
     ),
     gymnasium_wrappers.Autoreset: (
-        "environments are reset where an episode ends already, and it would hide that from the"
+        "environments are already reset at the end of episodes, which it would hide from the"
         " learner. Remove it"
     ),
 }
-"""Wrappers that cannot be used, and why."""
+"""Unsupported wrappers, with the reason and a remedy."""
 
 
 class WithWrappers(BenchmarkWrapper):
-    """A benchmark whose environments are wrapped, for training and for evaluation alike.
+    """A benchmark whose environments are wrapped, both for training and for evaluation.
 
-    Wrappers get a task's own environment, without the padding to the other tasks' sizes. What
-    comes out is flattened where it is a dictionary or tuple of boxes, and padded where the tasks
-    are of different sizes. The spaces of the spec are read from one wrapped environment of each
-    task. An environment that has no ``TimeLimit`` gets one of the benchmark's horizon below the
-    first wrapper, because wrappers such as ``TimeAwareObservation`` read it. Where a
-    ``RewardWrapper`` or a shorter horizon changes the largest return, there is no score.
+    Wrappers get a task's own environment, without padding. Afterwards, dictionaries or tuples of
+    boxes are flattened, and tasks of different sizes are padded. The spaces of the spec are read
+    from one wrapped environment of each task. An environment without a ``TimeLimit`` gets one with
+    the benchmark's horizon before the first wrapper, because wrappers such as
+    ``TimeAwareObservation`` read it. If a ``RewardWrapper`` or a shorter horizon changes the
+    largest return, there is no score.
 
     Args:
         benchmark: the tasks.
-        wrappers: called with an environment one after another, the innermost first: each a class
-            or function, its import path, or ``{"class_path": ..., "init_args": {...}}``.
+        wrappers: the wrappers, innermost first: each a class or function, its import path, or
+            ``{"class_path": ..., "init_args": {...}}``.
     """
 
     def __init__(self, benchmark: Benchmark, wrappers: Sequence[Wrapper]) -> None:
@@ -99,8 +99,8 @@ class WithWrappers(BenchmarkWrapper):
                 )
             finally:
                 env.close()
-        # spaces that no wrapper changes stay those of the benchmark, which may be wider
-        # stored frames need stacks that no wrapper has changed
+        # spaces that no wrapper changes remain those of the benchmark, which may be wider;
+        # frame deduplication needs stacks that no wrapper has changed
         self._changed: dict[str, Any] = {"frame_stack": 0}
         for index, kind in enumerate(("observation", "action")):
             if any(spaces[name][index] != own_spaces[name][index] for name in spaces):
@@ -119,7 +119,7 @@ class WithWrappers(BenchmarkWrapper):
 
     @cached_property
     def spec(self) -> EnvSpec:
-        """The benchmark's, with the spaces and the horizon of its wrapped environments."""
+        """The benchmark's spec, with the spaces and the horizon of its wrapped environments."""
         spec = self.benchmark.spec
         pipelines = [str(spec.protocol.get("wrappers", "")), self.pipeline]
         return spec._replace(
@@ -129,7 +129,7 @@ class WithWrappers(BenchmarkWrapper):
         )
 
     def horizon_of(self, split: str) -> int:
-        """Return the benchmark's horizon of a split, or a wrapper's that is shorter."""
+        """Return the benchmark's horizon of a split, or that of a wrapper if it is shorter."""
         horizon = self.benchmark.horizon_of(split)
         is_shortened = self._horizon < self.benchmark.spec.horizon
         return min(horizon, self._horizon) if is_shortened else horizon
@@ -147,13 +147,13 @@ class WithWrappers(BenchmarkWrapper):
     def _wrapped_and_padded(self, env: gym.Env, split: str, seed: int) -> gym.Env:
         env = self._wrapped(self._own_env(env, split))
         for layer in layers_of(env):
-            # a wrapper that makes a space of another one starts its generator at random
+            # wrappers that derive a space from another do not seed its generator
             layer.observation_space.seed(seed)
             layer.action_space.seed(seed)
         return pad_to_spec(env, self.spec)
 
     def _own_env(self, env: gym.Env, split: str) -> gym.Env:
-        """Return the environment that is wrapped: with a ``TimeLimit`` and without padding."""
+        """Return the environment to wrap: with a ``TimeLimit`` and without padding."""
         env = without_padding(env)
         if time_limits(env):
             return env
@@ -172,16 +172,16 @@ def with_layers(
     wrappers: Sequence[Wrapper] | None,
     pixels: Callable[[Benchmark], Benchmark] | None,
 ) -> Benchmark:
-    """Return the benchmark in its wrappers, and then as pixels, where these are given."""
+    """Return the benchmark with wrappers, then pixels, if given."""
     if wrappers:
         benchmark = WithWrappers(benchmark, wrappers)
     return benchmark if pixels is None else pixels(benchmark)
 
 
 def with_layers_of(previous: Benchmark, changed: Benchmark) -> Benchmark:
-    """Return a benchmark that replaces another one, with its wrappers, pixels and logged ``info``.
+    """Add the wrappers, pixels and logged ``info`` of the previous benchmark to its replacement.
 
-    Layers that the new benchmark already has stay.
+    Layers that the new benchmark already has are kept.
     """
     if isinstance(previous, WithInfo):
         inner = with_layers_of(previous.benchmark, changed)
@@ -208,14 +208,14 @@ def _has(benchmark: Benchmark, kind: type[Benchmark]) -> bool:
 
 
 def _wrapped_in(make: MakeWrapper, env: gym.Env) -> gym.Env:
-    """Return an environment in one more wrapper."""
+    """Wrap an environment."""
     wrapped = make(env)
     for layer in layers_of(wrapped):
         if layer is env:
             break
         for kind, reason in REFUSED.items():
             if isinstance(layer, kind):
-                raise ConfigurationError(f"data.wrappers: {_name(make)} cannot be used: {reason}")
+                raise ConfigurationError(f"data.wrappers: {_name(make)} is not supported: {reason}")
     return wrapped
 
 
@@ -229,14 +229,14 @@ def _checked_spaces(task: str, env: gym.Env) -> tuple[Box, Box]:
     if not (np.all(actions.low == -1) and np.all(actions.high == 1)):
         raise ConfigurationError(
             f"task {task!r}: after {_changed_last(env, 'action_space')} actions lie in {actions},"
-            f" and must lie in [-1, 1]: append {{class_path: {GYMNASIUM}.RescaleAction, init_args:"
+            f" but must lie in [-1, 1]: append {{class_path: {GYMNASIUM}.RescaleAction, init_args:"
             " {min_action: -1, max_action: 1}} to data.wrappers if they are bounded"
         )
     return observations, actions
 
 
 def _changed_last(env: gym.Env, name: str | None = None) -> str:
-    """Return the outermost wrapper, or the outermost one that has changed a space."""
+    """Return the outermost wrapper, or the outermost one that changes a space."""
     for layer in layers_of(env):
         inner = layer.env if isinstance(layer, gym.Wrapper) else None
         if inner is None or name is None or getattr(layer, name) != getattr(inner, name):
@@ -245,8 +245,8 @@ def _changed_last(env: gym.Env, name: str | None = None) -> str:
 
 
 def time_limits(env: gym.Env) -> list[int]:
-    """Return the steps after which each ``TimeLimit`` of an environment truncates an episode."""
-    # an environment that a function returns has no ``spec``, whose limit would be public
+    """Return the limit of each ``TimeLimit`` of an environment."""
+    # environments made by functions have no ``spec`` from which to read the limit
     return [
         layer._max_episode_steps
         for layer in layers_of(env)
@@ -270,12 +270,12 @@ def _imported(path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"data.wrappers names {path!r}, which cannot be imported: {error}"
+            f"data.wrappers contains {path!r}, which cannot be imported: {error}"
         ) from error
 
 
 def _arguments(make: MakeWrapper, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of a wrapper, import paths of functions and classes of objects resolved."""
+    """Return a wrapper's arguments, with import paths and objects resolved."""
     parameters = inspect.signature(make).parameters
     resolved: dict[str, Any] = {}
     for name, value in options.items():
@@ -283,7 +283,7 @@ def _arguments(make: MakeWrapper, options: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, str) and takes_function:
             resolved[name] = _imported(value)
         elif isinstance(value, Mapping) and "class_path" in value:
-            # an object, such as a space
+            # an object to instantiate, such as a space
             resolved[name] = _imported(value["class_path"])(**value.get("init_args") or {})
         else:
             resolved[name] = value
@@ -291,7 +291,7 @@ def _arguments(make: MakeWrapper, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name(make: Any) -> str:
-    """Name a wrapper by its shortest import path, with its arguments."""
+    """Describe a wrapper by its shortest import path and its arguments."""
     if isinstance(make, functools.partial) and not make.args:
         return f"{_name(make.func)} {values_text(make.keywords)}"
     name = getattr(make, "__name__", "")

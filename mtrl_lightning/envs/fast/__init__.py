@@ -1,1 +1,1 @@
-"""Parts of MetaWorld and dm_control in faster code, with the same numbers."""
+"""Faster implementations of parts of MetaWorld and dm_control, with bit-identical results."""

@@ -1,7 +1,7 @@
-"""Arithmetic of a few numbers without NumPy's overhead, equal in bits and types.
+"""Arithmetic on few numbers without NumPy's overhead, with bit-identical results and equal types.
 
-A function passes arguments of other kinds on to the function that it replaces. Sums of products are
-left to ``dot`` and powers to NumPy's scalars, because Python's round otherwise.
+Functions forward arguments of other types to the function they replace. Sums of products use
+``dot`` and powers use NumPy scalars, because Python rounds differently.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ DOUBLE = np.dtype(np.float64)
 FLOATS = frozenset((float, np.float64))
 NUMBERS = frozenset((int, float, np.float64))
 LARGE = 1e100
-"""Numbers below it can be squared."""
+"""Numbers below it can be squared without overflow."""
 ORTHOGONAL = 1e-13
-"""How far a rotation may be from orthogonal; SciPy makes it orthogonal from ten times that."""
+"""Tolerance within which a rotation is orthogonal; SciPy orthogonalizes from ten times that."""
 
 
 def norm(x: Any, ord: Any = None) -> Any:
@@ -91,13 +91,13 @@ def tolerance(
 
 
 def long_tail(x: float, lower: float, upper: float, margin: float) -> float:
-    """``tolerance`` with the sigmoid ``long_tail``, which most rewards have.
+    """``tolerance`` with the sigmoid ``long_tail``, which most rewards use.
 
     Args:
-        x: the number, no scalar of NumPy's, as are the others.
-        lower: bound from below.
-        upper: bound from above.
-        margin: distance from the bounds at which it is 0.1.
+        x: the number; like the others, a Python float.
+        lower: lower bound.
+        upper: upper bound.
+        margin: distance from the bounds at which the value is 0.1.
     """
     if margin > 0 and lower <= upper:
         if lower <= x <= upper:
@@ -118,12 +118,12 @@ def _metaworlds_rewards() -> Any:
 def tolerance_of(
     x: Any, lower: Any, upper: Any, margin: Any, sigmoid: str, value_at_margin: float
 ) -> float:
-    """Return how well a number lies within bounds: 1 inside, falling by a sigmoid outside.
+    """Return 1 for a number within bounds, and a value that decays by a sigmoid outside.
 
     Args:
         x: the number.
-        lower: bound from below.
-        upper: bound from above, at least ``lower``.
+        lower: lower bound.
+        upper: upper bound, at least ``lower``.
         margin: distance from the bounds at which the sigmoid has ``value_at_margin``, at least 0.
         sigmoid: one of ``SCALES``.
         value_at_margin: between 0 and 1.
@@ -141,10 +141,10 @@ def sigmoid_of(sigmoid: str, scaled: Any, square: Any) -> Any:
     """Return a sigmoid's value.
 
     Args:
-        sigmoid: its name.
-        scaled: the distance.
-        square: its square. NumPy raises a single number to a power, but multiplies an array with
-            itself, which may be rounded differently.
+        sigmoid: name of the sigmoid.
+        scaled: the scaled distance.
+        square: its square. NumPy uses a power for scalars, but a product for arrays, which may be
+            rounded differently.
     """
     if sigmoid == "gaussian":
         return np.exp(-0.5 * square)
@@ -162,17 +162,17 @@ SCALES: dict[str, Callable[[float], Any]] = {
     "linear": lambda value: 1 - value,
     "quadratic": lambda value: np.sqrt(1 - value),
 }
-"""Factors of a distance of 1 for which the sigmoid has this value there."""
+"""Scale factors with which a sigmoid has a given value at a distance of 1."""
 
 
 @cache
 def scale_of(sigmoid: str, value_at_margin: float) -> Any:
-    """Return the factor of a distance for a sigmoid with this value at a distance of 1."""
+    """Return the scale factor with which a sigmoid has this value at a distance of 1."""
     return SCALES[sigmoid](value_at_margin)
 
 
 def quaternion(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """``Rotation.from_matrix(matrix).as_quat()``, which gives ``(x, y, z, w)``."""
+    """``Rotation.from_matrix(matrix).as_quat()``, which returns ``(x, y, z, w)``."""
     (a, b, c), (d, e, f), (g, h, i) = matrix.tolist()
     if not (
         abs(a * d + b * e + c * f) < ORTHOGONAL
@@ -197,7 +197,7 @@ def quaternion(matrix: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 class Rotation:
-    """What SciPy's ``Rotation.from_matrix(matrix)`` returns, for ``as_quat()`` alone.
+    """Replacement for SciPy's ``Rotation.from_matrix(matrix)`` that only supports ``as_quat()``.
 
     Args:
         matrix: a rotation (3, 3).
@@ -209,13 +209,13 @@ class Rotation:
         self._matrix = matrix
 
     def as_quat(self) -> npt.NDArray[np.float64]:
-        """Return its quaternion."""
+        """Return the quaternion."""
         return quaternion(self._matrix)
 
 
 @cache
 def replacements() -> dict[str, Any]:
-    """Return our functions by the names that MetaWorld's files of tasks import."""
+    """Return our functions by the names that MetaWorld's task modules import."""
     from scipy.spatial.transform import Rotation as Slow
 
     linalg = SimpleNamespace(**{**vars(np.linalg), "norm": norm})
@@ -231,7 +231,7 @@ def replacements() -> dict[str, Any]:
 
 
 def _rounds_like_scipy() -> bool:
-    """Compare with SciPy in every case: one compiled for fused products rounds otherwise."""
+    """Compare with SciPy in all cases: builds with fused multiply-add round differently."""
     generator = np.random.default_rng(0)
     for trial in range(200):
         x, y, z, w = generator.normal(size=4) * np.where(np.arange(4) == trial % 4, 3.0, 1.0)

@@ -1,8 +1,8 @@
-"""dm_control's tasks at nearly the speed of their physics: bit-exact, and cheaper in Python.
+"""dm_control's tasks with less Python overhead and bit-identical results.
 
-A domain's physics looks elements up by name, ``named.data.xpos["torso", "z"]``, and its rewards are
-made of ``rewards.tolerance``; both take longer than many a simulation's step. Here a name is
-converted once, and the arithmetic of single numbers is done without arrays.
+A domain's physics looks elements up by name, ``named.data.xpos["torso", "z"]``, and its rewards use
+``rewards.tolerance``; both often take longer than a simulation step. Here, a name is converted only
+once, and single numbers are computed without arrays.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from mtrl_lightning.envs.fast.arithmetic import (
 )
 
 Upstream: Any = object
-"""A domain's class of its physics: the base class of ours after both are combined."""
+"""A domain's physics class, which becomes the base class of ours."""
 
 CHECKED = {"dm_control": ("1.0.28",), "mujoco": ("3.3.0",)}
-"""Versions that this file's environments were compared with, observation by observation."""
+"""Versions against which this file's environments were verified, observation by observation."""
 
 
 class NamedField:
-    """In place of dm_control's ``FieldIndexer``: an array of the simulation, indexed by names.
+    """Replacement for dm_control's ``FieldIndexer``: a simulation array indexed by names.
 
     Args:
         array: view of the simulation's memory.
-        indexer: dm_control's, which converts names into numbers.
+        indexer: dm_control's indexer, which converts names to indices.
     """
 
     __slots__ = ("_array", "_convert", "_indices")
@@ -62,15 +62,15 @@ class NamedField:
         except KeyError:
             index = self._convert(key)
             if type(index) is list:
-                index = np.array(index)  # an index that NumPy need not convert
+                index = np.array(index)  # avoids conversion by NumPy
             self._indices[known] = index
             return index
-        except TypeError:  # an array is no key of a dictionary
+        except TypeError:  # arrays are not hashable
             return self._convert(key)
 
 
 def _hashable(key: Any) -> Any:
-    """Return an index as a dictionary's key, where it has no arrays."""
+    """Convert an index without arrays to a hashable key."""
     kind = type(key)
     if kind is tuple:
         return tuple([part if type(part) is str else _hashable(part) for part in key])
@@ -82,9 +82,9 @@ def _hashable(key: Any) -> Any:
 
 
 class FastPhysics(Upstream):
-    """Physics of all domains, before the domain's class."""
+    """Physics of all domains, preceding the domain's class in the method resolution order."""
 
-    named: Any = None  # attributes, where dm_control has properties
+    named: Any = None  # attributes instead of dm_control's properties
     model: Any = None
     data: Any = None
 
@@ -123,7 +123,7 @@ class FastPhysics(Upstream):
         mujoco.mj_step1(model, data)
         after = self._warnings.tolist()
         if after != before:
-            # dm_control raises for warnings that are added within this context
+            # dm_control raises an error for warnings added in this context
             now = self._warnings.copy()
             self._warnings[:] = before
             with self.check_invalid_state():
@@ -159,7 +159,7 @@ def tolerance(
     sigmoid: str = "gaussian",
     value_at_margin: float = 0.1,
 ) -> Any:
-    """``rewards.tolerance`` of a number, or of the distance of numbers from 0."""
+    """``rewards.tolerance`` of a number, or of a vector around 0."""
     lower, upper = bounds
     if sigmoid in SCALES and lower <= upper and margin >= 0:
         if type(x) in FLOATS:
@@ -192,7 +192,7 @@ def _of_vector(x: Any, margin: Any, sigmoid: str, value_at_margin: float) -> npt
 
 @cache
 def replacements() -> dict[str, Any]:
-    """Return our functions by the names that dm_control's files of domains import."""
+    """Return our functions by the names that dm_control's domain modules import."""
     from dm_control.utils import rewards
 
     linalg = SimpleNamespace(**{**vars(np.linalg), "norm": norm})

@@ -1,4 +1,4 @@
-"""Whether fast environments may take the place of upstream's: the same versions and numbers."""
+"""Check whether fast environments may replace the originals: same versions and results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mtrl_lightning.errors import installed_versions
 
 
 def unchecked_versions(checked: Mapping[str, Collection[str]]) -> list[str]:
-    """Return the installed packages whose versions fast environments were not compared with.
+    """Return the installed packages whose versions fast environments were not verified against.
 
     Args:
-        checked: the versions that they were compared with, by package.
+        checked: verified versions by package.
     """
     return [
         f"{name} {version}"
@@ -26,7 +26,7 @@ def unchecked_versions(checked: Mapping[str, Collection[str]]) -> list[str]:
 def reason_for_upstream(
     checked: Mapping[str, Collection[str]], steps_like_upstream: Callable[[], bool]
 ) -> str:
-    """Return why upstream's own code has to be used; empty if it has not.
+    """Return why the original code must be used; empty if fast environments may be used.
 
     Args:
         checked: see ``unchecked_versions``.
@@ -34,8 +34,8 @@ def reason_for_upstream(
     """
     unchecked = unchecked_versions(checked)
     if unchecked:
-        return f"ours was not compared with {' and '.join(unchecked)}"
+        return f"the fast code was not verified against {' and '.join(unchecked)}"
     if steps_like_upstream():
         return ""
     python = platform.python_version()
-    return f"ours gives other numbers with Python {python} and NumPy {np.__version__}"
+    return f"the fast code gives other results with Python {python} and NumPy {np.__version__}"

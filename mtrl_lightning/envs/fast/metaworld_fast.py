@@ -1,9 +1,9 @@
-"""MetaWorld's environments at the speed of their physics: bit-exact, and cheaper in Python.
+"""MetaWorld's environments with less Python overhead and bit-identical results.
 
-Each class here derives from MetaWorld's class of a task and overrides the methods that all tasks
-share. A task's own methods, above all its reward, are MetaWorld's, with the cheaper functions of
-``arithmetic`` as globals. While a step is observed and evaluated, ``data`` is a view of the
-simulation that looks up each name once. MetaWorld's own classes and modules are not changed.
+Each class derives from MetaWorld's class of a task and overrides the methods that all tasks share.
+A task's own methods, such as its reward, are MetaWorld's, with the faster functions of
+``arithmetic`` as globals. While observation and reward are computed, ``data`` is a view of the
+simulation that looks up each name once. MetaWorld's own classes and modules are not modified.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from mtrl_lightning.envs.render.renderer import check_drawable
 from mtrl_lightning.errors import import_optional
 
 Upstream: Any = object
-"""MetaWorld's class of a task: the base class of ours after ``fast_class`` combines both."""
+"""MetaWorld's class of a task, which becomes the base class of ours in ``fast_class``."""
 
 CHECKED = {"metaworld": ("3.1.1",), "mujoco": ("3.3.0",)}
-"""Versions that this file's environments were compared with, observation by observation."""
+"""Versions against which this file's environments were verified, observation by observation."""
 CHECK_TASK = "pick-place-v3"
-"""The task whose steps are compared with MetaWorld's own at the first use in a process."""
+"""The task whose steps are compared with MetaWorld's own on first use in a process."""
 CHECK_STEPS = 20
 VIEWS = "_metaworld_views"
-"""The attribute that is added to MetaWorld's."""
+"""The attribute added to MetaWorld's attributes."""
 EVALUATING = (
     "evaluate_state",
     "compute_reward",
@@ -53,7 +53,7 @@ TWO_DOUBLES = struct.Struct("2d")
 THREE_DOUBLES = struct.Struct("3d")
 FOUR_DOUBLES = struct.Struct("4d")
 FRAME = struct.Struct("18d")
-"""Of an observation: hand (3), gripper (1), and objects' positions and orientations (14)."""
+"""Size of a frame: hand (3), gripper (1), and objects' positions and orientations (14)."""
 NO_SECOND_OBJECT = (0.0,) * 7
 
 FIRST_RESET_MATTERS = ("SawyerPushEnvV3", "SawyerPushBackEnvV3")
@@ -70,7 +70,7 @@ def steps_like_upstream() -> bool:
     upstream = kind()
     try:
         ours = _some_steps(fast_class(kind)())
-    except Exception:  # whatever another version of Python makes of the methods
+    except Exception:  # anything may happen with other versions of Python
         return False
     return ours == _some_steps(upstream)
 
@@ -89,7 +89,7 @@ def _some_steps(env: Any) -> list[tuple[bytes, Any, dict[str, Any]]]:
 
 
 class _CachedViews:
-    """A body, site, geom or joint whose arrays, views of the simulation's memory, are cached."""
+    """A body, site, geom or joint with cached views of the simulation's memory."""
 
     def __init__(self, element: Any) -> None:
         self._element = element
@@ -122,11 +122,11 @@ class _SimulationViews:
         self.mocap_quat = data.mocap_quat[0]
         self.ctrl = data.ctrl
         self.center: npt.NDArray | None = None
-        """The middle between the fingers, after its first use in an evaluation."""
+        """The center between the fingers, cached after its first use in a step."""
         self.hamacher_product = replacements()["reward_utils"].hamacher_product
         self.single = cache(lambda number: float(np.float32(number)))
         self.still = False
-        """Whether no time passes."""
+        """Whether simulation is disabled."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
@@ -137,7 +137,7 @@ class _SimulationViews:
         return math.dist(place.tolist(), pad.tolist()) < distance
 
     def _reach_of(self, geom_id: int) -> tuple[npt.NDArray, npt.NDArray, float]:
-        """Return the places of a geom and of the left pad, and how far apart they can touch."""
+        """Return the positions of a geom and the left pad, and their maximum contact distance."""
         data = self._data
         pad_id = self.pad_geoms[0]
         both = [geom_id, pad_id]
@@ -149,10 +149,10 @@ class _SimulationViews:
 
 
 class _FastSawyer(Upstream):
-    """Code of all tasks, before MetaWorld's class of a task."""
+    """Code of all tasks, preceding MetaWorld's class of a task in the method resolution order."""
 
     data: Any
-    """MuJoCo's data; during a step its views."""
+    """MuJoCo's data; during a step, cached views of it."""
     is_drawable = False
     """Whether its model has the textures and meshes that rendering needs."""
 
@@ -213,7 +213,7 @@ class _FastSawyer(Upstream):
         views = self._metaworld_views
         scale = views.single(self.action_scale)
         x, y, z = action.tolist()
-        # rounded to single precision, in which NumPy multiplies them
+        # rounded to single precision, like NumPy's product
         moves = THREE_SINGLES.pack(
             scale * (-1.0 if x < -1 else 1.0 if x > 1 else x),
             scale * (-1.0 if y < -1 else 1.0 if y > 1 else y),
@@ -238,7 +238,7 @@ class _FastSawyer(Upstream):
     def reset(
         self, seed: int | None = None, options: dict | None = None
     ) -> tuple[npt.NDArray, dict[str, Any]]:
-        """Reset the model twice, as MetaWorld does; the first time without simulating."""
+        """Reset the model twice like MetaWorld, the first time without simulating."""
         from gymnasium.envs.mujoco import MujocoEnv
 
         views = self._metaworld_views
@@ -387,7 +387,7 @@ class _FastSawyer(Upstream):
 def _pick_place_caging(
     self: Any, action: Any, obj_pos: npt.NDArray[Any], *_: Any, **__: Any
 ) -> Any:
-    """``_gripper_caging_reward`` of pick-place, which uses no further arguments."""
+    """``_gripper_caging_reward`` of pick-place, which ignores all further arguments."""
     views = self._metaworld_views
     x, y, z = obj_pos.tolist()
     start_x, _, start_z = self.obj_init_pos.tolist()
@@ -409,11 +409,11 @@ def _pick_place_caging(
 
 @cache
 def fast_class(task_class: type, is_drawable: bool = False) -> type:
-    """Return a class that behaves as MetaWorld's class of a task, and is one.
+    """Return a fast subclass of MetaWorld's class of a task, with equal behavior.
 
     Args:
-        task_class: MetaWorld's.
-        is_drawable: whether its environments can be rendered, for which they take more memory.
+        task_class: MetaWorld's class.
+        is_drawable: whether its environments can be rendered, which takes more memory.
     """
     from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
@@ -436,12 +436,12 @@ def fast_class(task_class: type, is_drawable: bool = False) -> type:
         members["_gripper_caging_reward"] = _pick_place_caging
     made = type(task_class.__name__, (_FastSawyer, task_class), members)
     for name, scope in scopes.items():
-        scope[name] = made  # a task calls its static methods by its class's name
+        scope[name] = made  # tasks call their static methods by class name
     return made
 
 
 def _with_globals(method: Any, scope: dict[str, Any]) -> Any:
-    """Return a copy of a method that has ``scope`` for globals."""
+    """Return a copy of a method with ``scope`` as globals."""
     if isinstance(method, staticmethod):
         return staticmethod(_with_globals(method.__func__, scope))
     if method.__code__.co_freevars == ("func",):  # a decorator's check that `step` has already made

@@ -1,7 +1,7 @@
-"""Compiled models of MetaWorld's tasks: without textures and visual meshes, 1 MiB instead of 20.
+"""Compiled models of MetaWorld's tasks: without textures and visual meshes, 1 instead of 20 MiB.
 
-Textures and meshes that nothing collides with are most of a model, and only rendering needs them.
-A model without them steps with the same numbers: all else in it is taken from the whole one.
+Textures and meshes without collisions are most of a model, and are only needed for rendering. A
+model without them gives the same results, because everything else is copied from the full model.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 from mtrl_lightning.envs.simulator import arrays_of, release
 
 VISUAL_ARRAYS = ("geom_type", "geom_dataid", "mat_texid")
-"""Arrays that say which mesh or texture a geom or a material has."""
+"""Arrays that assign meshes and textures to geoms and materials."""
 VOLUMES = ("bvh_aabb", "bvh_child", "bvh_nodeid", "bvh_depth")
-"""Arrays of bounding volumes, first those of bodies; those of meshes serve rays alone."""
+"""Arrays of bounding volumes, those of bodies first; those of meshes are only used by rays."""
 
 
 def new_model(path: str, is_drawable: bool) -> Any:
-    """Return a task's model, which belongs to the caller; it is compiled once for many.
+    """Return a copy of a task's model, which is compiled only once.
 
     Args:
-        path: of the task's XML.
+        path: path of the task's XML.
         is_drawable: whether it can be rendered.
     """
     model = copy.copy(_compiled(path, is_drawable))
@@ -39,8 +39,8 @@ def new_model(path: str, is_drawable: bool) -> Any:
 def _compiled(path: str, is_drawable: bool) -> Any:
     """Compile a model.
 
-    The last two are kept, since a task's environments are made in a row. The second saves 6 of
-    MT50's 44 compilations, where tasks with one XML file have another between them.
+    The last two are cached, because a task's environments are made consecutively. The second one
+    saves 6 of MT50's 44 compilations, where another task is between two with the same XML file.
     """
     import mujoco
 
@@ -48,7 +48,7 @@ def _compiled(path: str, is_drawable: bool) -> Any:
     if not is_drawable:
         model = _without_visuals(path, model)
     if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)  # what compiling took: 50 MiB
+        ctypes.CDLL(None).malloc_trim(0)  # free the 50 MiB used for compiling
     return model
 
 
@@ -64,7 +64,7 @@ def _without_visuals(path: str, whole: Any) -> Any:
         if geom.contype or geom.conaffinity:
             colliding.add(geom.meshname)
         else:
-            # any shape without a mesh: a step uses its place alone, which is copied below
+            # any shape without a mesh: a step only uses its position, which is copied below
             geom.type = mujoco.mjtGeom.mjGEOM_SPHERE
             geom.size = [1, 1, 1]
             geom.meshname = ""

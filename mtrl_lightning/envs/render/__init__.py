@@ -1,1 +1,1 @@
-"""Images of environments."""
+"""Rendering of environments."""

@@ -1,4 +1,4 @@
-"""Frames for videos, drawn where the environment is: in its worker process."""
+"""Frames for videos, rendered in the environment's worker process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mtrl_lightning.envs.step_values import read_reward, read_success
 from mtrl_lightning.errors import ConfigurationError
 
 JPEG_QUALITY = 95
-"""No loss is visible. A frame of 480 x 360 takes 30 kB instead of 520 kB."""
+"""JPEG quality without visible loss; a frame of 480 x 360 takes 30 kB instead of 520 kB."""
 
 
 class VideoFormat(NamedTuple):
-    """Size and speed of a video."""
+    """Frame size and frame rate of a video."""
 
     width: int = 480
     """Pixels of a frame, an even number."""
@@ -37,7 +37,7 @@ class VideoFrame(NamedTuple):
     """A compressed frame of an episode, and the values of its labels."""
 
     episode: int
-    """Number of the environment's episode, from 1."""
+    """Number of the environment's episode, starting at 1."""
     step: int
     return_: float
     """Sum of the rewards so far."""
@@ -47,24 +47,24 @@ class VideoFrame(NamedTuple):
 
 
 class WithFrameRecorder(BenchmarkWrapper):
-    """A benchmark whose environments keep frames of their steps, for ``take_frames``.
+    """A benchmark whose environments record frames of their steps, for ``take_frames``.
 
     Args:
-        benchmark: the tasks, which decides how an environment is drawn
+        benchmark: the tasks, which determines how an environment is rendered
             (``Benchmark.make_rendered_env`` and ``Benchmark.camera``).
-        format: of the video.
+        format: format of the video.
     """
 
     def __init__(self, benchmark: Benchmark, format: VideoFormat) -> None:
         super().__init__(benchmark)
         self.format = format
         self._renderer: str | None = None
-        if "mujoco" in sys.modules:  # found once here, and not in each worker
-            with contextlib.suppress(ConfigurationError):  # raised where an environment needs it
+        if "mujoco" in sys.modules:  # find the renderer once, not in each worker
+            with contextlib.suppress(ConfigurationError):  # raised when an environment needs it
                 self._renderer = find_renderer()
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment that keeps frames."""
+        """Make an environment that records frames."""
         if self._renderer is not None:
             use_renderer(self._renderer)
         env = self.benchmark.make_rendered_env(task, split, seed)
@@ -79,15 +79,15 @@ class WithFrameRecorder(BenchmarkWrapper):
 
 
 class FrameRecorder(gym.Wrapper):
-    """Keep the frames of a video that runs at the speed of simulated time.
+    """Record the frames of a video that runs in real time of the simulation.
 
-    The environment's ``metadata["render_fps"]`` is the number of steps in a second; without it each
+    The environment's ``metadata["render_fps"]`` is the number of steps per second; without it, each
     step is a frame.
 
     Args:
         env: the environment.
         has_success: whether it reports success.
-        format: of the video.
+        format: format of the video.
     """
 
     env: Drawing
@@ -106,7 +106,7 @@ class FrameRecorder(gym.Wrapper):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode, with a frame of its first state."""
+        """Start an episode, and record a frame of its first state."""
         result = self.env.reset(seed=seed, options=options)
         self._frame_index = 0
         self._present = VideoFrame(self._present.episode + 1, 0, 0.0, False, b"")
@@ -114,7 +114,7 @@ class FrameRecorder(gym.Wrapper):
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, with a frame where the next one is due and at the end of an episode."""
+        """Step, and record a frame if one is due or at the end of an episode."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._present = self._present._replace(
             step=self._present.step + 1,
@@ -132,7 +132,7 @@ class FrameRecorder(gym.Wrapper):
         return frames
 
     def _keep(self, frame_index: int) -> None:
-        """Keep a frame of the present state; the previous one fills the frames before it."""
+        """Record a frame of the current state, repeating the previous one for skipped frames."""
         self._frames += [self._shown] * (frame_index - self._frame_index)
         self._shown = self._present._replace(jpeg=_compressed(self.env.image(), self._size))
         self._frames.append(self._shown)
@@ -140,14 +140,14 @@ class FrameRecorder(gym.Wrapper):
 
 
 def decompressed(jpeg: bytes) -> Any:
-    """Return a frame as an image of Pillow."""
+    """Decompress a frame to a Pillow image."""
     from PIL import Image
 
     return Image.open(io.BytesIO(jpeg)).convert("RGB")
 
 
 def _compressed(image: npt.NDArray[np.uint8], size: tuple[int, int]) -> bytes:
-    """Return a frame as JPEG, with black margins where its shape is another one."""
+    """Compress a frame to JPEG, with black borders if its aspect ratio differs."""
     from PIL import Image, ImageOps
 
     fitted = Image.fromarray(np.ascontiguousarray(image))

@@ -1,7 +1,7 @@
-"""Which OpenGL library MuJoCo draws images with; only the standard library is needed.
+"""Selection of the OpenGL library for MuJoCo; only the standard library is needed.
 
-MuJoCo looks at ``MUJOCO_GL`` when it is imported, and takes GLFW, which needs a screen, where that
-is not set. EGL and OSMesa need none; both draw without a GPU, too.
+MuJoCo reads ``MUJOCO_GL`` on import and defaults to GLFW, which needs a display. EGL and OSMesa do
+not, and also render without a GPU.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from mtrl_lightning.errors import ConfigurationError
 
 VARIABLE = "MUJOCO_GL"
 THREADS = "LP_NUM_THREADS"
-"""With how many threads Mesa draws without a GPU; 0 draws in the calling one."""
+"""Number of threads with which Mesa renders without a GPU; 0 uses the calling thread."""
 VARIABLES = (VARIABLE, "PYOPENGL_PLATFORM", THREADS)
-"""Variables that choosing a library sets in a process; MuJoCo sets the second one."""
+"""Environment variables set by selecting a library; the second one is set by MuJoCo."""
 RENDERERS = ("egl", "osmesa", "glfw")
-"""Values of ``MUJOCO_GL`` on Linux, best first; the last one needs a screen."""
+"""Values of ``MUJOCO_GL`` on Linux, in order of preference; the last one needs a display."""
 PACKAGES = "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri, or apt-get install libosmesa6"
-"""What to do on Debian and Ubuntu where MuJoCo cannot draw."""
+"""Installation hint for Debian and Ubuntu if MuJoCo cannot render."""
 RENDER = (
     "import mujoco; model = mujoco.MjModel.from_xml_string('<mujoco/>');"
     " renderer = mujoco.Renderer(model, 16, 16); renderer.update_scene(mujoco.MjData(model));"
     " renderer.render(); renderer.close()"
 )
 RENDER_SECONDS = 60.0
-"""After which a renderer counts as hung."""
+"""Seconds after which a renderer counts as hung."""
 
 
 def can_render(name: str) -> bool:
-    """Return whether MuJoCo can draw; in a process of its own, which a bad driver may end.
+    """Return whether MuJoCo can render, tested in a subprocess, which a bad driver may crash.
 
     Args:
-        name: value of ``MUJOCO_GL``; empty to leave it as it is.
+        name: value of ``MUJOCO_GL``; empty to leave it unchanged.
     """
     try:
         done = subprocess.run(
@@ -54,9 +54,9 @@ def can_render(name: str) -> bool:
 
 
 def find_renderer() -> str:
-    """Return the value of ``MUJOCO_GL`` with which MuJoCo draws here; empty if it needs none.
+    """Return the value of ``MUJOCO_GL`` with which MuJoCo can render; empty if none is needed.
 
-    It takes about a second the first time.
+    The first call takes about a second.
     """
     return _find_renderer(os.environ.get(VARIABLE, ""))
 
@@ -69,14 +69,14 @@ def _find_renderer(chosen: str) -> str:
             return name
     tried = f" with {VARIABLE}={chosen}: unset it, or" if chosen else ":"
     raise ConfigurationError(
-        f"MuJoCo cannot draw images on this machine{tried} install a library that needs no screen"
+        f"MuJoCo cannot render on this machine{tried} install a library that needs no display"
         f" (Debian, Ubuntu: {PACKAGES})"
     )
 
 
 @contextlib.contextmanager
 def restored_variables() -> Iterator[None]:
-    """Restore the environment variables that ``use_renderer`` changes, once images are drawn."""
+    """Restore the environment variables that ``use_renderer`` changes at the end of a context."""
     previous = {name: os.environ.get(name) for name in VARIABLES}
     try:
         yield
@@ -89,13 +89,12 @@ def restored_variables() -> Iterator[None]:
 
 
 def use_renderer(name: str) -> None:
-    """Let MuJoCo draw with a library in this process, also if it was imported already.
+    """Select MuJoCo's rendering library in this process, even if it was already imported.
 
-    It sets environment variables, which processes started later inherit; see
-    ``restored_variables``.
+    This sets environment variables, which later subprocesses inherit; see ``restored_variables``.
 
     Args:
-        name: as ``find_renderer`` returned it.
+        name: result of ``find_renderer``.
     """
     if not name:
         return

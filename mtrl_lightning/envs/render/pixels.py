@@ -1,4 +1,4 @@
-"""Images as observations: the pixel version of any benchmark whose environments can be drawn."""
+"""Image observations: the pixel version of any benchmark whose environments can be rendered."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from mtrl_lightning.spec import EnvSpec
 
 
 class Pixels(BenchmarkWrapper):
-    """A benchmark whose observations are images of its environments, not their states.
+    """A benchmark whose observations are images instead of states.
 
     An observation is the stack of an episode's newest frames, unsigned bytes ``[S, 3, H, W]`` with
-    the newest frame last; at the beginning of an episode the first frame is repeated. One image
-    is drawn per environment step, whatever the benchmark's action repeat, in the process that steps
-    the environment. A MuJoCo simulation is drawn directly, any other environment by its
-    ``render()`` with ``render_mode="rgb_array"``, whose image is scaled to the size.
+    the newest frame last; at the start of an episode, the first frame is repeated. One image is
+    rendered per environment step, regardless of the benchmark's action repeat, in the process that
+    steps the environment. MuJoCo simulations are rendered directly, other environments by their
+    ``render()`` with ``render_mode="rgb_array"``, whose image is resized.
 
     Args:
         benchmark: the tasks, such as ``DMControl``, ``DMControlFamily``, ``MetaWorld`` or
             ``GymnasiumTasks``.
-        size: pixels of an image's side (84 in the papers).
-        frame_stack: frames of an observation, ``S`` (3 in the papers).
-        camera: name or number of the MuJoCo model's camera; None for the benchmark's own.
-        shadows: whether shadows are drawn. With shadows, reflections and multisampling, images
-            are those of dm_control's ``physics.render``, which papers show. Without all three, a
-            CPU draws them many times faster.
-        reflections: whether the floor reflects bodies.
-        multisampling: whether edges are smooth.
+        size: width and height of an image in pixels (84 in the papers).
+        frame_stack: number of stacked frames, ``S`` (3 in the papers).
+        camera: name or index of the MuJoCo model's camera; None for the benchmark's default.
+        shadows: whether to render shadows. With shadows, reflections and multisampling, images
+            equal those of dm_control's ``physics.render``, as shown in papers. Without all three,
+            rendering on a CPU is many times faster.
+        reflections: whether to render reflections on the floor.
+        multisampling: whether to use multisample antialiasing.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Pixels(BenchmarkWrapper):
         self.drawn_camera = camera
         self.quality = Quality(shadows, reflections, multisampling)
         self._renderer: str | None = None
-        # an environment that cannot be drawn is an error here, before the run has a folder
+        # raise errors of environments that cannot be rendered before the run folder is created
         task = spec.train_tasks[0]
         env = benchmark.make_rendered_env(task, benchmark.splits[0], seed=0)
         self._is_simulated = simulation_of(env) is not None
         if self._is_simulated:
-            self._renderer = find_renderer()  # once here, and not in each worker
+            self._renderer = find_renderer()  # once, not in each worker
         with self._drawing():
             observing = self._observing(env, task)
         observing.reset(seed=0)
@@ -82,7 +82,7 @@ class Pixels(BenchmarkWrapper):
 
     @property
     def spec(self) -> EnvSpec:
-        """The benchmark's, with stacked frames as observations."""
+        """The benchmark's spec, with stacked frames as observations."""
         spec = self.benchmark.spec
         shape = (self.frame_stack, 3, self.size, self.size)
         protocol: dict[str, Any] = {
@@ -102,12 +102,12 @@ class Pixels(BenchmarkWrapper):
         )
 
     def make_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make one of the benchmark's environments that observes images."""
+        """Make one of the benchmark's environments with image observations."""
         with self._drawing():
             return self._observing(self.benchmark.make_rendered_env(task, split, seed), task)
 
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
-        """Make an environment for a video, which is drawn as that of the benchmark."""
+        """Make an environment for a video, rendered like that of the benchmark."""
         return self.make_env(task, split, seed)
 
     def around(self, benchmark: Benchmark) -> Pixels:
@@ -119,9 +119,9 @@ class Pixels(BenchmarkWrapper):
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[None]:
-        """Choose the rendering library for a block; the environment variables are restored.
+        """Select the rendering library in this context, then restore the environment variables.
 
-        Where there is no GPU, it draws in the calling thread: a worker has one core.
+        Without a GPU, it renders in the calling thread, because a worker has a single core.
         """
         with restored_variables():
             os.environ.setdefault(THREADS, "0")
@@ -130,7 +130,7 @@ class Pixels(BenchmarkWrapper):
             yield
 
     def _observing(self, env: gym.Env, task: int) -> PixelEnv:
-        """Return an environment that observes images of this one."""
+        """Wrap an environment to observe images."""
         name = self.benchmark.spec.task_names[task]
         draw: Callable[[], Any] = env.render
         if simulation_of(env) is not None:
@@ -142,7 +142,7 @@ class Pixels(BenchmarkWrapper):
                 raise ConfigurationError(f"task {name!r}: {error}") from error
         elif env.render_mode != "rgb_array":
             raise ConfigurationError(
-                f"the environment of task {name!r} draws no images (its render_mode is"
+                f"the environment of task {name!r} cannot render images (its render_mode is"
                 f" {env.render_mode!r}, and it has no MuJoCo simulation): make it with"
                 " render_mode='rgb_array', in the benchmark's make_env or make_rendered_env"
             )
@@ -155,8 +155,8 @@ class PixelEnv(gym.Wrapper):
     Args:
         env: the environment.
         draw: returns its image, ``[height, width, 3]``.
-        size: pixels of a frame's side; images of another shape are scaled.
-        frame_stack: frames of an observation.
+        size: width and height of a frame in pixels; images of other sizes are resized.
+        frame_stack: number of stacked frames.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class PixelEnv(gym.Wrapper):
     ) -> None:
         super().__init__(env)
         self.draw = draw
-        """Returns the present image."""
+        """Returns the current image."""
         self._size = size
         shape = (frame_stack, 3, size, size)
         self.observation_space = Box(0, 255, shape, np.uint8)
@@ -175,7 +175,7 @@ class PixelEnv(gym.Wrapper):
     ) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
         """Start an episode; return its first frame, repeated."""
         state, info = self.env.reset(seed=seed, options=options)
-        check_finite("the state", np.asarray(state))  # nothing else looks at it any more
+        check_finite("the state", np.asarray(state))  # it is not checked anywhere else
         if isinstance(self.draw, SimulationRenderer):
             self.draw.start_episode()
         self._stack[:] = self._frame()
@@ -184,7 +184,7 @@ class PixelEnv(gym.Wrapper):
     def step(self, action: Any) -> tuple[npt.NDArray[np.uint8], Any, bool, bool, dict[str, Any]]:
         """Step; return the newest frames."""
         state, reward, terminated, truncated, info = self.env.step(action)
-        check_finite("the state", np.asarray(state))  # nothing else looks at it any more
+        check_finite("the state", np.asarray(state))  # it is not checked anywhere else
         self._stack[:-1] = self._stack[1:]
         self._stack[-1] = self._frame()
         return self._stack.copy(), reward, terminated, truncated, info
@@ -196,11 +196,11 @@ class PixelEnv(gym.Wrapper):
         super().close()
 
     def _frame(self) -> npt.NDArray[np.uint8]:
-        """Return the present image, ``[3, size, size]``."""
+        """Return the current image, ``[3, size, size]``."""
         image = np.asarray(self.draw())
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ConfigurationError(
-                f"the image has the type {image.dtype} and the shape {image.shape}:"
+                f"the image has dtype {image.dtype} and shape {image.shape}:"
                 " render() must return unsigned bytes [height, width, 3]"
             )
         if image.shape[:2] != (self._size, self._size):
@@ -209,7 +209,7 @@ class PixelEnv(gym.Wrapper):
 
 
 def _scaled(image: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
-    """Return an image in another size; each pixel is a mean over the area that it covers."""
+    """Resize an image by averaging over areas."""
     from PIL import Image
 
     scaled = Image.fromarray(image).resize((size, size), Image.Resampling.BOX)

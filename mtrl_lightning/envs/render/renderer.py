@@ -1,4 +1,4 @@
-"""Draw the MuJoCo simulation that an environment holds."""
+"""Render the MuJoCo simulation of an environment."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from mtrl_lightning.envs.simulator import simulations_of
 from mtrl_lightning.errors import ConfigurationError
 
 UPSIDE_DOWN = -0.1
-"""Vertical part of a camera's upward direction below which its image is turned around."""
+"""Vertical component of a camera's up vector below which its image is rotated by 180 degrees."""
 
 
 MIN_GEOMS = 1_000
-"""Shapes for which there is always room in an image."""
+"""Minimum number of geoms for which the renderer allocates memory."""
 
 
 class Quality(NamedTuple):
-    """Effects of rendering; each takes time, most of all without a GPU."""
+    """Rendering effects; each takes time, especially without a GPU."""
 
     shadows: bool = False
     reflections: bool = False
     multisampling: bool = False
-    """Smooth edges, by the model's number of samples per pixel."""
+    """Multisample antialiasing, with the model's number of samples per pixel."""
 
 
 OF_VIDEOS = Quality(reflections=True, multisampling=True)
-"""Without shadows drawing is about three times as fast."""
+"""Quality of videos; without shadows, rendering is about three times faster."""
 
 
 class SimulationRenderer:
-    """Draw an environment's MuJoCo simulation: each call returns an image.
+    """Render an environment's MuJoCo simulation: each call returns an image.
 
-    The model is left as it is, so that several sizes and qualities can be drawn of it.
+    The model is not modified, so that it can be rendered with several sizes and qualities.
 
     Args:
-        env: an environment that holds an ``MjData``.
-        camera: name or number of the model's camera; None for its first, or a free one.
-        size: width and height of the image.
-        quality: effects of rendering.
+        env: an environment with an ``MjData``.
+        camera: name or index of the model's camera; None for its first, or a free camera.
+        size: width and height of the image in pixels.
+        quality: rendering effects.
     """
 
     def __init__(
@@ -61,17 +61,17 @@ class SimulationRenderer:
         self._renderer: Any = None
 
     def __call__(self) -> npt.NDArray[np.uint8]:
-        """Return an image of the present state, ``[height, width, 3]``."""
+        """Return an image of the current state, ``[height, width, 3]``."""
         data, camera = self.open()
         self._renderer.update_scene(data, camera)
         image = self._renderer.render()
         if camera >= 0 and data.cam_xmat[camera].reshape(3, 3)[2, 1] < UPSIDE_DOWN:
-            # MetaWorld's cameras in the corners hang upside down
+            # MetaWorld's corner cameras are upside down
             return image[::-1, ::-1]
         return image
 
     def open(self) -> tuple[Any, int]:
-        """Make the renderer, unless there is one; return the simulation and the camera's number."""
+        """Create the renderer if necessary, and return the simulation and the camera index."""
         check_drawable(self._env)
         data = simulation_of(self._env)
         camera = self._camera_number(data.model)
@@ -81,7 +81,7 @@ class SimulationRenderer:
         return data, camera
 
     def start_episode(self) -> None:
-        """Let the next image show height fields as they are now; a reset may change them."""
+        """Update height fields for the next image, because a reset may change them."""
         if self._renderer is not None and self._renderer.model.nhfield:
             self.close()
 
@@ -92,7 +92,7 @@ class SimulationRenderer:
         screen = model.vis.global_
         quality = model.vis.quality
         previous = (screen.offwidth, screen.offheight, quality.shadowsize, quality.offsamples)
-        # images do not depend on these: they are the sizes of buffers that are allocated here
+        # these only determine the sizes of buffers, not the images
         screen.offwidth = width
         screen.offheight = height
         if not self._quality.shadows:
@@ -100,7 +100,7 @@ class SimulationRenderer:
         if not self._quality.multisampling:
             quality.offsamples = 0
         try:
-            # room for so many shapes; MuJoCo's 10,000 take 9 MiB per environment
+            # MuJoCo's default of 10,000 takes 9 MiB per environment
             max_geoms = max(MIN_GEOMS, 2 * (model.ngeom + model.nsite + model.nwrap))
             renderer = mujoco.Renderer(model, height, width, max_geoms)
             _used.add(self)
@@ -121,7 +121,7 @@ class SimulationRenderer:
         if isinstance(self._camera, int) and -1 <= self._camera < model.ncam:
             return self._camera
         raise ConfigurationError(
-            f"the model has no camera {self._camera!r}: it has {', '.join(names) or 'none'}"
+            f"the model has no camera {self._camera!r}: choose from {', '.join(names) or 'none'}"
         )
 
     def close(self) -> None:
@@ -136,9 +136,9 @@ _used: weakref.WeakSet[SimulationRenderer] = weakref.WeakSet()
 
 @functools.cache
 def _close_used_at_exit() -> None:
-    """Close renderers before MuJoCo closes its library, which would print errors otherwise.
+    """Close renderers before MuJoCo's exit handler, which would otherwise print errors.
 
-    Exit handlers run from the last to the first, and MuJoCo's is there when this is called.
+    Exit handlers run in reverse order, and MuJoCo's is already registered when this is called.
     """
 
     def close_used() -> None:
@@ -149,26 +149,26 @@ def _close_used_at_exit() -> None:
 
 
 def check_drawable(env: gym.Env) -> None:
-    """Check that a simulation has its textures and meshes, which some leave out to save memory."""
+    """Check that a simulation has textures and visual meshes, which may be omitted."""
     if not getattr(env.unwrapped, "is_drawable", True):
         raise ConfigurationError(
-            "this environment's simulation has no textures or visual meshes, which saves memory:"
-            " make one that can be drawn with the benchmark's make_rendered_env(task, split, seed)"
+            "this environment's simulation has no textures and visual meshes, to save memory: make"
+            " one that can be rendered with the benchmark's make_rendered_env(task, split, seed)"
         )
 
 
 def simulation_of(env: gym.Env) -> Any:
-    """Return the ``MjData`` that an environment holds; None without one."""
+    """Return the ``MjData`` of an environment; None if it has none."""
     simulations = simulations_of(env)
     return simulations[0] if simulations else None
 
 
 class Drawing(gym.Wrapper):
-    """An environment with ``image()``, drawn by a ``SimulationRenderer`` or by its ``render()``.
+    """An environment with ``image()``, using a ``SimulationRenderer`` or its own ``render()``.
 
     Args:
         env: the environment.
-        renderer: of its simulation; None for its own ``render()``.
+        renderer: renderer of its simulation; None for its own ``render()``.
     """
 
     def __init__(self, env: gym.Env, renderer: SimulationRenderer | None) -> None:
@@ -178,9 +178,9 @@ class Drawing(gym.Wrapper):
             renderer.open()
         elif env.render_mode != "rgb_array":
             raise ConfigurationError(
-                f"the environment {env} draws no images (its render_mode is {env.render_mode!r},"
-                " and it has no MuJoCo simulation): make it with render_mode='rgb_array', in the"
-                " benchmark's make_env or make_rendered_env"
+                f"the environment {env} cannot render images (its render_mode is"
+                f" {env.render_mode!r}, and it has no MuJoCo simulation): make it with"
+                " render_mode='rgb_array', in the benchmark's make_env or make_rendered_env"
             )
 
     def reset(
@@ -193,11 +193,11 @@ class Drawing(gym.Wrapper):
         return result
 
     def image(self) -> npt.NDArray[np.uint8]:
-        """Return an image of the present state, ``[height, width, 3]``."""
+        """Return an image of the current state, ``[height, width, 3]``."""
         image = np.asarray(self.env.render() if self._renderer is None else self._renderer())
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ConfigurationError(
-                f"the image of {self.env} has the type {image.dtype} and the shape {image.shape}:"
+                f"the image of {self.env} has dtype {image.dtype} and shape {image.shape}:"
                 " render() must return unsigned bytes [height, width, 3]"
             )
         return image

@@ -1,1 +1,1 @@
-"""Many environments, stepped together in worker processes."""
+"""Vector environments, stepped in worker processes."""

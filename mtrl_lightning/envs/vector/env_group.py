@@ -1,4 +1,4 @@
-"""A group of environments, stepped one after another in the process that has this object."""
+"""A group of environments, stepped sequentially in one process."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from mtrl_lightning.errors import CallError, ConfigurationError, EnvironmentFaul
 from mtrl_lightning.transitions import info_column
 
 ROUNDING = 1e-6
-"""Largest difference between the observations of an episode and of its repetition elsewhere,
-absolute and relative: processors round differently."""
+"""Absolute and relative tolerance between the observations of an episode and its replay, because
+rounding differs between CPUs."""
 
 
 class GroupPlan(NamedTuple):
@@ -41,7 +41,7 @@ class GroupPlan(NamedTuple):
     split: str
     """One of ``benchmark.splits``."""
     seeds: Sequence[int]
-    """Seed of each environment, which decides the seeds of its episodes."""
+    """Seed of each environment, which determines the seeds of its episodes."""
     num_envs: int
     """Number of environments of all groups, which share the arrays."""
     first: int
@@ -51,15 +51,15 @@ class GroupPlan(NamedTuple):
     after_success: int | None = None
     """See ``SuccessLimit``; None for none."""
     is_rebuilt: bool = False
-    """Whether the group replaces one that broke."""
+    """Whether the group replaces a faulty one."""
 
 
 class EnvGroup:
-    """Environments stepped one after another.
+    """Environments stepped sequentially.
 
     Args:
         plan: the group's arguments.
-        arrays: where actions are read and results written.
+        arrays: arrays from which actions are read and to which results are written.
     """
 
     def __init__(self, plan: GroupPlan, arrays: StepArrays) -> None:
@@ -67,7 +67,7 @@ class EnvGroup:
         self._names = [spec.task_names[task] for task in plan.tasks]
         is_numbered = plan.split != plan.benchmark.splits[0]
         self.draws_globally = False
-        """Whether an environment may draw from the global random generators."""
+        """Whether an environment may use the global random generators."""
         self._envs: list[Episodes] = []
         for row, (task, seed) in enumerate(zip(plan.tasks, plan.seeds, strict=True), plan.first):
             seed_global_generators(seed)
@@ -90,7 +90,7 @@ class EnvGroup:
         self._info_keys = [(key, info_column(key)) for key in spec.info_keys]
         self._has_success = spec.has_success
         self._has_stepped = [plan.is_rebuilt] * len(self._envs)
-        """Whether an environment has made a step, so that it is not wrong from the start."""
+        """Whether an environment has made a step, which rules out an error in its definition."""
 
     def reset(
         self,
@@ -98,24 +98,24 @@ class EnvGroup:
         options: dict | None,
         mask: Sequence[bool] | None = None,
     ) -> None:
-        """Start an episode in every environment, or in those of the mask."""
+        """Start an episode in every environment, or in those selected by the mask."""
         for i, seed in enumerate(seeds):
             if mask is None or mask[i]:
                 self._reset(i, seed, options)
 
     def reset_some(self, which: Sequence[int]) -> None:
-        """Start an episode in some environments, given by their indices in the group."""
+        """Start an episode in the environments with these indices in the group."""
         for i in which:
             self._reset(i)
 
     def step(self) -> None:
-        """Step every environment by its row of the actions; reset it where its episode ends.
+        """Step every environment with its row of the actions, and reset it if its episode ends.
 
-        Paused ones are left as they are.
+        Paused environments are skipped.
 
         Raises:
-            EnvironmentFaultError: if an environment raises, returns a number that is not finite in
-                single precision, or its simulation becomes unstable.
+            EnvironmentFaultError: if an environment raises or returns a number that is not finite
+                in single precision, or its simulation becomes unstable.
             CallError: if an environment raises in its first step or reset.
         """
         arrays = self._arrays
@@ -137,7 +137,7 @@ class EnvGroup:
             arrays["active"][row] = False
 
     def _step(self, i: int, env: Episodes) -> bool:
-        """Step an environment, and write what it returns; return whether its episode is over."""
+        """Step an environment, write the results, and return whether its episode is over."""
         arrays = self._arrays
         row = self._first + i
         observation, reward, terminated, truncated, info = env.step(arrays["action"][row].copy())
@@ -160,9 +160,9 @@ class EnvGroup:
         return is_terminated or is_truncated
 
     def get_state(self) -> list[dict[str, Any]]:
-        """Return what every environment's running episode is repeated from, as plain values.
+        """Return the states from which every environment's episode is replayed, as plain values.
 
-        It is at most the actions of an episode; with midway starts also those of some beginnings.
+        They contain at most the actions of an episode and, with midway starts, of its beginnings.
         """
         rows = self._arrays["observation"][self._first :]
         return [
@@ -171,9 +171,9 @@ class EnvGroup:
         ]
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> list[bool]:
-        """Repeat every environment's episode; return where it led to the saved observation.
+        """Replay every environment's episode; return where this led to the saved observation.
 
-        Elsewhere a new episode starts. ``{"seed": s}`` starts one with that seed.
+        Otherwise, a new episode starts. ``{"seed": s}`` starts one with that seed.
         """
         continues = []
         for i, state in enumerate(states):
@@ -193,7 +193,7 @@ class EnvGroup:
             if observation is None:
                 return False
             write_array("the observation", row, observation)
-        except Exception:  # the saved episode had none: this environment is another one
+        except Exception:  # the saved episode raised none, so that this environment must differ
             return False
         self._stability[i].clear()
         self._has_stepped[i] = True
@@ -247,36 +247,36 @@ class EnvGroup:
             write_array(f"info[{field.name!r}]", out, info[field.name])
 
     def _write_logged_info(self, row: int, info: dict[str, Any]) -> None:
-        """Write the numbers that are logged; NaN where this step does not report one."""
+        """Write the logged numbers; NaN for keys that this step does not report."""
         for key, column in self._info_keys:
             value = info.get(key)
             number = np.asarray(math.nan if value is None else value)
             if number.ndim or number.dtype.kind not in "biuf":
                 raise ConfigurationError(
-                    f"info[{key!r}] is {value!r}, one of data.info_keys:"
-                    " name only numbers, or let the environment report its parts"
+                    f"info[{key!r}] is {value!r}, but data.info_keys must be numbers: remove it, or"
+                    " let the environment report its parts"
                 )
             self._arrays[column][row] = number
 
     def _located(self, i: int, error: Exception) -> Exception:
-        """Return the error of a step or a reset with its task and step."""
+        """Add task and step to the error of a step or reset."""
         where = f"task {self._names[i]!r}, step {self._envs[i].num_steps} of its episode"
         if isinstance(error, (ConfigurationError, EnvironmentFaultError)):
             return type(error)(f"{where}: {error}")
         text = f"{where}: {type(error).__name__}: {error}"
         if self._has_stepped[i]:
             return EnvironmentFaultError(text)
-        return CallError(f"{text} (gymnasium.utils.env_checker.check_env may tell what is wrong)")
+        return CallError(f"{text} (gymnasium.utils.env_checker.check_env may find the cause)")
 
 
 def _check_actions(name: str, env: gym.Env, expected: Box) -> None:
     space = getattr(env, "action_space", None)
     if space is None:
-        return  # there is nothing to compare
+        return  # nothing to compare
     wrong = wrong_actions(space)
     if wrong is None and space.shape != expected.shape:
         wrong = (
-            f"its action space is {space}, and the benchmark's spec says {expected}:"
+            f"its action space is {space}, but the benchmark's spec has {expected}:"
             " make them agree, for example with envs.pad_to_spec"
         )
     if wrong is not None:

@@ -1,4 +1,4 @@
-"""Episodes that can be repeated: each is a function of its seed and of the actions since."""
+"""Replayable episodes: each is a function of its seed and its actions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def episode_seed(seed: int, number: int) -> int:
     """Return the seed of an environment's training episode.
 
     Args:
-        seed: the environment's, with which its first episode is reset.
-        number: of the episode, from 0.
+        seed: seed of the environment, with which its first episode is reset.
+        number: index of the episode, starting at 0.
     """
     if number == 0:
         return seed
@@ -24,13 +24,13 @@ def episode_seed(seed: int, number: int) -> int:
 
 
 class Episodes(gym.Wrapper):
-    """Reset every episode with a seed of its own, and record its actions.
+    """Reset every episode with its own seed, and record its actions.
 
     Args:
         env: the environment, not yet reset.
-        seed: decides the seeds of all training episodes.
-        is_numbered: whether a seed is the number of a test episode, and each further reset starts
-            the next one.
+        seed: determines the seeds of all training episodes.
+        is_numbered: whether seeds are indices of test episodes, and each further reset starts the
+            next one.
     """
 
     def __init__(self, env: gym.Env, seed: int, is_numbered: bool) -> None:
@@ -39,29 +39,29 @@ class Episodes(gym.Wrapper):
         self._is_numbered = is_numbered
         self._seed = 0 if is_numbered else seed
         self._number = -1
-        """Of the running episode; -1 before the first."""
+        """Index of the current episode; -1 before the first."""
         self._actions: list[npt.NDArray] = []
-        """Since the running episode began."""
+        """Actions of the current episode."""
 
     @property
     def num_steps(self) -> int:
-        """Steps of the running episode."""
+        """Number of steps of the current episode."""
         return len(self._actions)
 
     @property
     def is_midway(self) -> bool:
-        """Whether the running episode began in the middle of an earlier one."""
+        """Whether the current episode started midway in an earlier one."""
         return self._midway is not None and self._midway.is_midway
 
     @property
     def repeated_steps(self) -> int:
-        """Steps that were repeated to begin episodes in the middle of earlier ones."""
+        """Number of steps replayed to start episodes midway in earlier ones."""
         return 0 if self._midway is None else self._midway.repeated_steps
 
     def reset(
         self, *, seed: int | None = None, options: dict | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start the next episode, or the first one of a given seed."""
+        """Start the next episode, or the first one of a new seed."""
         if seed is not None:
             self._seed = seed
             self._number = -1
@@ -72,11 +72,11 @@ class Episodes(gym.Wrapper):
 
     def step(self, action: npt.NDArray) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step, and record the action."""
-        self._actions.append(action.copy())  # an environment may write into its argument
+        self._actions.append(action.copy())  # an environment may modify its argument
         return self.env.step(action)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the running episode's seed and actions as plain values."""
+        """Return the current episode's seed and actions as plain values."""
         return {
             "seed": self._seed,
             "number": self._number,
@@ -85,7 +85,7 @@ class Episodes(gym.Wrapper):
         }
 
     def repeat(self, state: dict[str, Any]) -> Any:
-        """Repeat an episode; return its last observation, or None if there is none."""
+        """Replay an episode; return its last observation, or None if there is none."""
         self._seed = state["seed"]
         self._number = state["number"]
         if self._midway is not None and state["midway"] is not None:

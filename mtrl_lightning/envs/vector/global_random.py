@@ -1,4 +1,4 @@
-"""Environments that draw from the global random generators of NumPy and Python."""
+"""Environments that use the global random generators of NumPy and Python."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 from mtrl_lightning.envs.layers import layers_of
 
 WITHOUT = ("mtrl_lightning", "gymnasium", "metaworld", "dm_control")
-"""Packages whose environments and wrappers draw only from generators of their own."""
+"""Packages whose environments and wrappers only use their own generators."""
 
 
 class GlobalRandom(gym.Wrapper):
     """Seed the global generators before each call of an environment.
 
-    So an episode is a function of its seed and actions, whatever else runs in the process. A call
-    costs 10 to 30 µs more.
+    This makes an episode a function of its seed and actions, regardless of other code in the
+    process. It adds 10 to 30 µs per call.
 
     Args:
         env: the environment.
-        seed: of all draws until a reset with another seed.
+        seed: seed of all samples until a reset with another seed.
     """
 
     def __init__(self, env: gym.Env, seed: int) -> None:
@@ -32,13 +32,13 @@ class GlobalRandom(gym.Wrapper):
         self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
-        """Begin another sequence of draws."""
+        """Restart the random numbers from another seed."""
         self._generator = random.Random(seed)
 
     def reset(
         self, *, seed: int | None = None, options: dict | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode, whose seed also decides the draws."""
+        """Start an episode, whose seed also determines the global generators."""
         if seed is not None:
             self.reseed(seed)
         seed_global_generators(self._generator.getrandbits(32))
@@ -51,15 +51,16 @@ class GlobalRandom(gym.Wrapper):
 
 
 def seed_global_generators(seed: int) -> None:
-    """Seed the global generators of NumPy and Python, with less than 2^32."""
+    """Seed the global generators of NumPy and Python with a number below 2^32."""
     np.random.seed(seed)
     random.seed(seed)
 
 
 def may_draw(env: gym.Env) -> bool:
-    """Return whether a layer of an environment is of another package, or calls a user's function.
+    """Return whether a layer of an environment may use the global generators.
 
-    Gymnasium's ``TransformObservation`` and its kin have one as ``func``.
+    This holds for layers of other packages, and for those that call user functions, such as
+    Gymnasium's ``TransformObservation`` (``func``).
     """
     modules = [
         getattr(part, "__module__", None) or ""
@@ -71,7 +72,7 @@ def may_draw(env: gym.Env) -> bool:
 
 @contextlib.contextmanager
 def global_generators_restored() -> Iterator[None]:
-    """Restore the state of the global generators after a block."""
+    """Restore the state of the global generators at the end of a context."""
     of_numpy = np.random.get_state()
     of_python = random.getstate()
     try:

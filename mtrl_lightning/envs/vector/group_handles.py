@@ -1,6 +1,6 @@
-"""Handles of a group of environments, which is asked for something and answers later.
+"""Handles of a group of environments, with asynchronous requests and answers.
 
-``LocalGroup`` has its environments in this process, ``WorkerGroup`` in a process of its own.
+``LocalGroup`` has its environments in this process, ``WorkerGroup`` in a worker process.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from mtrl_lightning.envs.vector.worker import DONE, STEP, start_worker
 from mtrl_lightning.errors import EnvironmentFaultError
 
 START_TIMEOUT = 300.0
-"""Seconds to wait for a worker's first answer, for which it imports a simulator, at least."""
+"""Minimum timeout in seconds of a worker's first answer, before which it imports a simulator."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that a worker has to end after its connection was closed, before it is killed."""
+"""Seconds after closing its connection until a worker is killed."""
 
 
 class LocalGroup:
-    """A group in this process; it works when the answer is taken.
+    """A group in this process, which executes requests when the answer is fetched.
 
     Args:
         plan: the group's arguments.
-        arrays: where actions are read and results written.
+        arrays: arrays from which actions are read and to which results are written.
     """
 
     pid: int | None = None
@@ -44,7 +44,7 @@ class LocalGroup:
         self._asked: tuple[str, tuple, dict[str, Any]] = ("", (), {})
 
     def ask(self, method: str, *args: Any, **kwargs: Any) -> None:
-        """Ask for a method of ``EnvGroup``."""
+        """Request a method call of ``EnvGroup``."""
         self._asked = (method, args, kwargs)
 
     def answer(self) -> Any:
@@ -67,19 +67,19 @@ class LocalGroup:
             self._group.close()
 
     def kill(self) -> None:
-        """Close the environments; broken ones may fail to."""
+        """Close the environments, ignoring errors."""
         with contextlib.suppress(Exception):
             self.close()
 
 
 class WorkerGroup:
-    """A group in a worker process, which ends with this object or with the process that made it.
+    """A group in a worker process, which exits with this object or its parent process.
 
     Args:
         plan: the group's arguments.
-        arrays: where actions are read and results written.
-        memory: where the arrays lie.
-        name: of the process.
+        arrays: arrays from which actions are read and to which results are written.
+        memory: memory of the arrays.
+        name: name of the process.
         timeout: seconds to wait for an answer; the first may take longer.
     """
 
@@ -104,14 +104,14 @@ class WorkerGroup:
 
     @property
     def pid(self) -> int:
-        """Process id of the worker."""
+        """Process ID of the worker."""
         return self._process.pid
 
     def ask(self, method: str, *args: Any, **kwargs: Any) -> None:
-        """Ask for a method of ``EnvGroup``; a step costs the shortest message there is."""
+        """Request a method call of ``EnvGroup``; a step uses the shortest possible message."""
         self._stepping = method == "step"
         message = STEP if self._stepping else cloudpickle.dumps((method, args, kwargs))
-        # Where the worker is dead, `answer` reports it.
+        # If the worker is dead, `answer` reports it.
         with self._within_timeout(), contextlib.suppress(OSError):
             self._connection.send_bytes(message)
 
@@ -126,7 +126,7 @@ class WorkerGroup:
         self._timeout_now = self._timeout
         if not self._connection.poll(timeout):
             raise EnvironmentFaultError(
-                f"the worker of {self._all_names()} gave no answer for {timeout:g} s (timeout)"
+                f"the worker of {self._all_names()} did not respond for {timeout:g} s (timeout)"
                 f" {self._where()}"
             )
         try:
@@ -148,7 +148,7 @@ class WorkerGroup:
 
     @contextlib.contextmanager
     def _within_timeout(self) -> Iterator[None]:
-        """Kill a worker that hangs in the middle of a message that is larger than the pipe."""
+        """Kill a worker that hangs while receiving a message larger than the pipe's buffer."""
         if self._stepping:
             yield
             return
@@ -173,21 +173,21 @@ class WorkerGroup:
         )
 
     def disconnect(self) -> None:
-        """Close the connection, at which the worker ends, without waiting for that."""
+        """Close the connection, upon which the worker exits, without waiting for it."""
         self._connection.close()
 
     def close(self) -> None:
-        """End the worker."""
+        """Shut down the worker."""
         self._finalizer()
 
     def kill(self) -> None:
-        """End the worker without letting it close its environments."""
+        """Kill the worker without closing its environments."""
         self._process.kill()
         self._finalizer()
 
 
 def close_together(groups: Sequence[LocalGroup | WorkerGroup]) -> None:
-    """Close groups; all workers begin to end before the first is waited for."""
+    """Close groups, disconnecting all workers before waiting for the first."""
     for group in groups:
         if isinstance(group, WorkerGroup):
             group.disconnect()
@@ -196,7 +196,7 @@ def close_together(groups: Sequence[LocalGroup | WorkerGroup]) -> None:
 
 
 def _end(connection: Any, process: subprocess.Popen[bytes]) -> None:
-    """Close the connection, at which the worker ends; kill it if it does not."""
+    """Close the connection, upon which the worker exits, or kill it if it does not."""
     connection.close()
     try:
         process.wait(CLOSE_TIMEOUT)

@@ -1,4 +1,4 @@
-"""The arrays through which environments receive actions and report steps, shared by processes."""
+"""Shared-memory arrays through which environments receive actions and return steps."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.transitions import step_fields
 
 StepArrays = dict[str, npt.NDArray]
-"""Each field's array by the field's name, one row per environment."""
+"""Arrays by field name, with one row per environment."""
 
 EPISODE_STEP = Field("episode_step", (), "int64")
-"""The step of its episode that an environment is in, or has made last."""
+"""The current or last step of an environment's episode."""
 ACTIVE = Field("active", (), "bool")
-"""Whether the environment is being stepped or reset now: it shows where a worker died."""
+"""Whether the environment is being stepped or reset, to locate where a worker died."""
 PAUSED = Field("paused", (), "bool")
-"""Whether the next step leaves the environment out."""
+"""Whether the next step skips the environment."""
 BUILT = Field("built", (), "bool")
 """Whether an environment has been built."""
 REPEATED = Field("repeated", (), "int64")
-"""Steps that an environment has repeated to begin midway, since they were read last."""
+"""Number of steps replayed to start midway, since it was last read."""
 CACHE_LINE = 64
-"""Bytes. Each array starts on a cache line of its own."""
+"""Alignment in bytes: each array starts on its own cache line."""
 
 
 def array_fields(spec: EnvSpec) -> tuple[Field, ...]:
-    """Return the fields of a step, and those with which the groups keep books."""
+    """Return the fields of a step, and the internal fields of groups."""
     return (*step_fields(spec), EPISODE_STEP, ACTIVE, PAUSED, BUILT, REPEATED)
 
 
@@ -61,11 +61,10 @@ def _padded_bytes(field: Field, num_envs: int) -> int:
 
 
 class SharedMemory:
-    """Memory that a process shares with the workers that it starts, filled with zeros.
+    """Zero-initialized memory that a process shares with its workers.
 
-    On POSIX it is a file without a name, which workers inherit. On Windows it has a name, and ends
-    with the last process that has it open. Nothing is left behind, also if all processes are
-    killed.
+    On POSIX, it is an unnamed file that workers inherit. On Windows, it has a name, and is freed
+    when the last process closes it. Nothing is left behind, even if all processes are killed.
 
     Args:
         num_bytes: size of the memory.
@@ -74,7 +73,7 @@ class SharedMemory:
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.handle: int | str
-        """The argument of ``open_memory`` in a worker: a file descriptor, on Windows a name."""
+        """The argument of ``open_memory`` in a worker: a file descriptor, or a name on Windows."""
         if sys.platform == "win32":
             self.handle = f"mtrl_lightning-{uuid.uuid4()}"
         else:
@@ -84,7 +83,7 @@ class SharedMemory:
 
 
 def open_memory(handle: int | str, num_bytes: int) -> mmap.mmap:
-    """Map memory that this process or its parent has made."""
+    """Map memory created by this process or its parent."""
     if sys.platform == "win32":
         return mmap.mmap(-1, num_bytes, tagname=handle)
     assert isinstance(handle, int)
@@ -92,7 +91,7 @@ def open_memory(handle: int | str, num_bytes: int) -> mmap.mmap:
 
 
 def _nameless_file(num_bytes: int) -> int:
-    """Return the descriptor of a file of zeros: in memory on Linux, a deleted one elsewhere."""
+    """Return the descriptor of a file of zeros: in memory on Linux, otherwise a deleted file."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("mtrl_lightning")
     else:

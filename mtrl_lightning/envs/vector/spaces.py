@@ -1,4 +1,4 @@
-"""Which spaces of observations and actions can be learned, and what to do about the others."""
+"""Checks that observation and action spaces are supported, with hints on how to wrap others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ FLATTEN_ACTIONS = (
     " lambda action: gymnasium.spaces.unflatten(env.action_space, action),"
     " gymnasium.spaces.flatten_space(env.action_space))"
 )
-"""Code that wraps an environment so that its actions are one row of numbers."""
+"""Code that wraps an environment to flatten its actions."""
 
 
 def wrong_observations(space: gym.Space) -> str | None:
-    """Return why observations of a space cannot be used, and what to do; None if they can be.
+    """Return why an observation space is not supported, and what to do; None if it is.
 
-    Algorithms take a ``Box``. Dictionaries and tuples of boxes are flattened to one.
+    Algorithms need a ``Box``. Dictionaries and tuples of boxes are flattened to one.
     """
     if isinstance(space, Box) or can_be_flattened(space):
         return None
@@ -27,20 +27,20 @@ def wrong_observations(space: gym.Space) -> str | None:
         nested = [name for name, part in parts.items() if isinstance(part, (Dict, Tuple))]
         others = {name: part for name, part in parts.items() if not isinstance(part, Box)}
         if nested:
-            problem = f"{', '.join(nested)} in it is a dictionary or tuple itself"
-            hint = f"wrap the environment in {FLATTEN_OBSERVATIONS}, which makes one Box of it"
+            problem = f"{', '.join(nested)} in it is a nested dictionary or tuple"
+            hint = f"wrap the environment in {FLATTEN_OBSERVATIONS}, which returns a single Box"
         else:
             listed = ", ".join(f"{name} {part}" for name, part in others.items())
             problem = f"not all of it are Boxes of numbers: {listed}"
             hint = (
-                "leave these out (gymnasium.wrappers.FilterObservation), or turn them into numbers"
-                f" ({FLATTEN_OBSERVATIONS} does so with discrete ones, as one-hot vectors;"
-                " gymnasium.wrappers.TransformObservation with any)"
+                "remove these (gymnasium.wrappers.FilterObservation), or convert them to numbers"
+                f" ({FLATTEN_OBSERVATIONS} converts discrete ones to one-hot vectors;"
+                " gymnasium.wrappers.TransformObservation any)"
             )
-        return f"its observation space is {space}, and {problem}: {hint}"
+        return f"its observation space is {space}, but {problem}: {hint}"
     return (
-        f"its observation space is {space}; observations must be a Box, or a Dict or Tuple of"
-        f" boxes: wrap the environment in {FLATTEN_OBSERVATIONS}"
+        f"its observation space is {space}, but must be a Box, or a Dict or Tuple of boxes: wrap"
+        f" the environment in {FLATTEN_OBSERVATIONS}"
     )
 
 
@@ -59,36 +59,36 @@ def _parts(space: Dict | Tuple) -> dict[str, gym.Space]:
 
 
 def wrong_actions(space: gym.Space) -> str | None:
-    """Return why actions of a space cannot be learned, and what to do; None if they can be.
+    """Return why an action space is not supported, and what to do; None if it is.
 
-    Algorithms here choose a row of continuous numbers, a ``Box`` of one axis.
+    Algorithms need continuous action vectors, a one-dimensional ``Box``.
     """
     if isinstance(space, Box) and not np.issubdtype(space.dtype, np.floating):
         return (
-            f"its action space is {space}, and algorithms choose continuous numbers: wrap the"
-            " environment so that it takes a Box of floats and rounds them"
+            f"its action space is {space}, but algorithms need continuous actions: wrap the"
+            " environment so that it accepts a Box of floats and rounds them"
             " (gymnasium.wrappers.TransformAction)"
         )
     if isinstance(space, Box) and len(space.shape) == 1:
         return None
     if isinstance(space, Box):
         return (
-            f"its action space is {space}, with {len(space.shape)} axes, and algorithms choose a"
-            f" row of numbers: wrap the environment in {FLATTEN_ACTIONS}"
+            f"its action space is {space}, with {len(space.shape)} axes, but algorithms need"
+            f" vectors: wrap the environment in {FLATTEN_ACTIONS}"
         )
     if isinstance(space, Discrete):
         start = f" + {space.start}" if space.start else ""
         choose = f"lambda action: int(action.argmax()){start}"
         return (
-            f"its action space is {space}, and only continuous actions (a Box) can be learned:"
-            f" wrap the environment so that it takes {space.n} numbers and acts by the largest,"
+            f"its action space is {space}, but only continuous actions (a Box) are supported:"
+            f" wrap the environment so that it accepts {space.n} numbers and uses the largest,"
             f" gymnasium.wrappers.TransformAction(env, {choose},"
             f" gymnasium.spaces.Box(-1, 1, ({space.n},)))"
         )
     if isinstance(space, (MultiBinary, MultiDiscrete)):
         return (
-            f"its action space is {space}, and only continuous actions (a Box) can be learned:"
-            " wrap the environment so that it takes a Box and chooses by its numbers"
+            f"its action space is {space}, but only continuous actions (a Box) are supported:"
+            " wrap the environment so that it accepts a Box and maps it to its actions"
             " (gymnasium.wrappers.TransformAction)"
         )
     if isinstance(space, (Dict, Tuple)):
@@ -96,21 +96,20 @@ def wrong_actions(space: gym.Space) -> str | None:
             hint = f"wrap the environment in {FLATTEN_ACTIONS}"
         else:
             hint = (
-                "wrap the environment so that it takes one Box and makes the parts of its numbers"
+                "wrap the environment so that it accepts a single Box and maps it to the parts"
                 " (gymnasium.wrappers.TransformAction)"
             )
         return (
-            f"its action space is {space}, and algorithms choose one row of continuous numbers:"
-            f" {hint}"
+            f"its action space is {space}, but algorithms need a single continuous vector: {hint}"
         )
     return (
-        f"its action space is {space}: only continuous actions, a gymnasium.spaces.Box of one axis,"
-        " can be learned"
+        f"its action space is {space}, but only continuous actions are supported: wrap the"
+        " environment so that it accepts a one-dimensional gymnasium.spaces.Box"
     )
 
 
 def leaves(space: gym.Space) -> list[gym.Space]:
-    """Return the spaces that a dictionary or tuple of spaces consists of, at any depth."""
+    """Return the leaf spaces of nested dictionaries and tuples of spaces."""
     if isinstance(space, Dict):
         inner = list(space.values())
     elif isinstance(space, Tuple):

@@ -13,32 +13,32 @@ from mtrl_lightning.envs.step_values import read_success
 class SuccessLimit(gym.Wrapper):
     """Truncate an episode some steps after its first success.
 
-    A test episode succeeds with success in any step: what comes after it need not be learned, and
-    the steps are of more use in further episodes. The end is a truncation, so that the value of the
-    last state is bootstrapped. Nothing is learned from there on, so that its value is extrapolated
-    from the few steps before: with 2 or 5 of them PPO on ``ToyReach`` learned to stay away from the
-    goals, with 10 and 20 to reach them.
+    A test episode counts as successful with success in any step: what follows need not be learned,
+    and the steps are more useful in further episodes. The episode is truncated, so that targets
+    bootstrap from the value of the last state. This value is extrapolated from the few steps
+    before, because no later states are seen: with 2 or 5 steps, PPO on ``ToyReach`` learned to
+    avoid the goals, with 10 and 20 to reach them.
 
     Args:
         env: the environment, which reports ``success`` in its ``info``.
-        num_steps: steps after the first one with success, at least 0.
+        num_steps: number of steps after the first success, at least 0.
     """
 
     def __init__(self, env: gym.Env, num_steps: int) -> None:
         super().__init__(env)
         self._num_steps = num_steps
         self._num_left: int | None = None
-        """Steps until the end; None before a success."""
+        """Remaining steps; None before a success."""
 
     def reset(
         self, *, seed: int | None = None, options: dict | None = None
     ) -> tuple[npt.NDArray, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         self._num_left = None
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step; truncate where the steps after the first success are made."""
+        """Step; truncate the episode if no steps remain."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._num_left is not None:
             self._num_left -= 1

@@ -1,4 +1,4 @@
-"""Many environments stepped at once, in worker processes."""
+"""A vector environment that steps environments in worker processes."""
 
 from __future__ import annotations
 
@@ -38,55 +38,54 @@ from mtrl_lightning.utils.progress import polled_progress_bar
 
 
 def default_num_workers(num_envs: int, spare: int = 1, num_processes: int = 1) -> int:
-    """Return the usable cores less ``spare``: at least one, at most one per environment.
+    """Return the number of usable cores minus ``spare``, from one to one per environment.
 
     Args:
-        num_envs: environments of this process.
-        spare: cores that are left to this process itself.
-        num_processes: processes of the run on this machine, which share its cores.
+        num_envs: number of environments of this process.
+        spare: number of cores reserved for this process itself.
+        num_processes: number of processes of the run on this machine, which share its cores.
     """
     return max(1, min(num_envs, usable_cores() // num_processes - spare))
 
 
 class VectorEnv(gym.vector.VectorEnv):
-    """Environments of a benchmark, stepped together.
+    """Vector environment of a benchmark's tasks.
 
-    The results do not depend on the number of workers: an environment's random numbers depend only
-    on ``seed`` and its index among all environments. Besides Gymnasium's ``step`` there are
-    ``send`` and ``receive``, between which the caller may do other work.
+    Results do not depend on the number of workers: an environment's random numbers depend only on
+    ``seed`` and its global index. In addition to Gymnasium's ``step``, there are ``send`` and
+    ``receive``, between which the caller may do other work.
 
-    It keeps Gymnasium's contract of vector environments with same-step autoreset, with these
-    differences:
+    It implements Gymnasium's vector environments with same-step autoreset, with these differences:
 
-    - ``reset`` returns an empty ``info``; that of ``step`` has ``success`` alone, and its
+    - ``reset`` returns an empty ``info``; that of ``step`` only has ``success``, and its
       ``final_info`` also the episode's return ``r`` and length ``l``. The spec's other fields are
-      in ``receive``.
-    - After a restart ``step`` reports the reward 0 and no end; ``receive`` marks such a step.
+      returned by ``receive``.
+    - After a restart, ``step`` returns a reward of 0 and no end; ``receive`` marks such a step.
     - A task's own observation space may be smaller than the spec's.
-    - There is neither ``render`` nor ``set_attr``.
+    - ``render`` and ``set_attr`` are not supported.
 
     Args:
-        benchmark: makes the environments.
-        tasks: the task of each environment, so that a task may have several.
+        benchmark: the benchmark that makes the environments.
+        tasks: the task of each environment; a task may have several.
         split: one of ``benchmark.splits``.
-        seed: of all random numbers.
-        num_workers: number of worker processes; 0 steps in this process; None takes one per usable
-            core, less one. Workers do not import the main module, so a script needs no main guard,
-            and a benchmark may be defined in a notebook's cell.
-        timeout: seconds to wait for a worker's answer.
-        max_restarts: how often a group of environments (a worker's, or all if there is none) is
-            rebuilt after one of them raised, returned a NaN or became unstable, or its worker died
-            or hung; None raises at the first fault. The rebuilt environments start new episodes
-            with new random numbers, and the step is not valid for them. One that raises in its
-            first reset or step is wrong rather than broken, and is not rebuilt.
-        on_restart: called with the reason at each restart.
-        indices: each environment's index among those of all processes, which with ``seed`` decides
-            its random numbers; None for its index here.
-        midway_starts: how many of the episodes of a task that never succeeds begin in the middle
-            of an earlier one, from 0 to 1: see ``MidwayStarts``.
-        after_success: steps after its first success at which an episode is truncated; None for
-            none: see ``SuccessLimit``.
-        progress: whether a bar shows how many environments are built, on a terminal.
+        seed: seed of all random numbers.
+        num_workers: number of worker processes; 0 steps in this process; None for one per usable
+            core, minus one. Workers do not import the main module, so that scripts need no main
+            guard, and benchmarks may be defined in notebooks.
+        timeout: seconds to wait for a worker's response.
+        max_restarts: number of times that groups of environments (one per worker, or all without
+            workers) are rebuilt after one of them raised, returned a NaN or became unstable, or its
+            worker died or hung; None raises at the first fault. Rebuilt environments start new
+            episodes with new random numbers, and the step is not valid for them. Errors in an
+            environment's first reset or step are always raised.
+        on_restart: called with the reason of each restart.
+        indices: each environment's global index over all processes, which together with ``seed``
+            determines its random numbers; None for its index in this object.
+        midway_starts: fraction of the episodes of a task that never succeeds that start midway in
+            an earlier one, from 0 to 1: see ``MidwayStarts``.
+        after_success: number of steps after its first success at which an episode is truncated;
+            None for no truncation: see ``SuccessLimit``.
+        progress: whether to show a progress bar of built environments on a terminal.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
@@ -109,13 +108,13 @@ class VectorEnv(gym.vector.VectorEnv):
     ) -> None:
         if split not in benchmark.splits:
             raise ConfigurationError(
-                f"unknown split {split!r}: the benchmark has {', '.join(benchmark.splits)}"
+                f"unknown split {split!r}: use one of {', '.join(benchmark.splits)}"
             )
         at_least(0, num_workers=num_workers, hint=", 0 for this process")
         spec = check_spec(benchmark.spec)
         if not tasks or not all(0 <= task < spec.num_tasks for task in tasks):
             raise ConfigurationError(
-                f"tasks are {list(tasks)}: give some, each from 0 to {spec.num_tasks - 1}"
+                f"tasks are {list(tasks)}: give at least one, each from 0 to {spec.num_tasks - 1}"
             )
         self.spec_ = spec
         self.num_envs = len(tasks)
@@ -133,24 +132,24 @@ class VectorEnv(gym.vector.VectorEnv):
         self._indices = list(range(self.num_envs) if indices is None else indices)
         self._timeout = timeout
         self.midway_starts = midway_starts
-        """See the arguments."""
+        """See the class arguments."""
         self._after_success = after_success
         self._progress = progress
         self.max_restarts = max_restarts
         self._on_restart = on_restart
         self.num_restarts = 0
-        """Restarts since this object was made."""
+        """Number of restarts since this object was created."""
         self.fault: RestartsExhaustedError | None = None
-        """The fault that the restarts were not enough for; nothing can be stepped any more."""
+        """The fault for which no restart was left; afterwards, environments cannot be stepped."""
         self._dead: set[int] = set()
-        # How often an environment was reseeded, which decides its next seed.
+        # The number of times an environment was reseeded, which determines its next seed.
         self._restarts_E = np.zeros(self.num_envs, np.int64)
         self._is_stepping = False  # between send() and receive()
         self._has_episode_E = np.zeros(self.num_envs, np.bool_)
-        # Where a new episode was started and the caller does not know its observation.
+        # Where a new episode has started whose observation the caller has not received.
         self._new_E = np.zeros(self.num_envs, np.bool_)
         self.builds_E = np.zeros(self.num_envs, np.int64)
-        """How often this object has built each environment."""
+        """Number of times this object has built each environment."""
 
         if num_workers is None:
             num_workers = default_num_workers(self.num_envs)
@@ -173,19 +172,19 @@ class VectorEnv(gym.vector.VectorEnv):
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers."""
+        """Process IDs of the workers."""
         return [group.pid for group in self._groups if group.pid is not None]
 
     def send(self, action_EA: npt.NDArray, paused_E: npt.NDArray[np.bool_] | None = None) -> None:
-        """Hand over actions and let the workers step.
+        """Send actions to the workers, which start to step.
 
         Args:
-            action_EA: the actions; those of paused environments are not used.
-            paused_E: environments that are not stepped now; None steps all.
+            action_EA: the actions; those of paused environments are ignored.
+            paused_E: environments to skip in this step; None to step all.
 
         Raises:
             ClosedEnvironmentError: after ``close``.
-            AlreadyPendingCallError: if the last step was not received.
+            AlreadyPendingCallError: if the last step has not been received.
             ResetNeeded: before the first ``reset``.
             PolicyFaultError: if an action is not finite; MuJoCo would silently reset the
                 simulation.
@@ -195,16 +194,16 @@ class VectorEnv(gym.vector.VectorEnv):
         if self.fault is not None:
             raise self.fault
         if not self._has_episode_E.all():
-            raise ResetNeeded("an environment has no episode yet: call reset() first")
+            raise ResetNeeded("an environment has no episode: call reset() first")
         finite_E = np.isfinite(action_EA).all(-1)
         if not finite_E.all():
             names = ", ".join(
                 dict.fromkeys(self.spec_.task_names[task] for task in self.task_E[~finite_E])
             )
             raise PolicyFaultError(
-                f"the policy's actions for {names} are not finite: its networks are not. Continue"
-                " from an earlier checkpoint (--ckpt_path PATH) with lower learning rates, or with"
-                " model.init_args.actor_max_grad_norm and critic_max_grad_norm set"
+                f"the policy's actions for {names} are not finite, because its networks are not:"
+                " resume from an earlier checkpoint (--ckpt_path PATH) with lower learning rates,"
+                " or set model.init_args.actor_max_grad_norm and critic_max_grad_norm"
             )
         self._arrays["action"][:] = action_EA
         self._arrays["paused"][:] = False if paused_E is None else paused_E
@@ -213,22 +212,22 @@ class VectorEnv(gym.vector.VectorEnv):
             group.ask("step")
 
     def receive(self) -> StepResult:
-        """Wait for the step that ``send`` began.
+        """Wait for the step that ``send`` started.
 
-        A group that broke is rebuilt: its rows are not valid, and its observations are the first of
-        new episodes.
+        A faulty group is rebuilt: its rows are not valid, and its observations are the first of new
+        episodes.
 
         Raises:
-            EnvironmentFaultError: at a fault, if ``max_restarts`` is None. Once the restarts are
-                used up, ``fault`` is set and the next ``send`` raises it.
+            EnvironmentFaultError: on a fault, if ``max_restarts`` is None. Once the restarts are
+                used up, ``fault`` is set and raised by the next ``send``.
             NoAsyncCallError: if no step was sent.
         """
         if not self._is_stepping:
-            raise NoAsyncCallError("no step is under way: call send() first", "receive")
+            raise NoAsyncCallError("no step is pending: call send() first", "receive")
         self._is_stepping = False
         arrays = self._arrays
         _, faults = self._answers(range(len(self._groups)))
-        # a new episode is reported even where it is paused: its observation is a new one
+        # report new episodes even in paused environments, because their observation is new
         paused_E = arrays["paused"] & ~self._new_E
         valid_E = ~(self._new_E | paused_E)
         self._reset_new(faults)
@@ -258,14 +257,14 @@ class VectorEnv(gym.vector.VectorEnv):
         )
 
     def take_repeated_steps(self) -> int:
-        """Return the steps that ``MidwayStarts`` has repeated since the last call."""
+        """Return the number of steps that ``MidwayStarts`` has replayed since the last call."""
         assert not self._is_stepping, "workers write while they step"
         repeated_steps = int(self._arrays["repeated"].sum())
         self._arrays["repeated"][:] = 0
         return repeated_steps
 
     def _clear(self, rows: slice | npt.NDArray[np.bool_]) -> None:
-        """Report that nothing has happened in some environments."""
+        """Clear the results of some environments."""
         for name in self._reported:
             if name != "observation":
                 self._arrays[name][rows] = 0
@@ -280,15 +279,15 @@ class VectorEnv(gym.vector.VectorEnv):
         """Start an episode in every environment.
 
         Args:
-            seed: one per environment; a single one gives environment ``i`` the seed ``seed + i``.
-            options: handed to every environment's ``reset``, except for ``reset_mask``: an array of
-                one boolean per environment; only the true ones are reset.
+            seed: one seed per environment; with a single one, environment ``i`` gets ``seed + i``.
+            options: passed to every environment's ``reset``, except for ``reset_mask``, an array
+                with one boolean per environment that selects those to reset.
         """
         if seed is None or isinstance(seed, (int, np.integer)):
             seed = [None if seed is None else int(seed) + i for i in range(self.num_envs)]
         if len(seed) != self.num_envs:
             raise ConfigurationError(
-                f"{len(seed)} seeds are given for {self.num_envs} environments"
+                f"got {len(seed)} seeds for {self.num_envs} environments: give one for each"
             )
         seeds = [None if one is None else int(one) for one in seed]
         reset_E = np.ones(self.num_envs, np.bool_)
@@ -307,9 +306,9 @@ class VectorEnv(gym.vector.VectorEnv):
     def step(
         self, actions: npt.NDArray
     ) -> tuple[npt.NDArray, npt.NDArray, npt.NDArray, npt.NDArray, dict[str, Any]]:
-        """Step as Gymnasium's vector environments do.
+        """Step like Gymnasium's vector environments.
 
-        The last observation of an episode that ended is in ``info["final_obs"]``.
+        The last observation of a finished episode is in ``info["final_obs"]``.
         """
         self.send(actions)
         result = self.receive()
@@ -343,8 +342,8 @@ class VectorEnv(gym.vector.VectorEnv):
     def get_state(self) -> list[dict[str, Any]]:
         """Return the state of every environment as plain values.
 
-        It is the seed of the running episode, its actions so far and its last observation. The
-        ``state`` of a broken environment is None. The ``options`` of a reset are not part of it.
+        It consists of the seed of the current episode, its actions and its last observation. The
+        ``state`` of a faulty environment is None. The ``options`` of a reset are not included.
         """
         parts = self._each("get_state", [()] * len(self._slices))
         return [
@@ -353,18 +352,18 @@ class VectorEnv(gym.vector.VectorEnv):
         ]
 
     def set_state(self, states: Sequence[dict[str, Any]]) -> npt.NDArray | None:
-        """Restore the state of every environment: repeat its episode from the seed and actions.
+        """Restore the state of every environment by replaying its episode.
 
-        An environment that was broken when it was saved starts a new episode with random numbers of
-        its own, and so does one whose repeated episode leads to another observation, with a
-        warning. Its next step is not valid: the caller does not know the observation.
+        An environment that was faulty when it was saved starts a new episode with new random
+        numbers. So does one whose replay leads to a different observation, with a warning. Its next
+        step is not valid, because the caller has not received the new observation.
 
         Returns:
             The last observations; None if there is no episode yet.
         """
         if len(states) != self.num_envs:
             raise ConfigurationError(
-                f"{len(states)} states are given for {self.num_envs} environments"
+                f"got {len(states)} states for {self.num_envs} environments: give one for each"
             )
         broken_E = np.array([state["state"] is None for state in states])
         self._restarts_E[:] = [state["restarts"] for state in states]
@@ -381,24 +380,24 @@ class VectorEnv(gym.vector.VectorEnv):
         if differs_E.any():
             names = dict.fromkeys(self.spec_.task_names[task] for task in self.task_E[differs_E])
             warnings.warn(
-                f"repeated from its seed and actions, the saved episode of {', '.join(names)} leads"
-                " to another observation: a new episode starts there, and the run is not the"
-                " uninterrupted run. reset(seed=...) has to decide all that is random, and nothing"
-                " may outlive an episode",
+                f"replaying the saved episode of {', '.join(names)} from its seed and actions leads"
+                " to a different observation: new episodes start instead, and results differ from"
+                " those of an uninterrupted run. Make reset(seed=...) determine all randomness, and"
+                " keep no state between episodes",
                 stacklevel=2,
             )
         self._has_episode_E[:] = [part.get("number", 0) >= 0 for part in parts]
         return self._arrays["observation"].copy() if self._has_episode_E.all() else None
 
     def remake(self, benchmark: Benchmark | None = None) -> None:
-        """Close every environment, and build new ones, with new random numbers.
+        """Close all environments, and build new ones with new random numbers.
 
-        They start new episodes. The next step is not valid: the caller does not know the
-        observation.
+        They start new episodes. The next step is not valid, because the caller has not received
+        the new observations.
 
         Args:
-            benchmark: makes them, with the same tasks, spaces and fields; None for the previous
-                one, whose attributes may have changed.
+            benchmark: the benchmark that makes them, with the same tasks, spaces and fields; None
+                for the previous one, whose attributes may have changed.
         """
         self._check_is_idle()
         benchmark = self._benchmark if benchmark is None else benchmark
@@ -408,7 +407,7 @@ class VectorEnv(gym.vector.VectorEnv):
         if self._split not in benchmark.splits:
             raise ConfigurationError(
                 f"the new benchmark has the splits {', '.join(benchmark.splits)}:"
-                f" give one with {self._split}"
+                f" use one that includes {self._split}"
             )
         close_together(self._groups)
         self._benchmark = benchmark
@@ -422,7 +421,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self._new_E[:] = True
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return an attribute of every environment, called with the arguments if it is callable."""
+        """Return an attribute of every environment, or its result if it is callable."""
         parts = self._each("call", [(name, *args)] * len(self._slices), kwargs)
         return tuple(value for part in parts for value in part)
 
@@ -432,25 +431,25 @@ class VectorEnv(gym.vector.VectorEnv):
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """The ``np_random`` of every environment; copies, where there are workers."""
+        """The ``np_random`` of every environment; with workers, copies."""
         return self.get_attr("np_random")
 
     @property
     def np_random_seed(self) -> tuple[int | None, ...]:  # type: ignore[override]
-        """The ``np_random_seed`` of every environment; -1 where it is not known."""
+        """The ``np_random_seed`` of every environment; -1 if unknown."""
         return self.get_attr("np_random_seed")
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End the workers; a second ``close`` does nothing, also if an environment raises here."""
+        """Shut down the workers; a second ``close`` has no effect, even if this one raises."""
         self.closed = True
         close_together(self._groups)
 
     def _check_is_idle(self) -> None:
-        """Check that the environments can be asked for something."""
+        """Check that the environments are open and no step is pending."""
         if self.closed:
             raise ClosedEnvironmentError("the environments are closed: make a new VectorEnv")
         if self._is_stepping:
-            raise AlreadyPendingCallError("a step is under way: call receive() first", "step")
+            raise AlreadyPendingCallError("a step is pending: call receive() first", "step")
 
     def _checked_mask(self, mask: Any) -> npt.NDArray[np.bool_]:
         is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
@@ -491,7 +490,7 @@ class VectorEnv(gym.vector.VectorEnv):
     ) -> list[Any]:
         """Return every group's answer, and None for each environment of a dead group.
 
-        A group that breaks is rebuilt, and receives the request a second time.
+        A faulty group is rebuilt and receives the request again.
         """
         self._check_is_idle()
         if self.fault is not None and method != "get_state":
@@ -519,7 +518,7 @@ class VectorEnv(gym.vector.VectorEnv):
             answers |= answered
             for i, fault in faults.items():
                 self._restart(i, fault)
-                if method != "set_state":  # which has set `_new_E` itself
+                if method != "set_state":  # set_state sets `_new_E` itself
                     self._new_E[self._slices[i]] = True
             if self.fault is not None and method != "get_state":
                 raise self.fault
@@ -528,7 +527,7 @@ class VectorEnv(gym.vector.VectorEnv):
         ]
 
     def _reset_new(self, faults: dict[int, EnvironmentFaultError]) -> None:
-        """Reset where an episode's first step was made with an action for another observation."""
+        """Reset where the first step of an episode used an action for another observation."""
         if not self._new_E.any():
             return
         asked = []
@@ -544,7 +543,7 @@ class VectorEnv(gym.vector.VectorEnv):
     ) -> tuple[dict[int, Any], dict[int, EnvironmentFaultError]]:
         """Return answers and faults by group.
 
-        A fault is raised once all groups have answered, so that no answer is left in a pipe.
+        Faults are raised once all groups have answered, so that no answers are left in pipes.
         """
         answers: dict[int, Any] = {}
         faults: dict[int, EnvironmentFaultError] = {}
@@ -568,7 +567,7 @@ class VectorEnv(gym.vector.VectorEnv):
         while True:
             if self.num_restarts >= self.max_restarts:
                 self.fault = RestartsExhaustedError(
-                    f"{fault} (after {self.num_restarts} restarts, the most allowed)"
+                    f"{fault} (after {self.num_restarts} restarts, the maximum)"
                 )
                 self._dead.add(i)
                 return

@@ -1,8 +1,8 @@
 """The program of a worker process, which serves a group of environments to its parent.
 
-Observations, actions and rewards lie in arrays that the processes share, and a step costs one short
-message each way. A worker is started as a program of its own, without the parent's main module. It
-ends when the parent closes the connection or is gone.
+Observations, actions and rewards are in shared memory, and a step takes one short message each way.
+A worker is started as a separate program, without the parent's main module. It exits when the
+parent closes the connection or has exited.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ SIGNALS = [
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 ]
-"""The main process acts on these; a terminal or a cluster sends them to its workers too."""
+"""Signals that the main process handles, but terminals and clusters also send to workers."""
 STEP = b"step"
-"""The message that asks for a step."""
+"""The message that requests a step."""
 DONE = b"done"
-"""The message that a step is made."""
+"""The message that a step has been made."""
 BUSY_WAIT_SECONDS = 2e-4
-"""How long a worker polls before it sleeps: waking it takes a tenth of a step of ten tasks."""
+"""Time that a worker polls before it sleeps: waking up takes a tenth of a step of ten tasks."""
 PROGRAM = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);"
     " from mtrl_lightning.envs.vector.worker import main; main(int(sys.argv[1]))"
 )
-"""The program of a worker's interpreter. Modules are found where the parent finds them."""
+"""The program of a worker's interpreter, which uses the parent's module search path."""
 
 
 def start_worker(
@@ -54,20 +54,20 @@ def start_worker(
     """Start a worker process.
 
     Args:
-        name: shown in the list of processes.
+        name: process name.
         plan: arguments of its group of environments.
-        memory: where the arrays of all groups lie.
+        memory: memory of all groups' arrays.
 
     Returns:
-        The process, and the connection that it answers on.
+        The process and its connection.
     """
     try:
         content = cloudpickle.dumps((plan, memory.handle))
     except Exception as error:
         raise ConfigurationError(
             f"the benchmark {type(plan.benchmark).__name__} cannot be sent to a worker process"
-            f" ({type(error).__name__}: {error}): let it hold plain values and functions,"
-            " and make the rest in make_env(); or step in this process, with num_workers 0"
+            f" ({type(error).__name__}: {error}): store only plain values and functions in it,"
+            " and create everything else in make_env(); or set num_workers to 0"
         ) from error
     here, there = multiprocessing.Pipe()
     with there, _signals_blocked():
@@ -78,7 +78,7 @@ def start_worker(
         )
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # it died: the first answer reports that
-        # The pipe stays open while this process lives, so that the worker sees its end.
+        # The pipe stays open as long as this process, so that the worker notices its end.
         process.stdin.write(pickle.dumps([path for path in sys.path if isinstance(path, str)]))
         process.stdin.flush()
         here.send_bytes(content)
@@ -86,7 +86,7 @@ def start_worker(
 
 
 def _inherited(connection: Any, memory: SharedMemory) -> dict[str, Any]:
-    """Return the options of ``Popen`` with which a process inherits a connection and memory."""
+    """Return the options of ``Popen`` for a process to inherit a connection and memory."""
     if sys.platform == "win32":
         handle = connection.fileno()
         os.set_handle_inheritable(handle, True)
@@ -97,7 +97,7 @@ def _inherited(connection: Any, memory: SharedMemory) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Start a process with signals blocked, since it cannot ignore them from its first moment."""
+    """Block signals while starting a process, because it cannot ignore them from the beginning."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -112,10 +112,10 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def main(handle: int) -> None:
-    """Serve a group of environments until the connection closes or the parent is gone.
+    """Serve a group of environments until the connection is closed or the parent exits.
 
     Args:
-        handle: the inherited connection's file descriptor, on Windows its handle.
+        handle: the inherited connection's file descriptor, or its handle on Windows.
     """
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
@@ -164,8 +164,8 @@ def _make_group(content: bytes) -> EnvGroup:
         raise ConfigurationError(
             "a worker process cannot load the benchmark"
             f" ({type(error).__name__}: {error}):"
-            " put its code into a module that can be imported,"
-            " or step in the main process, with num_workers 0"
+            " move its code to a module that can be imported,"
+            " or set num_workers to 0"
         ) from error
     spec = plan.benchmark.spec
     buffer = open_memory(handle, num_bytes(plan.num_envs, spec))
@@ -173,15 +173,15 @@ def _make_group(content: bytes) -> EnvGroup:
 
 
 def _busy_wait(connection: Connection) -> None:
-    """Poll for a message for a moment, leaving the core to other processes that want it."""
-    yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))  # Windows has none
+    """Poll for a message for a short time, yielding the core to other processes."""
+    yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))  # not available on Windows
     end = time.perf_counter() + BUSY_WAIT_SECONDS
     while not connection.poll(0) and time.perf_counter() < end:
         yield_core()
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is gone, also while an environment hangs in a step."""
+    """Exit when the parent exits, even while an environment hangs in a step."""
     pipe = os.dup(0)  # environments and their subprocesses get an empty standard input
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
@@ -189,7 +189,7 @@ def _end_with_parent() -> None:
     sys.stdin = open(os.devnull)  # noqa: SIM115
 
     def wait() -> None:
-        os.read(pipe, 1)  # returns when no process has the other end open
+        os.read(pipe, 1)  # returns when the other end is closed in all processes
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
