@@ -77,8 +77,8 @@ class ActorCritic(Algorithm):
         tau: Polyak coefficient of the targets, ``target += tau (online - target)``, above 0 and at
             most 1.
         encoder_tau: Polyak coefficient of the target encoder; None to use ``tau``.
-        actor_every: critic updates between two actor (and temperature) updates, at least 1.
-        target_every: critic updates between two target updates, at least 1.
+        actor_every: critic updates per actor (and temperature) update, at least 1.
+        target_every: critic updates per target update, at least 1.
         actor_max_grad_norm: global norm to which the actor's gradient is clipped; None for no
             clipping.
         critic_max_grad_norm: the same for the critics and the encoder.

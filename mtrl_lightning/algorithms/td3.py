@@ -39,8 +39,8 @@ class TD3(ActorCritic):
         target_std: standard deviation of the noise on the target policy's actions, at least 0; 0.2
             in TD3, 0.001 in FastTD3.
         target_clip: largest magnitude of that noise, at least 0; 0.5 in both papers.
-        actor_every: critic updates between two actor updates, at least 1; 2 in both papers.
-        target_every: critic updates between two target updates, at least 1; 2 in TD3, 1 in FastTD3.
+        actor_every: critic updates per actor update, at least 1; 2 in both papers.
+        target_every: critic updates per target update, at least 1; 2 in TD3, 1 in FastTD3.
         options: arguments of ``ActorCritic`` and ``Algorithm``.
     """
 

@@ -44,7 +44,7 @@ class Auxiliary(nn.Module):
     Args:
         spec: the tasks.
         encoder: the encoder that the loss trains.
-        every: critic updates between two steps of this loss, at least 1.
+        every: critic updates per step of this loss, at least 1.
         learning_rate: Adam's learning rate for the encoder (including its context) and this
             module's own parameters; 1e-3 in SAC-AE, deep_bisim4control and mtrl.
         weight_decay: weight decay of this module's own parameters, at least 0.

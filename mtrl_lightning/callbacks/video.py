@@ -32,8 +32,8 @@ class VideoCallback(Callback):
     190 frames (500 steps of 1/80 s).
 
     Args:
-        every: number of evaluations between two videos; there is always one at the last evaluation,
-            even if the run stops early.
+        every: record a video at every n-th evaluation, and always at the last one, even if the run
+            stops early.
         tasks: names of the tasks; null for all.
         split: split to record; null for the first evaluated one, ``eval``.
         num_episodes: test episodes of each task, concatenated in the video.

@@ -33,8 +33,8 @@ from mtrl_lightning.utils.devices import one_thread
 from mtrl_lightning.utils.progress import progress_bar
 
 MOST_ENVS = 32
-"""Minimum number of environments stepped together, independent of the number of cores, because a
-policy's noise depends on the batch size."""
+"""Maximum number of environments stepped together if there are fewer tasks, independent of the
+number of cores, because a policy's noise depends on the batch size."""
 ATTEMPTS = 10
 """Maximum number of episodes per requested success of a task."""
 

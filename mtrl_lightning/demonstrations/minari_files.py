@@ -25,7 +25,7 @@ from mtrl_lightning.spec import EnvSpec, pad_to
 from mtrl_lightning.transitions import POLICY_ACTION
 
 KEY = "mtrl_lightning"
-"""Format version of this package's entry in the metadata of a data set."""
+"""Key of this package's entry in the metadata of a data set."""
 PACKAGES = ("mtrl_lightning", "metaworld", "mujoco", "gymnasium", "numpy", "torch")
 """Packages whose versions are recorded."""
 

@@ -17,7 +17,7 @@ OBSERVATIONS = ("observation", "next_observation")
 FRAME_INDEX = (Field("newest", (), "int64"), Field("before", (), "int16"))
 """Columns that identify a transition's frames, stored instead of its observations."""
 FRAME_COLUMNS = (*(field.name for field in FRAME_INDEX), "first_frame", "num_frames", "frames")
-"""Further columns of a chunk file: three with one entry per ring, and the frames' bytes."""
+"""Further columns of a chunk file: two per transition, two per ring, and the frames' bytes."""
 COMPRESSION = 1
 """Compression level of zlib: the fastest, because frame differences are mostly zeros."""
 

@@ -20,7 +20,7 @@ _M_MMAP_THRESHOLD = -3
 _FREED_BYTES_KEPT = 1 << 30  # enough for the activations of large networks
 _OLDER_GLIBC_MAX_MMAP_THRESHOLD = 1 << 25
 CGROUP = Path("/sys/fs/cgroup")
-"""Files in which Linux reports a container's memory limit and usage."""
+"""Folder in which Linux reports a container's memory limit and usage."""
 
 
 def to_device(array: Any, device: torch.device) -> Tensor:

@@ -57,4 +57,4 @@ def requeue(trainer: Trainer, exception: BaseException) -> None:
     if failure:
         rank_zero_warn(f"scontrol requeue {job} failed ({failure}): resubmit the job")
     else:
-        rank_zero_info(f"Requeued SLURM job {job}: its next start resumes from here")
+        rank_zero_info(f"Requeued SLURM job {job}: it resumes from here when it restarts")

@@ -53,7 +53,7 @@ TWO_DOUBLES = struct.Struct("2d")
 THREE_DOUBLES = struct.Struct("3d")
 FOUR_DOUBLES = struct.Struct("4d")
 FRAME = struct.Struct("18d")
-"""Size of a frame: hand (3), gripper (1), and objects' positions and orientations (14)."""
+"""A frame: hand (3), gripper (1), and objects' positions and orientations (14)."""
 NO_SECOND_OBJECT = (0.0,) * 7
 
 FIRST_RESET_MATTERS = ("SawyerPushEnvV3", "SawyerPushBackEnvV3")

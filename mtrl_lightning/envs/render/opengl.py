@@ -18,7 +18,7 @@ from mtrl_lightning.errors import ConfigurationError
 
 VARIABLE = "MUJOCO_GL"
 THREADS = "LP_NUM_THREADS"
-"""Number of threads with which Mesa renders without a GPU; 0 uses the calling thread."""
+"""Mesa's variable for the number of threads that render without a GPU; 0 for the caller's."""
 VARIABLES = (VARIABLE, "PYOPENGL_PLATFORM", THREADS)
 """Environment variables set by selecting a library; the second one is set by MuJoCo."""
 RENDERERS = ("egl", "osmesa", "glfw")

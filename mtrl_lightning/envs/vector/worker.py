@@ -40,7 +40,7 @@ STEP = b"step"
 DONE = b"done"
 """The message that a step has been made."""
 BUSY_WAIT_SECONDS = 2e-4
-"""Time that a worker polls before it sleeps: waking up takes a tenth of a step of ten tasks."""
+"""How long a worker polls before it sleeps: waking up takes a tenth of a step of ten tasks."""
 PROGRAM = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer);"
     " from mtrl_lightning.envs.vector.worker import main; main(int(sys.argv[1]))"
