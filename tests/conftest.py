@@ -14,12 +14,13 @@ from functools import cache, lru_cache
 import pytest
 
 SLOWEST = (
-    "tests/test_readme.py",
-    "tests/test_notebooks.py",
-    "tests/test_configs.py",
+    "tests/test_ray.py",
     "tests/test_ranks.py",
-    "tests/matrix/test_toy.py",
+    "tests/test_notebooks.py",
     "tests/matrix/test_continuation.py",
+    "tests/matrix/test_toy.py",
+    "tests/test_readme.py",
+    "tests/test_configs.py",
 )
 """The files whose slow tests take longest, the longest first."""
 
