@@ -62,10 +62,11 @@ def test_a_signal_ends_the_run_saved(tmp_path, number, kind):
     assert data_of(trainer).counters.env_steps == 120
 
 
-def test_a_second_signal_ends_the_run_at_once_and_unsaved(tmp_path, capfd):
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_run_at_once_and_unsaved(tmp_path, capfd, second):
     with pytest.raises(SystemExit) as ended:
-        fit(tmp_path, Signals(80, signal.SIGTERM, signal.SIGINT))
-    assert type(ended.value) is SystemExit and ended.value.code == 130
+        fit(tmp_path, Signals(80, signal.SIGTERM, second))
+    assert type(ended.value) is SystemExit and ended.value.code == 128 + second
     assert "unsaved" in capfd.readouterr().err
     assert env_steps_of(tmp_path) == 62
 

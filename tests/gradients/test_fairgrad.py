@@ -68,7 +68,7 @@ def test_gradients_that_cancel_are_a_draw(alpha):
     assert 0 < found[1] < 0.02
 
 
-@pytest.mark.parametrize("alpha", [0.5, 2.0])
+@pytest.mark.parametrize("alpha", ALPHAS)
 def test_a_zero_gradient_takes_no_part(alpha):
     gradients = torch.tensor([[2.0, 0.0], [1.0, 4.0]])
     padded = torch.cat([gradients, torch.zeros(1, 2)])
