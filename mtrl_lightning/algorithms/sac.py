@@ -34,8 +34,8 @@ class SAC(ActorCritic):
     Args:
         spec: the tasks; filled in from the data.
         temperature: weight of the entropy, learned or fixed.
-        target_entropy: target entropy of every task; None for the negative number of the task's
-            own action dimensions.
+        target_entropy: target entropy of every task; None for minus the number of the task's own
+            action dimensions.
         log_std_min: lower clamp of the policy's log standard deviation.
         log_std_max: upper clamp of the policy's log standard deviation.
         temperature_optimizer: optimizer of the temperature.
