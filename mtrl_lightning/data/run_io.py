@@ -112,7 +112,7 @@ def _check_protocol(checkpoint: Mapping[str, Any], spec: EnvSpec, is_fitting: bo
     """Check that a checkpoint has this run's protocol; for evaluation, only warn."""
     saved = checkpoint["mtrl_lightning"]["spec"]["protocol"]
     differences = [
-        f"{key} is {saved.get(key)}, in this run {spec.protocol.get(key)}"
+        f"{key} {saved.get(key)} instead of {spec.protocol.get(key)}"
         for key in dict.fromkeys([*saved, *spec.protocol])
         if saved.get(key) != spec.protocol.get(key)
     ]
