@@ -253,7 +253,7 @@ def test_one_process_continues_as_two_and_two_as_one(command_line):
     two = checkpoint(command_line)
     running = two["ReplayData"]["collector"]["running"]["per_env"]
     assert running["length"] == [132 // 6 % 20] * 6
-    with pytest.warns(UserWarning, match="of 2"):
+    with pytest.warns(UserWarning, match="2 processes"):
         command_line("fit", *options, "--ckpt_path=last", "--data.total_steps=240")
     one = checkpoint(command_line)
     assert one["mtrl_lightning"]["counters"]["env_steps"] == 240
