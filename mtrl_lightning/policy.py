@@ -90,7 +90,8 @@ class LoadedPolicy:
         Returns:
             An action ``[A]`` between -1 and 1, or one per row, ``[E, A]``. If tasks have different
             sizes, ``A`` is the task's own size with a single task for all rows, and otherwise the
-            largest, with smaller actions padded with zeros.
+            largest, with smaller actions padded with zeros. A discrete action is a one-hot row,
+            whose index is ``argmax(-1)``.
         """
         one_of(get_args(Mode), mode=mode)
         space = self.spec.observation_space

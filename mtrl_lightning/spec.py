@@ -65,12 +65,23 @@ class EnvSpec(NamedTuple):
     action_sizes: tuple[int, ...] = ()
     """Size of each task's own action, which is padded with zeros to the size of the action space.
     Empty if no task's action is padded."""
+    action_choices: tuple[int, ...] = ()
+    """Number of choices of each component of a discrete action, which consists of a one-hot row for
+    each component. Empty for continuous actions."""
+    observation_parts: tuple[Field, ...] = ()
+    """Vector and image of an observation that has both, packed as bytes in this order. Empty for
+    other observations."""
     max_return: float | None = None
     """Largest possible episode return, by which a return is divided to get a score. None if the
     benchmark has no score."""
     frame_stack: int = 0
     """Number of stacked frames along the first axis of an observation, newest last; consecutive
     observations overlap, and the replay stores each frame once. 0 without frame stacking."""
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether actions are discrete: one-hot rows."""
+        return bool(self.action_choices)
 
     @property
     def num_tasks(self) -> int:
@@ -127,8 +138,10 @@ class EnvSpec(NamedTuple):
         }
         for name in ("observation_space", "action_space"):
             fields[name] = _box(**values[name])
-        columns = (Field(name, tuple(shape), dtype) for name, shape, dtype in values["info_fields"])
-        return cls(**fields | {"info_fields": tuple(columns)})
+        for name in ("info_fields", "observation_parts"):
+            columns = values.get(name, ())
+            fields[name] = tuple(Field(key, tuple(shape), dtype) for key, shape, dtype in columns)
+        return cls(**fields)
 
     @property
     def observation_mask_TD(self) -> npt.NDArray[np.bool_]:
@@ -187,6 +200,28 @@ def _mask(num_tasks: int, space: Box, sizes: Sequence[int]) -> npt.NDArray[np.bo
     if not sizes:
         return np.ones((num_tasks, *space.shape), np.bool_)
     return np.arange(space.shape[0]) < np.array(sizes)[:, None]
+
+
+def chosen(action_NA: npt.NDArray, choices: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return the indices of discrete actions given as rows: of the largest entries.
+
+    Args:
+        action_NA: rows of scores, such as one-hot rows.
+        choices: number of choices of each component of an action.
+
+    Returns:
+        Indices ``[N, components]``, or ``[N]`` for one component.
+    """
+    parts = np.split(action_NA, np.cumsum(choices)[:-1], axis=-1)
+    index_NC = np.stack([part.argmax(-1) for part in parts], -1)
+    return index_NC if len(choices) > 1 else index_NC[..., 0]
+
+
+def one_hot_rows(index_N: npt.NDArray, choices: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Return the one-hot rows ``[N, A]`` of the indices that ``chosen`` returns."""
+    index_NC = index_N[..., None] if len(choices) == 1 else index_N
+    parts = [np.eye(n, dtype=np.float32)[index_NC[..., i]] for i, n in enumerate(choices)]
+    return np.concatenate(parts, -1)
 
 
 def known_tasks(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:

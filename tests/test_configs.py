@@ -52,6 +52,7 @@ def composed(command_line, monkeypatch, *names):
 
 
 ENVS = {
+    "env/classic_discrete": (5, 500),
     "env/dmc19": (19, 500),
     "env/dmc21": (21, 500),
     "env/dmcontrol": (3, 500),
@@ -81,11 +82,13 @@ PARTS = {
 """What an algorithm needs."""
 ONE_TASK = ("env/metaworld_mt1", "env/gymnasium")
 """HiP-BMDP compares tasks."""
+OTHERS = sorted({*ENVS} - {"env/toy", "env/classic_discrete"})
 PAIRS = [
     *(("env/toy", algorithm) for algorithm in ALGORITHMS),
+    ("env/classic_discrete", "algorithm/mtppo"),
     *(
         (env, algorithm if env not in ONE_TASK or "hipbmdp" not in algorithm else "algorithm/mtsac")
-        for env, algorithm in zip(sorted({*ENVS} - {"env/toy"}), cycle(ALGORITHMS), strict=False)
+        for env, algorithm in zip(OTHERS, cycle(ALGORITHMS), strict=False)
     ),
 ]
 FAST_PAIRS = [("env/toy", f"algorithm/{name}") for name in ("bc", "hipbmdp", "mtppo")]

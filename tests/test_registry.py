@@ -43,7 +43,7 @@ from tests.helpers.algorithms import (
 from tests.helpers.auxiliaries import STATES, STATES_CONTEXT
 from tests.helpers.fakes import Constant
 from tests.helpers.networks import Dense
-from tests.helpers.specs import spec_of
+from tests.helpers.specs import packed_spec, spec_of
 
 NAN, INF = math.nan, math.inf
 SPEC = spec_of(3)
@@ -212,6 +212,9 @@ TABLE = {
     networks.OneHot: (partial(networks.OneHot, SPEC), {}),
     networks.OneHotGate: (partial(networks.OneHotGate, num_experts=3, spec=SPEC), {
         "num_experts": [4]}),
+    networks.MultiInput: (partial(networks.MultiInput, spec=packed_spec()), {
+        "channels": [0], "strides": [(0,)], "out_dim": [0], "num_updates": [0],
+        "spec": [SPEC, IMAGES]}),
     networks.PixelEncoder: (partial(networks.PixelEncoder, spec=IMAGES), {
         "channels": [0], "strides": [(), (2, 0)], "out_dim": [0],
         "spec": [SPEC, image_spec(np.uint8, 3, 14, 30), image_spec(np.float32, 3, 20, 20)]}),

@@ -23,6 +23,7 @@ from mtrl_lightning.algorithms.losses import Scalar, Value
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
 from mtrl_lightning.checks import at_least, within
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
 from mtrl_lightning.networks import (
     MLP,
@@ -141,6 +142,10 @@ class ActorCritic(Algorithm):
         self._make_critic_gradient = critic_gradient
         self._num_critics = num_critics
         self.value = value()
+        if spec.is_discrete and not isinstance(self.value, Scalar):
+            raise ConfigurationError(
+                f"{type(self.value).__name__} takes continuous actions: set value to Scalar"
+            )
         self.add_networks()
         # seeded separately, so that the networks' initial weights do not depend on the auxiliaries
         with torch.random.fork_rng(devices=[]):
@@ -199,14 +204,19 @@ class ActorCritic(Algorithm):
         """Build encoder, actor, critics and both gradient methods."""
         encoder = self._make_encoder(self.spec)
         make_actor = partial(encoder.make_actor, self._make_actor)
-        critic_sizes = (encoder.out_dim + self.action_dim, self.value.out_dim, self.spec)
+        # a critic of discrete actions gives each of them a value
+        critic_sizes = (
+            (encoder.out_dim, self.action_dim, self.spec)
+            if self.spec.is_discrete
+            else (encoder.out_dim + self.action_dim, self.value.out_dim, self.spec)
+        )
         return {
             **make_actor_parts(
                 self.spec,
                 encoder,
                 partial(self.make_task_network, make_actor),
                 self._make_actor_gradient,
-                self.outputs_per_action,
+                1 if self.spec.is_discrete else self.outputs_per_action,
             ),
             "critic": Ensemble(
                 lambda: self.make_task_network(self._make_critic, *critic_sizes),
@@ -262,13 +272,14 @@ class ActorCritic(Algorithm):
     """Returns each task's actor loss ``[R]``, and extra results for ``update_policy``."""
 
     def target_outputs(self, batch: TransitionBatch, action_RnA: Tensor) -> Tensor:
-        """Return the target critics' outputs ``[Q, R, n, O]`` for next actions."""
+        """Return the target critics' outputs ``[Q, R, n, O]`` for the policy's next actions."""
         return self._critic_outputs(
             self.target_critic,
             self.target_encoder,
             batch.next_observation_RnD,
             action_RnA,
             batch.task_Rn,
+            of_policy=True,
         )
 
     def critic_loss(self, batch: TransitionBatch, target: CriticTarget) -> tuple[Tensor, Tensor]:
@@ -306,7 +317,7 @@ class ActorCritic(Algorithm):
         """Return the critics' outputs ``[Q, R, n, O]`` for encoded features."""
         # already encoded: the identity replaces the encoder
         critic_of_features = partial(
-            self._critic_outputs, self.critic, lambda z_RnZ, task_Rn: z_RnZ
+            self._critic_outputs, self.critic, lambda z_RnZ, task_Rn: z_RnZ, of_policy=True
         )
         return per_task_forward(
             self.actor_gradient, critic_of_features, 1, z_RnZ, action_RnA, task_Rn
@@ -336,8 +347,16 @@ class ActorCritic(Algorithm):
         observation_RnD: Tensor,
         action_RnA: Tensor,
         task_Rn: Tensor,
+        of_policy: bool = False,
     ) -> Tensor:
         z_RnZ = encoder(observation_RnD, task_Rn)
+        if self.spec.is_discrete:
+            # [Q, R, n, A]: the value of the action taken; or of the policy, whose probabilities
+            # weigh the smallest value of each action (Christodoulou 2019, equations 10 and 12)
+            q_QRnA = critic(z_RnZ, task_Rn).float()
+            if of_policy:
+                q_QRnA = self.value.q(q_QRnA[..., None]).amin(0, keepdim=True)
+            return (q_QRnA * action_RnA).sum(-1, keepdim=True)
         # single precision even under autocast: targets and errors are differences of values
         return critic(torch.cat([z_RnZ, action_RnA], dim=-1), task_Rn).float()
 

@@ -25,6 +25,7 @@ from mtrl_lightning.checkpoints import load_checkpoint, restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.networks import ActionDistribution, Encoder, Network, PolicyStd, zero_padding
+from mtrl_lightning.networks.categorical import masked, one_hot
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.task_axes import UntrainedParameters, UntrainedTasks
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
@@ -216,6 +217,9 @@ class Algorithm(KeepsArguments, LightningModule):
         if mode == "random":
             task = to_device(task_E, self.device)
             uniform_EA = torch.rand(shape, generator=generator, device=self.device)
+            if self.spec.is_discrete:
+                score_EA = masked(uniform_EA, self.action_mask(task))
+                return one_hot(score_EA, self.spec.action_choices).cpu().numpy()
             return zero_padding(2 * uniform_EA - 1, self.action_mask(task)).cpu().numpy()
         if np.issubdtype(observation_ED.dtype, np.floating):
             observation_ED = observation_ED.astype(np.float32)

@@ -23,6 +23,7 @@ from mtrl_lightning.networks import (
     Encoder,
     Identity,
     Network,
+    OneHotCategorical,
     PolicyStd,
     SquashedGaussian,
     TaskConditioning,
@@ -36,7 +37,7 @@ from mtrl_lightning.updates.learning_rate import ConstantRate, LearningRate
 from mtrl_lightning.updates.weighting import EqualWeights, TaskWeighting
 
 Loss = Literal["log_prob", "mse"]
-Policy: TypeAlias = SquashedGaussian | ClippedGaussian
+Policy: TypeAlias = SquashedGaussian | ClippedGaussian | OneHotCategorical
 
 
 def squared_errors(policy: Policy, action_BA: Tensor) -> Tensor:
@@ -45,15 +46,15 @@ def squared_errors(policy: Policy, action_BA: Tensor) -> Tensor:
     For a clipped Gaussian, that of its mean before clipping: the clipped mean has no gradient
     beyond -1 and 1.
     """
-    is_clipped = isinstance(policy, ClippedGaussian)
-    mean_BA = policy.mean_BA if is_clipped else policy.mode()
+    mean_BA = policy.mean_BA if isinstance(policy, ClippedGaussian) else policy.mode()
     return zero_padding((mean_BA - action_BA).square(), policy.mask_BA).sum(-1)
 
 
 def negative_log_densities(policy: Policy, action_BA: Tensor) -> Tensor:
     """Return ``-log pi(a)``, ``[B]``.
 
-    For a clipped Gaussian, the density of the unclipped Gaussian.
+    For a clipped Gaussian, the density of the unclipped Gaussian; for discrete actions, this is the
+    cross-entropy.
     """
     return -policy.log_prob(action_BA)
 
@@ -80,7 +81,8 @@ class BehaviourCloning(Algorithm):
         noise: the standard deviation of PPO's policy; null for SAC's policy, whose actor outputs
             its standard deviations.
         loss: ``mse``, the squared error of the deterministic action; or ``log_prob``, the negative
-            log density of the demonstrated action, which also trains the standard deviations.
+            log density of the demonstrated action, which also trains the standard deviations. For
+            discrete actions, both are the cross-entropy.
         actor_gradient: how the tasks' losses are combined into one gradient.
         task_weighting: weight of each task's loss.
         learning_rate: schedule of the learning rate's factor over the run.
@@ -119,14 +121,14 @@ class BehaviourCloning(Algorithm):
         one_of(get_args(Loss), loss=loss)
         increasing(log_std_min=log_std_min, log_std_max=log_std_max)
         self.learning_rate = learning_rate()
-        self._row_losses = LOSSES[loss]
+        self._row_losses = LOSSES["log_prob" if spec.is_discrete else loss]
         self._log_std_min = log_std_min
         self._log_std_max = log_std_max
         self._make_actor = with_conditioning(actor, conditioning, spec)
         self._make_encoder = encoder
-        self._make_noise = noise
+        self._make_noise = None if spec.is_discrete else noise
         self._make_actor_gradient = actor_gradient
-        self.acting_networks = ("encoder", "actor", *(["noise"] if noise else []))
+        self.acting_networks = ("encoder", "actor", *(["noise"] if self._make_noise else []))
         self.add_networks()
         self.task_weighting = task_weighting(spec)
         self.task_weighting.check(None)
@@ -143,13 +145,11 @@ class BehaviourCloning(Algorithm):
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, the noise if any, and the gradient method."""
         encoder = self._make_encoder(self.spec)
-        noise = None if self._make_noise is None else self._make_noise(self.spec)
+        std: PolicyStd | int = 1 if self.spec.is_discrete else 2
+        if self._make_noise is not None:
+            std = self._make_noise(self.spec)
         return make_actor_parts(
-            self.spec,
-            encoder,
-            self._make_actor,
-            self._make_actor_gradient,
-            2 if noise is None else noise,
+            self.spec, encoder, self._make_actor, self._make_actor_gradient, std
         )
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> Policy:
@@ -186,6 +186,8 @@ class BehaviourCloning(Algorithm):
 
     def _distribution(self, output_BO: Tensor, task_B: Tensor) -> Policy:
         mask_BA = self.action_mask(task_B)
+        if self.spec.is_discrete:
+            return OneHotCategorical(output_BO, self.spec.action_choices, mask_BA)
         if self._make_noise is not None:
             return self.noise.distribution(output_BO, task_B)._replace(mask_BA=mask_BA)
         return SquashedGaussian.from_network(

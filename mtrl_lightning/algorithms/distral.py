@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Adam
 
-from mtrl_lightning.algorithms.sac import SAC
+from mtrl_lightning.algorithms.sac import SAC, Policy
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import Mean, per_task_forward
@@ -28,7 +28,6 @@ from mtrl_lightning.networks import (
     NoConditioning,
     OneForAll,
     OnePerTask,
-    SquashedGaussian,
     TaskConditioning,
     UniformGate,
 )
@@ -135,7 +134,8 @@ class Distral(SAC):
         encoder = networks["encoder"]
         assert isinstance(encoder, Encoder)
         make = partial(encoder.make_actor, self._make_actor)
-        distilled = OneForAll(encoder.out_dim, 2 * self.action_dim, self.spec, make=make)
+        num_outputs = (1 if self.spec.is_discrete else 2) * self.action_dim
+        distilled = OneForAll(encoder.out_dim, num_outputs, self.spec, make=make)
         return {**networks, "distilled": distilled}
 
     def make_task_network(
@@ -179,7 +179,7 @@ class Distral(SAC):
 
     def action_cost(
         self,
-        policy: SquashedGaussian,
+        policy: Policy,
         noise_RnA: Tensor,
         log_prob_Rn: Tensor,
         observation_RnD: Tensor,
@@ -189,7 +189,7 @@ class Distral(SAC):
         cost_Rn = super().action_cost(policy, noise_RnA, log_prob_Rn, observation_RnD, task_Rn)
         with torch.no_grad():
             distilled = self.distilled_policy(observation_RnD, task_Rn)
-        return cost_Rn + self.kappa * policy.log_ratio(distilled, noise_RnA)
+        return cost_Rn + self.kappa * policy.log_ratio(distilled, noise_RnA)  # type: ignore[arg-type]  # both are of one class
 
     def distilled_loss(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:
         """Return each task's ``mean KL(pi || pi_0)``, ``[R]``, and a detached copy.
@@ -201,11 +201,11 @@ class Distral(SAC):
             policy = self.policy(batch.observation_RnD, batch.task_Rn)
             shared_RnF = self.encoder.shared_features(batch.observation_RnD, batch.task_Rn)
         output_Rn2A = per_task_forward(self.actor_gradient, self.distilled, 0, shared_RnF)
-        kl_Rn = policy.kl(self.distribution(output_Rn2A, batch.task_Rn))
+        kl_Rn = policy.kl(self.distribution(output_Rn2A, batch.task_Rn))  # type: ignore[arg-type]
         kl_R = kl_Rn.mean(1)
         return kl_R, kl_R.detach()
 
-    def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
+    def policy(self, observation_BD: Tensor, task_B: Tensor) -> Policy:
         """Return the distribution over actions; the distilled policy's for untrained tasks."""
         shared_BF = self.encoder.shared_features(observation_BD, task_B)
         output_B2A = self.actor(shared_BF, task_B)
@@ -214,7 +214,7 @@ class Distral(SAC):
             output_B2A = torch.where(is_untrained_B1, self.distilled(shared_BF), output_B2A)
         return self.distribution(output_B2A, task_B)
 
-    def distilled_policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
+    def distilled_policy(self, observation_BD: Tensor, task_B: Tensor) -> Policy:
         """Return the distilled policy's distribution; the task only determines action padding."""
         output_B2A = self.distilled(self.encoder.shared_features(observation_BD, task_B))
         return self.distribution(output_B2A, task_B)

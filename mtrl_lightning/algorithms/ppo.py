@@ -29,6 +29,7 @@ from mtrl_lightning.networks import (
     Encoder,
     Identity,
     Network,
+    OneHotCategorical,
     PolicyStd,
     StateIndependentStd,
     TaskConditioning,
@@ -85,7 +86,8 @@ class PPO(OnPolicyAlgorithm):
         actor_gradient: how the tasks' actor losses are combined into one gradient.
         critic_gradient: how the tasks' critic losses are combined into one gradient.
         return_scale: normalizes the critic's targets.
-        noise: the policy's standard deviation, which determines exploration.
+        noise: the policy's standard deviation, which determines exploration; not used for discrete
+            actions.
         learning_rate: schedule of a factor of all learning rates over the run.
         num_steps: steps of each environment in an iteration, at least 1.
         num_epochs: passes over an iteration's transitions, at least 1.
@@ -111,7 +113,6 @@ class PPO(OnPolicyAlgorithm):
         options: arguments of ``Algorithm``, such as ``seed`` and ``compile``.
     """
 
-    acting_networks = ("encoder", "actor", "noise")
     encoder: Encoder
     actor: Network
     noise: PolicyStd
@@ -158,6 +159,7 @@ class PPO(OnPolicyAlgorithm):
             # a divisor of num_steps divides the rows for any number of environments
             candidates = range(1, MOST_MINIBATCHES + 1)
             num_minibatches = max(n for n in candidates if num_steps % n == 0)
+        self.acting_networks = ("encoder", "actor", *([] if spec.is_discrete else ["noise"]))
         self.collection = RolloutConfig(num_steps, num_epochs, num_minibatches)
         self.computed_columns = ("advantage", "value", "target", "weight")
         self.policy_fields = (Field("unclipped_action", (self.action_dim,)), Field("log_prob"))
@@ -195,7 +197,7 @@ class PPO(OnPolicyAlgorithm):
         self._critic_loss = compiled(self.critic_loss, self._compile)
         self.actor_update = self.make_update(
             "actor",
-            [self.actor, self.noise],
+            [self.actor] if spec.is_discrete else [self.actor, self.noise],
             actor_optimizer,
             method=self.actor_gradient,
             max_grad_norm=actor_max_grad_norm,
@@ -211,7 +213,7 @@ class PPO(OnPolicyAlgorithm):
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, noise, critic, return scale and gradient methods."""
         encoder = self._make_encoder(self.spec)
-        noise = self._make_noise(self.spec)
+        noise = 1 if self.spec.is_discrete else self._make_noise(self.spec)
         critic = self._make_critic(encoder.out_dim, 1, self.spec)
         return {
             **make_actor_parts(
@@ -222,7 +224,7 @@ class PPO(OnPolicyAlgorithm):
             "critic_gradient": self._make_critic_gradient(self.spec),
         }
 
-    def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian:
+    def policy(self, observation_BD: Tensor, task_B: Tensor) -> ClippedGaussian | OneHotCategorical:
         """Return the distribution over actions."""
         output_BO = self.actor(self.encoder(observation_BD, task_B), task_B)
         return self._distribution(output_BO, task_B)
@@ -231,7 +233,7 @@ class PPO(OnPolicyAlgorithm):
         self, policy: ActionDistribution, noise_BA: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return actions, the samples before clipping, and their log densities."""
-        assert isinstance(policy, ClippedGaussian)
+        assert isinstance(policy, ClippedGaussian | OneHotCategorical)
         sample_BA = policy.draw(noise_BA)
         fields = {"unclipped_action": sample_BA, "log_prob": policy.log_prob(sample_BA)}
         return sample_BA.clamp(-1, 1), fields
@@ -397,8 +399,8 @@ class PPO(OnPolicyAlgorithm):
     def drain_metrics(self) -> dict[str, float]:
         """Return ``train/...`` metrics since the last call, and each task's standard deviation."""
         metrics = super().drain_metrics()
-        if not metrics:
-            return {}
+        if not metrics or self.spec.is_discrete:
+            return metrics
         std_TA = self.noise.log_std_TA.detach().exp()
         if self.action_mask_TA is None:
             std_T = std_TA.mean(1)
@@ -409,7 +411,11 @@ class PPO(OnPolicyAlgorithm):
             metrics[f"train/noise_std/{self.spec.task_names[task]}"] = stds[task]
         return metrics
 
-    def _distribution(self, output_BO: Tensor, task_B: Tensor) -> ClippedGaussian:
+    def _distribution(
+        self, output_BO: Tensor, task_B: Tensor
+    ) -> ClippedGaussian | OneHotCategorical:
+        if self.spec.is_discrete:
+            return OneHotCategorical(output_BO, self.spec.action_choices, self.action_mask(task_B))
         policy = self.noise.distribution(output_BO, task_B)
         return policy._replace(mask_BA=self.action_mask(task_B))
 

@@ -8,7 +8,7 @@ critic.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -18,24 +18,30 @@ from torch.optim import Adam
 from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.actor_critic import ActorCritic, CriticTarget
 from mtrl_lightning.checks import increasing
-from mtrl_lightning.networks import SquashedGaussian
+from mtrl_lightning.networks import OneHotCategorical, SquashedGaussian
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
 from mtrl_lightning.updates.update import Update
 from mtrl_lightning.updates.weighting import Temperature
 
+Policy: TypeAlias = SquashedGaussian | OneHotCategorical
+DISCRETE_ENTROPY = 0.98
+"""Target of the entropy of discrete actions, as a fraction of the largest (Christodoulou 2019)."""
+
 
 class SAC(ActorCritic):
     """Multi-task soft actor-critic; the defaults are MetaWorld+'s (McLean et al. 2025).
 
-    Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905).
+    Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv 1812.05905); with
+    discrete actions, Christodoulou 2019, "Soft Actor-Critic for Discrete Action Settings" (arXiv
+    1910.07207). The value of an action of several components is the sum of theirs.
 
     Args:
         spec: the tasks; filled in from the data.
         temperature: weight of the entropy, learned or fixed.
         target_entropy: target entropy of every task; None for minus the number of the task's own
-            action dimensions.
+            action dimensions, or, for discrete actions, 0.98 of the largest entropy.
         log_std_min: lower clamp of the policy's log standard deviation.
         log_std_max: upper clamp of the policy's log standard deviation.
         temperature_optimizer: optimizer of the temperature.
@@ -62,7 +68,12 @@ class SAC(ActorCritic):
         self._log_std_max = log_std_max
         self.temperature = temperature(spec)
         self.task_weighting.check(self.temperature)
-        if target_entropy is None:
+        if target_entropy is None and spec.is_discrete:
+            own_TA = torch.from_numpy(spec.action_mask_TA)
+            parts = own_TA.split(spec.action_choices, 1)
+            uniform_T = torch.stack([part.sum(1).log() for part in parts]).sum(0)
+            target_entropy_T = DISCRETE_ENTROPY * uniform_T
+        elif target_entropy is None:
             target_entropy_T = -torch.from_numpy(spec.action_mask_TA.sum(1)).float()
         else:
             target_entropy_T = torch.full((spec.num_tasks,), float(target_entropy))
@@ -91,7 +102,7 @@ class SAC(ActorCritic):
         """Return the bootstrap of the critics' loss, for the policy's next actions."""
         # a' = tanh(mu + std noise) of the current policy at s'
         policy = self.policy(batch.next_observation_RnD, batch.task_Rn)
-        action_RnA, log_prob_Rn = policy.sample(noise_RnA)
+        action_RnA, log_prob_Rn = evaluated_actions(policy, noise_RnA)
         cost_Rn = self.action_cost(
             policy, noise_RnA, log_prob_Rn, batch.next_observation_RnD, batch.task_Rn
         )
@@ -100,7 +111,7 @@ class SAC(ActorCritic):
 
     def action_cost(
         self,
-        policy: SquashedGaussian,
+        policy: Policy,
         noise_RnA: Tensor,
         log_prob_Rn: Tensor,
         observation_RnD: Tensor,
@@ -127,7 +138,7 @@ class SAC(ActorCritic):
         output_Rn2A, z_RnZ = self.actor_outputs(batch)
         policy = self.distribution(output_Rn2A, batch.task_Rn)
         # reparameterized: the gradient flows through the action
-        action_RnA, log_prob_Rn = policy.sample(noise_RnA)
+        action_RnA, log_prob_Rn = evaluated_actions(policy, noise_RnA)
         cost_Rn = self.action_cost(
             policy, noise_RnA, log_prob_Rn, batch.observation_RnD, batch.task_Rn
         )
@@ -145,13 +156,18 @@ class SAC(ActorCritic):
         """Return the trained tasks' log temperatures ``[R]``."""
         return self.temperature(self._task_R)
 
-    def policy(self, observation_BD: Tensor, task_B: Tensor) -> SquashedGaussian:
+    def policy(self, observation_BD: Tensor, task_B: Tensor) -> Policy:
         """Return the distribution over actions."""
         output_B2A = self.actor(self.encoder.shared_features(observation_BD, task_B), task_B)
         return self.distribution(output_B2A, task_B)
 
-    def distribution(self, output_BO: Tensor, task_B: Tensor) -> SquashedGaussian:
-        """Return the Gaussian whose mean and log std are the actor's outputs, squashed by tanh."""
+    def distribution(self, output_BO: Tensor, task_B: Tensor) -> Policy:
+        """Return the Gaussian whose mean and log std are the actor's outputs, squashed by tanh.
+
+        For discrete actions, the outputs are logits.
+        """
+        if self.spec.is_discrete:
+            return OneHotCategorical(output_BO, self.spec.action_choices, self.action_mask(task_B))
         return SquashedGaussian.from_network(
             output_BO, self._log_std_min, self._log_std_max, self.action_mask(task_B)
         )
@@ -165,3 +181,14 @@ class SAC(ActorCritic):
         for task in self.spec.train_tasks:
             metrics[f"train/temperature/{self.spec.task_names[task]}"] = alphas[task]
         return metrics
+
+
+def evaluated_actions(policy: Policy, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the critics evaluate: sampled actions ``[B, A]`` and log densities ``[B]``.
+
+    Of discrete actions, these are the probabilities and the expected log probability: expectations
+    over the policy take the place of samples (Christodoulou 2019).
+    """
+    if isinstance(policy, OneHotCategorical):
+        return policy.probs(), -policy.entropy()
+    return policy.sample(noise_BA)

@@ -15,6 +15,7 @@ from torch import Tensor
 from mtrl_lightning.algorithms import losses
 from mtrl_lightning.algorithms.actor_critic import ActorCritic, CriticTarget
 from mtrl_lightning.checks import at_least
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import ActionDistribution, ClippedGaussian, zero_padding
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
@@ -66,6 +67,11 @@ class TD3(ActorCritic):
             exploration_std_max=exploration_std_max,
         )
         at_least(0, finite=True, target_std=target_std, target_clip=target_clip)
+        if spec.is_discrete:
+            raise ConfigurationError(
+                "TD3 takes continuous actions, and these are discrete: choose SAC, PPO or"
+                " BehaviourCloning"
+            )
         super().__init__(spec, actor_every=actor_every, target_every=target_every, **options)
         self.task_weighting.check(None)
         self._exploration_std = (exploration_std_min, exploration_std_max)

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 
 from mtrl_lightning.errors import ConfigurationError, import_optional, installed_versions
 from mtrl_lightning.runs import ensure_writable
-from mtrl_lightning.spec import EnvSpec, pad_to
+from mtrl_lightning.spec import EnvSpec, chosen, one_hot_rows, pad_to
 from mtrl_lightning.transitions import POLICY_ACTION
 
 KEY = "mtrl_lightning"
@@ -86,13 +86,21 @@ class TaskDataSet:
         for episode, metadata in zip(self._data, self._metadata, strict=True):
             yield RecordedEpisode(
                 episode.observations,
-                episode.actions,
+                self._rows(episode.actions),
                 episode.rewards,
                 episode.terminations,
                 episode.truncations,
                 {name: column[1:] for name, column in episode.infos.items()},
                 metadata.get("seed"),
             )
+
+    def _rows(self, action_NA: npt.NDArray) -> npt.NDArray:
+        """Return actions as rows; of discrete ones, Minari has the indices."""
+        if not self.spec.is_discrete:
+            return action_NA
+        return one_hot_rows(
+            action_NA, own_choices(self.spec, self.spec.task_names.index(self.task))
+        )
 
 
 def open_data_sets(folder: str | Path) -> dict[str, TaskDataSet]:
@@ -172,7 +180,7 @@ def _write_data_set(
     storage = MinariStorage.new(
         path,
         observation_space=_space(spec.observation_space, buffers[0].observations),
-        action_space=_space(spec.action_space, buffers[0].actions),
+        action_space=_action_space(spec, task_index, buffers[0].actions),
         jpeg_encoding=False,
     )
     protocol = ", ".join(f"{key} {value}" for key, value in spec.protocol.items())
@@ -196,13 +204,14 @@ def _buffer(episode: RecordedEpisode, spec: EnvSpec, task: int) -> Any:
     from minari.data_collector import EpisodeBuffer
 
     observation_shape, action_shape = (spec.shape_of(k, task) for k in ("observation", "action"))
+    actions = pad_to(episode.actions, action_shape)
     infos = dict(episode.infos)
     if POLICY_ACTION in infos:
         infos[POLICY_ACTION] = pad_to(infos[POLICY_ACTION], action_shape)
     return EpisodeBuffer(
         seed=episode.seed,
         observations=pad_to(episode.observations, observation_shape),
-        actions=pad_to(episode.actions, action_shape),
+        actions=chosen(actions, own_choices(spec, task)) if spec.is_discrete else actions,
         rewards=episode.rewards,
         terminations=episode.terminations,
         truncations=episode.truncations,
@@ -211,6 +220,18 @@ def _buffer(episode: RecordedEpisode, spec: EnvSpec, task: int) -> Any:
             for name, column in infos.items()
         },
     )
+
+
+def own_choices(spec: EnvSpec, task: int) -> tuple[int, ...]:
+    """Return the number of choices of each component of a task's own actions."""
+    return spec.shape_of("action", task) if len(spec.action_choices) == 1 else spec.action_choices
+
+
+def _action_space(spec: EnvSpec, task: int, rows: npt.NDArray) -> Space:
+    if not spec.is_discrete:
+        return _space(spec.action_space, rows)
+    choices = own_choices(spec, task)
+    return MultiDiscrete([*choices]) if len(choices) > 1 else Discrete(choices[0])
 
 
 def _space(space: Box, rows: npt.NDArray) -> Box:

@@ -32,7 +32,7 @@ from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.rollout import ActionTransform
 from mtrl_lightning.rollout.action_transforms import HIGH, LOW, sent_actions
 from mtrl_lightning.runs import ensure_writable, replacing
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.spec import EnvSpec, chosen
 
 CHECKPOINT = Path("checkpoints/best.ckpt")
 """Path of the checkpoint in the folder of an exported policy, which has a run's layout."""
@@ -87,7 +87,7 @@ class _DeterministicPolicy(nn.Module):
         self.action_transforms = list(action_transforms)
 
     def forward(self, observation: Tensor, task: Tensor) -> Tensor:
-        """Map observations ``[E, D]`` and tasks ``[E]`` to actions ``[E, A]``."""
+        """Map observations ``[E, D]`` and tasks ``[E]`` to actions ``[E, A]``, or their indices."""
         algorithm: Algorithm = self.__dict__["_algorithm"]
         mode_EA = algorithm.policy(observation, task).mode()
         action_EA = zero_padding(mode_EA, algorithm.action_mask(task))
@@ -95,6 +95,10 @@ class _DeterministicPolicy(nn.Module):
             # transforms expect arrays, but tensors support the same operations
             changed_EA: Any = transform.transform(action_EA, task, False)  # type: ignore[arg-type]
             action_EA = changed_EA.to(action_EA.dtype)
+        if algorithm.spec.is_discrete:
+            parts = action_EA.split(algorithm.spec.action_choices, -1)
+            index_EC = torch.stack([part.argmax(-1) for part in parts], -1)
+            return index_EC if len(parts) > 1 else index_EC[:, 0]
         return action_EA.clamp(LOW, HIGH) if self.action_transforms else action_EA
 
 
@@ -108,8 +112,9 @@ def export_policy(
     """Export the deterministic policy to one file, and compare their actions.
 
     The exported model maps ``observation [E, D]`` and ``task [E]`` (``int64``), for any number of
-    rows, to ``action [E, A]``. Floating-point observations are in single precision. The parameters
-    of ``policy`` do not require gradients afterwards.
+    rows, to ``action [E, A]``. For discrete actions, it returns their indices: ``[E]``, or
+    ``[E, components]`` for several components. Floating-point observations are in single
+    precision. The parameters of ``policy`` do not require gradients afterwards.
 
     Args:
         policy: policy returned by ``load_policy``, on the CPU.
@@ -206,7 +211,9 @@ def max_difference(
     """
     observation_ED, task_E = observations_of(policy.spec, num_observations)
     chosen_EA = policy.act(observation_ED, task_E)
-    expected_EA = sent_actions(action_transforms, chosen_EA, task_E, is_training=False)
+    expected_EA: npt.NDArray = sent_actions(action_transforms, chosen_EA, task_E, is_training=False)
+    if policy.spec.is_discrete:
+        expected_EA = chosen(expected_EA, policy.spec.action_choices)
     one_by_one = [exported(observation_ED[[i]], task_E[[i]]) for i in range(num_observations)]
     actions = [exported(observation_ED, task_E), np.concatenate(one_by_one)]
     return float(np.abs(np.stack(actions) - expected_EA).max())

@@ -1,5 +1,6 @@
 """Neural networks, one architecture per file. Nothing here imports Lightning."""
 
+from mtrl_lightning.networks.categorical import OneHotCategorical
 from mtrl_lightning.networks.conditioning import (
     Embedding,
     NoConditioning,
@@ -33,6 +34,7 @@ from mtrl_lightning.networks.mlp import MLP, Ensemble
 from mtrl_lightning.networks.mlp_encoder import MLPEncoder
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.multi_head import MultiHead
+from mtrl_lightning.networks.multi_input import MultiInput
 from mtrl_lightning.networks.network import Network, TaskModule
 from mtrl_lightning.networks.one_per_task import OneForAll, OnePerTask
 from mtrl_lightning.networks.paco import PaCo
@@ -68,10 +70,12 @@ __all__ = [
     "MLPEncoder",
     "MixtureOfEncoders",
     "MultiHead",
+    "MultiInput",
     "Network",
     "NoConditioning",
     "OneForAll",
     "OneHot",
+    "OneHotCategorical",
     "OneHotGate",
     "OnePerTask",
     "PaCo",

@@ -104,8 +104,9 @@ def require_vectors(observation_space: Box, encoder: str) -> None:
         raise ConfigurationError(
             f"the encoder {encoder} requires state vectors,"
             f" but observations have shape {observation_space.shape}:"
-            " set model.init_args.encoder to an image encoder (-c encoder/pixels) or, for stacked"
-            " vectors, append gymnasium.wrappers.FlattenObservation to data.wrappers"
+            " set model.init_args.encoder to an image encoder (-c encoder/pixels), for images with"
+            " vectors to MultiInput (-c encoder/multi_input), or, for stacked vectors, append"
+            " gymnasium.wrappers.FlattenObservation to data.wrappers"
         )
 
 

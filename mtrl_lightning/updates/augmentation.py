@@ -12,6 +12,7 @@ from torch import Tensor
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import is_image
+from mtrl_lightning.networks.multi_input import image_of
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
 from mtrl_lightning.updates.transforms import Transform
@@ -23,7 +24,8 @@ class RandomShift(Transform):
     An image is padded by replicating its border and cropped at a random position (Kostrikov et al.
     2021, "Image Augmentation Is All You Need", arXiv 2004.13649). All frames of an observation get
     the same shift; observation and next observation are shifted independently. One shift of each
-    is sampled per update, ``K = M = 1``, as in DrQ-v2. The policy acts on unshifted images.
+    is sampled per update, ``K = M = 1``, as in DrQ-v2. The policy acts on unshifted images. Of
+    images with vectors, only the images are shifted.
 
     Args:
         spec: the tasks; observations are images ``[..., H, W]``.
@@ -32,7 +34,8 @@ class RandomShift(Transform):
 
     def __init__(self, spec: EnvSpec, padding: int = 4) -> None:
         super().__init__(spec)
-        if not is_image(spec.observation_space):
+        self._parts = spec.observation_parts
+        if not (self._parts or is_image(spec.observation_space)):
             raise ConfigurationError(
                 "RandomShift needs image observations, but they have shape"
                 f" {spec.observation_space.shape}: remove it from model.init_args.transforms,"
@@ -48,7 +51,16 @@ class RandomShift(Transform):
             next_observation_RnD=self._shifted(batch.next_observation_RnD),
         )
 
-    def _shifted(self, image_RnDHW: Tensor) -> Tensor:
+    def _shifted(self, observation_RnD: Tensor) -> Tensor:
+        if not self._parts:
+            return self._shifted_images(observation_RnD)
+        (size,), shape = (part.shape for part in self._parts)
+        shifted_RnD = observation_RnD.clone()
+        image_RnSCHW = image_of(shifted_RnD, size, shape)
+        image_RnSCHW.copy_(self._shifted_images(image_RnSCHW))
+        return shifted_RnD
+
+    def _shifted_images(self, image_RnDHW: Tensor) -> Tensor:
         image_BDHW = image_RnDHW.flatten(0, 1)
         device = image_BDHW.device
         offset_B2 = torch.randint(

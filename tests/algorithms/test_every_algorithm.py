@@ -27,6 +27,7 @@ from tests.helpers.algorithms import (
 )
 from tests.helpers.checkpoints import assert_continued_is_the_same, save
 from tests.helpers.sac import FULL, OBSERVATION_ED, TASK_E
+from tests.helpers.specs import discrete_spec
 
 HEADS = partial(MultiHead, width=16, depth=1, output_bound=0.3)
 ENCODER = partial(MLPEncoder, width=8, out_dim=5)
@@ -40,6 +41,10 @@ ALGORITHMS = {
     "ppo": partial(make_ppo, critic=HEADS, encoder=ENCODER),
     "ppo of standardized observations": partial(make_ppo, encoder=Standardize),
     "bc": partial(make_bc, noise=StateIndependentStd, loss="log_prob"),
+    **{
+        f"{make.__name__[5:]} of discrete actions": partial(make, discrete_spec())
+        for make in (make_sac, make_distral, make_ppo, make_bc)
+    },
 }
 MODES = ("exploit", "explore", "random")
 every_algorithm = pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
@@ -112,12 +117,15 @@ def test_actions_have_their_shape_and_exploiting_draws_nothing(make):
     assert np.array_equal(*exploited)
     for mode in MODES:
         found_EA = act(algorithm, mode, observation_ED.astype(np.float64))
-        assert (found_EA.shape, found_EA.dtype) == ((6, 2), np.float32)
+        assert (found_EA.shape, found_EA.dtype) == ((6, algorithm.action_dim), np.float32)
         assert np.abs(found_EA).max() <= 1
         assert np.array_equal(found_EA, act(reference, mode))
         assert (mode == "exploit") == np.array_equal(act(algorithm, mode), found_EA)
         act(reference, mode)
-        assert act(algorithm, mode, np.zeros((0, 4)), np.zeros(0, np.int64)).shape == (0, 2)
+        assert act(algorithm, mode, np.zeros((0, 4)), np.zeros(0, np.int64)).shape == (
+            0,
+            algorithm.action_dim,
+        )
     assert np.array_equal(observation_ED, OBSERVATION_ED)
 
 

@@ -185,7 +185,7 @@ def test_a_run_drops_the_rewards_of_rebuilt_environments(command_line):
     # all three are rebuilt at the 47th of 50 vector steps, the seventh of an episode
     faulty = "--data.benchmark=tests.helpers.altered_reach.FaultyReach"
     scale = "--model.init_args.reward_scale=mtrl_lightning.algorithms.ReturnRange"
-    with pytest.warns(UserWarning, match="rebuilt"):
+    with pytest.warns(UserWarning, match="rebuilding"):
         command_line(
             "fit", *SHORT, faulty, scale, "--data.total_steps=147", "--evaluation.every=999"
         )

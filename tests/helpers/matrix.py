@@ -96,6 +96,7 @@ LEFT_OUT = {
     "encoder/pixels": "the tasks of the matrix have states: tests/auxiliaries/test_updates.py",
     "encoder/pixels_context": "the same",
     "encoder/pixels_small": "the same",
+    "encoder/multi_input": "the same: tests/test_images_and_vectors.py",
     "network/soft_modularization_mt50": "the same network with other sizes",
 }
 """Files that are in no stack, and why."""

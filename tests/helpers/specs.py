@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from gymnasium.spaces import Box
 
+from mtrl_lightning.envs.benchmarks.images import packed_size, parts_of
 from mtrl_lightning.spec import EnvSpec
 
 
@@ -30,4 +31,21 @@ def spec_of(
         train_tasks=tuple(range(len(names)) if train_tasks is None else train_tasks),
         protocol={"benchmark": "dummy", "horizon": 10},
         observation_sizes=tuple(observation_sizes),
+    )
+
+
+def packed_spec(num_tasks: int = 3, size: int = 3, side: int = 17) -> EnvSpec:
+    """Return tasks whose observations are a vector and an image."""
+    parts = parts_of(size, (3, side, side))
+    space = Box(0, 255, (1, packed_size(parts)), np.uint8)
+    return spec_of(num_tasks, space)._replace(observation_parts=parts)
+
+
+def discrete_spec(
+    sizes: Sequence[int] = (2, 3, 3), choices: tuple[int, ...] | None = None
+) -> EnvSpec:
+    """Return tasks with so many discrete actions, or with actions of several components."""
+    dim = sum(choices) if choices else max(sizes)
+    return spec_of(len(sizes), action_dim=dim)._replace(
+        action_choices=choices or (dim,), action_sizes=() if choices else tuple(sizes)
     )

@@ -243,6 +243,11 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
         raise ConfigurationError(
             "actions must lie in [-1, 1]: wrap the environments in gymnasium.wrappers.RescaleAction"
         )
+    if spec.is_discrete and sum(spec.action_choices) != spec.action_space.shape[0]:
+        raise ConfigurationError(
+            f"action_choices is {spec.action_choices}, and the action space has the shape"
+            f" {spec.action_space.shape}: give it an entry for each choice"
+        )
     check_train_tasks(spec)
     above(0, max_return=spec.max_return, hint=", the largest return of an episode, or None")
     is_stack = space.dtype == np.uint8 and space.shape[:1] == (spec.frame_stack,)
@@ -280,6 +285,8 @@ def check_same(previous: EnvSpec, changed: EnvSpec) -> None:
         "task_names",
         "observation_space",
         "action_space",
+        "action_choices",
+        "observation_parts",
         "info_fields",
         "info_keys",
         "frame_stack",

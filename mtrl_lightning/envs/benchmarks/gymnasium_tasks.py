@@ -17,17 +17,19 @@ from gymnasium.wrappers import FlattenObservation, RescaleAction, TimeLimit, Tra
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec
+from mtrl_lightning.envs.benchmarks.images import with_image_observations
 from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
 from mtrl_lightning.envs.benchmarks.wrappers import time_limits
 from mtrl_lightning.envs.names import callable_name, values_text
 from mtrl_lightning.envs.step_values import read_reward
 from mtrl_lightning.envs.vector.spaces import (
     can_be_flattened,
+    with_one_hot_actions,
     wrong_actions,
     wrong_observations,
 )
 from mtrl_lightning.errors import ConfigurationError, installed_versions
-from mtrl_lightning.spec import EnvSpec, known_tasks
+from mtrl_lightning.spec import EnvSpec, Field, known_tasks
 
 MakeEnv = Callable[..., gym.Env]
 
@@ -39,10 +41,12 @@ IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 class GymnasiumTasks(Benchmark):
     """A Gymnasium environment for each task.
 
-    Actions are rescaled to [-1, 1], and observations that are dictionaries or tuples of boxes are
-    flattened. Vectors of different sizes are padded to the largest: observations with zeros, and
-    actions with entries that have no effect. The split ``train`` seeds each environment once; in
-    ``eval``, test episode ``k`` follows ``reset(seed=k)``.
+    Continuous actions are rescaled to [-1, 1]. Discrete actions (``Discrete``, ``MultiDiscrete``)
+    are one-hot rows, of which the largest entry is taken. Observations that are dictionaries or
+    tuples of boxes are flattened, or packed if they contain images. Vectors of different sizes are
+    padded to the largest: observations with zeros, and actions with entries that have no effect.
+    The split ``train`` seeds each environment once; in ``eval``, test episode ``k`` follows
+    ``reset(seed=k)``.
 
     Args:
         tasks: environments by task name: a function or class that makes the environment without
@@ -69,11 +73,13 @@ class GymnasiumTasks(Benchmark):
         self.has_success = has_success
         self._makers: dict[str, MakeEnv] = {}
         spaces: dict[str, tuple[Box, Box]] = {}
+        choices: dict[str, tuple[int, ...]] = {}
+        parts: dict[str, tuple[Field, ...]] = {}
         limits: list[int] = []
         for name, task in self.tasks.items():
             env, self._makers[name] = _made(name, task)
             limits.append(_horizon(name, env, horizon))
-            prepared = _with_boxes(name, env)
+            prepared, choices[name], parts[name] = _with_boxes(name, env)
             observations = prepared.observation_space
             actions = prepared.action_space
             assert isinstance(observations, Box) and isinstance(actions, Box)
@@ -96,6 +102,13 @@ class GymnasiumTasks(Benchmark):
                 },
                 observation_sizes=common.observation_sizes,
                 action_sizes=common.action_sizes,
+                action_choices=_common_choices(choices),
+                observation_parts=_common_parts(parts),
+                # the replay keeps an image once, not again as the previous row's successor
+                frame_stack=int(
+                    common.observation_space.dtype == np.uint8
+                    and common.observation_space.shape[0] == 1
+                ),
             )
         )
 
@@ -127,7 +140,7 @@ class GymnasiumTasks(Benchmark):
         name = self._spec.task_names[task]
         if self.horizon is not None:
             env = TimeLimit(env, self.horizon)
-        env = _with_boxes(name, env)
+        env, _, _ = _with_boxes(name, env)
         env = pad_to_spec(env, self._spec)
         return _SeededEpisodes(env, split != "train", seed, self.has_success)
 
@@ -273,13 +286,42 @@ def _horizon(name: str, env: gym.Env, horizon: int | None) -> int:
     return min(limits)
 
 
-def _with_boxes(name: str, env: gym.Env) -> gym.Env:
-    """Return the environment with a ``Box`` of observations, and actions in [-1, 1]."""
+def _common_choices(choices: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the choices of each component of the tasks' actions; empty for continuous actions."""
+    if len({*choices.values()}) > 1 and any(len(of_task) != 1 for of_task in choices.values()):
+        kinds = ", ".join(f"{name} {list(of) or 'continuous'}" for name, of in choices.items())
+        raise ConfigurationError(
+            f"the tasks' actions are of different kinds ({kinds}): only Discrete actions may differ"
+            " in their number. Wrap the environments (gymnasium.wrappers.TransformAction)"
+        )
+    return max(choices.values())
+
+
+def _common_parts(parts: Mapping[str, tuple[Field, ...]]) -> tuple[Field, ...]:
+    """Return the parts of the tasks' packed observations."""
+    first, *others = parts.values()
+    if any(of_task != first for of_task in others):
+        shapes = {name: [field.shape for field in of_task] for name, of_task in parts.items()}
+        kinds = ", ".join(f"{name} {of_task}" for name, of_task in shapes.items())
+        raise ConfigurationError(
+            f"the tasks' images and vectors differ ({kinds}): wrap the environments so that they"
+            " are equal"
+        )
+    return first
+
+
+def _with_boxes(name: str, env: gym.Env) -> tuple[gym.Env, tuple[int, ...], tuple[Field, ...]]:
+    """Return the environment with boxes, and actions in [-1, 1].
+
+    With it, a discrete action's choices, and the parts of an observation of images and vectors.
+    """
+    env, parts = with_image_observations(name, env)
     wrong = wrong_observations(env.observation_space)
     if wrong is not None:
         raise ConfigurationError(f"task {name!r}: {wrong}")
     if can_be_flattened(env.observation_space):
         env = FlattenObservation(env)
+    env, choices = with_one_hot_actions(env)
     actions = env.action_space
     wrong = wrong_actions(actions)
     if wrong is not None:
@@ -297,6 +339,6 @@ def _with_boxes(name: str, env: gym.Env) -> gym.Env:
         low = np.where(is_constant, number(-1), actions.low)
         actions = Box(low, np.where(is_constant, number(1), actions.high), dtype=number)
         env = TransformAction(env, lambda action: np.where(is_constant, constant, action), actions)
-    if np.all(actions.low == -1) and np.all(actions.high == 1):
-        return env
-    return RescaleAction(env, number(-1), number(1))
+    if not (np.all(actions.low == -1) and np.all(actions.high == 1)):
+        env = RescaleAction(env, number(-1), number(1))
+    return env, choices, parts

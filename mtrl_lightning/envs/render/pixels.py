@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -15,6 +15,7 @@ from gymnasium.spaces import Box
 
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, BenchmarkWrapper, check_spec
+from mtrl_lightning.envs.benchmarks.images import packed, packed_size, parts_of
 from mtrl_lightning.envs.render.opengl import (
     THREADS,
     find_renderer,
@@ -47,6 +48,8 @@ class Pixels(BenchmarkWrapper):
             rendering on a CPU is many times faster.
         reflections: whether to render reflections on the floor.
         multisampling: whether to use multisample antialiasing.
+        state: entries of the state to observe with the images, for ``MultiInput``; in MetaWorld,
+            the first four are the position of the hand and the gripper. Empty for images only.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Pixels(BenchmarkWrapper):
         shadows: bool = False,
         reflections: bool = False,
         multisampling: bool = False,
+        state: Sequence[int] = (),
     ) -> None:
         super().__init__(benchmark)
         spec = benchmark.spec
@@ -66,6 +70,7 @@ class Pixels(BenchmarkWrapper):
         self.size = size
         self.frame_stack = frame_stack
         self.drawn_camera = camera
+        self.state = tuple(state)
         self.quality = Quality(shadows, reflections, multisampling)
         self._renderer: str | None = None
         # raise errors of environments that cannot be rendered before the run folder is created
@@ -84,11 +89,15 @@ class Pixels(BenchmarkWrapper):
     def spec(self) -> EnvSpec:
         """The benchmark's spec, with stacked frames as observations."""
         spec = self.benchmark.spec
-        shape = (self.frame_stack, 3, self.size, self.size)
+        frame = (3, self.size, self.size)
+        parts = parts_of(len(self.state), frame) if self.state else ()
+        shape = (self.frame_stack, *([packed_size(parts)] if parts else frame))
         protocol: dict[str, Any] = {
             "pixels": f"{self.size} x {self.size}",
             "frame_stack": self.frame_stack,
         }
+        if self.state:
+            protocol["state"] = " ".join(map(str, self.state))
         if self.drawn_camera is not None:
             protocol["camera"] = self.drawn_camera
         if self._is_simulated:
@@ -97,6 +106,7 @@ class Pixels(BenchmarkWrapper):
         return spec._replace(
             observation_space=Box(0, 255, shape, np.uint8),
             observation_sizes=(),
+            observation_parts=parts,
             frame_stack=self.frame_stack,
             protocol={**spec.protocol, **protocol},
         )
@@ -146,7 +156,7 @@ class Pixels(BenchmarkWrapper):
                 f" {env.render_mode!r}, and it has no MuJoCo simulation): make it with"
                 " render_mode='rgb_array', in the benchmark's make_env or make_rendered_env"
             )
-        return PixelEnv(env, draw, self.size, self.frame_stack)
+        return PixelEnv(env, draw, self.size, self.frame_stack, self.state)
 
 
 class PixelEnv(gym.Wrapper):
@@ -157,16 +167,25 @@ class PixelEnv(gym.Wrapper):
         draw: returns its image, ``[height, width, 3]``.
         size: width and height of a frame in pixels; images of other sizes are resized.
         frame_stack: number of stacked frames.
+        state: entries of the state to pack with each frame.
     """
 
     def __init__(
-        self, env: gym.Env, draw: Callable[[], npt.NDArray], size: int, frame_stack: int
+        self,
+        env: gym.Env,
+        draw: Callable[[], npt.NDArray],
+        size: int,
+        frame_stack: int,
+        state: Sequence[int] = (),
     ) -> None:
         super().__init__(env)
         self.draw = draw
         """Returns the current image."""
         self._size = size
-        shape = (frame_stack, 3, size, size)
+        self._state = list(state)
+        frame = (3, size, size)
+        row = (packed_size(parts_of(len(state), frame)),) if state else frame
+        shape = (frame_stack, *row)
         self.observation_space = Box(0, 255, shape, np.uint8)
         self._stack: npt.NDArray[np.uint8] = np.zeros(shape, np.uint8)
 
@@ -178,7 +197,7 @@ class PixelEnv(gym.Wrapper):
         check_finite("the state", np.asarray(state))  # it is not checked anywhere else
         if isinstance(self.draw, SimulationRenderer):
             self.draw.start_episode()
-        self._stack[:] = self._frame()
+        self._stack[:] = self._frame(state)
         return self._stack.copy(), info
 
     def step(self, action: Any) -> tuple[npt.NDArray[np.uint8], Any, bool, bool, dict[str, Any]]:
@@ -186,7 +205,7 @@ class PixelEnv(gym.Wrapper):
         state, reward, terminated, truncated, info = self.env.step(action)
         check_finite("the state", np.asarray(state))  # it is not checked anywhere else
         self._stack[:-1] = self._stack[1:]
-        self._stack[-1] = self._frame()
+        self._stack[-1] = self._frame(state)
         return self._stack.copy(), reward, terminated, truncated, info
 
     def close(self) -> None:
@@ -195,8 +214,8 @@ class PixelEnv(gym.Wrapper):
             self.draw.close()
         super().close()
 
-    def _frame(self) -> npt.NDArray[np.uint8]:
-        """Return the current image, ``[3, size, size]``."""
+    def _frame(self, state: Any) -> npt.NDArray[np.uint8]:
+        """Return the current image, ``[3, size, size]``, or a packed row of the state and it."""
         image = np.asarray(self.draw())
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ConfigurationError(
@@ -205,7 +224,8 @@ class PixelEnv(gym.Wrapper):
             )
         if image.shape[:2] != (self._size, self._size):
             image = _scaled(image, self._size)
-        return image.transpose(2, 0, 1)
+        image = image.transpose(2, 0, 1)
+        return packed(np.asarray(state)[self._state], image) if self._state else image
 
 
 def _scaled(image: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+import numpy.typing as npt
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.wrappers import TransformAction
+
+from mtrl_lightning.spec import chosen
 
 FLATTEN_OBSERVATIONS = "gymnasium.wrappers.FlattenObservation"
 FLATTEN_ACTIONS = (
@@ -76,20 +83,10 @@ def wrong_actions(space: gym.Space) -> str | None:
             f"its action space is {space}, with {len(space.shape)} axes, but algorithms need"
             f" vectors: wrap the environment in {FLATTEN_ACTIONS}"
         )
-    if isinstance(space, Discrete):
-        start = f" + {space.start}" if space.start else ""
-        choose = f"lambda action: int(action.argmax()){start}"
+    if isinstance(space, Discrete) or (isinstance(space, MultiDiscrete) and space.nvec.ndim == 1):
         return (
-            f"its action space is {space}, but only continuous actions (a Box) are supported:"
-            f" wrap the environment so that it accepts {space.n} numbers and uses the largest,"
-            f" gymnasium.wrappers.TransformAction(env, {choose},"
-            f" gymnasium.spaces.Box(-1, 1, ({space.n},)))"
-        )
-    if isinstance(space, (MultiBinary, MultiDiscrete)):
-        return (
-            f"its action space is {space}, but only continuous actions (a Box) are supported:"
-            " wrap the environment so that it accepts a Box and maps it to its actions"
-            " (gymnasium.wrappers.TransformAction)"
+            f"its action space is {space}: environments of a benchmark take one-hot rows, and its"
+            " spec has action_choices (GymnasiumTasks wraps environments accordingly)"
         )
     if isinstance(space, (Dict, Tuple)):
         if all(isinstance(leaf, Box) for leaf in leaves(space)):
@@ -103,9 +100,31 @@ def wrong_actions(space: gym.Space) -> str | None:
             f"its action space is {space}, but algorithms need a single continuous vector: {hint}"
         )
     return (
-        f"its action space is {space}, but only continuous actions are supported: wrap the"
-        " environment so that it accepts a one-dimensional gymnasium.spaces.Box"
+        f"its action space is {space}: actions must be a one-dimensional Box, Discrete or"
+        " MultiDiscrete"
     )
+
+
+def with_one_hot_actions(env: gym.Env) -> tuple[gym.Env, tuple[int, ...]]:
+    """Return the environment with one-hot actions, and the number of choices of each component.
+
+    The largest entry is taken, so any scores are actions. Without discrete actions, the environment
+    is returned as it is, and no choices.
+    """
+    space = env.action_space
+    if isinstance(space, Discrete):
+        choices: tuple[int, ...] = (int(space.n),)
+    elif isinstance(space, MultiDiscrete) and space.nvec.ndim == 1:
+        choices = tuple(space.nvec.tolist())
+    else:
+        return env, ()
+    one_hot = Box(-1.0, 1.0, (sum(choices),), np.float32)
+    choose = partial(_index, start=space.start, choices=choices)
+    return TransformAction(env, choose, one_hot), choices
+
+
+def _index(score_A: npt.NDArray, start: Any, choices: tuple[int, ...]) -> Any:
+    return start + chosen(score_A, choices)
 
 
 def leaves(space: gym.Space) -> list[gym.Space]:
