@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict
-from gymnasium.wrappers import FlattenObservation, TimeLimit
+from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
 
 from mtrl_lightning import SAC, ReplayData
 from mtrl_lightning.callbacks import EvaluationCallback
 from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, Pixels
 from mtrl_lightning.envs.benchmarks.images import channels_first
+from mtrl_lightning.envs.benchmarks.wrappers import WithWrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MLPEncoder, MultiInput, PixelEncoder
 from mtrl_lightning.networks.multi_input import image_of, state_of
@@ -188,6 +189,14 @@ def test_a_flattened_image_is_refused_with_the_encoders_name(size):
         return
     with pytest.raises(ConfigurationError, match="multi_input"):
         GymnasiumTasks({"flat": flat})
+
+
+def test_wrappers_that_change_an_observation_leave_no_parts():
+    benchmark = GymnasiumTasks({"task": camera(SIZE, SIZE, 3)})
+    shorter = Box(0, 255, (1, 4), np.uint8)
+    cut = partial(TransformObservation, func=lambda row: row[:, :4], observation_space=shorter)
+    assert WithWrappers(benchmark, [cut]).spec.observation_parts == ()
+    assert WithWrappers(benchmark, [partial(TimeLimit, max_episode_steps=3)]).spec.observation_parts
 
 
 def test_other_encoders_name_the_one_that_fits():

@@ -102,11 +102,12 @@ class WithWrappers(BenchmarkWrapper):
         # spaces that no wrapper changes remain those of the benchmark, which may be wider;
         # frame deduplication needs stacks that no wrapper has changed
         self._changed: dict[str, Any] = {"frame_stack": 0}
+        parts = ("observation_parts", "action_choices")
         for index, kind in enumerate(("observation", "action")):
             if any(spaces[name][index] != own_spaces[name][index] for name in spaces):
                 padded = padded_spaces(spaces)._asdict()
                 names = (f"{kind}_space", f"{kind}_sizes")
-                self._changed |= {name: padded[name] for name in names}
+                self._changed |= {name: padded[name] for name in names} | {parts[index]: ()}
         self._horizon = max(horizons)
         if changes_rewards or self._horizon != spec.horizon:
             self._changed["max_return"] = None
