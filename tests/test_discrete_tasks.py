@@ -58,6 +58,19 @@ def test_steps_are_gymnasiums_with_the_index_of_the_largest_entry():
                 break
 
 
+@pytest.mark.parametrize("length", [0.5, 1.0])
+def test_poles_of_another_length_are_cartpole_with_that_length(length):
+    name = "mtrl_lightning.envs.benchmarks.registered:CartPoleLength-v0"
+    ours, theirs = gym.make(name, length=length), gym.make("CartPole-v1")
+    theirs.unwrapped.length = length
+    theirs.unwrapped.polemass_length = length * theirs.unwrapped.masspole
+    assert ours.spec.max_episode_steps == theirs.spec.max_episode_steps
+    ours.reset(seed=1)
+    theirs.reset(seed=1)
+    for action in (0, 1, 1, 0, 1):
+        np.testing.assert_array_equal(ours.step(action)[0], theirs.step(action)[0])
+
+
 def test_components_and_starts_are_those_of_the_space():
     space = MultiDiscrete([3, 2], start=[1, 5])
     benchmark = GymnasiumTasks({"several": echo(space, 2)})

@@ -7,7 +7,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.wrappers import FlattenObservation, TimeLimit, TransformObservation
 
 from mtrl_lightning import SAC, ReplayData
@@ -189,6 +189,33 @@ def test_a_flattened_image_is_refused_with_the_encoders_name(size):
         return
     with pytest.raises(ConfigurationError, match="multi_input"):
         GymnasiumTasks({"flat": flat})
+
+
+IMAGE = Box(0, 255, (SIZE, SIZE, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("spaces", "word"),
+    [
+        ([Dict(a=IMAGE, b=Box(0, 255, (8, 8, 3), np.uint8), c=VECTOR)], "ResizeObservation"),
+        ([Dict(a=IMAGE, c=VECTOR), Dict(a=IMAGE, c=Box(-1, 1, (4,)))], "differ"),
+        ([Dict(a=IMAGE, c=Discrete(3))], "Discrete"),
+        ([Discrete(3)], "FlattenObservation"),
+    ],
+    ids=["sizes", "tasks", "discrete part", "discrete"],
+)
+def test_other_observations_are_refused(spaces, word):
+    tasks = {f"task-{i}": partial(wrapped, space) for i, space in enumerate(spaces)}
+    with pytest.raises(ConfigurationError, match=word):
+        GymnasiumTasks(tasks)
+
+
+def test_images_of_a_dictionary_without_vectors_are_one_image():
+    benchmark = GymnasiumTasks({"task": partial(wrapped, Dict(left=IMAGE, right=IMAGE))})
+    assert benchmark.spec.observation_space.shape == (1, 6, SIZE, SIZE)
+    assert benchmark.spec.observation_parts == ()
+    observed, _ = benchmark.make_env(0, "train", 0).reset(seed=1)
+    assert benchmark.spec.observation_space.contains(observed)
 
 
 def test_wrappers_that_change_an_observation_leave_no_parts():
