@@ -73,6 +73,12 @@ def test_past_the_budget_the_run_saves_and_can_be_continued(command_line, capsys
     assert after["env_steps"] >= 420 and after["worker_restarts"] > 1
 
 
+def test_faults_before_the_first_update_leave_a_checkpoint(command_line, capsys):
+    code, error = fails(command_line, capsys, "fit", *FAULTY, "--data.max_restarts=1")
+    assert code == 1 and "after 1 restarts" in error
+    assert counters(command_line)["updates"] == 0
+
+
 @pytest.mark.slow
 def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk, monkeypatch):
     save = EnvStepCheckpoint.save
