@@ -134,7 +134,7 @@ def test_return_range_is_the_largest_return_of_a_loop():
 
 def test_return_range_of_an_episode_that_outgrows_its_memory():
     scale = ReturnRange(SPEC, discount=DISCOUNT)
-    rewards = [1.0, 2.0, 4.0, 8.0, 16.0]
+    rewards = [16.0, 8.0, 4.0, 2.0, 1.0]
     for reward in rewards:
         ended = np.array([reward == rewards[-1]])
         scale.observe(step(np.array([reward]), np.array([2]), ended, np.array([False])))
