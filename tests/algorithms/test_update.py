@@ -10,13 +10,22 @@ from torch import nn
 from torch.optim import SGD
 
 from mtrl_lightning.gradients import FAMO
-from mtrl_lightning.networks import MLPEncoder
+from mtrl_lightning.networks import MLPEncoder, PaCo
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics
 from mtrl_lightning.updates.update import Update
 from mtrl_lightning.utils.counters import Counters
-from tests.helpers.algorithms import changed, copy_of, make_distral, make_sac, make_td3, train
+from tests.helpers.algorithms import (
+    attach,
+    changed,
+    copy_of,
+    make_batch,
+    make_distral,
+    make_sac,
+    make_td3,
+    train,
+)
 from tests.helpers.gradients import METHODS
 from tests.helpers.runs import assert_same
 from tests.helpers.specs import spec_of
@@ -147,3 +156,16 @@ def test_every_gradient_is_reduced_before_the_step(name, monkeypatch):
     if name not in ("mean", "famo", "gradnorm", "nash_mtl_kept"):
         of_tasks = (3, *sac.actor.trunk[0].weight.shape)
         assert of_tasks in [first for first, *_ in shapes], "each task's, before they are combined"
+
+
+def test_a_task_whose_loss_explodes_changes_no_weight():
+    network = partial(PaCo, num_sets=2, width=8, depth=1, max_loss=1e3)
+    critics = []
+    for reward in (1e4, 2e4):
+        algorithm = make_sac(actor=network, critic=network)
+        attach(algorithm)
+        batch = make_batch(algorithm.spec)
+        batch.reward_Rn[1] = reward
+        algorithm.training_step(batch, 0)
+        critics.append(algorithm.critic)
+    assert changed(critics[0], copy_of(critics[1])) == set()
