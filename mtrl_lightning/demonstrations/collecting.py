@@ -11,18 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.demonstrations.minari_files import RecordedEpisode
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec, tasks_of
 from mtrl_lightning.envs.vector.vector import VectorEnv, default_num_workers
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.categorical import one_hot
 from mtrl_lightning.rollout import Collector
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.rollout.sample import concatenated
-from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.spec import EnvSpec, chosen, one_hot_rows
 from mtrl_lightning.transitions import (
     POLICY_ACTION,
     ActOutput,
@@ -63,8 +61,9 @@ class UniformPolicy:
         """Choose actions ``[E, A]`` between -1 and 1, 0 in padding."""
         action_EA = self._generator.uniform(-1.0, 1.0, self._mask_TA[task_E].shape)
         if self.spec.is_discrete:
-            score_EA = torch.from_numpy(np.where(self._mask_TA[task_E], action_EA, -np.inf)).float()
-            return one_hot(score_EA, self.spec.action_choices).numpy()
+            score_EA = np.where(self._mask_TA[task_E], action_EA, -np.inf)
+            choices = self.spec.action_choices
+            return one_hot_rows(chosen(score_EA, choices), choices)
         return (action_EA * self._mask_TA[task_E]).astype(np.float32)
 
 

@@ -7,7 +7,8 @@ numbers of the vector, ``F`` features of the convolutions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.conditioning import TaskConditioning
 from mtrl_lightning.networks.encoder import Encoder
 from mtrl_lightning.networks.pixel_encoder import PixelEncoder
 from mtrl_lightning.networks.standardize import Standardize
@@ -30,43 +30,28 @@ class MultiInput(PixelEncoder):
 
     Args:
         spec: the tasks.
-        channels: output channels of each convolution.
-        strides: stride of each convolution, whose kernel has 3 x 3 pixels.
-        out_dim: number of latent features of the image.
-        context: context of each task, ``(spec) -> TaskConditioning``; None for none.
-        channels_last: whether a pixel's channels lie together in memory.
         num_updates: number of first updates whose batches are in the vector's statistics.
+        options: further arguments of ``PixelEncoder``; ``out_dim`` is that of the images' features.
     """
 
     def __init__(
         self,
         spec: EnvSpec,
         *,
-        channels: int = 32,
-        strides: Sequence[int] = (2, 1, 1, 1),
-        out_dim: int = 50,
-        context: Callable[[EnvSpec], TaskConditioning] | None = None,
-        channels_last: bool = False,
         num_updates: int = 100,
+        **options: Any,
     ) -> None:
         if not spec.observation_parts:
             raise ConfigurationError(
-                "the encoder MultiInput takes images and vectors together, and observations have"
-                f" the shape {spec.observation_space.shape}: choose -c encoder/pixels or"
+                "the encoder MultiInput requires images with vectors, but observations have"
+                f" shape {spec.observation_space.shape}: choose -c encoder/pixels or"
                 " encoder/mlp"
             )
         (self._size,), self._image_shape = (part.shape for part in spec.observation_parts)
         stack = spec.observation_space.shape[:1]
         image = Box(0, 255, (*stack, *self._image_shape), np.uint8)
         vector = Box(-np.inf, np.inf, (self._size,), np.float32)
-        super().__init__(
-            spec._replace(observation_space=image),
-            channels=channels,
-            strides=strides,
-            out_dim=out_dim,
-            context=context,
-            channels_last=channels_last,
-        )
+        super().__init__(spec._replace(observation_space=image), **options)
         self.standardize = Standardize(
             spec._replace(observation_space=vector), num_updates=num_updates, per_task=False
         )

@@ -44,10 +44,9 @@ def with_image_observations(name: str, env: gym.Env) -> tuple[gym.Env, tuple[Fie
     if isinstance(space, Box) and len(space.shape) == 1:
         if int(((space.low == 0) & (space.high == 255)).sum()) >= FLATTENED:
             raise ConfigurationError(
-                f"task {name!r}: its observation space has {space.shape[0]:,} numbers, among them a"
-                " flattened image, of which no network of vectors learns: leave the image its axes"
-                " (no FlattenObservation), for -c encoder/pixels or, with vectors in a dictionary,"
-                " -c encoder/multi_input"
+                f"task {name!r}: its observation vector of {space.shape[0]:,} numbers contains a"
+                " flattened image: remove FlattenObservation, and use -c encoder/pixels or, for a"
+                " dictionary of images and vectors, -c encoder/multi_input"
             )
         return env, ()
     if is_image(space):
