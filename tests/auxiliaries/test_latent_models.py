@@ -40,7 +40,7 @@ def model_inputs(encoder, task_Rn=BATCH.task_Rn):
 def model_losses(auxiliary, encoder):
     """Return each task's loss of both models."""
     x_RnI = model_inputs(encoder)
-    next_z_RnZ = encoder.latent(BATCH.next_observation_RnD, BATCH.task_Rn)
+    next_z_RnZ = encoder.latent(BATCH.next_observation_RnD, BATCH.task_Rn).detach()
     mean_KRnZ, std_KRnZ = auxiliary.transition(x_RnI)
     members = [
         (((mean - next_z_RnZ) / std) ** 2 / 2 + std.log()).sum(-1) / 5
@@ -50,11 +50,20 @@ def model_losses(auxiliary, encoder):
     return (sum(members) / len(members) + error_Rn**2).mean(1)
 
 
-def test_predictions_of_the_models():
+def assert_same(found_R, wanted_R, *modules):
+    """Compare losses, and their gradients of all parameters."""
+    torch.testing.assert_close(found_R, wanted_R)
+    parameters = [p for module in modules for p in module.parameters()]
+    torch.testing.assert_close(
+        *(
+            torch.autograd.grad(loss_R.sum(), parameters, materialize_grads=True)
+            for loss_R in (found_R, wanted_R)
+        )
+    )
+
+
+def test_predictions_of_an_ensemble():
     x_BI = uniform(5, 4)
-    deterministic = Deterministic(4, 3, width=6)
-    mean_KBZ, std_KBZ = deterministic(x_BI)
-    assert torch.equal(mean_KBZ, deterministic.layers(x_BI)[None]) and (std_KBZ == 1).all()
     ensemble = TransitionEnsemble(4, 3, size=2, **BOUNDS)
     for member, mean_BZ, std_BZ in zip(ensemble.members, *ensemble(x_BI), strict=True):
         hidden_BH = member.hidden(x_BI)
@@ -69,19 +78,11 @@ def test_the_loss_of_a_latent_model(make, model):
     encoder = make_encoder(SPEC, make)
     auxiliary = LatentDynamics(SPEC, encoder, transition=MODELS[model], width=6)
     loss_R = auxiliary.loss(BATCH, inputs(encoder))
-    torch.testing.assert_close(loss_R, model_losses(auxiliary, encoder))
-    if model == "deterministic":
+    assert_same(loss_R, model_losses(auxiliary, encoder), encoder, auxiliary)
+    if model == "deterministic":  # whose standard deviations are 1
         found = auxiliary.metrics()
         total = found["transition_error"] / 2 + found["reward_error"]
         torch.testing.assert_close(total, loss_R.detach().mean())
-    wanted = {"hidden", "projection", "transition", "reward"}
-    wanted |= {"context"} if encoder.context is not None else set()
-    assert reached(loss_R.sum(), encoder, auxiliary) == wanted
-    still = BATCH._replace(observation_RnD=torch.zeros_like(BATCH.observation_RnD))
-    encoder.zero_grad()
-    auxiliary.loss(still, inputs(encoder)).sum().backward()
-    # the first layer multiplies zeros in the observation: a gradient would be the target's
-    assert not encoder.hidden[0].weight.grad.any()
 
 
 @each_model
@@ -114,10 +115,9 @@ def test_samples_are_of_one_member_with_its_deviation():
 
 
 @pytest.mark.parametrize("form", ["squared", "absolute"])
-@each_model
-def test_the_distance_loss(form, model):
+def test_the_distance_loss(form):
     encoder = make_encoder(SPEC)
-    options = {"transition": MODELS[model], "width": 6, "distance_loss": form}
+    options = {"transition": MODELS["ensemble"], "width": 6, "distance_loss": form}
     auxiliary = HiPBMDP(SPEC, encoder, distance_weight=0.5, **options)
     theta_TC = encoder.context(torch.arange(4))
     expected_R, distances = [], []
@@ -135,35 +135,12 @@ def test_the_distance_loss(form, model):
         expected_R.append(torch.cat(losses).mean())
     loss_R = auxiliary.loss(BATCH, inputs(encoder))
     wanted_R = model_losses(auxiliary, encoder) + 0.5 * torch.stack(expected_R)
-    torch.testing.assert_close(loss_R, wanted_R)
-    context = list(encoder.context.parameters())
-    found, wanted = (torch.autograd.grad(loss.sum(), context) for loss in (loss_R, wanted_R))
-    torch.testing.assert_close(found, wanted)
+    assert_same(loss_R, wanted_R, encoder, auxiliary)
     distance = auxiliary.metrics()["embedding_distance"]
     torch.testing.assert_close(distance, torch.stack(distances).mean().detach())
 
 
-def test_the_distance_loss_moves_only_the_context():
-    encoder = make_encoder(SPEC)
-    options = {"transition": MODELS["ensemble"], "width": 6}
-    plain, weighted = (
-        HiPBMDP(SPEC, encoder, distance_weight=weight, **options) for weight in (0.0, 0.3)
-    )
-    weighted.load_state_dict(plain.state_dict())
-    gradients = []
-    for auxiliary in (plain, weighted):
-        encoder.zero_grad()
-        auxiliary.loss(BATCH, inputs(encoder)).sum().backward()
-        named = [*encoder.named_parameters("encoder"), *auxiliary.named_parameters("models")]
-        gradients.append({name: parameter.grad for name, parameter in named})
-    differ = {name for name, g in gradients[0].items() if not torch.equal(g, gradients[1][name])}
-    context = {name for name in gradients[0] if name.startswith("encoder.context.")}
-    # the last bias is in both contexts of a distance
-    assert context - {"encoder.context.output.bias"} <= differ <= context
-
-
 def test_other_tasks_may_be_drawn():
-    """One of two others: its distance is that of one of the two pairs, and both are drawn."""
     encoder = make_encoder(SPEC)
     one, both = (HiPBMDP(SPEC, encoder, num_others=number, width=6) for number in (1, 2))
     every = HiPBMDP(SPEC, encoder, width=6)

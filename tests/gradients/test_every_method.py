@@ -46,21 +46,6 @@ def test_mean_of_gradients_of_any_length(method):
 
 
 @every_method
-def test_the_order_of_the_tasks_does_not_matter(name):
-    # PCGrad and CAGrad-Fast draw: the order does not matter where there is nothing to draw
-    num_tasks = 2 if name in DRAW else 5
-    gradients = random_gradients(num_tasks)
-    order = torch.tensor([3, 0, 4, 2, 1] if num_tasks == 5 else [1, 0])
-    gradients[1] *= -1  # so that the first two conflict
-    one, other = make(name, num_tasks), make(name, num_tasks)
-    expected = update(one, gradients)
-    assert_near(update(other, gradients[order]), expected, atol=1e-5)
-    assert (expected - gradients.mean(0)).abs().max() > 1e-3 or name in ("mean", *WEIGHT_LOSSES)
-    for metric, value in one.metrics().items():
-        assert_near(other.metrics()[metric], value, atol=1e-5)
-
-
-@every_method
 @pytest.mark.parametrize("zeros", [[0], [0, 1, 2]])
 def test_zero_gradients_give_finite_ones(name, zeros):
     gradients = random_gradients(3)

@@ -1,10 +1,10 @@
-"""FAMO: updates by hand."""
+"""FAMO: updates by hand, and the shift of its losses."""
 
-import pytest
 import torch
 
 from mtrl_lightning.gradients import TaskParameters
 from mtrl_lightning.gradients.famo import FAMO
+from mtrl_lightning.gradients.positive import ShiftedLosses
 from tests.helpers.gradients import Problem, Quadratic, assert_near, random_gradients
 from tests.helpers.specs import spec_of
 
@@ -29,16 +29,9 @@ def test_the_gradient_is_that_of_the_balanced_logarithms():
     problem.update(method)
     for parameter, gradient in zip(every, expected, strict=True):
         assert_near(parameter.grad, gradient)
-
-
-def test_the_weights_by_hand():
-    # losses 1 and 3 at equal z: weights 3/4 and 1/4, for own parameters too
-    problem, method = Problem([[4.0, 0.0], [0.0, 8.0]]), FAMO(spec_of(2))
-    problem.offset = torch.tensor([1.0, 3.0])
-    assert_near(problem.update(method), [3.0, 2.0])
-    assert_near(problem.own[0].grad, [0.75, 0.5])
-    found = {name: float(value) for name, value in method.metrics().items()}
-    assert found == pytest.approx({"weight_min": 0.5, "weight_max": 1.5})
+    relative_R = 3 * c * z_R / (loss_R + 1e-8)
+    assert_near(method.metrics()["weight_min"], relative_R.min())
+    assert_near(method.metrics()["weight_max"], relative_R.max())
 
 
 def test_two_updates_with_an_explicit_jacobian():
@@ -93,3 +86,15 @@ def test_tasks_of_loss_zero_take_no_part():
     # only the first loss fell: Adam's first step is the learning rate
     assert_near(three.logit_R, [-0.025, 0.025, 0.025])
     assert not none.logit_R.any()
+
+
+def test_losses_are_shifted_by_the_lowest_one():
+    shifted = ShiftedLosses(3)
+    for observed, losses, expected in (
+        ([0.0, 3.0, 1.0], [0.5, 2.0, 0.0], [0.5, 2.0, 0.0]),  # none was negative
+        ([-2.0, 3.0, -0.25], [-2.0, 3.0, 1.0], [3.0, 3.0, 2.5]),
+        ([-1.0, -4.0, 5.0], [-1.0, -4.0, 5.0], [4.0, 5.0, 6.5]),  # the lowest counts
+        ([NAN, -float("inf"), -0.1], [-1.0, -4.0, 5.0], [4.0, 5.0, 6.5]),
+    ):
+        shifted.observe(torch.tensor(observed))
+        assert_near(shifted(torch.tensor(losses)), expected)

@@ -16,7 +16,6 @@ CONTEXT = partial(networks.TaskEncoder, width=6, depth=1, out_dim=3)
 STATES = partial(MLPEncoder, width=8, out_dim=5)
 STATES_CONTEXT = partial(MLPEncoder, width=8, out_dim=5, context=CONTEXT)
 PIXELS = partial(PixelEncoder, channels=3, out_dim=5)
-PIXELS_CONTEXT = partial(PixelEncoder, channels=3, out_dim=5, context=CONTEXT)
 
 
 def make_encoder(spec: EnvSpec, make: Any = STATES_CONTEXT) -> Encoder:

@@ -102,7 +102,7 @@ LEFT_OUT = {
 """Files that are in no stack, and why."""
 CROSSED = [name for name in NETWORKS if name != "mlp_context"]
 """The stacks that every gradient method is tried with; the one left out is for auxiliaries, and
-crossed with them and the methods in ``tests/auxiliaries/test_updates.py``."""
+crossed with them in ``tests/auxiliaries``."""
 GRADIENTS = (
     "aligned_mtl",
     "cagrad",
