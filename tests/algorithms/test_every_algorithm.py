@@ -14,6 +14,9 @@ from mtrl_lightning.auxiliaries import Reconstruction
 from mtrl_lightning.errors import DivergenceError
 from mtrl_lightning.networks import MLPEncoder, MultiHead, Standardize, StateIndependentStd
 from tests.helpers.algorithms import (
+    FULL,
+    OBSERVATION_ED,
+    TASK_E,
     attach,
     changed,
     copy_of,
@@ -26,7 +29,6 @@ from tests.helpers.algorithms import (
     train,
 )
 from tests.helpers.checkpoints import assert_continued_is_the_same, save
-from tests.helpers.sac import FULL, OBSERVATION_ED, TASK_E
 from tests.helpers.specs import discrete_spec
 
 HEADS = partial(MultiHead, width=16, depth=1, output_bound=0.3)

@@ -9,20 +9,25 @@ import copy
 import math
 from functools import partial
 
+import lightning
 import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest
 from torch import nn
 from torch.optim import SGD
 
-from mtrl_lightning.algorithms import SAC
-from mtrl_lightning.auxiliaries import LossInputs
-from mtrl_lightning.gradients import Mean
-from mtrl_lightning.networks import MLP, MultiHead, Network, Standardize
-from mtrl_lightning.networks.task_axes import TaskAxis, shared_parameters
+from mtrl_lightning.algorithms import ManualWeights
+from mtrl_lightning.auxiliaries import Auxiliary, LossInputs, Reconstruction
+from mtrl_lightning.networks import MultiHead, Standardize
+from mtrl_lightning.networks.task_axes import shared_parameters
 from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.utils.devices import CPU
 from tests.helpers import by_hand as hand
 from tests.helpers.algorithms import (
+    FULL,
+    OBSERVATION_ED,
+    TASK_E,
     changed,
     copy_of,
     make_batch,
@@ -30,46 +35,17 @@ from tests.helpers.algorithms import (
     make_sac,
     make_spec,
     make_td3,
-    small_mlp,
     train,
 )
-from tests.helpers.sac import (
-    FULL,
-    OBSERVATION_ED,
-    TASK_E,
-    Embedding,
-    LinearEncoder,
-    Reconstruction,
-    TypeSpy,
-    act,
-    fit,
-    still,
-)
+from tests.helpers.fitting import QUIET
+from tests.helpers.networks import Dense
 
 ALPHA = [0.5, 0.2]
 TARGET_ENTROPY = [-0.7, -0.3]
+WEIGHTS = [1.5, 0.5]
+"""Of the tasks' losses of critics and actor."""
 SEED = 5
-
-
-class Recorder(Mean):
-    """Notes what it is called with."""
-
-    def __init__(self, spec, log: list) -> None:
-        super().__init__(spec)
-        self.log = log
-
-    def backward(self, loss_R, parameters, generator) -> None:
-        self.log.append((loss_R.detach().clone(), parameters))
-        loss_R.mean().backward()  # also to parameters of others, if they are in the graph
-
-    def metrics(self):
-        return {"conflicts": torch.tensor(float(len(self.log)))}
-
-
-def recorded(make, **options):
-    log = []
-    method = partial(Recorder, log=log)
-    return make(actor_gradient=method, critic_gradient=method, **options), log
+still = partial(SGD, lr=0.0)
 
 
 # ---- one update ----
@@ -82,6 +58,7 @@ class PlainUpdate:
         m, s, c, k, w, alpha = hand.numbers(hand.M, hand.S, hand.C, hand.K, hand.CRITICS, ALPHA)
         log_alpha = alpha.detach().log().requires_grad_()
         target_w, target_k = hand.numbers(hand.TARGET_CRITICS, hand.TARGET_K)
+        weight_R = torch.tensor(WEIGHTS)
         observation, action, reward, next_observation, terminated, task = hand.rows()
         alpha_B = alpha.detach()[task]
         stream = Generators(SEED).get("learn", torch.device("cpu"))
@@ -95,13 +72,15 @@ class PlainUpdate:
         q = hand.q_values(w, k * observation, action)
         self.q = q.mean().item()
         self.critic_loss_R = hand.task_means(((q - target) ** 2).sum(0))
-        (w, k), self.critic_grad_norm = hand.descend(self.critic_loss_R.mean(), w, k)
+        (w, k), self.critic_grad_norm = hand.descend((weight_R * self.critic_loss_R).mean(), w, k)
 
         z = (k * observation).detach()
         action, log_prob = hand.squashed(m[task] + c * z, s[task], noise)
         q = hand.q_values(w.detach(), z, action).amin(0)
         self.actor_loss_R = hand.task_means(alpha_B * log_prob - q)
-        (m, s, c), self.actor_grad_norm = hand.descend(self.actor_loss_R.mean(), m, s, c)
+        (m, s, c), self.actor_grad_norm = hand.descend(
+            (weight_R * self.actor_loss_R).mean(), m, s, c
+        )
 
         self.entropy = -log_prob.mean().item()
         miss = hand.task_means(log_prob.detach()) + torch.tensor(TARGET_ENTROPY)
@@ -114,7 +93,7 @@ class PlainUpdate:
             "actor.c": c,
             "encoder.k": k,
             "temperature.log_alpha": log_alpha,
-            "target_encoder.k": torch.lerp(target_k, k, hand.TAU),
+            "target_encoder.k": torch.lerp(target_k, k, hand.ENCODER_TAU),
         }
         for i in range(2):
             self.weights[f"critic.members.{i}.w"] = w[i]
@@ -127,25 +106,23 @@ def close(value, rel=2e-5):
 
 def test_update_is_that_of_plain_pytorch():
     wanted = PlainUpdate()
-    sac, log = recorded(
-        partial(hand.by_hand, make_sac),
+    sac = hand.by_hand(
+        make_sac,
         temperature_optimizer=partial(SGD, lr=hand.LEARNING_RATE),
+        task_weighting=partial(ManualWeights, weights={"task-0": 3.0}),
         seed=SEED,
     )
     with torch.no_grad():
         sac.temperature.log_alpha.copy_(torch.tensor(ALPHA).log())
         sac.target_entropy_T.copy_(torch.tensor(TARGET_ENTROPY))
     sac.training_step(hand.BATCH, 0)
-    weights = {n: p for n, p in sac.state_dict().items() if "gradient" not in n}
-    assert {name: value.tolist() for name, value in weights.items()} == {
+    assert {name: value.tolist() for name, value in sac.state_dict().items()} == {
         name: close(value.tolist()) for name, value in wanted.weights.items()
     }
     trained = [sac.encoder.k, *(member.w for member in sac.critic.members)]
     for parameter, old in zip(trained, (hand.K, *hand.CRITICS), strict=True):
         new = torch.tensor(old) - hand.LEARNING_RATE * parameter.grad
         assert new.tolist() == close(parameter.tolist()), "no gradient of the actor's loss"
-    losses = [loss_R.tolist() for loss_R, _ in log]
-    assert losses == [close(wanted.critic_loss_R.tolist()), close(wanted.actor_loss_R.tolist())]
     assert sac.drain_metrics() == close(
         {
             "train/critic_loss": wanted.critic_loss_R.mean().item(),
@@ -157,38 +134,35 @@ def test_update_is_that_of_plain_pytorch():
             "train/entropy": wanted.entropy,
             "train/temperature/task-0": wanted.alpha[0],
             "train/temperature/task-1": wanted.alpha[1],
-            "train/critic_conflicts": 1,
-            "train/actor_conflicts": 2,
         }
     )
     assert sac.drain_metrics() == {}
 
 
-def test_gradient_methods_see_trained_tasks_and_shared_weights():
-    sac, log = recorded(partial(make_sac, make_spec(4, train_tasks=(0, 2, 3))), **FULL)
-    train(sac, 2)
-    members = [p for member in sac.critic.members for p in shared_parameters(member)]
-    shared = [[*sac.encoder.parameters(), *members], shared_parameters(sac.actor)]
-    for (_, parameters), wanted in zip(log, shared * 2, strict=True):
-        assert [id(p) for p in parameters.shared] == [id(p) for p in wanted]
-    # the last hidden layers, before the heads
-    sizes = [[tuple(p.shape) for p in parameters.last_shared] for _, parameters in log[:2]]
-    assert sizes == [[(16, 16)] * 2, [(16, 16)]]
-    assert [len(loss_R) for loss_R, _ in log] == [3] * 4
+def test_gradient_methods_get_trained_tasks_and_shared_weights():
+    sac = train(make_sac(make_spec(4, train_tasks=(0, 2, 3)), **FULL), 1)
+    critics = [p for member in sac.critic.members for p in shared_parameters(member)]
+    for update, shared, num_last in (
+        (sac.critic_update, [*sac.encoder.parameters(), *critics], 2),
+        (sac.actor_update, shared_parameters(sac.actor), 1),
+    ):
+        found = update.task_parameters
+        assert list(map(id, found.shared)) == list(map(id, shared))
+        # the last hidden layers, before the heads
+        assert [p.shape for p in found.last_shared] == [(16, 16)] * num_last
     alphas = sac.temperature.values().tolist()
     assert [alpha == 1 for alpha in alphas] == [False, True, False, False]
 
 
-class FrozenEmbedding(Embedding):
+class Frozen(Dense):
     def __init__(self, spec) -> None:
         super().__init__(spec)
-        self.table.requires_grad_(False)
+        self.requires_grad_(False)
 
 
 def test_what_a_network_freezes_stays_frozen():
-    frozen = partial(MLP, width=8, depth=1, output_bound=0.3, conditioning=FrozenEmbedding)
-    sac = make_sac(actor=frozen, critic=frozen)
-    tables = nn.ModuleList(net.conditioning.table for net in (sac.actor, *sac.critic.members))
+    sac = make_sac(conditioning=Frozen)
+    tables = nn.ModuleList(net.conditioning for net in (sac.actor, *sac.critic.members))
     before = copy_of(tables)
     train(sac, 3)
     assert changed(tables, before) == set()
@@ -249,7 +223,7 @@ def test_gradients_of_critics_and_actor_are_clipped_separately(limits):
 
 
 def test_auxiliary_follows_its_mean_loss_with_adam():
-    auxiliaries = [partial(Reconstruction, learning_rate=0.02)]
+    auxiliaries = [partial(Reconstruction, learning_rate=0.02, weight_decay=0.0)]
     sac = make_sac(critic_optimizer=still, auxiliaries=auxiliaries, **FULL)
     alone, encoder = copy.deepcopy(sac.auxiliaries[0]), copy.deepcopy(sac.encoder)
     parameters = [*encoder.parameters(), *alone.parameters()]
@@ -263,52 +237,66 @@ def test_auxiliary_follows_its_mean_loss_with_adam():
     assert changed(sac.encoder, copy_of(encoder)) == set()
 
 
-class Counted(Standardize):
-    """Counts the batches that it observes."""
+class Noting(Auxiliary):
+    """Notes what it is called with."""
 
-    num_observed = 0
+    def loss(self, batch, inputs):
+        self.inputs = inputs
+        return inputs.encoder(batch.observation_RnD, batch.task_Rn).square().mean((1, 2))
 
-    def observe(self, observation_BD, task_B):
-        self.num_observed += 1
-        return super().observe(observation_BD, task_B)
+    def metrics(self):
+        return {"every": torch.tensor(float(self.every))}
+
+
+def test_auxiliaries_of_one_class_have_generators_and_metrics_of_their_own():
+    sac = train(make_sac(auxiliaries=[Noting, partial(Noting, every=2)], **FULL), 3)
+    for i, auxiliary in enumerate(sac.auxiliaries):
+        encoder, target_encoder, generator = auxiliary.inputs
+        assert encoder is sac.encoder and target_encoder is sac.target_encoder
+        assert generator is sac.generators.get(f"auxiliary_{i}", CPU)
+    assert sac.generators.per_rank >= {"auxiliary_0", "auxiliary_1"}
+    metrics = sac.drain_metrics()
+    assert (metrics["train/every_0"], metrics["train/every_1"]) == (1.0, 2.0)
+    assert {"train/noting_0_loss", "train/noting_1_loss"} <= metrics.keys()
 
 
 @pytest.mark.parametrize("target_every", [1, 4])
 def test_a_batch_is_observed_once_and_targets_use_its_statistics(target_every):
-    moments = []
-
-    class Noting(SAC):
-        def critic_target(self, *arguments):
-            moments.append((self.target_encoder.mean_D.clone(), self.target_encoder.variance_D))
-            return super().critic_target(*arguments)
-
-    encoder = partial(Counted, num_updates=2)
-    networks = {"actor": small_mlp, "critic": small_mlp, "encoder": encoder}
-    sac = train(Noting(make_spec(), target_every=target_every, **networks), 3)
-    assert (sac.encoder.num_observed, sac.target_encoder.num_observed) == (3, 0)
+    sac = make_sac(encoder=partial(Standardize, num_updates=2), target_every=target_every)
+    means = []
+    sac.target_critic.register_forward_pre_hook(
+        lambda *_: means.append(sac.target_encoder.mean_D.clone())
+    )
+    train(sac, 3)
     rows = [make_batch(sac.spec, seed=i).observation_RnD.flatten(0, 1) for i in range(3)]
-    for seen, (mean_D, _) in zip((1, 2, 2), moments, strict=True):
-        torch.testing.assert_close(mean_D, torch.cat(rows[:seen]).mean(0))
-    torch.testing.assert_close(moments[-1][1], torch.cat(rows[:2]).var(0, correction=0))
+    for num_seen, mean_D in zip((1, 2, 2), means, strict=True):
+        torch.testing.assert_close(mean_D, torch.cat(rows[:num_seen]).mean(0))
 
 
-def test_through_a_trainer_the_weights_are_the_same():
-    through, without = make_sac(**FULL), make_sac(**FULL)
-    fit(through, 6)
-    train(without, 6)
+def test_through_a_trainer_the_weights_are_the_same(tmp_path):
+    through, without = make_sac(**FULL), train(make_sac(**FULL), 6)
+    options = {"max_epochs": 1, "enable_checkpointing": False, "default_root_dir": tmp_path}
+    trainer = lightning.Trainer(**{**QUIET, **options})
+    batches = [make_batch(through.spec, seed=i) for i in range(6)]
+    trainer.fit(through, torch.utils.data.DataLoader(batches, batch_size=None))
     assert changed(through, copy_of(without)) == set()
     assert through.counters.updates == 6
 
 
 def test_in_half_precision_the_losses_are_single_and_finite():
-    seen = set()
-    spy = partial(TypeSpy, seen=seen)
-    sac, log = recorded(make_sac, actor=spy, critic=spy, encoder=LinearEncoder)
-    before = copy_of(sac)
+    sac, seen = make_sac(**FULL), set()
+    for network in (sac.actor, *sac.critic.members):
+        network.register_forward_hook(lambda module, given, output: seen.add(output.dtype))
+    before, batch = copy_of(sac), make_batch(sac.spec)
+    noise_RnA = torch.ones_like(batch.action_RnA)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         train(sac, 5)
+        losses = [
+            sac.critic_loss(batch, sac.critic_target(batch, noise_RnA))[0],
+            sac.actor_loss(batch, noise_RnA)[0],
+        ]
     assert seen == {torch.bfloat16}, "the networks ran in half precision"
-    assert {loss_R.dtype for loss_R, _ in log} == {torch.float32}
+    assert {loss_R.dtype for loss_R in losses} == {torch.float32}
     assert all(math.isfinite(value) for value in sac.drain_metrics().values())
     assert all(value.isfinite().all() for value in sac.state_dict().values())
     assert {p.dtype for p in sac.parameters()} == {torch.float32}
@@ -318,32 +306,19 @@ def test_in_half_precision_the_losses_are_single_and_finite():
 # ---- acting ----
 
 
-class ByTask(Network):
-    """Means and log standard deviations that depend on the task alone."""
-
-    def __init__(self, in_dim, out_dim, spec) -> None:
-        super().__init__()
-        rows = [[-0.5, 0.2, -1.0, -2.0], [0.3, 0.0, -0.5, -1.5], [0.0, 1.0, 0.0, -1.0]]
-        self.table = nn.Parameter(torch.tensor(rows))
-
-    def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
-        return self.table[task_B]
-
-    def task_axes(self):
-        return {"table": TaskAxis()}
-
-
-@pytest.mark.parametrize(("low", "high"), [(-20.0, 2.0), (-20.0, -1.5), (-0.7, 2.0)])
+@pytest.mark.parametrize(("low", "high"), [(-20.0, 2.0), (-20.0, -0.1), (0.1, 2.0)])
 def test_exploring_squashes_mean_plus_noise_of_clamped_std(low, high):
-    sac = make_sac(actor=ByTask, log_std_min=low, log_std_max=high)
-    mean_EA, log_std_EA = sac.actor.table.detach()[TASK_E].chunk(2, 1)
-    std_EA = log_std_EA.clamp(low, high).exp()
+    sac = make_sac(log_std_min=low, log_std_max=high)
+    with torch.no_grad():
+        output_EO = sac.actor(torch.from_numpy(OBSERVATION_ED), torch.from_numpy(TASK_E))
+    mean_EA, log_std_EA = output_EO.chunk(2, 1)
     sac.seed_actions(5)
     noise_EA = torch.randn(6, 2, generator=torch.Generator().manual_seed(5))
-    for found, wanted in (
-        (act(sac, "explore")[0], (mean_EA + std_EA * noise_EA).tanh()),
-        (act(sac, "exploit")[0], mean_EA.tanh()),
+    for mode, wanted in (
+        ("explore", (mean_EA + log_std_EA.clamp(low, high).exp() * noise_EA).tanh()),
+        ("exploit", mean_EA.tanh()),
     ):
+        found = sac.act(OBSERVATION_ED, TASK_E, mode)
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -354,15 +329,10 @@ def test_exploring_squashes_mean_plus_noise_of_clamped_std(low, high):
     [([0, 0, 2, 2], 1, (2, 2)), ([1, 1, 1, 1], 0, (1, 4)), ([2, 2, 0, 0], 1, (4,))],
 )
 def test_environments_in_task_order_are_computed_in_groups(task_E, other, rows, make, mode):
-    seen = []
-
-    class Seeing(MultiHead):
-        def forward(self, x_BD: torch.Tensor, task_B: torch.Tensor) -> torch.Tensor:
-            seen.append(tuple(task_B.shape))
-            return super().forward(x_BD, task_B)
-
     spec = make_spec(3, train_tasks=(0, 2))._replace(action_sizes=(2, 1, 1))
-    algorithm = make(spec, actor=partial(Seeing, width=8, depth=1, output_bound=0.3))
+    algorithm = make(spec, actor=partial(MultiHead, width=8, depth=1, output_bound=0.3))
+    seen = []
+    algorithm.actor.register_forward_pre_hook(lambda module, given: seen.append(given[1].shape))
     noise_EA = np.random.default_rng(1).normal(size=(5, 2)).astype(np.float32)
 
     def acted(first, tasks) -> list[np.ndarray]:
@@ -379,30 +349,17 @@ def test_environments_in_task_order_are_computed_in_groups(task_E, other, rows, 
 
 
 def test_an_array_of_tasks_may_be_written_into_after_acting():
-    used, fresh = (make_sac(actor=partial(MultiHead, width=8, depth=1)) for _ in range(2))
+    sac = make_sac(actor=partial(MultiHead, width=8, depth=1))
     task_E = np.repeat(np.arange(3), 2)  # computed in groups, and then no longer
-    used.act(OBSERVATION_ED, task_E, "exploit")
+    sac.act(OBSERVATION_ED, task_E, "exploit")
     task_E[:] = [2, 0, 1, 1, 0, 2]
-    found, expected = (sac.act(OBSERVATION_ED, task_E, "exploit") for sac in (used, fresh))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("mode", ["explore", "random"])
-def test_training_and_acting_draw_from_streams_of_their_own(mode):
-    first, second = make_sac(seed=3, actor_optimizer=still), make_sac(seed=3, actor_optimizer=still)
-    train(first, 2)
-    assert np.array_equal(act(first, mode), act(second, mode))
-    train(second, 2)
-    act(first, mode, times=5)
-    assert changed(train(first, 2, first=2), copy_of(train(second, 2, first=2))) == set()
+    found = sac.act(OBSERVATION_ED, task_E, "exploit")
+    np.testing.assert_allclose(found, sac.act(OBSERVATION_ED, task_E.copy(), "exploit"), rtol=1e-5)
+    assert not np.allclose(found, sac.act(OBSERVATION_ED, np.repeat(np.arange(3), 2), "exploit"))
 
 
 def test_random_actions_are_uniform():
-    sac, count = make_sac(), 20_000
-    drawn = sac.act(np.zeros((count, 4), np.float32), np.zeros(count, np.int64), "random")
+    drawn = make_sac().act(np.zeros((20_000, 4), np.float32), np.zeros(20_000, np.int64), "random")
     for axis in range(2):
-        counts, _ = np.histogram(drawn[:, axis], bins=20, range=(-1, 1))
-        assert counts.sum() == count
-        chi_square = ((counts - count / 20) ** 2 / (count / 20)).sum()
-        assert abs(chi_square - 19) < 5 * math.sqrt(2 * 19)
-    assert abs(np.corrcoef(drawn.T)[0, 1]) < 5 / math.sqrt(count)
+        assert kstest(drawn[:, axis], "uniform", (-1, 2)).pvalue > 1e-4
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.035  # five standard deviations

@@ -57,8 +57,8 @@ from tests.helpers.algorithms import (
     train,
 )
 from tests.helpers.checkpoints import checkpoint_of
+from tests.helpers.networks import Dense
 from tests.helpers.padding import NAMES
-from tests.helpers.sac import Embedding as Table
 from tests.helpers.specs import spec_of
 
 THERE = spec_of([*NAMES, "door-close-v3"])
@@ -113,7 +113,7 @@ def assert_acts_as(algorithm, source, common=None):
 # ---- the policy ----
 
 
-class DeclaredTable(Table):
+class DeclaredDense(Dense):
     """Declares that each task has a vector."""
 
     def task_axes(self):
@@ -147,7 +147,7 @@ POLICIES = {
     },
     "projection": {**STACKS["moore"], "encoder": partial(MLPEncoder, width=8, out_dim=5)},
     "shared statistics": {**STACKS["mlp"], "encoder": Standardize},
-    "own embedding": {**STACKS["mlp"], "conditioning": DeclaredTable},
+    "own embedding": {**STACKS["mlp"], "conditioning": DeclaredDense},
     "own one-hot": {**STACKS["mlp"], "conditioning": DeclaredOneHot},
     "own network": networks(GatedMLP),
 }
@@ -452,7 +452,7 @@ def test_a_policy_that_does_not_fit_is_refused(make_source, there, make, here, s
         {"actor": Looked},
         {"actor": Plain},
         {"encoder": AppendTask},
-        {**networks(MLP), "conditioning": Table},
+        {**networks(MLP), "conditioning": Dense},
         {**networks(MLP), "conditioning": PlainOneHot},
     ],
 )

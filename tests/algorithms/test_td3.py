@@ -78,7 +78,7 @@ def test_update_is_that_of_plain_pytorch(reduction):
         "encoder.k": k,
         "actor.m": m,
         "actor.c": c,
-        "target_encoder.k": torch.lerp(target_k, k, hand.TAU),
+        "target_encoder.k": torch.lerp(target_k, k, hand.ENCODER_TAU),
         "target_actor.m": torch.lerp(target_m, m, hand.TAU),
         "target_actor.c": torch.lerp(target_c, c, hand.TAU),
     }

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, BehaviourCloning, Distral
-from mtrl_lightning.networks import MLP, Network
+from mtrl_lightning.networks import MLP
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
 from tests.helpers.padding import NETWORKS
@@ -62,6 +62,17 @@ STACKS: dict[str, dict[str, Any]] = {
 """Networks, encoders and task conditionings; there have to be three tasks of ``padding.NAMES``."""
 
 
+HEADS = partial(networks.MultiHead, width=16, depth=2, output_bound=0.3, layer_norm=True)
+FULL: dict[str, Any] = {
+    "actor": HEADS,
+    "critic": HEADS,
+    "conditioning": EMBEDDING,
+    "encoder": ENCODER,
+}
+OBSERVATION_ED = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+TASK_E = np.array([0, 1, 2, 2, 1, 0])
+
+
 def make_spec(
     num_tasks: int = 3,
     obs_dim: int = 4,
@@ -101,8 +112,7 @@ def make_batch(spec: EnvSpec, rows: int = 5, seed: int = 0) -> TransitionBatch:
     )
 
 
-def small_mlp(in_dim: int, out_dim: int, spec: EnvSpec) -> Network:
-    return MLP(in_dim, out_dim, spec, width=16, depth=2, output_bound=0.3)
+small_mlp = partial(MLP, width=16, depth=2, output_bound=0.3)
 
 
 def make_sac(spec: EnvSpec | None = None, **options: Any) -> SAC:

@@ -24,7 +24,7 @@ BATCH = TransitionBatch(
     terminated_Rn=torch.tensor([[False, True], [False, False]]),
     task_Rn=torch.tensor([[0, 0], [1, 1]]),
 )
-LEARNING_RATE, DISCOUNT, TAU = 0.1, 0.9, 0.25
+LEARNING_RATE, DISCOUNT, TAU, ENCODER_TAU = 0.1, 0.9, 0.25, 0.5
 M, S, C, K = [0.2, -0.6], [-0.5, 0.1], 0.3, 1.5
 TARGET_K = 0.8
 CRITICS = [[0.4, -0.8, 0.1], [0.3, 1.2, -0.2]]
@@ -82,6 +82,7 @@ def by_hand(make, **options):
         "encoder": HandEncoder,
         "discount": DISCOUNT,
         "tau": TAU,
+        "encoder_tau": ENCODER_TAU,
         "actor_max_grad_norm": None,
         "critic_max_grad_norm": None,
         "actor_optimizer": sgd,
