@@ -11,9 +11,9 @@ import torch
 
 from mtrl_lightning.algorithms import RandomShift
 from mtrl_lightning.networks import PixelEncoder
-from mtrl_lightning.ranks import distributed
 from mtrl_lightning.updates.augmentation import cropped_together, padded, shifted
-from tests.helpers.algorithms import make_batch, make_sac, pixel_spec, train
+from mtrl_lightning.utils.devices import CPU
+from tests.helpers.algorithms import make_batch, make_sac, pixel_spec
 
 SPEC = pixel_spec()
 
@@ -59,30 +59,13 @@ def test_observations_are_shifted_independently_by_every_shift():
         assert (matches.sum(1) == 1).all(), "each row is one crop, the same for its frames"
         assert matches.any(0).all(), "every shift is drawn"
         chosen.append(matches.int().argmax(1))
-    num_equal = int((chosen[0] == chosen[1]).sum())
-    assert 30 < num_equal < 110  # a ninth of 600
-    for name in ("action_RnA", "reward_Rn", "terminated_Rn", "task_Rn"):
-        assert torch.equal(getattr(after, name), getattr(batch, name))
+    assert 30 < int((chosen[0] == chosen[1]).sum()) < 110  # a ninth of 600
 
 
-def test_its_generator_is_in_the_checkpoint_and_of_each_rank(monkeypatch):
-    transforms = [RandomShift, partial(RandomShift, padding=2)]
+def test_each_shift_has_a_generator_of_each_rank():
     encoder = partial(PixelEncoder, channels=2, out_dim=4)
-    sac, other, first, second = (
-        make_sac(SPEC, seed=3, encoder=encoder, transforms=transforms) for _ in range(4)
-    )
-    batch = make_batch(SPEC)
-
-    def drawn(algorithm):
-        return algorithm.transforms(batch).observation_RnD
-
-    used = train(sac, 2).generators.state_dict()
+    sac = make_sac(SPEC, encoder=encoder, transforms=[RandomShift, RandomShift])
     # the reward scale is the first transform, and draws nothing
-    assert {"transform_1", "transform_2"} <= set(used["per_rank"][0])
-    other.generators.load_state_dict(used)
-    images = drawn(sac)
-    assert torch.equal(drawn(other), images)
-    assert not torch.equal(drawn(sac), images)
-    of_first_rank = drawn(first)
-    monkeypatch.setattr(distributed, "rank", lambda: 1)
-    assert not torch.equal(drawn(second), of_first_rank)
+    assert sac.generators.per_rank >= {"transform_1", "transform_2"}
+    for i in (1, 2):
+        assert sac.transforms[i].generator(CPU) is sac.generators.get(f"transform_{i}", CPU)

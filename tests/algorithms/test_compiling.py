@@ -62,28 +62,22 @@ def asked(monkeypatch):
     return found
 
 
-def test_the_losses_are_compiled_in_the_given_mode(asked):
+def test_losses_are_compiled_in_the_given_mode_and_steps_marked(asked, monkeypatch):
     make_sac()
     assert asked == []
-    make_sac(compile="max-autotune")
+    sac, found = make_sac(compile="reduce-overhead"), []
     losses = ("critic_target", "critic_loss", "actor_loss")
-    assert asked == [(name, "max-autotune") for name in losses]
-
-
-def test_compiled_update_clears_gradients_and_marks_a_new_step(asked, monkeypatch):
-    sac = make_sac(compile="reduce-overhead")
-    found = []
+    assert asked == [(name, "reduce-overhead") for name in losses]
     monkeypatch.setattr(
         torch.compiler,
         "cudagraph_mark_step_begin",
         lambda: found.append({p.grad for update in sac.updates for p in update.parameters}),
     )
     train(sac, 3)
-    assert found == [{None}] * 3
+    assert found == [{None}] * 3, "gradients are cleared before"
 
 
 def test_what_is_differentiated_task_by_task_cannot_be_compiled(asked):
     with pytest.raises(ConfigurationError, match="PCGrad"):
         make_sac(compile="default", actor_gradient=PCGrad)
     make_sac(compile="default", actor_gradient=FAMO)
-    make_sac(actor_gradient=PCGrad)

@@ -1,25 +1,18 @@
-import numpy as np
 import pytest
 
 from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.demonstrations import UniformPolicy
 from mtrl_lightning.envs import MetaWorld
 from mtrl_lightning.rollout import Evaluator
 
 OPTIONS = "--data.benchmark.init_args.tasks=[reach]"
 
 
-class RandomPolicy:
-    def __init__(self):
-        self._generator = np.random.default_rng(0)
-
-    def act(self, observation_ED, task_E, mode):
-        return self._generator.uniform(-1, 1, (len(observation_ED), 4)).astype(np.float32)
-
-
 @pytest.mark.slow
 def test_sac_learns_to_reach_what_a_random_policy_does_not(command_line):
-    evaluator = Evaluator(MetaWorld(["reach"], horizon=200), num_episodes=20, envs_per_task=10)
-    assert evaluator.evaluate(RandomPolicy()).success_T[0] <= 0.1
+    benchmark = MetaWorld(["reach"], horizon=200)
+    evaluator = Evaluator(benchmark, num_episodes=20, envs_per_task=10)
+    assert evaluator.evaluate(UniformPolicy(benchmark.spec)).success_T[0] <= 0.1
     evaluator.close()
     command_line(
         "fit",
