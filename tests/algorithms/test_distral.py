@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution, kl_divergence
 from torch.optim import SGD
 
-from mtrl_lightning.algorithms import SAC, MeanReward
+from mtrl_lightning.algorithms import MeanReward
 from mtrl_lightning.gradients import Mean, PCGrad
 from mtrl_lightning.networks import (
     MixtureOfEncoders,
@@ -24,6 +23,7 @@ from mtrl_lightning.networks import (
 from mtrl_lightning.updates.generators import Generators
 from tests.helpers import by_hand as hand
 from tests.helpers.algorithms import (
+    OBSERVATION_ED,
     attach,
     changed,
     copy_of,
@@ -31,8 +31,6 @@ from tests.helpers.algorithms import (
     make_spec,
     train,
 )
-from tests.helpers.gradients import METHODS
-from tests.helpers.padding import NETWORKS
 
 # ---- one update ----
 
@@ -162,34 +160,13 @@ def test_update_is_that_of_plain_pytorch():
 # ---- who sees and trains what ----
 
 
-@pytest.mark.parametrize("architecture", ["mlp", "multi_head", "moore"])
-def test_no_network_depends_on_the_task(architecture):
-    network = NETWORKS[architecture]
-    distral = make_distral(actor=network, critic=network)
-    observation_BD = torch.randn(6, 4)
-    policies = [distral.distilled_policy(observation_BD, torch.full((6,), t)) for t in range(3)]
-    for policy in policies[1:]:
-        assert torch.equal(policy.mean_BA, policies[0].mean_BA)
-        assert torch.equal(policy.log_std_BA, policies[0].log_std_BA)
-    alone = SAC(make_spec(1), actor=network, critic=network)
-
-    def shapes(*modules):
-        return [[parameter.shape for parameter in module.parameters()] for module in modules]
-
-    policies = [*distral.actor.networks, distral.distilled.network]
-    assert shapes(*policies) == shapes(alone.actor) * 4
-    critics = [network for critic in distral.critic.members for network in critic.networks]
-    assert shapes(*critics) == shapes(alone.critic.members[0]) * 6
-
-
 @pytest.mark.parametrize("encoder", [Standardize, partial(MLPEncoder, width=8, out_dim=5)])
 def test_the_distilled_policy_acts_on_tasks_that_are_not_trained(encoder):
     distral = train(make_distral(make_spec(4, train_tasks=(0, 2)), encoder=encoder), 3)
-    observation_ED = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
     task_E = np.array([0, 1, 2, 3, 3, 1])
-    action_EA = distral.act(observation_ED, task_E, "exploit")
+    action_EA = distral.act(OBSERVATION_ED, task_E, "exploit")
     with torch.no_grad():
-        given = torch.from_numpy(observation_ED), torch.from_numpy(task_E)
+        given = torch.from_numpy(OBSERVATION_ED), torch.from_numpy(task_E)
         z_BZ = distral.encoder.shared_features(*given)
         distilled_EA = distral.distilled(z_BZ)[:, :2].tanh()
         any_task = torch.zeros(6, dtype=torch.int64)
@@ -197,39 +174,25 @@ def test_the_distilled_policy_acts_on_tasks_that_are_not_trained(encoder):
     for row, task in enumerate(task_E):
         wanted = own_EA[task // 2] if task in (0, 2) else distilled_EA
         np.testing.assert_allclose(action_EA[row], wanted[row], rtol=1e-5, atol=1e-6)
-    assert distral.untrained.summary == (
-        "Evaluated without training: task-1, task-3. They use the distilled policy"
-    )
-    assert make_distral().untrained.summary == ""
 
 
-@pytest.mark.parametrize(("method", "architecture"), list(zip(METHODS, NETWORKS, strict=True)))
-def test_architectures_learn_with_every_gradient_method(method, architecture):
-    networks = dict.fromkeys(("actor", "critic"), NETWORKS[architecture])
-    methods = dict.fromkeys(("actor_gradient", "critic_gradient"), METHODS[method])
-    distral = make_distral(**networks, **methods)
-    before = copy_of(distral)
-    train(distral, 2)
-    assert all(math.isfinite(value) for value in distral.drain_metrics().values())
-    moved = changed(distral, before)
-    for part in ("actor.members.task-0.", "actor.members.task-2.", "critic.", "distilled."):
-        assert any(name.startswith(part) for name in moved), part
-    parameters = distral.distilled_update.task_parameters
-    assert parameters.own == [] and parameters.shared == list(distral.distilled.parameters())
-    assert distral.distilled_update.method is distral.actor_gradient
-    assert type(distral.critic_update.method) is Mean, "the critics share nothing"
-
-
-def test_shared_encoder_learns_with_the_critics_gradient_method():
+def test_gradient_methods_combine_what_the_tasks_share():
     encoder = partial(
         MixtureOfEncoders, num_experts=2, assignment=UniformGate, width=6, depth=1, out_dim=5
     )
-    distral = make_distral(encoder=encoder, critic_gradient=PCGrad, reward_scale=MeanReward)
-    assert distral.critic_update.method is distral.critic_gradient
-    assert distral.critic_update.task_parameters.shared == list(distral.encoder.parameters())
+    methods = {"actor_gradient": PCGrad, "critic_gradient": PCGrad}
+    distral = make_distral(encoder=encoder, reward_scale=MeanReward, **methods)
+    for update, method, network in (
+        (distral.critic_update, distral.critic_gradient, distral.encoder),
+        (distral.distilled_update, distral.actor_gradient, distral.distilled),
+    ):
+        assert update.method is method
+        assert update.task_parameters.shared == list(network.parameters())
     before = copy_of(distral.encoder)
     train(distral, 2)
     assert changed(distral.encoder, before) == set(before)
+    # without an encoder, the critics share nothing
+    assert type(make_distral(**methods).critic_update.method) is Mean
 
 
 @pytest.mark.parametrize("part", ["actor", "critic"])

@@ -110,7 +110,6 @@ def test_ppo_learns_from_an_iteration(build_toy, network, gradient):
 
 
 def test_distral_learns_in_both_precisions(command_line, monkeypatch):
-    """``tests/algorithms/test_distral.py`` pairs every network with a gradient method."""
     more = config_args("gradient/pcgrad")
     built = build(command_line, monkeypatch, "metaworld", "multi_head", *more, algorithm="distral")
     ends = []
