@@ -1,68 +1,44 @@
 """An update reads no number from its device, because it would have to wait for a GPU.
 
-PyTorch's ``meta`` device stands for the GPU: see ``tests/helpers/meta.py``.
+PyTorch's ``meta`` device stands for the GPU: its tensors have shapes and no numbers. Whoever asks
+for a number, or mixes such tensors with tensors on the CPU, gets an error.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch.optim import Adam
+from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mtrl_lightning import algorithms, networks
+from mtrl_lightning import algorithms
 from mtrl_lightning.auxiliaries import HiPBMDP, Reconstruction
-from mtrl_lightning.gradients import FAMO, GradNorm, PCGrad
+from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.metrics import MeanMetrics
 from tests.helpers.algorithms import (
+    EMBEDDING,
+    ENCODER,
+    STACKS,
+    attach,
+    learning_batch,
     make_bc,
     make_distral,
     make_ppo,
     make_sac,
+    make_spec,
     make_td3,
-    small_mlp,
 )
-from tests.helpers.meta import META, meta_batch, on_meta
-from tests.helpers.operations import recorded
+from tests.helpers.gradients import METHODS
+from tests.helpers.padding import NAMES
 
-
-def mixture(assignment):
-    sizes = {"num_experts": 4, "width": 6, "depth": 1, "out_dim": 5}
-    return partial(networks.MixtureOfEncoders, assignment=assignment, **sizes)
-
-
-def combined(method):
-    return {"actor_gradient": method, "critic_gradient": method}
-
-
-MLP, HEADS = (partial(kind, width=8) for kind in (networks.MLP, networks.MultiHead))
-ONE_PER_TASK = partial(networks.OnePerTask, make=small_mlp)
-SAC_PARTS = (
-    combined(PCGrad),
-    combined(GradNorm),
-    combined(FAMO),
-    {"actor": partial(MLP, layer_norm=True), "critic": partial(MLP, residual=True)},
-    {"actor": HEADS, "critic": partial(HEADS, head_width=6)},
-    {"actor": partial(networks.SoftModularization, width=8), "encoder": networks.Standardize},
-    {"actor": partial(networks.FiLM, width=8), "critic": partial(networks.MOORE, width=8)},
-    {"actor": partial(networks.Separate, width=8), "critic": partial(networks.PaCo, width=8)},
-    {"actor": ONE_PER_TASK, "critic": ONE_PER_TASK},
-    {
-        "encoder": partial(networks.Standardize, per_task=True),
-        "critic": partial(MLP, conditioning=networks.TaskEncoder),
-    },
-    {
-        "encoder": mixture(networks.OneHotGate),
-        "critic": partial(MLP, conditioning=networks.Embedding),
-    },
-    {
-        "encoder": mixture(networks.UniformGate),
-        "critic": partial(MLP, conditioning=networks.NoConditioning),
-    },
-    {"encoder": mixture(networks.TopKGate), "reward_scale": algorithms.MeanReward},
-    {"encoder": mixture(networks.Attention), "actor_every": 2, "target_every": 2},
+META = torch.device("meta")
+PARTS = (
+    {"reward_scale": algorithms.MeanReward, "actor_every": 2, "target_every": 2},
     {
         "reward_scale": algorithms.ReturnRange,
         "value": partial(algorithms.Categorical, num_bins=11),
@@ -73,64 +49,105 @@ SAC_PARTS = (
         "actor_max_grad_norm": None,
         "critic_max_grad_norm": None,
     },
-    {
-        "encoder": partial(networks.MLPEncoder, width=8, context=networks.Embedding),
-        "auxiliaries": [HiPBMDP, Reconstruction],
-    },
+    {"encoder": partial(ENCODER, context=EMBEDDING), "auxiliaries": [HiPBMDP, Reconstruction]},
 )
+OF_METHODS = [
+    dict.fromkeys(("actor_gradient", "critic_gradient"), METHODS[name])
+    for name in ("pcgrad", "gradnorm", "famo")
+]
 CASES = [
-    *(partial(make_sac, **options) for options in SAC_PARTS),
-    partial(make_ppo, actor=HEADS, critic=HEADS, **combined(PCGrad)),
-    partial(make_ppo, actor=ONE_PER_TASK, critic=ONE_PER_TASK),
+    *(partial(make_sac, **options) for options in (*STACKS.values(), *PARTS, *OF_METHODS)),
+    partial(make_ppo, **STACKS["multi_head"], **OF_METHODS[0]),
     make_td3,
     make_distral,
     make_bc,
 ]
 
 
-def update_without_numbers(make, **options):
-    algorithm = on_meta(make, **options)
-    batch = meta_batch(algorithm)
-    for i in range(2):
-        algorithm.training_step(batch, i)
-    return algorithm
+class SkippingAdam(Adam):
+    """An Adam that has the flag ``fused``, as no fused kernel exists here."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure=None):
+        assert self.found_inf.device == META and self.found_inf.shape == ()
+        del self.found_inf
+        return super().step(closure)
+
+
+@pytest.fixture(autouse=True)
+def meta_as_gpu(monkeypatch):
+    """Let ``meta`` stand for a GPU: it has neither generators nor autocast of its own."""
+    monkeypatch.setattr(
+        Generators, "get", lambda self, name, device: torch.Generator() if device != META else None
+    )
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
+    monkeypatch.setattr(torch, "autocast", lambda *args, **options: nullcontext())
+    # the way to the device would replace the parameters, which optimizers and others know
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    # lists of gradients are one operation, as on a GPU
+    monkeypatch.setattr(
+        _foreach_utils, "_get_foreach_kernels_supported_devices", lambda: ["cuda", "meta"]
+    )
+
+
+def on_meta(make, optimizer=SkippingAdam, **options):
+    """Return an algorithm on the device, with its optimizers, and a batch."""
+    algorithm = make(make_spec()._replace(task_names=NAMES), **options)
+    for update in algorithm.updates:
+        update.make_optimizer = partial(optimizer, lr=1e-3)
+    algorithm.to(META)
+    attach(algorithm)
+    batch = learning_batch(algorithm)
+    extra = {name: column.to(META) for name, column in batch.extra.items()}
+    return algorithm, type(batch)(*(field.to(META) for field in batch[:-1]), extra)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", CASES)
-def test_no_part_of_an_update_waits(make, without_numbers):
-    update_without_numbers(make)
+def test_no_part_of_an_update_waits(make):
+    algorithm, batch = on_meta(make)
+    for i in range(2):
+        algorithm.training_step(batch, i)
 
 
-def test_an_update_of_sac_does_not_wait(without_numbers):
-    sac = update_without_numbers(make_sac)
+def test_an_update_of_sac_does_not_wait():
+    sac, batch = on_meta(make_sac)
+    sac.training_step(batch, 0)
     assert {parameter.device for parameter in sac.parameters()} == {META}
-    assert sac.counters.updates == 2
 
 
-def test_ppo_waits_only_for_the_divergence_of_an_epoch(without_numbers):
-    ppo = on_meta(make_ppo, num_minibatches=2)
-    batch = meta_batch(ppo)
+def test_ppo_waits_only_for_the_divergence_of_an_epoch():
+    ppo, batch = on_meta(make_ppo, num_minibatches=2)
     for _ in range(2):
         ppo.training_step(batch, 0)
         assert not ppo.is_iteration_over()
         ppo.training_step(batch, 1)
         with pytest.raises(RuntimeError, match="item"):
             ppo.is_iteration_over()
-    assert ppo.counters.updates == 4
 
 
-def test_an_optimizer_that_cannot_skip_on_the_device_waits(without_numbers):
-    with (
-        pytest.warns(UserWarning, match=r"of critic, Adam, cannot skip .* fused: true"),
-        pytest.raises(RuntimeError, match="item"),
-    ):
-        update_without_numbers(make_sac, optimizer=Adam)
+def test_an_optimizer_that_cannot_skip_on_the_device_waits():
+    with pytest.warns(UserWarning, match=r"of critic, Adam, cannot skip .* fused: true"):
+        sac, batch = on_meta(make_sac, optimizer=Adam)
+    with pytest.raises(RuntimeError, match="item"):
+        sac.training_step(batch, 0)
+
+
+class CopiesFromHost(TorchDispatchMode):
+    """Counts copies of tensors on the CPU to another device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._to_copy.default and args[0].device.type == "cpu"
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("make", [make_sac, make_td3, make_ppo])
-def test_acting_copies_once_to_the_device_and_once_back(make, without_numbers, monkeypatch):
-    algorithm = on_meta(make)
+def test_acting_copies_once_to_the_device_and_once_back(make, monkeypatch):
+    algorithm, _ = on_meta(make)
     fetched = []
 
     def cpu(tensor):
@@ -138,23 +155,20 @@ def test_acting_copies_once_to_the_device_and_once_back(make, without_numbers, m
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
-    task_E = np.repeat(np.arange(4), 2)
+    task_E = np.repeat(np.arange(3), 2)
     for _ in range(2):
-        with recorded() as operations:
-            algorithm.act(np.zeros((8, 4)), task_E, "explore")
-    copies = [given for name, given, _ in operations if name == "aten._to_copy.default"]
-    from_host = [given for given in copies if "'cpu'" in given]
-    assert len(from_host) == 1, "the observations; the tasks are there already"
+        with CopiesFromHost() as copies:
+            algorithm.act(np.zeros((6, 4)), task_E, "explore")
+    assert copies.count == 1, "the observations; the tasks are there already"
     # actions, and PPO's samples and log densities
     num_columns = 2 + 2 + 1 if make is make_ppo else 2
-    assert fetched == [(8, num_columns)] * 2
+    assert fetched == [(6, num_columns)] * 2
 
 
 def test_metrics_are_read_by_one_copy(monkeypatch):
     metrics = MeanMetrics()
     metrics.add({f"metric {i}": torch.tensor(float(i)) for i in range(50)})
-    reads = []
-    tolist = torch.Tensor.tolist
+    reads, tolist = [], torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda x: reads.append(x.shape) or tolist(x))
     for name in ("item", "__float__", "__int__", "__bool__"):
         monkeypatch.setattr(torch.Tensor, name, None)

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from mtrl_lightning.algorithms import PopArt, ReturnScale
+from mtrl_lightning.algorithms import PopArt
 from mtrl_lightning.networks import MLP, MOORE, MultiHead, PaCo, Separate
 from mtrl_lightning.networks.task_axes import shared_parameters
 from tests.helpers.algorithms import changed, copy_of
@@ -55,7 +55,6 @@ def test_the_values_stay_when_the_statistics_move(name):
         tasks = task_B[rows]
         return scale.denormalize(scale(critic(x_BD[rows], tasks), tasks), tasks)
 
-    assert (scale.weight_T is None) == (scale.bias_T is None) == (name in WITH_HEADS)
     assert shared_parameters(scale) == []
     before = copy_of(critic)
     # values begin at the mean of the first returns
@@ -73,20 +72,6 @@ def test_the_values_stay_when_the_statistics_move(name):
     # of the critic, only what follows the last shared layer
     heads = {"heads.weight", "heads.bias"} if name in WITH_HEADS else set()
     assert changed(critic, before) == heads
-
-
-def test_a_network_of_ones_own_scales_its_outputs():
-    class Declared(MLP):
-        def scale_outputs(self, scale_T, shift_T):
-            self.received = scale_T, shift_T
-
-    critic = Declared(4, 1, SPEC)
-    scale = PopArt(SPEC, critic, step_size=1.0)
-    scale.observe(full(1.0), full(4.0), SEEN_T)
-    scale.observe(full(3.0), full(16.0), SEEN_T)
-    # the value 2 n + 1 is 4 n' + 3
-    assert [x_T.tolist() for x_T in critic.received] == [[0.5] * 3, [-0.5] * 3]
-    assert scale.weight_T is None
 
 
 def test_the_variance_of_returns_far_from_zero_keeps_its_digits():
@@ -117,24 +102,8 @@ def test_tasks_without_returns_stay_as_they_are(name):
 
 
 def test_normalized_values_by_hand():
-    _, scale = make(min_std=0.125)
-    scale.observe(full(2.0), full(0.0), SEEN_T)
-    assert scale.normalize(torch.tensor([2.25]), torch.tensor([1])).item() == 2, "the smallest"
-    _, scale = make()
-    scale.observe(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 9.0, 0.25]), SEEN_T)
+    _, scale = make(min_std=0.5)
+    scale.observe(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 9.0, 0.01]), SEEN_T)
     task_B, value_B = torch.tensor([2, 0, 1]), full(4.0)
     assert scale.normalize(value_B, task_B).tolist() == pytest.approx([2, 1.5, 2 / 3])
     assert scale.denormalize(value_B, task_B).tolist() == pytest.approx([5, 9, 14])
-
-
-def test_the_plain_scale_leaves_everything_as_it_is():
-    critic, _ = make()
-    scale = ReturnScale(SPEC, critic)
-    before = copy_of(critic)
-    scale.observe(full(5.0), full(9.0), SEEN_T)
-    assert changed(critic, before) == set() and list(scale.state_dict()) == []
-    task_B = torch.arange(3)
-    output_B1 = critic(torch.ones(3, 4), task_B)
-    value_B = scale(output_B1, task_B)
-    assert torch.equal(value_B, output_B1[:, 0])
-    assert scale.normalize(value_B, task_B) is scale.denormalize(value_B, task_B) is value_B

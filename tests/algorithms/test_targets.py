@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mtrl_lightning.updates.targets import PolyakAverage, frozen_copy
+from mtrl_lightning.updates.targets import PolyakAverage
 
 
 class Toy(nn.Module):
@@ -35,15 +35,3 @@ def test_parameters_move_by_their_tau_and_buffers_are_copied():
     assert targets[0].mean.item() == 3.5, "the target has memory of its own"
     average.copy()
     assert targets[0].a.tolist() == [5, -3] and targets[0].mean.item() == 9
-
-
-def test_frozen_copy_leaves_the_original_trainable():
-    original = nn.Linear(2, 1)
-    frozen = frozen_copy(original)
-    (original(torch.ones(1, 2)) - frozen(torch.ones(1, 2))).sum().backward()
-    assert [p.grad for p in frozen.parameters()] == [None, None]
-    assert all(p.grad is not None for p in original.parameters())
-    assert torch.equal(frozen.weight, original.weight)
-    with torch.no_grad():
-        original.weight.add_(1)
-    assert not torch.equal(frozen.weight, original.weight)

@@ -52,24 +52,9 @@ def test_distribution_learns_by_projected_cross_entropy():
             wanted_R[row[0]] -= sum(p * x for p, x in zip(target, log_q, strict=True)) / ROWS
     loss_R = value.loss(output, following, reward_Rn, REST_RN == 0, cost_Rn, 0.9)
     assert loss_R.tolist() == pytest.approx(wanted_R, rel=1e-4)
-
-
-def test_value_is_the_mean_of_the_expectations():
-    value, output = Categorical(num_bins=NUM_BINS, bound=2.0), draws(Q, R, ROWS, NUM_BINS)
+    # the value is the mean of the expectations
     wanted_1Rn = (output.softmax(-1) @ torch.tensor(BINS)).mean(0, keepdim=True)
     torch.testing.assert_close(value.q(output), wanted_1Rn)
-
-
-def test_a_projection_is_that_of_a_loop():
-    value = Categorical(num_bins=101, bound=10.0)
-    probability = (3 * draws(8, 4, 101)).softmax(-1)
-    reward, cost = draws(8, 4, 1, seed=1), draws(8, 4, 1, seed=2)
-    rest = torch.tensor([0.0, 0.99, 0.99, 0.99])[:, None]
-    moved = reward + rest * (value.bin_O - cost)
-    projected = value.project(probability, moved)
-    for row in itertools.product(range(8), range(4)):
-        wanted = slow_projection(probability[row].tolist(), moved[row].tolist(), -10.0, 10.0)
-        assert projected[row].tolist() == pytest.approx(wanted, abs=5e-6)
 
 
 def test_nonfinite_value_makes_only_its_row_nan():

@@ -39,14 +39,6 @@ def test_temperatures_follow_the_entropy_of_their_tasks(per_task, wanted):
     assert temperature.log_alpha.grad.tolist() == pytest.approx(wanted)
 
 
-def test_each_row_has_the_temperature_of_its_task():
-    temperature = Temperature(SPEC)
-    with torch.no_grad():
-        temperature.log_alpha.copy_(torch.tensor([0.1, 0.2, 0.3]))
-    assert temperature(torch.tensor([2, 0, 0, 1])).tolist() == pytest.approx([0.3, 0.1, 0.1, 0.2])
-    assert temperature.values().tolist() == pytest.approx([math.exp(v) for v in (0.1, 0.2, 0.3)])
-
-
 def test_fixed_temperature_weights_the_entropy_and_stays():
     sac = train(make_sac(temperature=partial(FixedTemperature, value=0.3)), 3)
     assert sac.temperature.values().tolist() == pytest.approx([0.3] * 3)
