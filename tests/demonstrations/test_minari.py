@@ -21,7 +21,7 @@ from tests.helpers.fakes import Costly, Scripted
 from tests.helpers.properties import given, settings, st
 
 minari = pytest.importorskip("minari")
-h5py = pytest.importorskip("h5py")
+pytest.importorskip("h5py")
 
 FLOATS = st.sampled_from(["float32", "float64"])
 OBSERVATIONS = st.one_of(
@@ -65,9 +65,8 @@ def random_episode(num_steps, terminates, shape=(4,), dtype="float32", reward="f
 def assert_equal(found, expected):
     """Compare two episodes bit by bit."""
     assert found.seed == expected.seed and found.infos.keys() == expected.infos.keys()
-    pairs = [*zip(found[:5], expected[:5], strict=True)]
-    pairs += [(found.infos[name], column) for name, column in expected.infos.items()]
-    for one, other in pairs:
+    columns = [[*one[:5], *(one.infos[name] for name in found.infos)] for one in (found, expected)]
+    for one, other in zip(*columns, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
@@ -100,15 +99,13 @@ def test_episodes_are_read_as_they_were_written(observations, reward, infos, epi
             shapes |= {"policy_action": (action_size,)} if "policy_action" in infos else {}
             assert data_set.info_shapes == shapes
             for found, expected in zip(data_set.episodes(), written[name], strict=True):
-                columns = {**expected.infos}
                 if "policy_action" in infos:
-                    columns["policy_action"] = columns["policy_action"][:, :action_size]
-                own_size = expected._replace(
-                    observations=expected.observations[:, :size],
-                    actions=expected.actions[:, :action_size],
-                    infos=columns,
-                )
-                assert_equal(found, own_size)
+                    expected.infos["policy_action"] = expected.infos["policy_action"][
+                        :, :action_size
+                    ]
+                observations = expected.observations[:, :size]
+                actions = expected.actions[:, :action_size]
+                assert_equal(found, expected._replace(observations=observations, actions=actions))
 
 
 def test_minari_reads_the_data_sets(tmp_path, monkeypatch):
@@ -154,17 +151,7 @@ def test_a_folder_that_exists_is_not_written_to(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["link"]
 
 
-def test_nothing_is_left_of_an_unfinished_write(tmp_path, monkeypatch):
-    write = h5py.Group.create_dataset
-    calls = []
-
-    def full(*args, **options):
-        calls.append(args)
-        if len(calls) == 12:
-            raise OSError("the disk is full")
-        return write(*args, **options)
-
-    monkeypatch.setattr(h5py.Group, "create_dataset", full)
-    with pytest.raises(OSError, match="full"):
-        write_data_sets(tmp_path / "new", SPEC, EPISODE_OF, {})
+def test_nothing_is_left_of_an_unfinished_write(tmp_path):
+    with pytest.raises(AttributeError):
+        write_data_sets(tmp_path / "new", SPEC, {**EPISODE_OF, NAMES[2]: [None]}, {})
     assert list(tmp_path.iterdir()) == []

@@ -17,27 +17,24 @@ ALL = list(metaworld.ALL_V3_ENVIRONMENTS)
 @pytest.mark.filterwarnings("ignore:Constant.*may be too high")
 @pytest.mark.parametrize("tasks", [SOME, pytest.param(ALL, marks=pytest.mark.slow)])
 def test_the_actions_are_metaworlds_own(tasks):
-    """For all tasks at once."""
+    """In all tasks at once."""
     benchmark = MetaWorld(tasks)
     policy = ScriptedPolicy(benchmark.spec)
     task_E = np.arange(len(tasks))[::-1]
     envs = [benchmark.make_env(int(task), "train", seed=3) for task in task_E]
-    observation_ED = np.stack([env.reset(seed=5)[0] for env in envs])
     experts = [ENV_POLICY_MAP[benchmark.task_names[task]]() for task in task_E]
+    observations = [env.reset(seed=5)[0] for env in envs]
     was_clipped = False
     for _ in range(12):
-        before_ED = observation_ED.copy()
-        action_EA = policy.act(observation_ED, task_E)
-        np.testing.assert_array_equal(observation_ED, before_ED)
-        expected_EA = np.stack(
-            [expert.get_action(row.copy()) for expert, row in zip(experts, before_ED, strict=True)]
-        )
+        given_ED = np.stack(observations)
+        action_EA = policy.act(given_ED, task_E)
+        np.testing.assert_array_equal(given_ED, observations)
+        pairs = zip(experts, observations, strict=True)
+        expected_EA = np.stack([expert.get_action(row.copy()) for expert, row in pairs])
         was_clipped |= bool((np.abs(expected_EA) > 1).any())
         np.testing.assert_array_equal(action_EA, expected_EA.clip(-1, 1).astype(np.float32))
         assert action_EA.dtype == np.float32
-        observation_ED = np.stack(
-            [env.step(action)[0] for env, action in zip(envs, action_EA, strict=True)]
-        )
+        observations = [env.step(a)[0] for env, a in zip(envs, action_EA, strict=True)]
     assert was_clipped
 
 
