@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -27,9 +29,9 @@ def stored_and_sent(found, mode="explore"):
 
 
 class Spoil(ActionTransform):
-    """Return what cannot be sent; write into what it is given."""
+    """Write into the argument, and return something else."""
 
-    def __init__(self, result):
+    def __init__(self, result=lambda action_EA: action_EA):
         self.result = result
 
     def transform(self, action_EA, task_E, is_training):
@@ -47,14 +49,12 @@ class PerTask(ActionTransform):
 @pytest.mark.parametrize(
     ("transforms", "sent"),
     [
-        ([], [0.75, 0.75]),
         ([Scale(-0.5)], [-0.375, -0.375]),
         ([Scale(4.0)], [1, 1]),
         ([Scale(4.0), Scale(0.25)], [0.75, 0.75]),
         ([Scale(0.0), PerTask()], [0, np.float32(0.1)]),
         ([PerTask(), Scale(0.0)], [0, 0]),
-        ([PerTask()], [0.75, np.float32(0.85)]),
-        ([Spoil(lambda action_EA: action_EA)], [0.125, 0.125]),
+        ([Spoil()], [0.125, 0.125]),
     ],
 )
 def test_policys_action_is_stored_and_transformed_one_sent(transforms, sent):
@@ -76,15 +76,11 @@ def test_noise_is_seeded_and_left_out_of_evaluations():
 
 
 def test_noise_continues_where_it_was_saved():
-    found = collector(ActionNoise(0.1), Scale(0.7), ActionNoise(0.1))
+    found, other = (collector(ActionNoise(0.1), Scale(0.7), ActionNoise(0.1)) for _ in range(2))
+    found.action_transforms[0].seed(5)
     found.step("explore")
-    state = found.get_state()
-    names = [name.rpartition(".")[2] for name in state["action_transforms"]]
-    assert names == ["ActionNoise:0", "Scale:0", "ActionNoise:1"]
-    expected = [stored_and_sent(found) for _ in range(3)]
-    other = collector(ActionNoise(0.1), Scale(0.7), ActionNoise(0.1))
-    other.set_state(state)
-    assert [stored_and_sent(other) for _ in range(3)] == expected
+    other.set_state(found.get_state())
+    assert [stored_and_sent(other) for _ in range(3)] == [stored_and_sent(found) for _ in range(3)]
 
 
 def test_what_cannot_be_sent_is_refused_by_the_transforms_name():
@@ -99,14 +95,13 @@ def test_a_transformed_policy_acts_as_in_an_evaluation():
     policy = Numbering()
     assert with_action_transforms(policy, []) is policy
     transformed = with_action_transforms(policy, [Scale(0.5), ActionNoise(9.0)])
-    observation_ED = np.zeros((2, 4))
-    action_EA = transformed.act(observation_ED, np.arange(2), "exploit")
+    observation_ED, task_E = np.zeros((2, 4)), np.arange(2)
+    action_EA = transformed.act(observation_ED, task_E, "exploit")
     assert action_EA[:, 0].tolist() == [0.5 / 1024, 1 / 1024] and action_EA.dtype == np.float32
 
-    class WithFields:
-        def act(self, observation_ED, task_E, mode):
-            return np.ones((2, 2), np.float32), {"log_prob": np.zeros(2)}
-
-    transformed = with_action_transforms(WithFields(), [Scale(0.5)])
-    chosen_EA, fields = transformed.act(observation_ED, np.arange(2), "explore")
-    assert chosen_EA.tolist() == [[0.5, 0.5]] * 2 and fields["log_prob"].tolist() == [0, 0]
+    fields = {"log_prob": np.zeros(2)}
+    with_fields = SimpleNamespace(act=lambda *_: (np.ones((2, 2), np.float32), fields))
+    chosen_EA, found = with_action_transforms(with_fields, [Scale(0.5)]).act(
+        observation_ED, task_E, "explore"
+    )
+    assert chosen_EA.tolist() == [[0.5, 0.5]] * 2 and found is fields

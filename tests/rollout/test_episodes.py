@@ -12,63 +12,42 @@ from tests.helpers.fakes import step_result
 SPEC = ToyReach(2).spec
 
 
-def episode(task, return_, length=1, success=False, success_last=False, **options):
-    return Episode(task, return_, length, success, success_last, **options)
+def episode(task, return_, length=1, success=False, success_last=False, env=0, **options):
+    return Episode(task, return_, length, success, success_last, env, **options)
 
 
 # ---- running episodes ----
 
 
-def random_results(num_steps, num_envs):
-    generator = np.random.default_rng(0)
-    return [
-        step_result(
-            reward=generator.normal(size=num_envs),
-            terminated=generator.random(num_envs) < 0.1,
-            truncated=generator.random(num_envs) < 0.1,
-            success=generator.random(num_envs) < 0.2,
-            valid=generator.random(num_envs) >= 0.05,
-            midway=generator.random(num_envs) < 0.5,
+def test_episodes_equal_those_of_a_slow_loop():
+    generator, task_E = np.random.default_rng(0), np.array([2, 0, 1, 0])
+
+    def flags(probability):
+        return generator.random(4) < probability
+
+    running, steps, kinds = RunningEpisodes(task_E), [[] for _ in task_E], []
+    for _ in range(200):
+        result = step_result(
+            reward=generator.normal(size=4),
+            terminated=flags(0.1),
+            truncated=flags(0.1),
+            success=flags(0.2),
+            valid=flags(0.95),
+            midway=flags(0.5),
         )
-        for _ in range(num_steps)
-    ]
-
-
-def naive(results, task_E):
-    """Every environment's episodes by a slow loop: ``{(step, env): episode}``."""
-    ended = {}
-    for e, task in enumerate(task_E):
-        steps = []
-        for s, result in enumerate(results):
-            steps.append(result)
+        expected = {}
+        for e, task in enumerate(task_E.tolist()):
+            steps[e].append((float(result.reward_E[e]), bool(result.success_E[e])))
             if result.terminated_E[e] or result.truncated_E[e] or not result.valid_E[e]:
-                if all(step.valid_E[e] for step in steps):
-                    return_ = sum(float(step.reward_E[e]) for step in steps)
-                    success = any(step.success_E[e] for step in steps)
-                    last = bool(result.success_E[e])
-                    midway = bool(result.midway_E[e])
-                    ended[s, e] = episode(
-                        task, return_, len(steps), success, last, env=e, midway=midway
-                    )
-                steps = []
-    return ended
-
-
-def test_episodes_equal_those_of_a_naive_loop():
-    task_E = np.array([2, 0, 1, 0])
-    results = random_results(200, 4)
-    running = RunningEpisodes(task_E)
-    found = {
-        (s, e): one for s, result in enumerate(results) for e, one in running.add(result).items()
-    }
-    expected = naive(results, task_E.tolist())
-    assert found.keys() == expected.keys()
-    assert len(found) > 80
-    for key, one in found.items():
-        assert one.return_ == pytest.approx(expected[key].return_, abs=1e-12)
-        assert one._replace(return_=0) == expected[key]._replace(return_=0)
-    kinds = {(one.success, one.success_last) for one in found.values()}
-    assert kinds == {(True, True), (True, False), (False, False)}
+                if result.valid_E[e]:
+                    rewards, successes = zip(*steps[e], strict=True)
+                    return_ = pytest.approx(sum(rewards), abs=1e-12)
+                    outcome = (return_, len(rewards), any(successes), successes[-1], e)
+                    expected[e] = episode(task, *outcome, midway=bool(result.midway_E[e]))
+                    kinds.append(outcome[2:4])
+                steps[e] = []
+        assert running.add(result) == expected
+    assert len(kinds) > 80 and {*kinds} == {(True, True), (True, False), (False, False)}
 
 
 NAN = float("nan")
@@ -130,50 +109,38 @@ def test_scores_are_of_the_last_episodes_from_a_reset():
 def test_success_from_reset_leaves_out_midway_starts():
     windows = EpisodeWindows(3, 4)
     outcomes = [(0, True, True), (0, True, False), (0, False, False), (0, False, False)]
-    outcomes += [(1, True, True), (0, True, False)]
-    for task, success, midway in outcomes:
+    for task, success, midway in [*outcomes, (1, True, True), (0, True, False)]:
         windows.add([episode(task, 0.0, success=success, env=task, midway=midway)])
-    # task 0 keeps the last four of its five, of which none began midway; task 1 has no other
+    # task 0 keeps the last four of its five, of which none started midway; task 1 has no other
     assert windows.success_from_reset() == {0: 0.5}
-    assert EpisodeWindows(3, 4).success_from_reset() == {}
 
 
 def test_windows_hold_the_last_episodes_of_each_task():
     windows = EpisodeWindows(num_tasks=3, size=4)
+    assert windows.metrics(("a", "b", "c")) == windows.summary() == {}
     windows.add(episode(0, 99.0, 99) for _ in range(3))
     windows.add([episode(0, 1.0, 5, True), episode(2, -4.0, 7)])
     windows.add([episode(0, 2.0, 6), episode(0, 6.0, 10, True, True), episode(0, -1.0, 3, True)])
-    assert windows.summary() == {
-        0: {
-            "return": {"mean": 2.0, "min": -1.0, "max": 6.0, "std": pytest.approx(26**0.5 / 2)},
-            "length": {"mean": 6.0, "min": 3.0, "max": 10.0, "std": pytest.approx(26**0.5 / 2)},
-            "success": {"mean": 0.75, "min": 0.0, "max": 1.0, "std": pytest.approx(3**0.5 / 4)},
-        },
-        2: {
-            "return": {"mean": -4.0, "min": -4.0, "max": -4.0, "std": 0.0},
-            "length": {"mean": 7.0, "min": 7.0, "max": 7.0, "std": 0.0},
-            "success": {"mean": 0.0, "min": 0.0, "max": 0.0, "std": 0.0},
-        },
+    std = pytest.approx(26**0.5 / 2)
+    assert windows.summary()[0] == {
+        "return": {"mean": 2.0, "min": -1.0, "max": 6.0, "std": std},
+        "length": {"mean": 6.0, "min": 3.0, "max": 10.0, "std": std},
+        "success": {"mean": 0.75, "min": 0.0, "max": 1.0, "std": pytest.approx(3**0.5 / 4)},
     }
-
-
-def test_spreads_of_the_window_by_hand():
-    windows = EpisodeWindows(num_tasks=3, size=10)
-    windows.add([episode(0, 1.0, 5), episode(0, 5.0, 9), episode(2, -4.0, 7), episode(2, -4.0, 7)])
+    assert windows.summary()[2]["return"] == {"mean": -4.0, "min": -4.0, "max": -4.0, "std": 0.0}
     expected = {
-        "return_min": (-4.0, 1.0, -4.0),
-        "return_max": (5.0, 5.0, -4.0),
-        "return_std": (1.0, 2.0, 0.0),
-        "length_min": (5.0, 5.0, 7.0),
-        "length_max": (9.0, 9.0, 7.0),
-        "length_std": (1.0, 2.0, 0.0),
+        "return_min": (-4.0, -1.0, -4.0),
+        "return_max": (6.0, 6.0, -4.0),
+        "return_std": (pytest.approx(26**0.5 / 4), std, 0.0),
+        "length_min": (3.0, 3.0, 7.0),
+        "length_max": (10.0, 10.0, 7.0),
+        "length_std": (pytest.approx(26**0.5 / 4), std, 0.0),
     }
     assert windows.metrics(("a", "b", "c")) == {
         f"rollout/{name}{task}": value
         for name, values in expected.items()
         for task, value in zip(("", "/a", "/c"), values, strict=True)
     }
-    assert EpisodeWindows(3, 10).metrics(("a", "b", "c")) == {}
 
 
 def test_windows_average_info_over_episodes_that_have_it():

@@ -99,7 +99,7 @@ def test_policy_of_other_sizes_gets_its_own_noise():
 
 def test_a_policy_that_takes_no_noise_is_refused():
     envs = VectorEnv(ToyReach(2), [0, 1], num_workers=0)
-    with pytest.raises(ConfigurationError, match="act accepts noise_EA, but that of Constant"):
+    with pytest.raises(ConfigurationError, match="noise_EA"):
         Collector(envs, Constant(), exploration=CorrelatedNoise())
 
 
