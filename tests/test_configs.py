@@ -68,6 +68,7 @@ ENVS = {
     "env/metaworld_mt25": (25, 500),
     "env/metaworld_mt50": (50, 500),
     "env/metaworld_mt50_mtrl": (50, 150),
+    "env/minigrid": (3, 288),
     "env/toy": (3, 20),
     "env/toy_conflict": (6, 20),
 }
@@ -82,10 +83,11 @@ PARTS = {
 """What an algorithm needs."""
 ONE_TASK = ("env/metaworld_mt1", "env/gymnasium")
 """HiP-BMDP compares tasks."""
-OTHERS = sorted({*ENVS} - {"env/toy", "env/classic_discrete"})
+DISCRETE = ("env/classic_discrete", "env/minigrid")
+OTHERS = sorted({*ENVS} - {"env/toy", *DISCRETE})
 PAIRS = [
     *(("env/toy", algorithm) for algorithm in ALGORITHMS),
-    ("env/classic_discrete", "algorithm/mtppo"),
+    *((env, "algorithm/mtppo") for env in DISCRETE),
     *(
         (env, algorithm if env not in ONE_TASK or "hipbmdp" not in algorithm else "algorithm/mtsac")
         for env, algorithm in zip(OTHERS, cycle(ALGORITHMS), strict=False)
@@ -103,6 +105,8 @@ def test_algorithms_go_with_environments_by_default(command_line, monkeypatch, p
     env, algorithm = pair
     if "env/dmc" in env or "hipbmdp" in env:
         pytest.importorskip("dm_control")
+    if env == "env/minigrid":
+        pytest.importorskip("minigrid")
     if algorithm == "algorithm/drq":
         skip_without_renderer()
         if env == "env/gymnasium":

@@ -105,7 +105,7 @@ class Standardize(Identity):
         """Update the statistics; shared ones require batches with the same number of rows."""
         if self._seen >= self._num_updates:
             return False
-        observation_BD, task_B = _of_all_ranks(observation_BD, task_B)
+        observation_BD, task_B = _of_all_ranks(observation_BD.float(), task_B)
         if self._per_task:
             self._observe_tasks(observation_BD, task_B)
         else:

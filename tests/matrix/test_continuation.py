@@ -137,6 +137,18 @@ CASES = {
     "ppo between iterations": ppo(
         "mean", *STANDARDIZE, "--trainer.precision=bf16-mixed", "--resets.every=50", half=90
     ),
+    # other actions and observations
+    "discrete sac": sac("mlp", "mean", "--data.batch_size=25", env="env/classic_discrete"),
+    "discrete ppo": ppo("mean", env="env/classic_discrete"),
+    "images and state": sac(
+        "mlp",
+        "mean",
+        *SMALL_RINGS,
+        *init(encoder=part("networks", "MultiInput")),
+        f"--data.pixels={part('envs', 'Pixels')}",
+        "--data.pixels.init_args.size=16",
+        "--data.pixels.init_args.state=[0,1]",
+    ),
     # in the middle of the warm-up, an evaluation, a vector step, an update, and an iteration
     "sac interrupted": sac(
         "multi_head",
