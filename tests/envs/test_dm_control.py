@@ -1,10 +1,5 @@
 """Tasks of the DeepMind Control Suite beside dm_control's own, equal in every bit."""
 
-import os
-import platform
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -16,10 +11,8 @@ from mtrl_lightning.envs import DMControl
 from mtrl_lightning.envs.benchmarks.dm_control import steps_like_upstream
 from mtrl_lightning.envs.benchmarks.dm_control_domains import domain, import_suite, load
 from mtrl_lightning.envs.benchmarks.dm_control_env import FastStepper
-from mtrl_lightning.envs.benchmarks.padding import Padded
 from mtrl_lightning.envs.fast.arithmetic import SCALES
 from mtrl_lightning.envs.fast.dm_control_fast import NamedField, tolerance
-from tests.helpers.command_line import ROOT
 from tests.helpers.tiers import DM_CONTROL_TASKS, slow_unless
 
 BENCHMARKING = ["-".join(name) for name in import_suite().BENCHMARKING]
@@ -69,13 +62,9 @@ def compare_episodes(env, theirs, num_steps):
 
 
 def test_sizes_horizon_and_protocol():
-    tasks = [*DM_CONTROL_TASKS, "humanoid-stand"]
-    spec = DMControl(tasks).spec
-    for task, name in enumerate(tasks):
-        theirs = own(name)
-        assert spec.observation_sizes[task] == len(flat(theirs.reset().observation))
-        assert spec.action_sizes[task] == theirs.action_spec().shape[0]
-    assert spec.observation_space.shape == (78,) and spec.action_space.shape == (21,)
+    spec = DMControl(["cartpole-swingup", "humanoid-stand"]).spec
+    assert (spec.observation_sizes, spec.action_sizes) == ((5, 67), (1, 21))
+    assert spec.observation_space.shape == (67,) and spec.action_space.shape == (21,)
     assert spec.observation_space.dtype == spec.action_space.dtype == np.float32
     assert (spec.horizon, spec.has_success, spec.max_return) == (500, False, 1000.0)
     assert spec.protocol == {
@@ -95,13 +84,6 @@ def test_named_sets_are_those_of_the_papers(monkeypatch):
     assert list(tasks["BENCHMARKING"]) == BENCHMARKING
     assert len(tasks["DMC19"]) == 19 and set(tasks["DMC19"]) < set(BENCHMARKING)
     assert tasks["DMC21"] == (*tasks["DMC19"], "quadruped-walk", "quadruped-run")
-
-
-def test_equal_sizes_are_not_padded():
-    benchmark = DMControl(["walker-walk", "walker-run"])
-    assert benchmark.spec.observation_sizes == benchmark.spec.action_sizes == ()
-    assert not isinstance(benchmark.make_env(1, "train", 0), Padded)
-    assert DMControl("walker-walk").task_names == ("walker-walk",)
 
 
 # ---- Steps ----
@@ -127,28 +109,24 @@ def test_full_episodes_are_equal_and_end_by_truncation():
         ("reacher-easy", [0], "shoulder", 6 * np.pi),
         ("cheetah-run", [1], "rooty", 6 * np.pi),
         ("fish-swim", [], "tail1", 6.0),  # a spring turns it back
-        ("finger-spin", [], None, 0.0),
     ],
 )
 def test_full_turns_are_removed_from_counting_angles_only(name, entries, joint, angle):
     wrapped_env, env = (env_of(name, wrap_angles=wrap) for wrap in (True, False))
     others = np.setdiff1d(np.arange(env.observation_space.shape[0]), entries)
     assert same(wrapped_env.reset()[0][others], env.reset()[0][others])
-    if joint is not None:
-        for one in (wrapped_env, env):
-            one.unwrapped._environment.physics.named.data.qpos[joint] += angle
+    for one in (wrapped_env, env):
+        one.unwrapped._environment.physics.named.data.qpos[joint] += angle
     largest = 0.0
     for action in actions_of(env, 25):
         wrapped, *rest = wrapped_env.step(action)
         observation, *own_rest = env.step(action)
-        assert rest == own_rest
-        assert same(wrapped[others], observation[others])
+        assert rest == own_rest and same(wrapped[others], observation[others])
         assert np.abs(wrapped[entries]).max(initial=0) <= np.pi + 1e-6
         turns = (observation[entries] - wrapped[entries]) / (2 * np.pi)
-        assert np.allclose(turns, np.round(turns), atol=1e-5)
-        assert np.all(np.round(turns) >= 1)
+        assert np.allclose(turns, np.round(turns), atol=1e-5) and np.all(np.round(turns) >= 1)
         largest = max(largest, observation[[0, 1]].max())
-    assert joint is None or largest > np.pi + 0.1
+    assert largest > np.pi + 0.1
 
 
 def test_action_repeat_sums_rewards_up_to_the_horizon():
@@ -192,16 +170,6 @@ def test_an_unstable_simulation_raises_dm_controls_error(fast):
         env.step(np.zeros(6, np.float32))
 
 
-def test_a_test_episode_is_dm_controls_with_this_number():
-    env = env_of("reacher-easy", "eval", seed=7)
-    wanted = [
-        flat(import_suite().load("reacher", "easy", {"random": k}).reset().observation)
-        for k in range(4)
-    ]
-    assert all(same(env.reset()[0], start) for start in wanted)
-    assert same(env.reset(seed=2)[0], wanted[2]) and same(env.reset()[0], wanted[3])
-
-
 # ---- Images ----
 
 
@@ -209,13 +177,10 @@ def test_rendered_env_has_dm_controls_textures_cameras_and_rate():
     benchmark = DMControl(["cartpole-swingup", "quadruped-walk"], action_repeat=2)
     assert [benchmark.camera(task) for task in (0, 1)] == [0, 2]
     for task, rate in enumerate((50.0, 25.0)):
-        trained = benchmark.make_env(task, "eval", 0)
         drawn = benchmark.make_rendered_env(task, "eval", 0)
         wanted = own(benchmark.task_names[task]).physics.model.ptr.tex_data
-        assert np.array_equal(drawn.unwrapped.model.tex_data, wanted)
-        if platform.system() == "Linux":
-            assert not trained.unwrapped.model.tex_data.any() and wanted.any()
-        assert trained.metadata["render_fps"] == pytest.approx(rate)
+        assert np.array_equal(drawn.unwrapped.model.tex_data, wanted) and wanted.any()
+        assert benchmark.make_env(task, "eval", 0).metadata["render_fps"] == pytest.approx(rate)
 
 
 # ---- The cheaper code ----
@@ -234,23 +199,6 @@ def test_cheaper_code_is_off_with_a_warning_where_steps_differ(monkeypatch, requ
     request.addfinalizer(steps_like_upstream.cache_clear)
     with pytest.warns(UserWarning, match=f"{np.__version__}"):
         assert not DMControl(["pendulum-swingup"]).fast
-
-
-QUIET = """
-import os, sys
-from mtrl_lightning.envs import DMControl
-assert not any(name.startswith(("dm_control", "mujoco")) for name in sys.modules)
-DMControl(["quadruped-escape"]).make_env(0, "train", 0).reset()
-assert "MUJOCO_GL" not in os.environ and "torch" not in sys.modules
-"""
-
-
-def test_without_a_display_the_import_prints_nothing():
-    display = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL")
-    kept = {name: value for name, value in os.environ.items() if name not in display}
-    command = [sys.executable, "-c", QUIET]
-    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_dm_controls_modules_and_numpy_stay_as_they_are():

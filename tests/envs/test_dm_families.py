@@ -124,7 +124,6 @@ def test_models_have_their_value_and_bodies_move_accordingly(family):
             assert env.model.body_mass.sum() == pytest.approx(14)
     first, second = (rollout(env) for env in envs[:2])
     assert np.isfinite(first).all() and np.abs(first - second).max() > 1e-3
-    assert np.array_equal(rollout(envs[0]), first), "only the value differs"
 
     ours = envs[values.index(stock)]
     theirs = DMControl([FAMILIES[family].task], horizon=60).make_env(0, "eval", 0)
@@ -160,12 +159,7 @@ def test_given_trained_values_decide_the_default_splits(without_models):
 
 
 @pytest.mark.parametrize(
-    ("split", "values"),
-    [
-        ("eval_interpolation", [0.3, 0.9]),
-        ("eval_extrapolation", [0.2, 0.4]),
-        ("eval_extrapolation", [0.5]),
-    ],
+    ("split", "values"), [("eval_interpolation", [0.3, 0.9]), ("eval_extrapolation", [0.2, 0.5])]
 )
 def test_values_of_the_wrong_split_are_refused(without_models, split, values):
     with pytest.raises(ConfigurationError, match=split):

@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -10,7 +11,6 @@ from gymnasium.wrappers import FrameStackObservation, StickyAction
 
 from mtrl_lightning.envs import (
     DMControl,
-    DMControlFamily,
     GymnasiumTasks,
     MetaWorld,
     Pixels,
@@ -19,20 +19,15 @@ from mtrl_lightning.envs import (
     WithWrappers,
 )
 from tests.helpers.altered_reach import Dice
-from tests.helpers.command_line import skip_without_renderer
 from tests.helpers.environments import draw, run, through_a_file
 from tests.helpers.fakes import arrays_of
 
 HORIZON = 8
+WRAPPERS = [
+    partial(StickyAction, repeat_action_probability=0.3),
+    partial(FrameStackObservation, stack_size=3),
+]
 MUJOCO = ["Reacher-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "Walker2d-v5"]
-
-
-def stacked(env):
-    return FrameStackObservation(env, 3)
-
-
-def sticky(env):
-    return StickyAction(env, 0.3)
 
 
 BENCHMARKS = {
@@ -41,12 +36,9 @@ BENCHMARKS = {
     "MetaWorld's own classes": lambda: MetaWorld(["push"], "v2", HORIZON, 6, fast=False),
     "suite": lambda: DMControl(["walker-walk", "reacher-hard"], horizon=2 * HORIZON),
     "suite's own code": lambda: DMControl(["walker-walk"], horizon=2 * HORIZON, fast=False),
-    "family": lambda: DMControlFamily("cartpole_pole", [0.2], [], [], [], horizon=2 * HORIZON),
-    "classic control": lambda: GymnasiumTasks(["Pendulum-v1", "MountainCarContinuous-v0"], HORIZON),
     "Gymnasium's MuJoCo": lambda: GymnasiumTasks(MUJOCO, HORIZON),
-    "wrappers": lambda: WithWrappers(ToyReach(2, HORIZON), [sticky, stacked]),
+    "wrappers": lambda: WithWrappers(ToyReach(2, HORIZON), WRAPPERS),
     "pixels": lambda: Pixels(ToyReach(2, HORIZON), size=12),
-    "DMC21": lambda: DMControl("DMC21", horizon=2 * HORIZON),
 }
 
 
@@ -82,10 +74,7 @@ def assert_continues(benchmark, workers=(0, 0), num_steps=3 * HORIZON + 5, seeds
 
 
 @pytest.mark.usefixtures("few_goals")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name == "DMC21" else ()) for name in BENCHMARKS],
-)
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_an_episode_continues_bit_for_bit(name):
     assert_continues(BENCHMARKS[name]())
 
@@ -93,13 +82,6 @@ def test_an_episode_continues_bit_for_bit(name):
 @pytest.mark.parametrize("num_steps", [0, HORIZON - 1, HORIZON])
 def test_it_continues_at_a_reset_and_before_the_last_step(num_steps):
     assert_continues(ToyReach(2, HORIZON), num_steps=num_steps)
-
-
-@pytest.mark.slow
-def test_drawn_simulations_continue_without_a_worker():
-    skip_without_renderer()
-    tasks = ["cheetah-run", "cartpole-swingup"]
-    assert_continues(Pixels(DMControl(tasks, horizon=2 * HORIZON), size=16), (1, 0))
 
 
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0)])

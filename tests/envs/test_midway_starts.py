@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
+from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv, WithWrappers
 from mtrl_lightning.envs.vector.episodes import Episodes
 from mtrl_lightning.envs.vector.global_random import GlobalRandom
 from mtrl_lightning.envs.vector.midway_starts import NUM_BEGINNINGS, MidwayStarts
@@ -299,16 +299,11 @@ def test_repeated_steps_are_counted_and_shorten_episodes():
             taken.append(1)
             return super().step(action)
 
-    class Counted(ToyReach):
-        def make_env(self, task, split, seed):
-            return CountSteps(super().make_env(task, split, seed))
-
-    envs = VectorEnv(Counted(2, HORIZON), [0, 1], num_workers=0, seed=3, midway_starts=0.5)
+    benchmark = WithWrappers(ToyReach(2, HORIZON), [CountSteps])
+    envs = VectorEnv(benchmark, [0, 1], num_workers=0, seed=3, midway_starts=0.5)
     envs.reset()
-    repeated_steps, midway, running_E = 0, [], [[], []]
-    for action_EA in draw(envs, 20 * HORIZON):
-        (result,) = run(envs, [action_EA])
-        repeated_steps += envs.take_repeated_steps()
+    midway, running_E = [], [[], []]
+    for result in run(envs, draw(envs, 20 * HORIZON)):
         for e in range(2):
             running_E[e].append(bool(result.midway_E[e]))
             if result.truncated_E[e]:
@@ -316,5 +311,7 @@ def test_repeated_steps_are_counted_and_shorten_episodes():
                 assert running_E[e] == [is_midway] * len(running_E[e])
                 midway.append(is_midway)
                 running_E[e] = []
+    repeated_steps = envs.take_repeated_steps()
     assert 0.1 < np.mean(midway) < 0.6
     assert len(taken) == 2 * 20 * HORIZON + repeated_steps and repeated_steps > 0
+    assert envs.take_repeated_steps() == 0

@@ -75,12 +75,11 @@ def test_videos_are_the_same_with_and_without_observed_images(suite):
 def test_nonfinite_state_behind_an_image_is_a_fault():
     factor = [1.0]
 
-    class Breaking(ToyReach):
-        def make_env(self, task, split, seed):
-            env = super().make_env(task, split, seed)
-            return TransformObservation(env, lambda state: state * factor[0], None)
+    def spoiled(env):
+        return TransformObservation(env, lambda state: state * factor[0], None)
 
-    envs = VectorEnv(Pixels(Breaking(1, horizon=9), size=8), [0], num_workers=0)
+    benchmark = Pixels(WithWrappers(ToyReach(1, horizon=9), [spoiled]), size=8)
+    envs = VectorEnv(benchmark, [0], num_workers=0)
     envs.reset(seed=0)
     factor[0] = np.nan
     for call in (lambda: envs.step(np.zeros((1, 2), np.float32)), envs.reset):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,13 @@ import pytest
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import RestartsExhaustedError
 from tests.helpers.altered_reach import Large, OnceFaulty
-from tests.helpers.environments import run, through_a_file
+from tests.helpers.environments import run, through_a_file, toy_step
 from tests.helpers.fakes import arrays_of
 from tests.helpers.processes import alive, wait_until_gone
 
 ROOT = Path(__file__).parents[2]
 TASKS = [0, 1, 2, 0]
-ROWS = {0: [0, 1, 2, 3], 1: [0, 1, 2, 3], 3: [0, 1]}
+ROWS = {0: [0, 1, 2, 3], 3: [0, 1]}
 """For each number of workers the rows that break together with row 1."""
 AT = 6
 """The step, counted from 0, in which row 1 breaks: the second of its second episode."""
@@ -67,12 +68,11 @@ def after_a_fault(seed=3):
 def assert_true(observation_ED, action_SEA, results):
     """Check that the valid rows are steps of the point from the observation returned before."""
     for action_EA, result in zip(action_SEA, results, strict=True):
-        for e in np.flatnonzero(result.valid_E):
-            wanted_D = np.clip(observation_ED[e].astype(np.float64) + 0.2 * action_EA[e], -1, 1)
-            np.testing.assert_allclose(result.next_observation_ED[e], wanted_D, rtol=0, atol=3e-7)
-            angle = 2 * np.pi * TASKS[e] / 3
-            distance = np.linalg.norm(wanted_D - 0.7 * np.array([np.cos(angle), np.sin(angle)]))
-            assert result.reward_E[e] == pytest.approx(1 - distance, abs=5e-7)
+        next_ED, reward_E = toy_step(observation_ED, action_EA, TASKS)
+        valid_E = result.valid_E
+        found_ED = result.next_observation_ED[valid_E]
+        np.testing.assert_allclose(found_ED, next_ED[valid_E], rtol=0, atol=3e-7)
+        np.testing.assert_allclose(result.reward_E[valid_E], reward_E[valid_E], rtol=0, atol=5e-7)
         observation_ED = result.observation_ED
 
 
@@ -89,9 +89,7 @@ def assert_rows_equal(results, others, rows):
 @pytest.mark.parametrize(
     ("workers", "fault"),
     [
-        (0, "raise"),
         (0, "nan"),
-        pytest.param(1, "die", marks=pytest.mark.slow),
         (3, "inf"),
         pytest.param(3, "die", marks=pytest.mark.slow),
         pytest.param(3, "hang", marks=pytest.mark.slow),
@@ -230,20 +228,15 @@ def test_worker_killed_in_a_large_answer_keeps_others_in_step():
     reasons = []
     envs = VectorEnv(Large(), [0, 1, 2], num_workers=3, max_restarts=5, on_restart=reasons.append)
     envs.reset()
-    pid = envs.worker_pids[1]
-    threading.Timer(0.3, lambda: os.kill(pid, signal.SIGKILL)).start()
+    threading.Timer(0.3, os.kill, (envs.worker_pids[1], signal.SIGKILL)).start()
     while not reasons:
         envs.get_attr("ballast")
-    action_EA = np.full((3, 2), 0.1)
-    (first,) = run(envs, [action_EA])
-    assert first.valid_E.tolist() == [True, False, True]
-    observation_ED = first.observation_ED
-    for result in run(envs, [action_EA] * 9):
-        assert result.valid_E.all()
-        expected_ED = np.clip(observation_ED + 0.2 * action_EA, -1, 1)
-        assert np.allclose(result.next_observation_ED, expected_ED, atol=1e-6)
-        observation_ED = result.observation_ED
+    results = run(envs, np.full((10, 3, 2), 0.1))
     envs.close()
+    assert valid(results) == [[True, False, True], *[[True] * 3] * 9]
+    for before, result in pairwise(results):
+        expected_ED = np.clip(before.observation_ED + 0.2 * 0.1, -1, 1)
+        assert np.allclose(result.next_observation_ED, expected_ED, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -274,12 +267,8 @@ def test_exhausted_budget_returns_the_step_then_raises(workers, budget, fatal):
     assert len(reasons) == envs.num_restarts == budget
     states = through_a_file(envs.get_state())
     assert [state["state"] is None for state in states] == [e in ROWS[workers] for e in range(4)]
-    for call in (
-        lambda: envs.send(actions()[0]),
-        envs.reset,
-        lambda: envs.get_attr("_steps"),
-        lambda: envs.set_state(states),
-    ):
+    asked = (lambda: envs.get_attr("_steps")), (lambda: envs.set_state(states))
+    for call in (lambda: envs.send(actions()[0]), envs.reset, *asked):
         with pytest.raises(RestartsExhaustedError, match=f"{budget}"):
             call()
     pids = envs.worker_pids
@@ -294,10 +283,8 @@ def test_exhausted_budget_returns_the_step_then_raises(workers, budget, fatal):
     assert_true(results[0].observation_ED, actions()[1 : AT + 1], results[1:])
     starts = [*first_ED, *expected[4].observation_ED, *results[0].observation_ED[~last.valid_E]]
     assert len(np.unique(starts, axis=0)) == len(starts), "with draws of its own"
-    assert [s for s, result in enumerate(results) if result.truncated_E[1]] == [5], (
-        "a full episode after the void step"
-    )
-    assert restored.num_restarts == 0
+    # a full episode after the void step
+    assert [s for s, result in enumerate(results) if result.truncated_E[1]] == [5]
 
 
 def test_group_that_stays_broken_exhausts_the_budget():
@@ -323,38 +310,30 @@ def test_group_that_stays_broken_exhausts_the_budget():
 
 
 MAIN = """
-import sys, time
+import time
 import numpy as np
 from mtrl_lightning.envs import VectorEnv
 from tests.helpers.altered_reach import OnceFaulty
 
-if __name__ == "__main__":
-    envs = VectorEnv(OnceFaulty(sys.argv[1], step=2), [0, 1, 2], num_workers=3, max_restarts=5)
-    envs.reset()
-    envs.step(np.zeros((3, 2)))
-    if sys.argv[1] == "hang":
-        envs.send(np.zeros((3, 2)))
-        time.sleep(0.5)
-    else:
-        envs.step(np.zeros((3, 2)))
-    print(*envs.worker_pids, flush=True)
-    time.sleep(60)
+envs = VectorEnv(OnceFaulty("hang", step=2), [0, 1, 2], num_workers=3, max_restarts=5)
+envs.reset()
+envs.step(np.zeros((3, 2)))
+envs.send(np.zeros((3, 2)))
+time.sleep(0.5)
+print(*envs.worker_pids, flush=True)
+time.sleep(60)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux's shared memory")
-@pytest.mark.parametrize("fault", ["die", "hang"])
-def test_a_killed_main_process_leaves_neither_workers_nor_memory(tmp_path, fault):
-    script, temporary = tmp_path / "main.py", tmp_path / "temporary"
-    script.write_text(MAIN)
-    temporary.mkdir()
+def test_a_killed_main_process_leaves_neither_workers_nor_memory(tmp_path):
     main = subprocess.Popen(
-        [sys.executable, str(script), fault],
+        [sys.executable, "-c", MAIN],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
     )
     try:
         pids = [int(pid) for pid in main.stdout.readline().split()]
@@ -366,4 +345,4 @@ def test_a_killed_main_process_leaves_neither_workers_nor_memory(tmp_path, fault
         main.stdout.close()
     wait_until_gone({*pids, *family})
     assert not [path for path in Path("/dev/shm").iterdir() if f"-{main.pid}-" in path.name]
-    assert list(temporary.rglob("*")) == []
+    assert list(tmp_path.rglob("*")) == []

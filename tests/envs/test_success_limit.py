@@ -4,38 +4,35 @@ from __future__ import annotations
 
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
+from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning import read_metrics, train
 from mtrl_lightning.algorithms import PPO
-from mtrl_lightning.envs import Benchmark
+from mtrl_lightning.envs import GymnasiumTasks
 from mtrl_lightning.envs.vector.success_limit import SuccessLimit
 from mtrl_lightning.rollout import EndAfterSuccess
-from mtrl_lightning.spec import EnvSpec
+from tests.helpers.fakes import Line
 
 HORIZON = 12
 
 
-class Scheduled(gym.Env):
+class Scheduled(Line):
     """It succeeds in given steps of an episode."""
 
-    action_space = Box(-1.0, 1.0, (1,), np.float32)
-    observation_space = Box(-np.inf, np.inf, (1,), np.float64)
-
     def __init__(self, *successes):
-        self._successes = successes
+        super().__init__(success="success")
+        self.successes = successes
 
     def reset(self, *, seed=None, options=None):
         self.steps = 0
-        return np.zeros(1), {}
+        return super().reset(seed=seed)
 
     def step(self, action):
         self.steps += 1
-        info = {"success": self.steps in self._successes}
-        return np.array([float(self.steps)]), 1.0, False, self.steps == HORIZON, info
+        observation, *_ = super().step(action)
+        return observation, 1.0, False, False, {"success": self.steps in self.successes}
 
 
 def length(env):
@@ -53,16 +50,14 @@ def length(env):
     [
         ((), 3, HORIZON),
         ((4,), 0, 4),
-        ((4,), 3, 7),
         ((4, 6, 7), 3, 7),
-        ((4, 5, 6, 7, 8), 3, 7),
         ((1,), 2, 3),
         ((10,), 3, HORIZON),
         ((HORIZON,), 0, HORIZON),
     ],
 )
 def test_episode_ends_some_steps_after_its_first_success(successes, num_steps, expected):
-    env = SuccessLimit(Scheduled(*successes), num_steps)
+    env = SuccessLimit(TimeLimit(Scheduled(*successes), HORIZON), num_steps)
     assert [length(env), length(env)] == [expected, expected], "and so does the next one"
     env.reset()
     for _ in range(expected - 1):
@@ -70,17 +65,9 @@ def test_episode_ends_some_steps_after_its_first_success(successes, num_steps, e
     assert length(env) == expected, "a reset before the end forgets the success"
 
 
-class SucceedsAtOnce(Benchmark):
-    spaces = Scheduled.observation_space, Scheduled.action_space
-    spec = EnvSpec(("a",), *spaces, HORIZON, True, (0,), {"benchmark": "scheduled"})
-
-    def make_env(self, task, split, seed):
-        return Scheduled(1)
-
-
 def test_only_training_episodes_end_after_a_success(tmp_path):
     run = train(
-        SucceedsAtOnce(),
+        GymnasiumTasks({"a": partial(Scheduled, 1)}, horizon=HORIZON, has_success=True),
         partial(PPO, num_steps=20, num_minibatches=2),
         total_steps=40,
         data={"num_workers": 0, "extras": [EndAfterSuccess(3)]},

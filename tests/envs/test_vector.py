@@ -4,6 +4,7 @@ import gc
 import os
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -11,18 +12,18 @@ from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.vector.episodes import episode_seed
 from mtrl_lightning.envs.vector.vector import default_num_workers
 from mtrl_lightning.errors import EnvironmentFaultError, PolicyFaultError
+from tests.helpers.altered_reach import OnceFaulty
 from tests.helpers.environments import draw, run
-from tests.helpers.fakes import Faulty, Scripted, arrays_of, scripted_length
+from tests.helpers.fakes import Scripted, arrays_of
 from tests.helpers.processes import alive
 
 ZEROS = np.zeros((3, 2))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_metaworld_equals_environments_stepped_alone(workers):
+def test_metaworld_equals_environments_stepped_alone():
     tasks = [0, 0, 1]  # a goal of basketball edits the model
     benchmark = MetaWorld(["basketball", "reach"], horizon=6, num_goals=5)
-    envs = VectorEnv(benchmark, tasks, seed=11, num_workers=workers)
+    envs = VectorEnv(benchmark, tasks, seed=11, num_workers=2)
     observation_ED, _ = envs.reset(seed=7)
     action_SEA = draw(envs, 15)
     results = run(envs, action_SEA)
@@ -34,7 +35,7 @@ def test_metaworld_equals_environments_stepped_alone(workers):
         assert np.array_equal(observation_ED[e], env.reset(seed=7 + e)[0])
         for s, result in enumerate(results):
             following, *rest, info = env.step(action_SEA[s, e])
-            assert rest[2] == (s in (5, 11)), "time is over in every episode, not only in the first"
+            assert rest[2] == (s in (5, 11)), "every episode ends, not only the first"
             observation = following
             if rest[2]:
                 observation, _ = env.reset(seed=episode_seed(7 + e, s // 6 + 1))
@@ -49,12 +50,11 @@ def test_number_of_workers_has_bounds():
     assert default_num_workers(1000, spare=0) == cores
     assert default_num_workers(1) == default_num_workers(5, spare=cores) == 1
     envs = VectorEnv(ToyReach(), [0], num_workers=4)
-    assert envs.num_workers == 1, "no worker without an environment"
-    pids = envs.worker_pids
-    assert alive(pids)
+    (pid,) = envs.worker_pids
+    assert alive([pid])
     del envs
     gc.collect()
-    assert not alive(pids)
+    assert not alive([pid])
 
 
 def test_results_are_not_overwritten_by_the_next_step():
@@ -69,9 +69,8 @@ def test_results_are_not_overwritten_by_the_next_step():
     assert all(map(np.array_equal, arrays, copies))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_calls_reach_every_environment_in_order(workers):
-    envs = VectorEnv(Scripted(3), [2, 0, 1], num_workers=workers)
+def test_calls_reach_every_environment_in_order():
+    envs = VectorEnv(Scripted(3), [2, 0, 1], num_workers=2)
     envs.reset(seed=[4, 5, 6])
     assert envs.get_attr("task") == (2, 0, 1)
     assert envs.call("place", steps=3) == ((4, 3), (5, 3), (6, 3))
@@ -81,64 +80,47 @@ def test_calls_reach_every_environment_in_order(workers):
 # ---- what can go wrong ----
 
 
-@pytest.fixture(scope="module")
-def faulty_envs():
-    envs = {workers: VectorEnv(Faulty(3), [0, 1, 2], num_workers=workers) for workers in (0, 1)}
-    yield envs
-    for vector in envs.values():
-        vector.close()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    ("fault", "value"),
-    [
-        ("raise", 0),
-        ("reward", np.nan),
-        ("reward", -np.inf),
-        ("reward", 1e39),
-        ("observation", np.nan),
-        ("observation", np.inf),
-        ("observation", 1e39),
-        ("reset_observation", np.nan),
-        ("reset_observation", np.inf),
-        ("raise_reset", 0),
-    ],
-)
-def test_a_fault_names_its_task(faulty_envs, workers, fault, value):
-    envs = faulty_envs[workers]
-    step = 1 if "reset" in fault else 3
-    options = {"fault": fault, "value": value, "task": "task-1", "step": step}
-    envs.reset(seed=[1, 1, 2], options=options)
-    with pytest.raises(EnvironmentFaultError, match="task-1"):
-        for _ in range(scripted_length(1, 1)):
-            envs.step(ZEROS)
-    if "reset" in fault:
-        with pytest.raises(EnvironmentFaultError, match="task-1"):
-            envs.reset(seed=0, options=options | {"step": 0})
-    envs.reset(seed=0, options={})
-
-
-def test_observation_may_be_the_largest_float32(faulty_envs):
-    options = {"fault": "observation", "value": np.finfo(np.float32).max, "task": "task-1"}
-    envs = faulty_envs[0]
-    envs.reset(seed=[1, 1, 2], options=options | {"step": 1})
-    assert envs.step(ZEROS)[0][1, 2] == options["value"]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_a_fault_every_worker_answers_the_question_asked(workers):
-    envs = VectorEnv(Faulty(3), [0, 1, 2], num_workers=workers)
-    envs.reset(seed=0, options={"fault": "raise", "task": "task-0", "step": 1})
-    with pytest.raises(EnvironmentFaultError, match="task 'task-0', step 1"):
-        envs.step(ZEROS)
-    observations = [envs.reset(seed=5, options={})[0], *(envs.step(ZEROS)[0] for _ in range(2))]
+    envs = VectorEnv(OnceFaulty("raise", step=3), [0, 1, 2], num_workers=workers)
+    plain = VectorEnv(ToyReach(3, horizon=5), [0, 1, 2], num_workers=0)
+    envs.reset(seed=0)
+    with pytest.raises(EnvironmentFaultError, match="task 'goal-1', step 3"):
+        for _ in range(3):
+            envs.step(ZEROS)
+    assert np.array_equal(envs.reset(seed=5)[0], plain.reset(seed=5)[0])
+    for result, expected in zip(run(envs, draw(envs, 8)), run(plain, draw(envs, 8)), strict=True):
+        assert np.array_equal(result.observation_ED, expected.observation_ED)
     envs.close()
-    assert np.array(observations)[:, :, 1:3].tolist() == [  # episode and step
-        [[5, 0], [6, 0], [7, 0]],
-        [[5, 1], [7, 0], [7, 1]],
-        [[5, 2], [7, 1], [8, 0]],
-    ]
+
+
+class BrokenReset(gym.Wrapper):
+    """Its reset of a number, counted from 1, raises, or returns what is not finite."""
+
+    def __init__(self, env, number, value):
+        super().__init__(env)
+        self.number, self.value = number, value
+
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        self.number -= 1
+        return (observation if self.number else observation + self.value), info
+
+
+@pytest.mark.parametrize("value", ["no number", np.nan])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fault_of_a_reset_names_its_task(workers, number, value):
+    class Broken(ToyReach):
+        def make_env(self, task, split, seed):
+            env = super().make_env(task, split, seed)
+            return BrokenReset(env, number, value) if task == 1 else env
+
+    envs = VectorEnv(Broken(3, horizon=1), [0, 1, 2], num_workers=workers)
+    with pytest.raises(EnvironmentFaultError, match="goal-1"):
+        envs.reset(seed=0)
+        envs.step(ZEROS)
+    envs.close()
 
 
 @pytest.mark.parametrize("axis", [0, 1])

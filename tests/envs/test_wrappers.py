@@ -18,6 +18,7 @@ from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrapper
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers, with_layers_of
 from mtrl_lightning.envs.names import values_text
+from tests.helpers.environments import run
 from tests.helpers.fakes import half, point_in_space, point_on_a_line
 
 HORIZON = 7
@@ -34,17 +35,14 @@ HALF = {
 }
 
 
-def taken(benchmark, actions_SEA, num_workers=0):
+def taken(benchmark, action_SEA, num_workers=0):
     """Return observations and rewards of steps in all tasks."""
     envs = VectorEnv(benchmark, range(benchmark.spec.num_tasks), num_workers=num_workers)
-    observations = [envs.reset(seed=1)[0]]
-    rewards = []
-    for action_EA in actions_SEA:
-        observation_ED, reward_E, *_ = envs.step(action_EA)
-        observations.append(observation_ED)
-        rewards.append(reward_E)
+    first_ED, _ = envs.reset(seed=1)
+    results = run(envs, action_SEA)
     envs.close()
-    return np.array(observations), np.array(rewards)
+    observations = [first_ED, *(result.observation_ED for result in results)]
+    return np.array(observations), np.array([result.reward_E for result in results])
 
 
 def test_wrappers_apply_to_any_benchmark_also_in_workers():
@@ -111,19 +109,23 @@ def test_tasks_of_different_sizes_are_wrapped_then_padded():
     assert np.diff(found_SED[:2, 0, :3], axis=0)[0] == pytest.approx([0, 0, 0.1], abs=1e-6)
 
 
-def test_spaces_that_no_wrapper_changes_are_the_benchmarks_own():
+def test_spaces_and_score_that_no_wrapper_changes_are_the_benchmarks_own():
     class Wider(ToyReach):
         @property
         def spec(self):
-            return super().spec._replace(observation_space=Box(-5.0, 5.0, (2,), np.float32))
+            space = Box(-5.0, 5.0, (2,), np.float32)
+            return super().spec._replace(observation_space=space, max_return=5.0)
 
-    assert WithWrappers(Wider(2), [HALF]).spec.observation_space.high.tolist() == [5, 5]
-    assert WithWrappers(Wider(2), [OWN]).spec.observation_space.high.tolist() == [np.inf, np.inf]
+    shorter = partial(TimeLimit, max_episode_steps=HORIZON - 1)
+    for wrapper, bound, max_return in ((HALF, 5, None), (OWN, np.inf, 5.0), (shorter, 5, None)):
+        spec = WithWrappers(Wider(2, HORIZON), [wrapper]).spec
+        assert spec.observation_space.high.tolist() == [bound] * 2
+        assert spec.max_return == max_return
 
 
 def test_replacing_benchmark_keeps_wrappers_and_info():
     toy = ToyReach(2, HORIZON)
-    assert with_layers(toy, None, None) is toy and with_layers(toy, [], None) is toy
+    assert with_layers(toy, [], None) is toy
     previous = WithInfo(WithWrappers(toy, [STACK, FLATTEN]), ["place"])
     assert with_layers_of(previous, previous) is previous
     for changed in (ToyReach(2, 3), WithWrappers(ToyReach(2, 3), [STACK, FLATTEN])):
@@ -134,7 +136,6 @@ def test_replacing_benchmark_keeps_wrappers_and_info():
     envs.reset()
     envs.remake(ToyReach(2, 3))
     assert envs.step(np.zeros((2, 2)))[0].shape == (2, 6)
-    assert with_layers_of(toy, ToyReach(2, 3)).spec.horizon == 3
 
 
 class Halves(ToyReach):
@@ -158,26 +159,6 @@ def test_wrapped_benchmark_keeps_splits_and_rendering():
     env = benchmark.make_rendered_env(1, "eval", seed=0)
     assert env.render_mode == "rgb_array" and env.render().ndim == 3
     assert env.observation_space == benchmark.spec.observation_space
-
-
-class Scored(ToyReach):
-    """The same tasks, whose largest return is known."""
-
-    @property
-    def spec(self):
-        return super().spec._replace(max_return=5.0)
-
-
-@pytest.mark.parametrize(
-    ("wrappers", "expected"),
-    [
-        ([STACK, FLATTEN], 5.0),
-        ([HALF], None),
-        ([partial(TimeLimit, max_episode_steps=HORIZON - 1)], None),
-    ],
-)
-def test_no_score_where_wrappers_change_the_max_return(wrappers, expected):
-    assert WithWrappers(Scored(2, horizon=HORIZON), wrappers).spec.max_return == expected
 
 
 def test_the_protocol_has_the_values_of_objects():

@@ -33,3 +33,11 @@ def run(envs, action_SEA):
         envs.send(action_EA)
         results.append(envs.receive())
     return results
+
+
+def toy_step(observation_ED, action_EA, task_E, num_tasks=3):
+    """The next observations and the rewards that the dynamics of ``ToyReach`` give."""
+    angle_E = 2 * np.pi * np.asarray(task_E) / num_tasks
+    goal_ED = 0.7 * np.stack([np.cos(angle_E), np.sin(angle_E)], axis=1)
+    next_ED = np.clip(observation_ED.astype(np.float64) + 0.2 * np.clip(action_EA, -1, 1), -1, 1)
+    return next_ED, 1 - np.linalg.norm(next_ED - goal_ED, axis=1)

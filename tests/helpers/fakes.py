@@ -4,8 +4,6 @@ Worker processes import this: no torch.
 """
 
 import functools
-import os
-import time
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +11,6 @@ from gymnasium.spaces import Box, Dict
 from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs import Benchmark
-from mtrl_lightning.envs.benchmarks.benchmark import BenchmarkWrapper
 from mtrl_lightning.envs.vector.episodes import episode_seed
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.transitions import StepResult
@@ -105,59 +102,6 @@ class ScriptedEnv(gym.Env):
 
     def place(self, steps):
         return self.episode, steps
-
-
-class Faulty(Scripted):
-    """``Scripted``, one task of which breaks when ``reset`` is told so by its options.
-
-    The options are ``{"fault": kind, "task": name, "step": s}`` with the kind one of ``raise``,
-    ``die``, ``hang``, ``reward``, ``observation`` (with ``value``) in step ``s`` of the first
-    episode, ``raise_reset`` and ``reset_observation`` at the ``s``-th reset from now (0 is this
-    one).
-    """
-
-    def make_env(self, task, split, seed):
-        return _Breaking(super().make_env(task, split, seed), self.spec.task_names[task])
-
-
-class _Breaking(gym.Wrapper):
-    def __init__(self, env, name):
-        super().__init__(env)
-        self._name = name
-        self._fault = None
-        self._at = 0
-        self._value = np.nan
-        self._count = 0
-
-    def reset(self, *, seed=None, options=None):
-        if options is not None:
-            mine = options.get("task") == self._name
-            self._fault = options.get("fault") if mine else None
-            self._at = options.get("step", 0)
-            self._value = options.get("value", np.nan)
-            self._count = -1
-        self._count += 1
-        observation, info = self.env.reset(seed=seed)
-        if self._count == self._at and self._fault == "raise_reset":
-            raise RuntimeError("the motor broke")
-        if self._count == self._at and self._fault == "reset_observation":
-            observation[2] = self._value
-        return observation, info
-
-    def step(self, action):
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        if self._count == 0 and self.unwrapped.steps == self._at:
-            if self._fault == "raise":
-                raise RuntimeError("the motor broke")
-            if self._fault == "die":
-                os._exit(3)
-            if self._fault == "hang":
-                time.sleep(60)
-            if self._fault == "reward":
-                reward = self._value
-            if self._fault == "observation":
-                observation[2] = self._value
-        return observation, reward, terminated, truncated, info
 
 
 def arrays_of(result):
@@ -258,31 +202,6 @@ class Seeker:
         return np.clip((self._goal_TD[task_E] - observation_ED) / 0.2, -1, 1).astype(np.float32)
 
 
-class Selected(BenchmarkWrapper):
-    """Some tasks of a benchmark, in an order of their own."""
-
-    def __init__(self, benchmark, *tasks):
-        super().__init__(benchmark)
-        self.tasks = tasks
-
-    @property
-    def spec(self):
-        spec = super().spec
-        places = tuple(range(len(self.tasks)))
-        return spec._replace(
-            task_names=tuple(spec.task_names[task] for task in self.tasks), train_tasks=places
-        )
-
-    def split_tasks(self, split):
-        return self.spec.train_tasks
-
-    def make_env(self, task, split, seed):
-        return super().make_env(self.tasks[task], split, seed)
-
-    def make_rendered_env(self, task, split, seed):
-        return super().make_rendered_env(self.tasks[task], split, seed)
-
-
 class Point(gym.Env):
     """A point that an action moves along each axis; the nearer to 0, the better."""
 
@@ -332,33 +251,13 @@ class Drift(gym.ObservationWrapper):
         return (observation + self._drift).astype(np.float32)
 
 
-class InOrder(gym.Wrapper):
-    """Begins the next episode with the next goal; its rewards are Python floats.
-
-    Some of MetaWorld's rewards are of single precision, in which Gymnasium's statistics would
-    then add them up.
-    """
-
-    def __init__(self, env, goals):
-        super().__init__(env)
-        self.goals, self.episode = goals, 0
-
-    def reset(self, *, seed=None, options=None):
-        self.unwrapped.set_task(self.goals[self.episode % len(self.goals)])
-        self.episode += 1
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action):
-        observation, reward, *rest = self.env.step(action)
-        return observation, float(reward), *rest
-
-
 class Line(gym.Env):
     """A point on a line, whose action is a force of at most 3."""
 
-    def __init__(self, observations=None, actions=None, success=None):
+    action_space = Box(-3.0, 3.0, (1,), np.float32)
+
+    def __init__(self, observations=None, success=None):
         self.observation_space = observations or Box(-9.0, 9.0, (1,), np.float64)
-        self.action_space = actions or Box(-3.0, 3.0, (1,), np.float32)
         self.success = success
 
     def reset(self, *, seed=None, options=None):
