@@ -18,8 +18,8 @@ from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.transitions import STORED, TransitionBatch, Transitions, transition_fields
 from mtrl_lightning.utils.devices import CPU
+from tests.helpers.specs import spec_of
 
-OBSERVATION_DIM, ACTION_DIM = 3, 2
 ROW_BYTES = 37
 """Bytes of one transition of ``make_spec``."""
 TENSORS = torch.device("cpu", 0)
@@ -30,24 +30,12 @@ def make_spec(
     num_tasks: int,
     train_tasks: Sequence[int] | None = None,
     dtype: type[np.generic] = np.float32,
-    shape: tuple[int, ...] = (OBSERVATION_DIM,),
+    shape: tuple[int, ...] = (3,),
     info_fields: tuple[Field, ...] = (),
 ) -> EnvSpec:
     low, high = (0, 255) if dtype is np.uint8 else (-np.inf, np.inf)
-    return EnvSpec(
-        task_names=tuple(f"task-{i}" for i in range(num_tasks)),
-        observation_space=Box(low, high, shape, dtype),
-        action_space=Box(-1.0, 1.0, (ACTION_DIM,), np.float32),
-        horizon=10,
-        has_success=True,
-        train_tasks=tuple(range(num_tasks)) if train_tasks is None else tuple(train_tasks),
-        protocol={"benchmark": "numbers"},
-        info_fields=info_fields,
-    )
-
-
-def make_fields(**options: Any) -> tuple[Field, ...]:
-    return transition_fields(make_spec(1, **options))
+    spec = spec_of(num_tasks, Box(low, high, shape, dtype), train_tasks=train_tasks)
+    return spec._replace(info_fields=info_fields)
 
 
 def make_rings(
@@ -57,15 +45,14 @@ def make_rings(
     device: torch.device = CPU,
     **options: Any,
 ) -> RingStorage:
-    return RingStorage(make_fields(**options), num_envs, capacity, folder, device)
+    fields = transition_fields(make_spec(1, **options))
+    return RingStorage(fields, num_envs, capacity, folder, device)
 
 
 def make_snapshots(
-    folder: Path, chunk_rows: float | None = None, save_last: int | None = None
+    folder: Path, chunk_rows: float, save_last: int | None = None
 ) -> ReplaySnapshots:
-    """Snapshots whose chunks hold a number of rows; None for the usual size."""
-    if chunk_rows is None:
-        return ReplaySnapshots(folder, save_last=save_last)
+    """Snapshots whose chunks hold a number of rows."""
     return ReplaySnapshots(folder, chunk_rows * ROW_BYTES / 2**20, save_last)
 
 
@@ -80,20 +67,6 @@ def encode(ids: Iterable[int]) -> dict[str, np.ndarray]:
         # the successor of an episode's last row is not the observation of the next row
         "next_observation": observation_ND + 0.125,
         "terminated": id_N % 3 == 0,
-    }
-
-
-def columns_of(*values: Any) -> dict[str, Any]:
-    """Name columns that are given in the order of the stored fields."""
-    return dict(zip(STORED, values, strict=True))
-
-
-def encode_rows(ids: Iterable[int]) -> dict[str, Tensor]:
-    """What a storage gives for the rows with these numbers."""
-    columns = {name: torch.from_numpy(column) for name, column in encode(ids).items()}
-    return {
-        name: column if column.dtype == torch.bool else column.float()
-        for name, column in columns.items()
     }
 
 
@@ -116,14 +89,7 @@ def make_transitions(
 
 def columns_in(batch: TransitionBatch) -> dict[str, Tensor]:
     """Return a batch's columns ``[R, n, ...]`` by name, the further ones last."""
-    core = (
-        batch.observation_RnD,
-        batch.action_RnA,
-        batch.reward_Rn,
-        batch.next_observation_RnD,
-        batch.terminated_Rn,
-    )
-    return columns_of(*core) | dict(batch.extra)
+    return dict(zip(STORED, batch[:5], strict=True)) | dict(batch.extra)
 
 
 def ids_of(batch: TransitionBatch | dict[str, Tensor]) -> np.ndarray:
@@ -132,8 +98,8 @@ def ids_of(batch: TransitionBatch | dict[str, Tensor]) -> np.ndarray:
     if isinstance(batch, TransitionBatch):
         rows = {name: column.flatten(0, 1) for name, column in columns_in(batch).items()}
     ids = rows["observation"][:, 0].numpy().astype(np.int64)
-    for name, wanted in encode_rows(ids).items():
-        assert torch.equal(rows[name], wanted), name
+    for name, wanted in encode(ids).items():
+        assert torch.equal(rows[name], torch.from_numpy(wanted).to(rows[name].dtype)), name
     return ids
 
 

@@ -25,18 +25,6 @@ def filled(sizes, capacity=None, seed=0, tasks=None):
     return buffer
 
 
-def test_batch_has_equally_many_rows_per_task_in_order():
-    batch = filled([5, 9, 2]).sample(12)
-    assert batch.task_Rn.tolist() == [[0, 0, 0, 0], [1, 1, 1, 1], [2, 2, 2, 2]]
-    assert batch.task_R1.tolist() == [[0], [1], [2]]
-    assert batch.task_Rn.dtype == torch.int64
-    assert (ids_of(batch) // 1000).tolist() == batch.task_Rn.flatten().tolist()
-    assert {column.shape[:2] for column in columns_in(batch).values()} == {(3, 4)}
-    assert batch.observation_RnD.shape == batch.next_observation_RnD.shape == (3, 4, 3)
-    assert batch.action_RnA.shape == (3, 4, 2)
-    assert batch.extra == {}
-
-
 def test_a_replay_on_a_device_does_not_wait_for_it():
     device = torch.device("meta")  # has no number to give: who asks for one gets an error
     buffer = ReplayBuffer(make_spec(3), 30, device=device)
@@ -57,24 +45,17 @@ def test_tasks_are_drawn_at_places_of_their_own():
     assert equal == pytest.approx(1 / 50, abs=0.006)
 
 
-def test_seed_decides_the_draws_and_leaves_global_generators():
+def test_seed_and_rank_decide_the_draws_without_global_generators(monkeypatch):
+    def draw(seed):
+        return ids_of(filled([30, 30], seed=seed).sample(64)).tolist()
+
     before, before_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()
-    first, second, other = (
-        ids_of(filled([30, 30], seed=seed).sample(64)).tolist() for seed in (4, 4, 5)
-    )
+    drawn = draw(4)
+    assert drawn == draw(4) != draw(5)
     assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(np.random.get_state()[1], before_numpy)
-    assert first == second != other
-    torch.manual_seed(99)
-    assert ids_of(filled([30, 30], seed=4).sample(64)).tolist() == first
-
-
-def test_processes_draw_other_rows_from_one_seed(monkeypatch):
-    drawn = []
-    for rank in (0, 1):
-        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        drawn.append(ids_of(filled([30, 30], seed=4).sample(64)).tolist())
-    assert drawn[0] != drawn[1]
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    assert draw(4) != drawn
 
 
 def test_default_is_one_env_per_trained_task():
@@ -92,10 +73,7 @@ def test_envs_of_untrained_tasks_are_a_programming_error():
             ReplayBuffer(make_spec(4, (0, 1, 2)), capacity=20, tasks=tasks)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "capacity"),
-    [([20, 20, 20, 20], None), ([5, 1, 0, 2], None), ([70, 9, 33, 2], 120)],
-)
+@pytest.mark.parametrize(("sizes", "capacity"), [([5, 1, 0, 2], None), ([70, 9, 33, 2], 120)])
 def test_draws_are_uniform_over_rows_and_equal_over_tasks(sizes, capacity):
     tasks, num_draws = [0, 1, 0, 0], 100_000
     buffer = filled(sizes, capacity, seed=5, tasks=tasks)
@@ -134,11 +112,3 @@ def test_rewards_are_summed_in_double_precision():
         row = make_transitions([0], [0], [0])
         buffer.add(row._replace(reward_E=np.array([reward], np.float32)))
     assert buffer.mean_rewards().tolist() == [(1e8 + 4) / 5]
-
-
-def test_an_addition_does_not_change_what_it_is_given():
-    buffer = ReplayBuffer(make_spec(2), capacity=8)
-    transitions = make_transitions([1, 2], [0, 1])
-    buffer.add(transitions)
-    transitions.observation_ED[:] = -1
-    assert sorted(set(ids_of(buffer.sample(20)).tolist())) == [1, 2]

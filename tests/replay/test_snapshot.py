@@ -10,27 +10,27 @@ import os
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.spec import Field
-from tests.helpers.replay import encode, held, make_fields, make_rings, make_snapshots
+from tests.helpers.replay import encode, held, make_rings, make_snapshots
 
 NUM_RINGS, CAPACITY = 3, 20
 
 
-def make_storage(num_rings=NUM_RINGS, capacity=CAPACITY):
-    return make_rings(num_rings, capacity)
+def make_storage():
+    return make_rings(NUM_RINGS, CAPACITY)
 
 
 def add_to_all(storage, first, number):
     """Add ``number`` rows to each ring; those of ring ``r`` are numbered from ``10,000 r``."""
     for row in range(first, first + number):
-        rings = np.arange(storage.num_envs)
+        rings = np.arange(NUM_RINGS)
         storage.add(rings, encode((10_000 * rings + row).tolist()))
 
 
@@ -57,12 +57,9 @@ def restored(folder, manifest):
     return held(storage)
 
 
-# ---- the size of a chunk ----
-
-
 @pytest.mark.parametrize(
     ("chunk_rows", "sizes"),
-    [(1, [1] * 7), (8, [2, 2, 2, 1]), (9, [3, 3, 1]), (20, [6, 1]), (21, [7]), (99, [7])],
+    [(1, [1] * 7), (8, [2, 2, 2, 1]), (9, [3, 3, 1]), (21, [7])],
 )
 def test_chunks_hold_the_rows_asked_for(tmp_path, chunk_rows, sizes):
     storage = make_storage()
@@ -70,21 +67,6 @@ def test_chunks_hold_the_rows_asked_for(tmp_path, chunk_rows, sizes):
     manifest = make_snapshots(tmp_path, chunk_rows).save(storage)
     assert sizes_of(manifest) == [[size] * 3 for size in sizes]
     assert restored(tmp_path, manifest) == held(storage)
-
-
-def test_a_chunk_has_the_bytes_of_new_rows_up_to_its_size(tmp_path):
-    headers = 2_000  # bytes, of five arrays
-    storage, snapshots = make_storage(1, 60_000), ReplaySnapshots(tmp_path, chunk_mebibytes=0.5)
-    storage.add(np.zeros(50_000, np.int64), encode(range(50_000)))
-    first = snapshots.save(storage)
-    sizes = [(tmp_path / chunk["file"]).stat().st_size for chunk in chunks_of(first)]
-    assert len(sizes) == 4
-    assert all(2**19 - 37 < size < 2**19 + headers for size in sizes[:-1])
-    storage.add(np.zeros(1_000, np.int64), encode(range(1_000)))
-    *previous, last = chunks_of(snapshots.save(storage))
-    assert previous == chunks_of(first)
-    size = (tmp_path / last["file"]).stat().st_size
-    assert 0 <= size - bytes_needed(make_fields(), 1_000) < headers
 
 
 def test_the_newest_rows_are_saved_and_not_written_again(tmp_path):
@@ -99,27 +81,15 @@ def test_the_newest_rows_are_saved_and_not_written_again(tmp_path):
     assert {path: path.stat().st_ino for path in tmp_path.iterdir()} == before
 
 
-# ---- writing ahead ----
-
-
 def test_one_chunk_is_written_ahead_once_it_is_full(tmp_path):
-    storage, snapshots = make_storage(), make_snapshots(tmp_path / "replay", chunk_rows=12)
-    assert not snapshots.write_full_chunk(storage)
+    storage, snapshots = make_storage(), make_snapshots(tmp_path, chunk_rows=12)
     add_to_all(storage, 0, 3)
     assert not snapshots.write_full_chunk(storage)
-    assert not (tmp_path / "replay").exists()
     add_to_all(storage, 3, 1)
-    assert snapshots.write_full_chunk(storage)
-    assert not snapshots.write_full_chunk(storage)
+    assert [snapshots.write_full_chunk(storage) for _ in range(2)] == [True, False]
     add_to_all(storage, 4, 9)
-    written = [snapshots.write_full_chunk(storage) for _ in range(4)]
-    assert written == [True, True, False, False], "one at a time"
-    before = files(tmp_path / "replay")
-    assert len(before) == 3
-    manifest = snapshots.save(storage)
-    assert sizes_of(manifest) == [[4] * 3] * 3 + [[1] * 3]
-    assert listed(manifest) - before == {chunks_of(manifest)[-1]["file"]}
-    assert restored(tmp_path / "replay", manifest) == held(storage)
+    assert [snapshots.write_full_chunk(storage) for _ in range(3)] == [True, True, False]
+    assert sizes_of(snapshots.save(storage)) == [[4] * 3] * 3 + [[1] * 3]
 
 
 def test_prune_keeps_what_was_written_ahead_for_the_next_save(tmp_path):
@@ -142,24 +112,19 @@ def test_prune_keeps_what_was_written_ahead_for_the_next_save(tmp_path):
     assert restored(tmp_path, second) == held(storage)
 
 
-class SlowDisk:
-    """A disk whose writes finish on request, and may then fail because it is full."""
-
-    def __init__(self, monkeypatch):
-        self.is_done = threading.Event()
-        self.is_full = False
-        monkeypatch.setattr(os, "fsync", self.fsync)
-
-    def fsync(self, descriptor):
-        assert threading.current_thread() is not threading.main_thread()
-        assert self.is_done.wait(timeout=30)
-        if self.is_full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-
 @pytest.fixture
 def slow_disk(monkeypatch):
-    return SlowDisk(monkeypatch)
+    """Return a disk whose writes finish on request, and may then fail because it is full."""
+    disk = SimpleNamespace(is_done=threading.Event(), is_full=False)
+
+    def fsync(descriptor):
+        assert threading.current_thread() is not threading.main_thread()
+        assert disk.is_done.wait(timeout=30)
+        if disk.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return disk
 
 
 @pytest.mark.parametrize("prunes", [False, True])
@@ -203,9 +168,6 @@ def test_disk_error_is_raised_later_and_saving_recovers(tmp_path, slow_disk, the
     assert restored(tmp_path, second) == held(storage)
 
 
-# ---- what is not restored ----
-
-
 def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
@@ -217,23 +179,12 @@ def replace_by_a_folder(path):
     path.mkdir()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        Path.unlink,
-        flip_a_bit,
-        replace_by_a_folder,
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        lambda path: path.write_bytes(path.read_bytes() + b"\0"),
-    ],
-    ids=["missing", "altered", "folder", "cut", "longer"],
-)
-@pytest.mark.parametrize("which", [0, 2])
-def test_a_damaged_file_is_refused_by_its_name(tmp_path, change, which):
+@pytest.mark.parametrize("change", [Path.unlink, flip_a_bit, replace_by_a_folder])
+def test_a_damaged_file_is_refused_by_its_name(tmp_path, change):
     storage, snapshots = make_storage(), make_snapshots(tmp_path, chunk_rows=6)
     add_to_all(storage, 0, 6)
     manifest = snapshots.save(storage)
-    path = tmp_path / chunks_of(manifest)[which]["file"]
+    path = tmp_path / chunks_of(manifest)[2]["file"]
     change(path)
     for call in (snapshots.verify, lambda manifest: snapshots.load(manifest, make_storage())):
         with pytest.raises(ConfigurationError, match=re.escape(str(path))):
@@ -244,9 +195,7 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path, change, which):
     ("num_rings", "capacity", "options", "word"),
     [
         (2, CAPACITY, {}, "capacity"),
-        (4, CAPACITY, {}, "capacity"),
         (3, CAPACITY - 1, {}, "capacity"),
-        (3, CAPACITY, {"shape": (4,)}, "fields"),
         (3, CAPACITY, {"dtype": np.uint8}, "fields"),
         (3, CAPACITY, {"info_fields": (Field("cost"),)}, "cost"),
     ],
