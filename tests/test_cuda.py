@@ -15,14 +15,13 @@ from mtrl_lightning import SAC, load_policy, train
 from mtrl_lightning.algorithms import Categorical
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.gradients import cagrad, pcgrad
-from mtrl_lightning.networks import MLP
+from mtrl_lightning.networks import MLP, PixelEncoder
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.utils.devices import CPU
 from tests import test_on_policy as on_policy
 from tests.helpers.algorithms import attach
 from tests.helpers.command_line import config_args
 from tests.helpers.matrix import CROSSED, GRADIENTS, batches, build, in_precision
-from tests.helpers.networks import Convolutions
 from tests.helpers.runs import assert_continues_exactly
 
 pytestmark = [
@@ -124,9 +123,10 @@ def test_continued_run_is_the_uninterrupted_one(command_line, options):
 @pytest.mark.parametrize("on_device", [True, False])
 def test_frames_are_kept_where_it_is_asked_for(tmp_path, on_device):
     small = partial(MLP, width=8, depth=1)
+    encoder = partial(PixelEncoder, channels=4, strides=(2, 2), out_dim=8)
     run = train(
         Pixels(ToyReach(2, horizon=20), size=16),
-        partial(SAC, encoder=Convolutions, actor=small, critic=small),
+        partial(SAC, encoder=encoder, actor=small, critic=small),
         total_steps=120,
         root=str(tmp_path),
         # the rings wrap around

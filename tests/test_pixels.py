@@ -7,9 +7,8 @@ import pytest
 from mtrl_lightning import SAC, train
 from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.envs import DMControl, Pixels, ToyReach
-from mtrl_lightning.networks import MLP
+from mtrl_lightning.networks import MLP, PixelEncoder
 from tests.helpers.command_line import skip_without_renderer
-from tests.helpers.networks import Convolutions
 from tests.helpers.runs import assert_same
 
 HALF = 30
@@ -47,10 +46,11 @@ def test_run_from_pixels_resumes_in_mid_episode(tmp_path, num_workers):
         data = {**DATA, "pixels": partial(Pixels, size=16)}
     steps = 2 * HALF * benchmark.spec.num_tasks
     small = partial(MLP, width=8, depth=1)
+    encoder = partial(PixelEncoder, channels=4, strides=(2, 2), out_dim=8)
     trained = partial(
         train,
         benchmark,
-        partial(SAC, encoder=Convolutions, actor=small, critic=small),
+        partial(SAC, encoder=encoder, actor=small, critic=small),
         total_steps=steps,
         root=str(tmp_path),
         data=data,

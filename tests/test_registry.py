@@ -42,7 +42,6 @@ from tests.helpers.algorithms import (
 )
 from tests.helpers.auxiliaries import STATES, STATES_CONTEXT
 from tests.helpers.fakes import Constant
-from tests.helpers.networks import Dense
 from tests.helpers.specs import packed_spec, spec_of
 
 NAN, INF = math.nan, math.inf
@@ -178,7 +177,7 @@ TABLE = {
     networks.OneForAll: (partial(network(networks.OneForAll), make=networks.MLP), {}),
     networks.OnePerTask: (partial(network(networks.OnePerTask), make=networks.MLP), {}),
     networks.PaCo: (network(networks.PaCo), {
-        **SIZES, "num_sets": [0], "max_loss": [0.0], "conditioning": [Dense,
+        **SIZES, "num_sets": [0], "max_loss": [0.0], "conditioning": [networks.Embedding,
         networks.NoConditioning]}),
     networks.Projection: (partial(networks.Projection, 4, 2), {}),
     networks.ProjectedNetwork: (lambda: networks.ProjectedNetwork(networks.Projection(7, 4),

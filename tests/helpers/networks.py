@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from mtrl_lightning import networks
-from mtrl_lightning.networks.conditioning import TaskConditioning
+from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.language import EMBEDDINGS, load_embeddings
 from tests.helpers.specs import spec_of
 
@@ -37,35 +38,6 @@ def gradients_of(out, inputs, weights=None, retain_graph=True):
     return torch.autograd.grad(
         total, inputs, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
     )
-
-
-class Convolutions(networks.Encoder):
-    """The smallest encoder of stacked frames."""
-
-    def __init__(self, spec):
-        super().__init__(spec)
-        num_frames, num_colors, *_ = spec.observation_space.shape
-        self.layers = nn.Sequential(
-            nn.Conv2d(num_frames * num_colors, 4, 5, stride=4), nn.ReLU(), nn.Flatten()
-        )
-        frames = torch.zeros(1, *spec.observation_space.shape)
-        self.out_dim = self.layers(frames.flatten(1, 2)).shape[1]
-
-    def forward(self, observation_BD, task_B):
-        picture_BCHW = observation_BD.flatten(0, -5).flatten(1, 2)
-        return self.layers(picture_BCHW / 255).view(*task_B.shape, self.out_dim)
-
-
-class Dense(TaskConditioning):
-    """A learned vector for each task."""
-
-    def __init__(self, spec) -> None:
-        super().__init__(spec)
-        self.out_dim = 5
-        self.table = nn.Embedding(spec.num_tasks, 5)
-
-    def forward(self, task_B: torch.Tensor) -> torch.Tensor:
-        return self.table(task_B)
 
 
 SMALL = {"width": 8, "depth": 2, "output_bound": 0.5}
@@ -108,7 +80,7 @@ ENCODERS = {
             "uniform": networks.UniformGate,
             "clusters": partial(networks.Clusters, words=WORDS),
             "gate": networks.TopKGate,
-            "gate of an embedding": partial(networks.TopKGate, **BY_EMBEDDING),
+            "gate of an embedding": partial(networks.TopKGate, num_chosen=1, **BY_EMBEDDING),
             "attention": networks.Attention,
             "attention of an embedding": partial(
                 networks.Attention, temperature=0.3, **BY_EMBEDDING
@@ -119,7 +91,6 @@ ENCODERS = {
 CONDITIONINGS = {
     "one-hot": networks.OneHot,
     "none": networks.NoConditioning,
-    "embedding": partial(networks.Embedding, dim=6),
     "embedding, unit norm": partial(networks.Embedding, dim=6, unit_norm=True),
     "task encoder": partial(networks.TaskEncoder, width=7, out_dim=5),
     "task encoder of a one-hot": partial(
@@ -152,9 +123,10 @@ def linear(layer, x_D):
     return layer.weight @ x_D + layer.bias
 
 
-def hidden_layers(module, x_D, size=2):
+def hidden_layers(module, x_D):
     """Return the output of linear maps with ReLU; with LayerNorm, each has 4 parameters."""
     parameters = list(module.parameters())
+    size = 4 if any(isinstance(layer, nn.LayerNorm) for layer in module) else 2
     for i in range(0, len(parameters), size):
         x_D = normalized(parameters[i : i + size], x_D).clamp(min=0)
     return x_D
@@ -186,7 +158,9 @@ def task_input(network, task):
     return network.conditioning(torch.tensor([task]))[0]
 
 
-def mlp(network, x_D, task, layers=hidden_layers):
+def mlp(network, x_D, task):
+    is_plain = isinstance(network.trunk, HiddenLayers)
+    layers = hidden_layers if is_plain else residual_layers
     h_H = layers(network.trunk, torch.cat([x_D, task_input(network, task)]))
     if hasattr(network, "head"):
         return linear(network.head, h_H)
@@ -235,14 +209,6 @@ def paco(network, x_D, task):
         x_D = x_D @ weight_DH + bias_H
         x_D = x_D if i == last else x_D.clamp(min=0)
     return x_D
-
-
-def separate(network, x_D, task):
-    return perceptron(network.own.experts, task, x_D)
-
-
-def one_per_task(network, x_D, task):
-    return network.networks[task](x_D[None], torch.tensor([0]))[0]
 
 
 def soft_modularization(network, x_D, task):
@@ -301,40 +267,32 @@ def gate(assignment, task):
     score_K = encoded_task(assignment.scores, input_C)
     if isinstance(assignment, networks.Attention):
         return softmax(score_K / (1.0 if embedding is None else 0.3))
-    best = sorted(range(3), key=lambda k: -score_K[k].item())[:2]
+    num_chosen = 2 if embedding is None else 1
+    best = sorted(range(3), key=lambda k: -score_K[k].item())[:num_chosen]
     shares = dict(zip(best, softmax(score_K[best]), strict=True))
     return [shares.get(k, 0.0) for k in range(3)]
 
 
 def task_encoder(encoder, _, task):
-    return encoded_task(encoder, encoder.embedding.weight_TC[task])
+    one_hot_T = torch.eye(NUM_TASKS).double()[task]
+    return encoded_task(encoder, getattr(encoder.embedding, "weight_TC", {task: one_hot_T})[task])
 
 
 EQUATIONS = {
-    **dict.fromkeys(["mlp", "multi-head", "multi-head of one output"], mlp),
-    "mlp, layer norm": partial(mlp, layers=partial(hidden_layers, size=4)),
-    "mlp, residual": partial(mlp, layers=residual_layers),
-    "multi-head, residual": partial(mlp, layers=residual_layers),
-    "film": film,
-    "film, scalar": film,
-    "moore": moore,
-    "moore, shallow": moore,
-    "paco": paco,
-    "separate": separate,
-    "soft modularization": soft_modularization,
-    "soft modularization, deep": soft_modularization,
-    "one per task": one_per_task,
-    "care": care,
-    "care of an embedding": care,
-    **{name: mixture for name in ENCODERS if name.startswith("mixture")},
-    "one-hot": lambda conditioning, _, task: torch.eye(NUM_TASKS).double()[task],
-    "none": lambda conditioning, _, task: torch.zeros(0).double(),
-    "embedding": lambda conditioning, _, task: conditioning.weight_TC[task],
-    "embedding, unit norm": lambda conditioning, _, task: (
-        conditioning.weight_TC[task] / conditioning.weight_TC[task].square().sum().sqrt()
+    networks.MLP: mlp,
+    networks.MultiHead: mlp,
+    networks.FiLM: film,
+    networks.MOORE: moore,
+    networks.PaCo: paco,
+    networks.Separate: lambda network, x_D, task: perceptron(network.own.experts, task, x_D),
+    networks.SoftModularization: soft_modularization,
+    networks.OnePerTask: lambda network, x_D, task: mlp(network.networks[task], x_D, 0),
+    networks.CARE: care,
+    networks.MixtureOfEncoders: mixture,
+    networks.OneHot: lambda conditioning, x_D, task: torch.eye(NUM_TASKS).double()[task],
+    networks.NoConditioning: lambda conditioning, x_D, task: torch.zeros(0).double(),
+    networks.Embedding: lambda conditioning, x_D, task: F.normalize(
+        conditioning.weight_TC[task], dim=0
     ),
-    "task encoder": task_encoder,
-    "task encoder of a one-hot": lambda encoder, _, task: encoded_task(
-        encoder, torch.eye(NUM_TASKS).double()[task]
-    ),
+    networks.TaskEncoder: task_encoder,
 }

@@ -15,15 +15,6 @@ from tests.helpers.networks import ENCODERS, SPEC, randomize, uniform
 from tests.helpers.specs import spec_of
 
 
-@pytest.mark.parametrize("num_chosen", [1, 2, 4])
-def test_a_gate_weights_the_experts_with_the_highest_scores(num_chosen):
-    gate = randomize(TopKGate(4, spec_of(3), num_chosen=num_chosen))
-    weight_TK, score_TK = gate(torch.arange(3)), gate.scores()
-    chosen_TK = score_TK >= score_TK.sort(descending=True).values[:, num_chosen - 1 : num_chosen]
-    power_TK = torch.where(chosen_TK, score_TK.exp(), 0)
-    torch.testing.assert_close(weight_TK, power_TK / power_TK.sum(1, keepdim=True))
-
-
 @pytest.mark.parametrize("assignment", [TopKGate, Attention])
 @pytest.mark.parametrize("conditioning", [Embedding, partial(TaskEncoder, width=6)])
 def test_the_conditioning_is_detached_and_all_else_learns(assignment, conditioning):

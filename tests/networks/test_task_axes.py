@@ -18,7 +18,7 @@ from mtrl_lightning.networks.task_axes import (
     shared_parameters,
     task_axes,
 )
-from tests.helpers.networks import randomize, uniform
+from tests.helpers.networks import NETWORKS, randomize, uniform
 from tests.helpers.specs import spec_of
 
 TRAINED = (0, 2, 3)
@@ -27,62 +27,48 @@ NUM_TASKS = 5
 SPEC = spec_of(NUM_TASKS)
 UNTRAINED = UntrainedTasks(spec_of(NUM_TASKS, train_tasks=TRAINED), "mean")
 EMBEDDING = {"conditioning": partial(Embedding, dim=3)}
-SMALL = {"width": 8, "depth": 2}
-mlp, heads, film, soft, moore, paco, separate = (
-    partial(kind, **SMALL)
-    for kind in (
-        networks.MLP,
-        networks.MultiHead,
-        networks.FiLM,
-        partial(networks.SoftModularization, embedding_dim=7),
-        networks.MOORE,
-        networks.PaCo,
-        networks.Separate,
-    )
-)
 
 
 def projected(in_dim, out_dim, spec):
-    return networks.ProjectedNetwork(
-        networks.Projection(7, in_dim), separate(in_dim, out_dim, spec)
-    )
+    network = NETWORKS["separate"](in_dim, out_dim, spec)
+    return networks.ProjectedNetwork(networks.Projection(7, in_dim), network)
 
 
-OF_TASKS = {
-    "mlp": (mlp, "", "head.weight"),
-    "mlp of an embedding": (partial(mlp, **EMBEDDING), "", "head.weight"),
-    "heads": (heads, "heads.weight heads.bias", "trunk.2.weight"),
-    "hidden heads": (partial(heads, head_width=4), "heads.experts.", "trunk.2.weight"),
-    "film": (film, "modulation.weight", "head.weight"),
-    "film of an embedding": (partial(film, **EMBEDDING), "", "head.weight"),
-    "soft modularization": (soft, "task_encoder.weight", "head.weight"),
-    "moore": (moore, "mixture.weight heads.", "experts.weights.1"),
-    "moore of an embedding": (partial(moore, **EMBEDDING), "heads.", "experts.weights.1"),
-    "paco": (paco, "composition.weight", "weights.2"),
-    "separate": (separate, "own.", None),
-    "projection": (projected, "network.own.", "projection.linear.weight"),
-    "one per task": (partial(networks.OnePerTask, make=heads), "members.", None),
-}
-WITHOUT_MEAN = ("hidden heads", "separate", "projection", "one per task")
+OF_TASKS = [
+    ("mlp", {}, "", "head.weight"),
+    ("mlp", EMBEDDING, "", "head.weight"),
+    ("multi-head", {}, "heads.weight heads.bias", "trunk.2.weight"),
+    ("multi-head, residual", {}, "heads.experts.", "trunk.4.3.weight"),
+    ("film", {}, "modulation.weight", "head.weight"),
+    ("film", EMBEDDING, "", "head.weight"),
+    ("soft modularization", {}, "task_encoder.weight", "head.weight"),
+    ("moore", {}, "mixture.weight heads.", "experts.weights.2"),
+    ("moore", EMBEDDING, "heads.", "experts.weights.2"),
+    ("paco", {}, "composition.weight", "weights.2"),
+    ("separate", {}, "own.", None),
+    ("projection", {}, "network.own.", "projection.linear.weight"),
+    ("one per task", {"make": NETWORKS["multi-head"]}, "members.", None),
+]
+"""Networks, their parameters of single tasks, and the last weight that the tasks share."""
+WITHOUT_MEAN = ("multi-head, residual", "separate", "projection", "one per task")
 
 
-def network(name):
-    return OF_TASKS[name][0](4, 2, SPEC)
+def network(name, **options):
+    return {**NETWORKS, "projection": projected}[name](4, 2, SPEC, **options)
 
 
 def mixture(assignment, **options):
     return networks.MixtureOfEncoders(SPEC, width=8, assignment=assignment, **options)
 
 
-@pytest.mark.parametrize(("make", "own", "last"), OF_TASKS.values(), ids=OF_TASKS)
-def test_tasks_share_parameters_without_a_task_axis(make, own, last):
-    network = make(4, 2, SPEC)
-    shared = {id(parameter) for parameter in shared_parameters(network)}
-    parameters = dict(network.named_parameters())
+@pytest.mark.parametrize(("name", "options", "own", "last"), OF_TASKS)
+def test_tasks_share_parameters_without_a_task_axis(name, options, own, last):
+    made = network(name, **options)
+    shared = {id(parameter) for parameter in shared_parameters(made)}
+    parameters = dict(made.named_parameters())
     of_tasks = {name for name, parameter in parameters.items() if id(parameter) not in shared}
     assert of_tasks == {name for name in parameters if name.startswith(tuple(own.split()))}
-    weight = last_shared_weight(network)
-    assert weight is (None if last is None else network.get_parameter(last))
+    assert last_shared_weight(made) is (last if last is None else made.get_parameter(last))
 
 
 def test_outer_declarations_take_precedence():
@@ -95,24 +81,22 @@ def test_outer_declarations_take_precedence():
             return {"inner.weight_TC": None, "other": TaskAxis(1)}
 
     assert task_axes(Outer(), "outer.") == {"outer.other": TaskAxis(1)}
-    one = networks.OneForAll(4, 2, SPEC, make=heads)
+    one = networks.OneForAll(4, 2, SPEC, make=NETWORKS["multi-head"])
     assert task_axes(one) == {}, "the network was built for a single task"
 
 
 def test_a_multi_head_network_is_filled_by_hand():
-    network, x_BD, trained = randomize(heads(4, 2, SPEC)), uniform(3, 4), list(TRAINED)
-    with torch.no_grad():
-        columns_HT = network.trunk[0].weight[:, 4:]
-        first_BH = x_BD @ network.trunk[0].weight[:, :4].t() + network.trunk[0].bias
-        first_BH = (first_BH + columns_HT[:, trained].mean(1)).relu()
-        h_BH = (first_BH @ network.trunk[2].weight.t() + network.trunk[2].bias).relu()
-        y_BTO = nn.functional.linear(h_BH, network.heads.weight, network.heads.bias)
-        wanted_BO = y_BTO.unflatten(-1, (NUM_TASKS, 2))[:, trained].mean(1)
-        before_BO = network(x_BD, torch.tensor(TRAINED))
-    UNTRAINED.fill({"network": network})
-    found_BO = network(x_BD, torch.tensor([1, 4, 1]))
+    heads, x_BD, trained = randomize(network("multi-head")), uniform(3, 4), list(TRAINED)
+    first, _, second, _ = heads.trunk
+    first_BH = nn.functional.linear(x_BD, first.weight[:, :4], first.bias)
+    first_BH = (first_BH + first.weight[:, 4:][:, trained].mean(1)).relu()
+    y_BTO = nn.functional.linear(second(first_BH).relu(), heads.heads.weight, heads.heads.bias)
+    wanted_BO = y_BTO.unflatten(-1, (NUM_TASKS, 2))[:, trained].mean(1)
+    before_BO = heads(x_BD, torch.tensor(TRAINED))
+    UNTRAINED.fill({"network": heads})
+    found_BO = heads(x_BD, torch.tensor([1, 4, 1]))
     torch.testing.assert_close(found_BO, wanted_BO, rtol=1e-5, atol=1e-6)
-    assert torch.equal(network(x_BD, torch.tensor(TRAINED)), before_BO)
+    assert torch.equal(heads(x_BD, torch.tensor(TRAINED)), before_BO)
 
 
 def test_inputs_and_deviations_are_filled():
@@ -125,8 +109,12 @@ def test_inputs_and_deviations_are_filled():
 @pytest.mark.parametrize(
     "make",
     [
-        *(partial(network, name) for name in OF_TASKS if name not in WITHOUT_MEAN),
-        lambda: mlp(4, 2, SPEC, conditioning=partial(TaskEncoder, width=7, out_dim=3)),
+        *(
+            partial(network, name, **options)
+            for name, options, *_ in OF_TASKS
+            if name not in WITHOUT_MEAN
+        ),
+        lambda: network("mlp", conditioning=partial(TaskEncoder, width=7, out_dim=3)),
         lambda: networks.AppendTask(SPEC),
         lambda: networks.MLPEncoder(SPEC, width=8, out_dim=5, context=TaskEncoder),
         lambda: networks.CARE(SPEC, num_experts=2, width=8, **EMBEDDING),
@@ -148,7 +136,7 @@ def test_layers_of_single_tasks_have_no_mean():
     for module in (*map(network, WITHOUT_MEAN), one_hot):
         with pytest.raises(ConfigurationError, match="actor"):
             UNTRAINED.check({"actor": module})
-    UNTRAINED.check({"actor": network("heads")})
+    UNTRAINED.check({"actor": network("multi-head")})
 
 
 def test_a_description_is_a_tasks_own_where_the_file_has_one(tmp_path):

@@ -9,16 +9,14 @@ from mtrl_lightning import networks
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
-from tests.helpers.networks import NETWORKS, TAKE_CONDITIONING
 from tests.helpers.specs import spec_of
 
 SPEC = spec_of(3)
 SHARED = partial(networks.Embedding, dim=5)
 
 
-@pytest.mark.parametrize("name", [name for name in TAKE_CONDITIONING if "output" not in name])
-def test_conditioning_is_passed_unless_a_network_has_its_own(name):
-    make = NETWORKS[name]
+def test_conditioning_is_passed_unless_a_network_has_its_own():
+    make = partial(networks.MLP, width=8)
     own = partial(make, conditioning=networks.OneHot)
     for factory, conditioning, out_dim in ((make, None, 3), (make, SHARED, 5), (own, SHARED, 3)):
         network = networks.with_conditioning(factory, conditioning, SPEC)(4, 2, SPEC)
