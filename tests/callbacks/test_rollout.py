@@ -1,24 +1,10 @@
-import time
-
 import lightning
 import torch
 
 from mtrl_lightning import SAC
 from mtrl_lightning.data import ReplayData
-from mtrl_lightning.envs import ToyReach, VectorEnv
-from tests.helpers.altered_reach import SlowReach
+from mtrl_lightning.envs import ToyReach
 from tests.helpers.fitting import QUIET, SMALL
-
-
-def test_send_does_not_wait_for_the_environments():
-    envs = VectorEnv(SlowReach(), [0, 1, 2], num_workers=1)
-    observation, _ = envs.reset(seed=0)
-    start = time.perf_counter()
-    envs.send(observation * 0)
-    sent = time.perf_counter() - start
-    envs.receive()
-    assert sent < 0.3 < 0.6 <= time.perf_counter() - start
-    envs.close()
 
 
 def test_steps_of_all_environments_count_and_threads_are_set(tmp_path):

@@ -1,4 +1,7 @@
-"""Signals that end a run where it can be saved, and jobs that are started again."""
+"""Signals that end a run at once, and jobs that are started again.
+
+``tests/matrix/test_continuation.py`` has the signals that end a run where it can be saved.
+"""
 
 import os
 import signal
@@ -23,21 +26,6 @@ JOB = {
 ENDED = 128 + signal.SIGUSR1
 
 
-class Signals(Callback):
-    """Send this process signals after a vector step."""
-
-    def __init__(self, env_steps, *numbers):
-        self.env_steps, self.numbers = env_steps, numbers
-
-    def on_train_start(self, trainer, pl_module):
-        data_of(trainer).after_step.append(self.send)
-
-    def send(self, env_steps):
-        if env_steps == self.env_steps:
-            for number in self.numbers:
-                signal.raise_signal(number)
-
-
 @pytest.fixture(autouse=True)
 def handlers():
     """Check that the handlers are those before the run."""
@@ -47,28 +35,21 @@ def handlers():
     assert [signal.getsignal(number) for number in handled] == before
 
 
-def env_steps_of(folder):
-    last = load_checkpoint(folder / "checkpoints" / "last.ckpt")
-    return last["mtrl_lightning"]["counters"]["env_steps"]
-
-
-@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, "sac"), (signal.SIGTERM, "ppo")])
-def test_a_signal_ends_the_run_saved(tmp_path, number, kind):
-    with pytest.raises(Interrupted) as interrupted:
-        fit(tmp_path, Signals(80, number), kind=kind)
-    assert interrupted.value.code == 128 + number
-    assert env_steps_of(tmp_path) == 80
-    trainer = fit(tmp_path, kind=kind, ckpt_path="last")
-    assert data_of(trainer).counters.env_steps == 120
-
-
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_the_run_at_once_and_unsaved(tmp_path, capfd, second):
+    def send(env_steps):
+        if env_steps == 80:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(second)
+
+    callback = Callback()
+    callback.on_train_start = lambda trainer, _: data_of(trainer).after_step.append(send)
     with pytest.raises(SystemExit) as ended:
-        fit(tmp_path, Signals(80, signal.SIGTERM, second))
+        fit(tmp_path, callback)
     assert type(ended.value) is SystemExit and ended.value.code == 128 + second
     assert "unsaved" in capfd.readouterr().err
-    assert env_steps_of(tmp_path) == 62
+    last = load_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    assert last["mtrl_lightning"]["counters"]["env_steps"] == 62
 
 
 def simulate_slurm(tmp_path, monkeypatch, then=""):
@@ -92,14 +73,6 @@ def slurm(tmp_path, monkeypatch):
 def trainer_of(auto_requeue=True, loggers=()):
     connector = SimpleNamespace(cluster_environment=SLURMEnvironment(auto_requeue=auto_requeue))
     return SimpleNamespace(is_global_zero=True, loggers=loggers, _accelerator_connector=connector)
-
-
-def test_slurm_requeues_a_run_after_it_is_saved(tmp_path, slurm):
-    with pytest.raises(Interrupted) as interrupted:
-        fit(tmp_path, Signals(80, signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM))
-    assert interrupted.value.code == ENDED
-    assert slurm.calls() == ["requeue 4711"] and env_steps_of(tmp_path) == 80
-    assert not list(tmp_path.rglob("hpc_ckpt*"))
 
 
 def test_only_the_requeue_signal_requeues_an_array_task(slurm, monkeypatch):

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.cli import config_list
 from mtrl_lightning.cli.commands import COMMANDS
 from mtrl_lightning.cli.config_names import config_names
 from mtrl_lightning.envs.render import opengl
@@ -23,30 +22,17 @@ class Own(ToyReach):
 
 
 def listed(capsys, *words):
-    """Return what ``list`` prints, and the names in it."""
+    """Return the names that ``list`` prints."""
     main(["list", *words])
     lines = capsys.readouterr().out.splitlines()
-    return lines, [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
+    return [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
 
 
-def test_list_has_a_line_for_every_configuration(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    lines, names = listed(capsys)
-    assert sorted(names) == sorted([*config_names(), *policies()])
-    assert max(len(line) for line in lines) <= 80
-    (toy,) = (line for line in lines if line.startswith("  env/toy "))
-    assert toy.split(maxsplit=1)[1].startswith("Three points to be moved")
-    assert toy.endswith(" ...")
-    headings = [line for line in lines if line and not line.startswith(" ")]
-    assert headings[:3] == [config_list.COMPLETE, "algorithm", "encoder"]
-    assert headings[-1].startswith("policies ")
-
-
-def test_list_finds_a_group_or_a_part_of_a_name_or_description(capsys):
-    assert all(name.startswith("gradient/") for name in listed(capsys, "gradient")[1])
-    assert {name for name in config_names() if "mt10" in name} <= set(listed(capsys, "MT10")[1])
-    assert {"gradient/pcgrad", "experiment/mtrl_pcgrad"} <= set(listed(capsys, "pcgrad")[1])
-    assert "env/dmc21" in listed(capsys, "control suite")[1]
+def test_list_finds_all_a_group_or_a_part_of_a_name_or_description(capsys):
+    assert sorted(listed(capsys)) == sorted([*config_names(), *policies()])
+    assert all(name.startswith("gradient/") for name in listed(capsys, "gradient"))
+    assert {name for name in config_names() if "mt10" in name} <= {*listed(capsys, "MT10")}
+    assert "env/dmc21" in listed(capsys, "control suite")
     code, error = fails(main, capsys, ["list", "gradeint"])
     assert code == 2 and "gradeint" in error
 
@@ -59,20 +45,15 @@ def test_misspelled_option_is_refused(command, capsys):
     assert code == 2 and "--hel" in error
 
 
-def test_doctor_prints_versions_devices_and_renderer(capsys, monkeypatch):
+def test_doctor_prints_versions_and_fails_where_torch_is_missing(capsys, monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError
+
     monkeypatch.setattr(opengl, "find_renderer", lambda: "osmesa")
     with pytest.raises(SystemExit, match="0"):
         main(["doctor"])
     printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert {"python", "system", "cores", "gpu", "wandb"} <= printed.keys()
-    assert printed["torch"] == importlib.metadata.version("torch")
-    assert "mujoco" not in sys.modules or printed["renderer"] == "MUJOCO_GL=osmesa"
-
-
-def test_doctor_fails_where_nothing_can_be_trained(capsys, monkeypatch):
-    def version(name):
-        raise importlib.metadata.PackageNotFoundError
-
+    assert printed["torch"] == importlib.metadata.version("torch") and "gpu" in printed
     monkeypatch.setattr(importlib.metadata, "version", version)
     with pytest.raises(SystemExit, match="1"):
         main(["doctor"])

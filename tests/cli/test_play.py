@@ -25,15 +25,11 @@ def test_play_writes_the_videos_of_a_run(run, capsys, tmp_path):
     capsys.readouterr()
     main(["play", str(run), *SMALL, "--tasks", "goal-2", "goal-0", "--episodes=2"])
     lines = capsys.readouterr().out.splitlines()
-    assert f"best.ckpt, after {best} env steps" in lines[0]
-    assert lines[1].split() == ["task", "episode", "return", "length", "success"]
     shown = [line.split() for line in lines[2:6]]
-    assert [(task, episode) for task, episode, *_ in shown] == [
-        (task, episode) for task in ("goal-2", "goal-0") for episode in ("0", "1")
+    assert [(task, episode, length) for task, episode, _, length, _ in shown] == [
+        (task, episode, "20") for task in ("goal-2", "goal-0") for episode in ("0", "1")
     ]
-    assert all(length == "20" for *_, length, _ in shown)
     folder = run / "videos" / f"env_steps={best:012d}"
-    assert lines[6] == f"Videos in {folder}: goal-2.mp4, goal-0.mp4, all_tasks.mp4"
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["all_tasks.mp4", "goal-0.mp4", "goal-2.mp4"]
     assert frames_of(folder / "goal-2.mp4")[0].shape == (2 * 61, 48, 64, 3)

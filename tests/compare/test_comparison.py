@@ -16,6 +16,7 @@ from mtrl_lightning.compare.comparison import (
 from mtrl_lightning.compare.record import RunRecord, read_metrics
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.utils.text import markdown
+from tests.helpers.command_line import fails
 from tests.helpers.recorded_runs import STEPS, make_run, options_of
 
 RISING = {"reach": (0.0, 0.5, 1.0)}
@@ -163,10 +164,9 @@ def test_other_evaluation_steps_are_interpolated(tmp_path):
 
 
 def error_of(capsys, *args):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["compare", *map(str, args)])
-    assert exit_info.value.code == 2
-    return capsys.readouterr().err
+    code, error = fails(main, capsys, ["compare", *map(str, args)])
+    assert code == 2
+    return error
 
 
 def test_what_cannot_be_compared_is_refused(runs, tmp_path, capsys, monkeypatch):

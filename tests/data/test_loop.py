@@ -179,11 +179,3 @@ def test_hooks_of_optimizer_steps_are_called_for_each(tmp_path):
     fit(sac(), replay_data(total_steps=15), tmp_path, hooks)
     step = ["on_before_zero_grad", "on_after_backward", "on_before_optimizer_step"]
     assert hooks.called == step * 3, "critic, actor, temperature"
-
-
-def test_second_fit_continues_with_the_same_data(tmp_path, events):
-    model, data = sac(), replay_data()
-    fit(model, data, tmp_path)
-    data.total_steps = 30
-    fit(model, data, tmp_path)
-    assert model.counters.env_steps == 30

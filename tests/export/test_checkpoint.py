@@ -64,17 +64,11 @@ def test_policies_of_the_package_are_those_of_their_cards(name):
     assert card["evaluation"]["env_steps"] == card["env_steps"]
 
 
-def test_list_prints_the_policies_of_their_cards(capsys):
-    card = read_card(policies()["mt10"])
-    success = {name: f"{value:.2f}" for name, value in card["evaluation"]["metrics"].items()}
-    for args, name, wanted in (
-        (["list"], "mt10", ["10", success["eval/success"], "500", f"{card['env_steps']:,}"]),
-        (["list", "policies"], "door-open-v3", [success["eval/success/door-open-v3"]]),
-    ):
-        main(args)
-        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-        line = next(line for line in lines if line[:1] == [name])
-        assert line[1 : 1 + len(wanted)] == wanted
+def test_list_prints_the_results_of_the_cards(capsys):
+    main(["list", "policies"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    success = read_card(policies()["mt10"])["evaluation"]["metrics"]["eval/success/door-open-v3"]
+    assert f"{success:.2f}" in next(line for line in lines if line[:1] == ["door-open-v3"])
 
 
 @pytest.mark.slow

@@ -58,19 +58,6 @@ class FaultyReach(OnceFaulty):
         super().__init__(fault, step=47, horizon=20)
 
 
-class SlowReach(ToyReach):
-    """Three toy tasks, a step of each of which takes 0.2 s."""
-
-    def make_env(self, task, split, seed):
-        return _Slow(super().make_env(task, split, seed))
-
-
-class _Slow(gym.Wrapper):
-    def step(self, action):
-        time.sleep(0.2)
-        return self.env.step(action)
-
-
 class NoSuccess(ToyReach):
     """Three toy tasks without a success signal."""
 

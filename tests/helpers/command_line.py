@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -21,6 +20,7 @@ from mtrl_lightning.compare import page
 from mtrl_lightning.data import demonstration_data, env_data
 from mtrl_lightning.envs.render.opengl import find_renderer
 from mtrl_lightning.errors import ConfigurationError
+from tests.helpers.fitting import rows_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -153,15 +153,6 @@ class CommandLine:
 
     def rows(self, name="run", version=0):
         return rows_of(self.folder(name, version))
-
-
-def rows_of(folder):
-    """Return the rows of a run's metrics, without times."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [
-        {name: value for name, value in json.loads(line).items() if not name.startswith("time/")}
-        for line in lines
-    ]
 
 
 def fails(command_line, capsys, *args, **kwargs):

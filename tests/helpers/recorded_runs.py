@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import fmean
 
 import yaml
 
@@ -44,22 +45,10 @@ def make_run(
     steps=STEPS,
     options=None,
     protocol=PROTOCOL,
-    extra=(),
     rate=10.0,
     rate_name="time/env_steps_per_second",
 ):
-    """Write the folder of a run.
-
-    Args:
-        folder: of the run.
-        scores: success of each task at each step, by the task's name; empty for no evaluation.
-        steps: environment steps of the evaluations.
-        options: of ``config.yaml``; None for none.
-        protocol: in ``hparams.yaml``.
-        extra: further rows of ``metrics.jsonl``.
-        rate: environment steps per second.
-        rate_name: its metric.
-    """
+    """Write the folder of a run with these scores: the success of each task at each step."""
     folder.mkdir(parents=True)
     if options is not None:
         (folder / "config.yaml").write_text(yaml.safe_dump(options))
@@ -67,16 +56,11 @@ def make_run(
     (folder / "hparams.yaml").write_text(yaml.safe_dump({**hparams, "version/torch": "2.9"}))
     rows = []
     for place, env_steps in enumerate(steps):
-        row = {"env_steps": env_steps}
-        for task, values in scores.items():
-            row[f"eval/success/{task}"] = values[place]
-            row[f"eval/return/{task}"] = 100 * values[place]
-        if scores:
-            row["eval/success"] = sum(values[place] for values in scores.values()) / len(scores)
-            row["eval/return"] = 100 * row["eval/success"]
-        rows.append(row)
-        rows.append({"env_steps": env_steps, rate_name: rate})
-    rows += extra
-    rows.sort(key=lambda row: row["env_steps"])
+        success = {f"/{task}": values[place] for task, values in scores.items()}
+        if success:
+            success[""] = fmean(success.values())
+        row = {f"eval/success{name}": value for name, value in success.items()}
+        row |= {f"eval/return{name}": 100 * value for name, value in success.items()}
+        rows += [{"env_steps": env_steps, **row}, {"env_steps": env_steps, rate_name: rate}]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return folder

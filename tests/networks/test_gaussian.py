@@ -10,7 +10,7 @@ from torch.distributions import Normal, TransformedDistribution, kl_divergence
 from torch.distributions.transforms import TanhTransform
 
 from mtrl_lightning.networks import ClippedGaussian, SquashedGaussian
-from tests.helpers.networks import uniform
+from tests.helpers.networks import gradients_of, uniform
 
 
 def policy_and_normal(kind, seed=1):
@@ -28,44 +28,38 @@ def assert_equal(found, wanted, tolerance=1e-10):
     torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_samples_and_gradients_equal_autograd():
-    inputs = uniform(500, 6, seed=1).double().chunk(2, -1)
-    noise, action_weight, density_weight = uniform(500, 9, seed=2).double().chunk(3, -1)
-
-    def values_and_gradients(sample):
-        mean, log_std = (x.clone().requires_grad_() for x in inputs)
-        action, log_prob = sample(mean, log_std)
-        total = (action_weight * action).sum() + (density_weight[:, 0] * log_prob).sum()
-        return action, log_prob, *torch.autograd.grad(total, (mean, log_std))
-
-    def formula(mean, log_std):
-        u = mean + log_std.exp() * noise
-        log_prob = Normal(mean, log_std.exp()).log_prob(u)
-        log_prob = log_prob - TanhTransform().log_abs_det_jacobian(u, u.tanh())
-        return u.tanh(), log_prob.sum(-1)
-
-    found = values_and_gradients(lambda mean, std: SquashedGaussian(mean, std).sample(noise))
-    assert_equal(found, values_and_gradients(formula), 1e-9)
+def sample_of(mean, log_std, noise):
+    u = mean + log_std.exp() * noise.detach()
+    log_prob = Normal(mean, log_std.exp()).log_prob(u)
+    log_prob = log_prob - TanhTransform().log_abs_det_jacobian(u, u.tanh())
+    return u.tanh(), log_prob.sum(-1)
 
 
-@pytest.mark.parametrize("kind", [ClippedGaussian, SquashedGaussian])
-def test_densities_and_gradients_equal_autograd(kind):
-    inputs = uniform(500, 9, seed=1).double().chunk(3, -1)
+def squashed_density(mean, log_std, action):
+    normal = Normal(mean, log_std.exp())
+    return ((normal.log_prob(action.atanh()) - (1 - action**2).log()).sum(-1),)
 
-    def values_and_gradients(log_prob):
-        action, mean, log_std = (x.clone().requires_grad_() for x in inputs)
-        log_prob_B = log_prob(0.5 * action, mean, log_std)
-        gradients = torch.autograd.grad(log_prob_B.sum(), (action, mean, log_std))
-        return log_prob_B, *gradients
 
-    def formula(action, mean, log_std):
-        normal = Normal(mean, log_std.exp())
-        if kind is ClippedGaussian:
-            return normal.log_prob(action).sum(-1)
-        return (normal.log_prob(action.atanh()) - (1 - action**2).log()).sum(-1)
-
-    found = values_and_gradients(lambda action, mean, std: kind(mean, std).log_prob(action))
-    assert_equal(found, values_and_gradients(formula), 1e-9)
+@pytest.mark.parametrize(
+    ("method", "formula"),
+    [
+        (lambda mean, std, noise: SquashedGaussian(mean, std).sample(noise), sample_of),
+        (lambda mean, std, a: (SquashedGaussian(mean, std).log_prob(a),), squashed_density),
+        (
+            lambda mean, std, a: (ClippedGaussian(mean, std).log_prob(a),),
+            lambda mean, std, a: (Normal(mean, std.exp()).log_prob(a).sum(-1),),
+        ),
+    ],
+    ids=["sample", "squashed", "clipped"],
+)
+def test_samples_densities_and_gradients_equal_autograd(method, formula):
+    results = []
+    for function in (method, formula):
+        parameters = uniform(500, 9, seed=1).double().requires_grad_()
+        outputs = function(*(parameters * torch.tensor([1.0] * 6 + [0.5] * 3)).chunk(3, -1))
+        weighted = [(uniform(*out.shape, seed=2) * out).sum() for out in outputs]
+        results.append((*outputs, *gradients_of(sum(weighted), [parameters])))
+    assert_equal(*results, 1e-9)
 
 
 @pytest.mark.parametrize("mean", [-1e4, -20.0, 20.0, 1e4])

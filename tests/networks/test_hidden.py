@@ -144,18 +144,6 @@ def test_inputs_may_be_single_rows_or_batches_of_vmap(layers):
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_only_large_layers_are_fused(monkeypatch, layer_norm, dtype):
-    other = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}[dtype]
-    monkeypatch.setattr(hidden, "MIN_OUTPUTS", {dtype: 10 * 8, other: 10**9})
-    network, x_BD = HiddenLayers(3, 8, 2, layer_norm), uniform(10, 3)
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        small_BH, large_BH, groups_RnH = (network(x) for x in (x_BD[:9], x_BD, x_BD.view(2, 5, 3)))
-    assert not is_fused(small_BH) and small_BH.dtype == large_BH.dtype == dtype
-    assert is_fused(large_BH) and is_fused(groups_RnH), "all rows count, of one task or of several"
-    assert torch.equal(groups_RnH.flatten(0, 1), large_BH)
-
-
 def test_gradients_of_single_parameters_are_those_of_all(layers):
     parameters = list(layers.parameters())
     wanted = torch.autograd.grad(layers(X_BD).sum(), parameters)

@@ -68,7 +68,7 @@ def test_tasks_share_parameters_without_a_task_axis(name, options, own, last):
     parameters = dict(made.named_parameters())
     of_tasks = {name for name, parameter in parameters.items() if id(parameter) not in shared}
     assert of_tasks == {name for name in parameters if name.startswith(tuple(own.split()))}
-    assert last_shared_weight(made) is (last if last is None else made.get_parameter(last))
+    assert last_shared_weight(made) is (last and made.get_parameter(last))
 
 
 def test_outer_declarations_take_precedence():
