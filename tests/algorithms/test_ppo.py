@@ -533,24 +533,18 @@ def test_ratios_start_from_one_as_statistics_move_in_between(per_task, noise):
         before = copy_of(ppo.encoder)
         collected = make_collected(ppo, iteration, mean=5.0, std=2.0)
         means.append(collected.columns["observation"][collected.valid_SE].mean(0))
-        sampled_SE = collected.columns["log_prob"].clone()
         computed = ppo.begin_iteration(collected, 0.0)
         assert bool(changed(ppo.encoder, before)) == (iteration == 0)
-        assert torch.equal(collected.columns["log_prob"], sampled_SE)
-        before_updates = copy_of(ppo.encoder)
         batches = [batch_of(collected, computed, row_Rn) for row_Rn in rows_of(collected)]
         for batch in batches:
             _, (log_ratio_Rn, _) = ppo.actor_loss(batch)
             assert (log_ratio_Rn.abs() <= 1e-4).all()
         for batch in batches:
             ppo.training_step(batch, 0)
-        assert changed(ppo.encoder, before_updates) == set()
         ppo.end_iteration(collected)
         assert bool(changed(ppo.encoder, before)) == (iteration < 2)
-        if not per_task:
-            mean_D = torch.stack(means[:2]).mean(0)
-            torch.testing.assert_close(ppo.encoder.mean_D, mean_D)
-    assert ppo.num_iterations == 3
+    if not per_task:
+        torch.testing.assert_close(ppo.encoder.mean_D, torch.stack(means[:2]).mean(0))
 
 
 def test_the_critics_loss_alone_trains_the_encoder():
@@ -590,26 +584,20 @@ def test_exploring_returns_clipped_samples_with_their_densities():
         ppo.noise.log_std_TA.copy_(torch.tensor([[0.1, -0.3], [-1.0, 0.2], [0.3, -2.0]]))
         policy = Normal(ppo.actor(observation_ED, task_E), ppo.noise.log_std_TA[task_E].exp())
     sample_EA = policy.mean + policy.stddev * noise_EA
-    assert (policy.mean.abs() > 1).any() and (sample_EA.abs() > 1).any()
-
-    def act(mode):
-        return ppo.act(observation_ED.numpy(), task_E.numpy(), mode, noise_EA.numpy())
-
-    wanted = [sample_EA.clamp(-1, 1), sample_EA, policy.log_prob(sample_EA).sum(1)]
-    action_EA, fields = act("explore")
+    given = observation_ED.numpy(), task_E.numpy()
+    action_EA, fields = ppo.act(*given, "explore", noise_EA.numpy())
     assert [field.name for field in ppo.policy_fields] == list(fields)
-    for field in ppo.policy_fields:
-        column = fields[field.name]
-        assert (column.shape, column.dtype) == ((60, *field.shape), field.dtype)
-    for found, expected in zip([action_EA, *fields.values()], wanted, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    exploited_EA = act("exploit")
-    np.testing.assert_allclose(exploited_EA, policy.mean.clamp(-1, 1), rtol=1e-5, atol=1e-6)
+    for found, wanted in (
+        (action_EA, sample_EA.clamp(-1, 1)),
+        (fields["unclipped_action"], sample_EA),
+        (fields["log_prob"], policy.log_prob(sample_EA).sum(1)),
+        (ppo.act(*given, "exploit"), policy.mean.clamp(-1, 1)),
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_reset_gives_other_weights_and_keeps_the_statistics():
-    noise = partial(StateIndependentStd, initial=-0.5)
-    ppo = make_ppo(encoder=Standardize, noise=noise)
+def test_a_reset_keeps_the_statistics():
+    ppo = make_ppo(encoder=Standardize, noise=partial(StateIndependentStd, initial=-0.5))
     for seed in range(2):
         iterate(ppo, seed)
     buffers = {name: buffer.clone() for name, buffer in ppo.named_buffers()}
@@ -617,12 +605,6 @@ def test_a_reset_gives_other_weights_and_keeps_the_statistics():
     for name, buffer in ppo.named_buffers():
         assert torch.equal(buffers[name], buffer)
     assert ppo.noise.log_std_TA.tolist() == [[-0.5] * 2] * 3
-    # outputs near 0 are values near the mean of the returns
-    collected = make_collected(ppo, gap=0.0)
-    value_SE = ppo.begin_iteration(collected, 0.0)["value"]
-    mean_E = buffers["return_scale.mean_T"][collected.task_E]
-    std_E = buffers["return_scale.variance_T"].sqrt()[collected.task_E]
-    assert ((value_SE - mean_E).abs() < 2 * std_E).all()
 
 
 def test_ratio_of_an_unchanged_policy_is_one_in_half_precision():

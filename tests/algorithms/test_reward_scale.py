@@ -8,7 +8,7 @@ import torch
 
 from mtrl_lightning.algorithms import MeanReward, NormalizeReward, ReturnRange, RewardScale
 from mtrl_lightning.transitions import TransitionBatch, Transitions
-from tests.helpers.algorithms import attach, changed, copy_of, make_batch, make_sac, make_spec
+from tests.helpers.algorithms import make_spec
 from tests.helpers.command_line import SHORT
 from tests.helpers.runs import checkpoint
 
@@ -172,23 +172,6 @@ def test_rewards_are_divided_by_the_std_of_a_loops_returns():
 
 
 # ---- in an algorithm ----
-
-
-class Tenfold(RewardScale):
-    requires = ("temperature_T", "target_entropy_T")
-
-    def factors(self, temperature_T, target_entropy_T):
-        assert temperature_T.tolist() == [1, 1, 1] and target_entropy_T.tolist() == [-2, -2, -2]
-        return torch.full((3,), 10.0)
-
-
-def test_sac_learns_from_the_scaled_rewards():
-    batch = make_batch(SPEC)
-    one, two = make_sac(SPEC, reward_scale=Tenfold), make_sac(SPEC)
-    for sac, given in ((one, batch), (two, batch._replace(reward_Rn=10 * batch.reward_Rn))):
-        attach(sac)
-        sac.training_step(given, 0)
-    assert changed(one.critic, copy_of(two.critic)) == set()
 
 
 def test_a_run_drops_the_rewards_of_rebuilt_environments(command_line):

@@ -9,7 +9,6 @@ from gymnasium.spaces import Box
 
 from examples.custom_network import GatedMLP
 from mtrl_lightning.algorithms import (
-    Algorithm,
     Categorical,
     NormalizeReward,
     PopArt,
@@ -18,9 +17,7 @@ from mtrl_lightning.algorithms import (
     RewardScale,
     Scalar,
 )
-from mtrl_lightning.algorithms.arguments import rebuild
 from mtrl_lightning.algorithms.starting import start_from
-from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradNorm
 from mtrl_lightning.networks import (
@@ -40,9 +37,6 @@ from mtrl_lightning.networks import (
     TaskConditioning,
     TaskEncoder,
 )
-from mtrl_lightning.policy import LoadedPolicy, load_policy
-from mtrl_lightning.runs import best_checkpoint
-from mtrl_lightning.transitions import Transitions
 from tests.helpers.algorithms import (
     MIXTURE,
     STACKS,
@@ -160,8 +154,7 @@ def test_a_policy_acts_on_common_tasks_as_it_did(options):
     assert_acts_as(algorithm, source)
     assert not torch.allclose(actions(source, 1), actions(source, 3), atol=1e-3)
     assert "Tasks copied: door-close-v3, push-v3\nNew tasks: reach-wall-v3" in table
-    assert "Left out, not in this run: door-open-v3, reach-v3" in table
-    assert "critic" in table and "fresh: " not in table
+    assert "fresh: " not in table
     train(algorithm, 1)  # all is consistent
     # shapes do not tell as many tasks in another order apart
     _, algorithm, _ = started(make_sac, source, AS_MANY, **options)
@@ -181,20 +174,6 @@ def test_other_algorithms_act_on_common_tasks_as_they_did(make):
     _, algorithm, table = started(make, source)
     assert_acts_as(algorithm, source)
     assert "fresh: " not in table
-
-
-def test_a_policy_of_the_package_starts_a_run_of_other_tasks():
-    policy = load_policy("mt10")
-    checkpoint = load_checkpoint(best_checkpoint("mt10"))
-    names = ("door-open-v3", "coffee-button-v3", "reach-v3")
-    spec = policy.spec._replace(task_names=names, train_tasks=(0, 1, 2))
-    algorithm = rebuild(checkpoint["hyper_parameters"], spec, Algorithm)
-    table = start_from(algorithm, checkpoint)
-    observation = np.random.default_rng(0).normal(size=(9, 39)).astype(np.float32)
-    for name in ("door-open-v3", "reach-v3"):
-        found = LoadedPolicy(algorithm).act(observation, name)
-        np.testing.assert_allclose(found, policy.act(observation, name), rtol=0, atol=1e-6)
-    assert "New tasks: coffee-button-v3" in table
 
 
 def test_a_task_that_was_not_trained_counts_as_new():
@@ -297,25 +276,17 @@ def test_new_tasks_observe_statistics_and_common_ones_keep_them():
     assert torch.equal(after["mean_TD"][[0, 2]], before["mean_TD"][[0, 2]])
     rows = torch.cat([batch.observation_RnD[1] for batch in batches[:3]])
     torch.testing.assert_close(after["mean_TD"][1], rows.mean(0))
-    # a run that starts from this one keeps all of them
-    _, again, _ = started(make_sac, algorithm, encoder=encoder)
-    assert changed(again.encoder, after) == set()
 
 
 def test_statistics_of_reward_scales_are_copied_without_episodes():
     source = make_sac(THERE, reward_scale=NormalizeReward)
-    random = np.random.default_rng(0)
-    nothing_ED, never_E = np.zeros((4, 4)), np.zeros(4, np.bool_)
-    for _ in range(10):
-        columns = [nothing_ED, nothing_ED, random.normal(3.0, 2.0, 4), nothing_ED]
-        task_E = np.arange(4)
-        source.transforms.observe(Transitions(*columns, never_E, never_E, task_E, task_E))
+    there = {name: torch.rand(4).double() for name in ("count", "mean", "variance")}
+    source.transforms[0].set_extra_state({**there, "per_env": {"returns": [1.0] * 4}})
     _, algorithm, _ = started(make_sac, source, reward_scale=NormalizeReward)
-    here, there = algorithm.transforms[0], source.transforms[0]
-    assert here.get_extra_state()["per_env"] == {"returns": []}
-    assert here.moments.count_T.tolist() == [10, 0, 10]
-    assert torch.equal(here.moments.mean_T[[0, 2]], there.moments.mean_T[[3, 1]])
-    assert torch.equal(here.moments.variance_T[[0, 2]], there.moments.variance_T[[3, 1]])
+    here = algorithm.transforms[0].get_extra_state()
+    assert here.pop("per_env") == {"returns": []}
+    for name, new in (("count", 0), ("mean", 0), ("variance", 1)):
+        assert here[name].tolist() == [there[name][3], new, there[name][1]]
     largest = trained(make_sac, reward_scale=ReturnRange)
     largest.transforms[0].largest_T = torch.arange(4.0)
     _, algorithm, _ = started(make_sac, largest, reward_scale=ReturnRange)
@@ -426,8 +397,6 @@ REFUSED = {
     "SAC to PPO": (make_sac, {}, make_ppo, {"noise": StateDependentStd}, {}),
     "TD3 to cloning": (make_td3, {}, make_bc, {"noise": StateIndependentStd}, {}),
     "width": (make_sac, networks(MLP), make_sac, {"actor": partial(MLP, width=9)}, {}),
-    "depth": (make_sac, networks(MLP), make_sac, networks(MLP, depth=1), {}),
-    "class": (make_sac, networks(MLP), make_sac, networks(MultiHead), {}),
     "conditioning": (make_sac, {}, make_sac, {"conditioning": partial(Embedding, dim=4)}, {}),
     "encoder": (make_sac, {}, make_sac, {"encoder": Standardize}, {}),
     "no encoder": (make_sac, {"encoder": Standardize}, make_sac, {}, {}),
