@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from mtrl_lightning.auxiliaries import Reconstruction
-from mtrl_lightning.errors import DivergenceError
 from mtrl_lightning.networks import MLPEncoder, MultiHead, Standardize, StateIndependentStd
 from tests.helpers.algorithms import (
     FULL,
@@ -174,13 +173,3 @@ def test_reset_draws_new_weights_and_clears_their_optimizers(make):
     second.reset_networks()
     assert names <= changed(second, copy_of(algorithm))
     train(algorithm, 1, first=2)
-
-
-@every_algorithm
-def test_nonfinite_loss_ends_the_run_and_names_the_update(make):
-    algorithm = train(make(), 1)
-    with torch.no_grad():
-        for parameter in algorithm.parameters():
-            parameter.fill_(math.nan)
-    with pytest.raises(DivergenceError, match="update 2"):
-        train(algorithm, 1, first=1)
