@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.gradients import FAMO, PCGrad
+from mtrl_lightning.gradients import PCGrad
 from tests.helpers.algorithms import (
     make_batch,
     make_distral,
@@ -80,4 +80,3 @@ def test_losses_are_compiled_in_the_given_mode_and_steps_marked(asked, monkeypat
 def test_what_is_differentiated_task_by_task_cannot_be_compiled(asked):
     with pytest.raises(ConfigurationError, match="PCGrad"):
         make_sac(compile="default", actor_gradient=PCGrad)
-    make_sac(compile="default", actor_gradient=FAMO)

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mtrl_lightning import algorithms
 from mtrl_lightning.auxiliaries import HiPBMDP, Reconstruction
 from mtrl_lightning.updates.generators import Generators
-from mtrl_lightning.updates.metrics import MeanMetrics
 from tests.helpers.algorithms import (
     EMBEDDING,
     ENCODER,
@@ -163,14 +162,3 @@ def test_acting_copies_once_to_the_device_and_once_back(make, monkeypatch):
     # actions, and PPO's samples and log densities
     num_columns = 2 + 2 + 1 if make is make_ppo else 2
     assert fetched == [(6, num_columns)] * 2
-
-
-def test_metrics_are_read_by_one_copy(monkeypatch):
-    metrics = MeanMetrics()
-    metrics.add({f"metric {i}": torch.tensor(float(i)) for i in range(50)})
-    reads, tolist = [], torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: reads.append(x.shape) or tolist(x))
-    for name in ("item", "__float__", "__int__", "__bool__"):
-        monkeypatch.setattr(torch.Tensor, name, None)
-    assert metrics.drain() == {f"metric {i}": i for i in range(50)}
-    assert reads == [(100,)]

@@ -403,18 +403,12 @@ def test_losses_are_finite_for_actions_far_from_the_policy():
     ppo = make_ppo()
     attach(ppo)
     collected = make_collected(ppo, gap=0.0, foreign=0.5)
-    foreign_SE = collected.columns["foreign"]
-    collected.columns["unclipped_action"][foreign_SE] = 50.0
     computed = ppo.begin_iteration(collected, 0.0)
-    assert (computed["log_prob"][foreign_SE] < -60).all(), "that of the own policy"
-    assert (computed["advantage"][foreign_SE] == 0).any()
-    with torch.no_grad():
-        ppo.noise.log_std_TA += 0.5
     batch = batch_of(collected, computed, rows_of(collected, num_minibatches=1)[0])
-    policy = ppo.policy(batch.observation_RnD, batch.task_Rn)
     is_foreign_Rn = batch.extra["foreign"]
-    moved_Rn = policy.log_prob(batch.extra["unclipped_action"]) - batch.extra["log_prob"]
-    assert moved_Rn[is_foreign_Rn].exp().isinf().all(), "more than single precision can hold"
+    assert (batch.extra["advantage"][is_foreign_Rn] == 0).any()
+    # the ratio is more than single precision can hold
+    batch.extra["log_prob"][is_foreign_Rn] -= 200
     loss_R, (log_ratio_Rn, _) = ppo.actor_loss(batch)
     assert (log_ratio_Rn[is_foreign_Rn] == 0).all()
     loss_R.sum().backward()

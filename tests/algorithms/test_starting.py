@@ -128,8 +128,7 @@ class PlainOneHot(TaskConditioning):
 class DeclaredOneHot(PlainOneHot):
     """Says so."""
 
-    def columns(self, weight, start=0):
-        return {weight: TaskAxis(1, start)}
+    columns = OneHot.columns
 
 
 POLICIES = {
@@ -322,10 +321,6 @@ def test_a_policy_without_a_critic_gives_actor_and_encoder():
     assert_acts_as(algorithm, source)
 
 
-def bounded(value_or_scale, bound):
-    return partial(value_or_scale, bound=bound)
-
-
 CRITICS = {
     "size": (make_sac, {"critic": partial(MLP, width=9)}, {"critic": partial(MLP, width=8)}),
     "PopArt there": (make_ppo, {"return_scale": PopArt}, {"return_scale": ReturnScale}),
@@ -334,14 +329,10 @@ CRITICS = {
     "normalized here": (make_sac, {}, {"reward_scale": NormalizeReward}),
     "bound": (
         make_sac,
-        {"reward_scale": bounded(ReturnRange, 1.0)},
-        {"reward_scale": bounded(ReturnRange, 10.0)},
+        {"reward_scale": partial(ReturnRange, bound=1.0)},
+        {"reward_scale": ReturnRange},
     ),
-    "value": (
-        make_sac,
-        {"value": bounded(Categorical, 5.0)},
-        {"value": bounded(Categorical, 10.0)},
-    ),
+    "value": (make_sac, {"value": partial(Categorical, bound=5.0)}, {"value": Categorical}),
     "discount": (make_ppo, {"discount": 0.9}, {"discount": 0.99}),
 }
 

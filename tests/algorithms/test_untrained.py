@@ -36,10 +36,6 @@ def test_it_acts_with_the_mean_of_the_trained_tasks_embeddings(make):
     weight_TC = algorithm.actor.conditioning.weight_TC.detach()
     torch.testing.assert_close(weight_TC[1], (weight_TC[0] + weight_TC[2]) / 2)
     np.testing.assert_allclose(found_EA[[0, 2]], modes(algorithm, 1, 1, 1)[[0, 2]], rtol=1e-5)
-    assert algorithm.untrained.summary == (
-        "Evaluated without training: task-1."
-        " Parameters of a task are the mean of the trained tasks'"
-    )
 
 
 def test_untrained_task_keeps_its_initial_parameters_if_asked():
@@ -48,8 +44,6 @@ def test_untrained_task_keeps_its_initial_parameters_if_asked():
     rebuilt = rebuild(sac.hyper_parameters, SPEC, type(sac))
     for algorithm in (sac, rebuilt):
         np.testing.assert_allclose(act(algorithm, 1, 1, 1), wanted_EA, rtol=1e-5)
-    assert "as initialized" in sac.untrained.summary
-    assert make_sac(make_spec(2)).untrained.summary == ""
 
 
 def test_networks_of_single_tasks_are_refused():

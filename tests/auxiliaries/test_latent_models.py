@@ -142,17 +142,12 @@ def test_the_distance_loss(form):
 
 def test_other_tasks_may_be_drawn():
     encoder = make_encoder(SPEC)
-    one, both = (HiPBMDP(SPEC, encoder, num_others=number, width=6) for number in (1, 2))
-    every = HiPBMDP(SPEC, encoder, width=6)
+    one = HiPBMDP(SPEC, encoder, num_others=1, width=6)
     theta_TC = encoder.context(torch.arange(4)).detach()
     distances = []
     for seed in range(100):
         one.loss(BATCH, inputs(encoder, seed))
         distances.append(float(one.metrics()["embedding_distance"]))
-    for auxiliary in (both, every):
-        auxiliary.load_state_dict(one.state_dict())
-    losses = [auxiliary.loss(BATCH, inputs(encoder)) for auxiliary in (both, every)]
-    torch.testing.assert_close(*losses)
     distance_P = torch.pdist(theta_TC[[0, 2, 3]])
     assert distance_P.min() <= min(distances) < 0.95 * max(distances) <= distance_P.max()
     assert sum(distances) / 100 == pytest.approx(float(distance_P.mean()), rel=0.05)

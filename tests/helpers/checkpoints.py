@@ -17,16 +17,6 @@ def checkpoint_of(sac, optimizers=()):
     return checkpoint
 
 
-def through_a_file(checkpoint, tmp_path):
-    torch.save(checkpoint, tmp_path / "file.ckpt")
-    return torch.load(tmp_path / "file.ckpt", weights_only=True)
-
-
-def load(sac, checkpoint):
-    sac.on_load_checkpoint(checkpoint)
-    sac.load_state_dict(checkpoint["state_dict"])
-
-
 def assert_continued_is_the_same(make, tmp_path, half):
     """Check that an algorithm of another seed goes on exactly from a file after half the updates.
 
@@ -36,8 +26,9 @@ def assert_continued_is_the_same(make, tmp_path, half):
     train(whole, 2 * half)
     optimizers = attach(first)
     train(first, half)
-    checkpoint = through_a_file(checkpoint_of(first, optimizers), tmp_path)
-    load(second, checkpoint)
+    checkpoint = torch.load(save(first, tmp_path, optimizers), weights_only=True)
+    second.on_load_checkpoint(checkpoint)
+    second.load_state_dict(checkpoint["state_dict"])
     for optimizer, state in zip(attach(second), checkpoint["optimizer_states"], strict=True):
         optimizer.load_state_dict(state)
     train(second, half, first=half)
@@ -47,11 +38,10 @@ def assert_continued_is_the_same(make, tmp_path, half):
     return whole, second
 
 
-def save(algorithm, tmp_path, name="file.ckpt", change=None):
+def save(algorithm, tmp_path, optimizers=(), change=None):
     """Write what a trainer would, as far as an algorithm reads it."""
-    checkpoint = {"state_dict": algorithm.state_dict()}
-    algorithm.on_save_checkpoint(checkpoint)
+    checkpoint = checkpoint_of(algorithm, optimizers)
     if change is not None:
         change(checkpoint)
-    torch.save(checkpoint, tmp_path / name)
-    return tmp_path / name
+    torch.save(checkpoint, tmp_path / "file.ckpt")
+    return tmp_path / "file.ckpt"
