@@ -7,6 +7,7 @@ Shapes: ``B`` rows of an iteration, step after step.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from functools import partial
@@ -29,6 +30,7 @@ from mtrl_lightning.networks import (
     StateDependentStd,
     StateIndependentStd,
 )
+from mtrl_lightning.networks.task_axes import shared_parameters
 from mtrl_lightning.transitions import Rollout, TransitionBatch
 from mtrl_lightning.updates.learning_rate import ConstantRate
 from tests.helpers.algorithms import attach, changed, copy_of, make_ppo, make_spec
@@ -115,7 +117,7 @@ def iterate(ppo, seed=0, progress=0.0):
 
 
 class PlainPPO:
-    """Multi-task PPO with PopArt in plain PyTorch: weights copied, everything else its own.
+    """Multi-task PPO with PopArt in plain PyTorch, with copies of the networks.
 
     The critic has one output layer per task, or one for all and a factor and offset per task.
     """
@@ -125,14 +127,13 @@ class PlainPPO:
         self.names = ppo.spec.task_names
         self.has_heads = isinstance(ppo.critic, MultiHead)
         self.noise_depends_on_state = isinstance(ppo.noise, StateDependentStd)
-        self.actor = self.copies(ppo.actor)
-        self.log_std_TA = self.copies(ppo.noise)[0]
-        self.actor_parameters = [*self.actor, self.log_std_TA]
-        self.critic = self.copies(ppo.critic)
+        self.actor, noise, self.critic = map(copy.deepcopy, (ppo.actor, ppo.noise, ppo.critic))
+        self.log_std_TA = noise.log_std_TA
+        self.actor_parameters = [*self.actor.parameters(), self.log_std_TA]
         self.factor_T = torch.ones(NUM_TASKS, requires_grad=not self.has_heads)
         self.offset_T = torch.zeros(NUM_TASKS, requires_grad=not self.has_heads)
         scale = [] if self.has_heads else [self.factor_T, self.offset_T]
-        self.critic_parameters = [*self.critic, *scale]
+        self.critic_parameters = [*self.critic.parameters(), *scale]
         adam = partial(Adam, lr=5e-4, eps=1e-5, foreach=False, fused=False)
         self.optimizers = {
             "actor": adam(self.actor_parameters),
@@ -144,27 +145,13 @@ class PlainPPO:
         self.is_first_iteration = True
         self.metrics = {}
 
-    @staticmethod
-    def copies(module):
-        return [p.detach().clone().requires_grad_(True) for p in module.parameters()]
-
     def log(self, name, value):
         self.metrics.setdefault(f"train/{name}", []).append(float(torch.as_tensor(value).detach()))
 
     # -- networks --
 
-    @staticmethod
-    def layers(parameters, observation, task):
-        x = torch.cat([observation, torch.eye(NUM_TASKS)[task]], dim=1)
-        for weight, bias in zip(parameters[:-2:2], parameters[1:-2:2], strict=True):
-            x = torch.relu(x @ weight.T + bias)
-        return x @ parameters[-2].T + parameters[-1]
-
     def normalized_value(self, observation, task):
-        outputs = self.layers(self.critic, observation, task)
-        if self.has_heads:
-            return outputs[torch.arange(len(task)), task]
-        return self.factor_T[task] * outputs[:, 0] + self.offset_T[task]
+        return self.factor_T[task] * self.critic(observation, task)[:, 0] + self.offset_T[task]
 
     @property
     def std_T(self):
@@ -175,7 +162,7 @@ class PlainPPO:
         return self.std_T[task] * self.normalized_value(observation, task) + self.mu_T[task]
 
     def policy(self, observation, task):
-        outputs = self.layers(self.actor, observation, task)
+        outputs = self.actor(observation, task)
         if not self.noise_depends_on_state:
             return Normal(outputs, self.log_std_TA[task].exp())
         half = outputs.shape[1] // 2
@@ -237,7 +224,9 @@ class PlainPPO:
         self.mu_T[task] += self.options["step_size"] * (first - self.mu_T[task])
         self.nu_T[task] += self.options["step_size"] * (second - self.nu_T[task])
         new_mean, new_std = self.mu_T[task], self.std_T[task]
-        weight, bias = self.critic[-2:] if self.has_heads else (self.factor_T, self.offset_T)
+        weight, bias = self.factor_T, self.offset_T
+        if self.has_heads:
+            weight, bias = self.critic.heads.weight, self.critic.heads.bias
         with torch.no_grad():
             weight[task] *= old_std / new_std
             bias[task] = (old_std * bias[task] + old_mean - new_mean) / new_std
@@ -286,7 +275,7 @@ class PlainPPO:
         self.optimizers[name].step()
 
     def log_shares(self, losses):
-        shared = self.critic[:-2] if self.has_heads else self.critic
+        shared = shared_parameters(self.critic)
         vectors = []
         for loss in losses:
             gradients = torch.autograd.grad(loss, shared, retain_graph=True)

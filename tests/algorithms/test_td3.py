@@ -13,13 +13,11 @@ import torch
 
 from mtrl_lightning.algorithms import Scalar
 from mtrl_lightning.algorithms.td3 import spread_over_environments
-from mtrl_lightning.updates.generators import Generators
-from tests.helpers import by_hand as hand
-from tests.helpers.algorithms import make_td3
+from mtrl_lightning.networks import MLP
+from tests.helpers import plain
+from tests.helpers.algorithms import make_batch, make_td3
 
 STD, CLIP = 0.2, 0.15
-TARGET_M, TARGET_C = [1.9, -0.1], -0.4
-SEED = 5
 
 
 def close(value):
@@ -28,50 +26,39 @@ def close(value):
 
 @pytest.mark.parametrize("reduction", ["min", "mean"])
 def test_update_is_that_of_plain_pytorch(reduction):
-    m, c, k, w = hand.numbers(hand.M, hand.C, hand.K, hand.CRITICS)
-    target_m, target_c, target_k, target_w = hand.numbers(
-        TARGET_M, TARGET_C, hand.TARGET_K, hand.TARGET_CRITICS
-    )
-    observation, action, reward, next_observation, terminated, task = hand.rows()
-    stream = Generators(SEED).get("learn", torch.device("cpu"))
-    noise = (STD * torch.randn(4, generator=stream)).clip(-CLIP, CLIP)
-    assert (noise.abs() < CLIP).any() and (noise.abs() == CLIP).any()
-    # the critics and the encoder
-    with torch.no_grad():
-        next_z = target_k * next_observation
-        next_action = torch.tanh(target_m[task] + target_c * next_z) + noise
-        assert (next_action.abs() > 1).any()
-        next_q = hand.q_values(target_w, next_z, next_action.clip(-1, 1))
-        next_q = next_q.amin(0) if reduction == "min" else next_q.mean(0)
-        target = reward + hand.DISCOUNT * ~terminated * next_q
-    q = hand.q_values(w, k * observation, action)
-    critic_loss = hand.task_means(((q - target) ** 2).sum(0)).mean()
-    (w, k), _ = hand.descend(critic_loss, w, k)
-    # the actor follows the first critic
-    z = (k * observation).detach()
-    actor_loss = -hand.q_values(w.detach(), z, torch.tanh(m[task] + c * z))[0].mean()
-    (m, c), _ = hand.descend(actor_loss, m, c)
-
     value = partial(Scalar, reduction=reduction)
-    options = {"target_std": STD, "target_clip": CLIP, "value": value, "seed": SEED}
-    td3 = hand.by_hand(make_td3, **options)
+    actor = partial(MLP, width=8, depth=1)  # without a bound of its outputs
+    options = {"target_std": STD, "target_clip": CLIP, "value": value, "actor": actor}
+    td3, parts = plain.prepared(make_td3, encoder_tau=0.5, **options)
     with torch.no_grad():
-        td3.target_actor.m.copy_(torch.tensor(TARGET_M))
-        td3.target_actor.c.fill_(TARGET_C)
-    td3.training_step(hand.BATCH, 0)
-    wanted = {
-        "encoder.k": k,
-        "actor.m": m,
-        "actor.c": c,
-        "target_encoder.k": torch.lerp(target_k, k, hand.ENCODER_TAU),
-        "target_actor.m": torch.lerp(target_m, m, hand.TAU),
-        "target_actor.c": torch.lerp(target_c, c, hand.TAU),
-    }
-    for i in range(2):
-        wanted[f"critic.members.{i}.w"] = w[i]
-        wanted[f"target_critic.members.{i}.w"] = torch.lerp(target_w[i], w[i], hand.TAU)
-    found = {name: value.tolist() for name, value in td3.state_dict().items()}
-    assert found == {name: close(value.tolist()) for name, value in wanted.items()}
+        for target in (td3.target_actor, parts["target_actor"]):
+            target.head.bias.copy_(torch.tensor([0.1, 1.8]))
+    actor, critic, encoder = (parts[name] for name in ("actor", "critic", "encoder"))
+    batch = make_batch(td3.spec)
+    task_Rn = batch.task_Rn
+    noise_RnA = (STD * plain.noises(batch.action_RnA)[0]).clip(-CLIP, CLIP)
+    assert (noise_RnA.abs() < CLIP).any() and (noise_RnA.abs() == CLIP).any()
+    td3.training_step(batch, 0)
+
+    with torch.no_grad():
+        z_RnZ = parts["target_encoder"](batch.next_observation_RnD, task_Rn)
+        next_action_RnA = parts["target_actor"](z_RnZ, task_Rn).tanh() + noise_RnA
+        assert (next_action_RnA.abs() > 1).any()
+        action_RnA = next_action_RnA.clip(-1, 1)
+        next_q_QRn = plain.values(parts["target_critic"].members, z_RnZ, action_RnA, task_Rn)
+        next_q_Rn = next_q_QRn.amin(0) if reduction == "min" else next_q_QRn.mean(0)
+        target_Rn = batch.reward_Rn + plain.DISCOUNT * ~batch.terminated_Rn * next_q_Rn
+    z_RnZ = encoder(batch.observation_RnD, task_Rn)
+    q_QRn = plain.values(critic.members, z_RnZ, batch.action_RnA, task_Rn)
+    critic_loss = (q_QRn - target_Rn).square().sum(0).mean()
+    plain.descend(critic_loss, critic, encoder)
+    # the actor follows the first critic
+    z_RnZ = encoder(batch.observation_RnD, task_Rn).detach()
+    action_RnA = actor(z_RnZ, task_Rn).tanh()
+    actor_loss = -plain.values(critic.members[:1], z_RnZ, action_RnA, task_Rn).mean()
+    plain.descend(actor_loss, actor)
+    plain.move_targets(parts, encoder_tau=0.5)
+    plain.assert_same_weights(td3, parts)
     metrics = td3.drain_metrics()
     assert metrics["train/critic_loss"] == close(critic_loss.item())
     assert metrics["train/actor_loss"] == close(actor_loss.item())
