@@ -7,20 +7,12 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from mtrl_lightning.demonstrations import (
-    RecordedEpisode,
-    UniformPolicy,
-    collect,
-    open_data_sets,
-    write_data_sets,
-)
-from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.demonstrations import RecordedEpisode, open_data_sets, write_data_sets
 from tests.helpers.algorithms import make_spec
 from tests.helpers.demonstrations import read_episodes
-from tests.helpers.fakes import Costly, Scripted
 from tests.helpers.properties import given, settings, st
 
-minari = pytest.importorskip("minari")
+pytest.importorskip("minari")
 pytest.importorskip("h5py")
 
 FLOATS = st.sampled_from(["float32", "float64"])
@@ -108,28 +100,6 @@ def test_episodes_are_read_as_they_were_written(observations, reward, infos, epi
                 assert_equal(found, expected._replace(observations=observations, actions=actions))
 
 
-def test_minari_reads_the_data_sets(tmp_path, monkeypatch):
-    benchmark = Costly(2)
-    collected = collect(
-        UniformPolicy(benchmark.spec), benchmark, 3, split="eval", noise=0.1, num_workers=0
-    )
-    monkeypatch.chdir(tmp_path)
-    write_data_sets("sets", benchmark.spec, collected.episodes, {"policy": "random"})
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
-    assert sorted(minari.list_local_datasets()) == ["task-0-v0", "task-1-v0"]
-    data = minari.load_dataset("task-1-v0")
-    assert data.storage.metadata["algorithm_name"] == "random"
-    assert [len(one) for one in data] == [1, 4, 2]
-    for episode, expected in zip(data, collected.episodes["task-1"], strict=True):
-        for name in ("observations", "actions", "rewards"):
-            np.testing.assert_array_equal(getattr(episode, name), getattr(expected, name))
-        # Minari has an entry of the reset, too
-        for name in ("success", "policy_action", "cost"):
-            np.testing.assert_array_equal(episode.infos[name][1:], expected.infos[name])
-    seeds = [one["seed"] for one in data.storage.get_episode_metadata(range(3))]
-    assert seeds == [one.seed for one in collected.episodes["task-1"]] == [0, 1, 2]
-
-
 NAMES = ("walk 0.5", "walk_0_5", "walk")
 SPEC = make_spec(3)._replace(task_names=NAMES)
 EPISODE_OF = {name: [random_episode(number, True)] for number, name in enumerate(NAMES, 1)}
@@ -141,14 +111,6 @@ def test_equal_minari_names_get_separate_data_sets(tmp_path):
     assert folders == {"walk_0_5-v0", "walk_0_5-v1", "walk-v0"}
     for name, (episode,) in read_episodes(tmp_path / "sets").items():
         assert_equal(episode, EPISODE_OF[name][0])
-
-
-def test_a_folder_that_exists_is_not_written_to(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for folder in (tmp_path, tmp_path / "link"):
-        with pytest.raises(ConfigurationError, match="exists"):
-            write_data_sets(folder, Scripted(2).spec, {}, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["link"]
 
 
 def test_nothing_is_left_of_an_unfinished_write(tmp_path):

@@ -12,7 +12,6 @@ from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.rollout import Collector, PauseSolved
 from mtrl_lightning.rollout.episodes import EpisodeWindows
-from mtrl_lightning.transitions import Episode
 from tests.helpers.episodes import windows_with
 from tests.helpers.fakes import Constant, Scripted
 
@@ -42,14 +41,6 @@ def test_the_number_falls_from_all_to_the_minimum(success, expected):
 def test_of_each_solved_task_the_last_environments_pause(windows, paused):
     paused_E = PauseSolved(0.5, 1 / 3, episodes=10).paused(SPEC, TASK_E, windows)
     assert np.flatnonzero(paused_E).tolist() == paused
-
-
-def test_without_success_the_score_decides_pausing():
-    spec = SPEC._replace(has_success=False, max_return=10.0)
-    windows = EpisodeWindows(2, 50)
-    windows.add([Episode(0, 9.9, 10, False, False), Episode(1, 3.0, 10, False, False)])
-    paused_E = PauseSolved(0.5, 1 / 3, episodes=1).paused(spec, TASK_E, windows)
-    assert np.flatnonzero(paused_E).tolist() == [1, 2]
 
 
 # ---- vector environments ----
