@@ -2,14 +2,12 @@
 
 import gc
 import os
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv
-from mtrl_lightning.envs.vector.episodes import episode_seed
+from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.envs.vector.vector import default_num_workers
 from mtrl_lightning.errors import EnvironmentFaultError, PolicyFaultError
 from tests.helpers.altered_reach import OnceFaulty
@@ -18,30 +16,6 @@ from tests.helpers.fakes import Scripted, arrays_of
 from tests.helpers.processes import alive
 
 ZEROS = np.zeros((3, 2))
-
-
-def test_metaworld_equals_environments_stepped_alone():
-    tasks = [0, 0, 1]  # a goal of basketball edits the model
-    benchmark = MetaWorld(["basketball", "reach"], horizon=6, num_goals=5)
-    envs = VectorEnv(benchmark, tasks, seed=11, num_workers=2)
-    observation_ED, _ = envs.reset(seed=7)
-    action_SEA = draw(envs, 15)
-    results = run(envs, action_SEA)
-    for pid in envs.worker_pids:
-        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
-    envs.close()
-    for e, task in enumerate(tasks):
-        env = benchmark.make_env(task, "train", 123)
-        assert np.array_equal(observation_ED[e], env.reset(seed=7 + e)[0])
-        for s, result in enumerate(results):
-            following, *rest, info = env.step(action_SEA[s, e])
-            assert rest[2] == (s in (5, 11)), "every episode ends, not only the first"
-            observation = following
-            if rest[2]:
-                observation, _ = env.reset(seed=episode_seed(7 + e, s // 6 + 1))
-            expected = (observation, following, *rest, info["success"])
-            assert all(map(np.array_equal, [column[e] for column in result[:6]], expected))
-            assert result.valid_E[e]
 
 
 def test_number_of_workers_has_bounds():

@@ -437,19 +437,6 @@ def test_another_benchmark_is_refused_and_the_previous_one_stays():
     assert len(collector.sample(num_steps=9).transitions.task_E) == 9
 
 
-def test_tasks_are_matched_by_name():
-    benchmark = ToyReach(3)
-    spec = benchmark.spec._replace(task_names=("goal-2", "goal-0", "goal-1"))
-    policy = Recorder(Constant(), spec)
-    collector = toy(policy, [0, 2, 2])
-    transitions, _ = collector.step("explore")
-    assert policy.tasks[-1].tolist() == [1, 0, 0]
-    assert transitions.task_E.tolist() == [0, 2, 2], "the benchmark's numbers are stored"
-    collector.policy = Recorder(Constant(), benchmark.spec)
-    collector.step("explore")
-    assert collector.policy.tasks[-1].tolist() == [0, 2, 2]
-
-
 # ---- time limits that are reported as terminations ----
 
 

@@ -91,8 +91,9 @@ def test_policy_of_other_sizes_gets_its_own_noise():
     envs = VectorEnv(ToyReach(2), [0, 1], num_workers=0)
     collector = Collector(envs, policy, exploration=CorrelatedNoise())
     collector.exploration.seed(1)
-    collector.step("explore")
+    transitions, _ = collector.step("explore")
     assert policy.tasks[0].tolist() == [1, 0]
+    assert transitions.task_E.tolist() == [0, 1], "the benchmark's indices are stored"
     expected_EA = np.random.default_rng(1).standard_normal((2, 2)).astype(np.float32)
     assert np.array_equal(policy.noise[0], np.pad(expected_EA, ((0, 0), (0, 1))))
 

