@@ -103,19 +103,15 @@ def test_offline_run_steps_no_environments(tmp_path, events):
     assert (model.counters.env_steps, model.counters.updates) == (3, 3)
 
 
-class StopAfter(Callback):
-    """Ask the trainer to stop after an update, as Lightning's ``Timer`` does."""
-
-    def __init__(self, updates: int) -> None:
-        self.updates = updates
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        if pl_module.counters.updates == self.updates:
-            trainer.should_stop = True
-
-
 def test_stop_evaluates_and_ends_after_the_update(tmp_path, events):
-    trainer = fit(sac(), replay_data(), tmp_path, StopAfter(2))
+    """As Lightning's ``Timer`` asks for."""
+    stop = Callback()
+
+    def on_train_batch_end(trainer, pl_module, *_):
+        trainer.should_stop |= pl_module.counters.updates == 2
+
+    stop.on_train_batch_end = on_train_batch_end
+    trainer = fit(sac(), replay_data(), tmp_path, stop)
     assert events == [*RANDOM_STEP * 4, *OVERLAPPED * 2, "evaluate"]
     assert trainer.global_step == 2 and "eval/return" in trainer.callback_metrics
 
@@ -165,17 +161,10 @@ def test_data_of_another_kind_are_refused_by_name(tmp_path, make, data, needed):
         fit(make(), data, tmp_path)
 
 
-class Hooks(Callback):
-    """Record the hooks around optimizer steps."""
-
-    def __init__(self) -> None:
-        self.called = []
-        for name in ("on_before_zero_grad", "on_after_backward", "on_before_optimizer_step"):
-            setattr(self, name, lambda *args, name=name: self.called.append(name))
-
-
 def test_hooks_of_optimizer_steps_are_called_for_each(tmp_path):
-    hooks = Hooks()
-    fit(sac(), replay_data(total_steps=15), tmp_path, hooks)
+    hooks, called = Callback(), []
     step = ["on_before_zero_grad", "on_after_backward", "on_before_optimizer_step"]
-    assert hooks.called == step * 3, "critic, actor, temperature"
+    for name in step:
+        setattr(hooks, name, lambda *_, name=name: called.append(name))
+    fit(sac(), replay_data(total_steps=15), tmp_path, hooks)
+    assert called == step * 3, "critic, actor, temperature"

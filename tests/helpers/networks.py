@@ -92,7 +92,7 @@ ENCODERS = {
             "uniform": networks.UniformGate,
             "clusters": partial(networks.Clusters, words=WORDS),
             "gate": networks.TopKGate,
-            "gate of an embedding": partial(networks.TopKGate, num_chosen=1, **BY_EMBEDDING),
+            "gate of an embedding": partial(networks.TopKGate, num_chosen=3, **BY_EMBEDDING),
             "attention": networks.Attention,
             "attention of an embedding": partial(
                 networks.Attention, temperature=0.3, **BY_EMBEDDING
@@ -131,10 +131,6 @@ def perceptron(experts, k, x_D):
     return x_D
 
 
-def linear(layer, x_D):
-    return layer.weight @ x_D + layer.bias
-
-
 def hidden_layers(module, x_D):
     """Return the output of linear maps with ReLU; with LayerNorm, each has 4 parameters."""
     parameters = list(module.parameters())
@@ -147,12 +143,8 @@ def hidden_layers(module, x_D):
 def normalized(parameters, x_D):
     """Return ``LN(W x + b)``, or ``W x + b`` without the parameters of LayerNorm."""
     weight_HD, bias_H, *gain_and_shift = parameters
-    h_H = weight_HD @ x_D + bias_H
-    if not gain_and_shift:
-        return h_H
-    centered_H = h_H - h_H.sum() / len(h_H)
-    variance = centered_H.square().sum() / len(h_H)
-    return centered_H / (variance + 1e-5).sqrt() * gain_and_shift[0] + gain_and_shift[1]
+    h_H = F.linear(x_D, weight_HD, bias_H)
+    return F.layer_norm(h_H, h_H.shape, *gain_and_shift) if gain_and_shift else h_H
 
 
 def residual_layers(module, x_D):
@@ -175,7 +167,7 @@ def mlp(network, x_D, task):
     layers = hidden_layers if is_plain else residual_layers
     h_H = layers(network.trunk, torch.cat([x_D, task_input(network, task)]))
     if hasattr(network, "head"):
-        return linear(network.head, h_H)
+        return network.head(h_H)
     if isinstance(network.heads, nn.Linear):
         return head_of(network.heads, h_H, task)
     return perceptron(network.heads.experts, task, h_H)
@@ -192,9 +184,9 @@ def film(network, x_D, task):
     size = len(numbers) // (2 * SMALL["depth"])
     for layer in network.layers:
         delta_F, beta_F, numbers = numbers[:size], numbers[size : 2 * size], numbers[2 * size :]
-        x_D = ((1 + delta_F) * linear(layer, x_D) + beta_F).clamp(min=0)
+        x_D = ((1 + delta_F) * layer(x_D) + beta_F).clamp(min=0)
     assert len(numbers) == 0
-    return linear(network.head, x_D)
+    return network.head(x_D)
 
 
 def moore(network, x_D, task):
@@ -225,27 +217,22 @@ def paco(network, x_D, task):
 
 def soft_modularization(network, x_D, task):
     """Yang et al. 2020, module by module."""
-    f_E = linear(network.encoder[2], linear(network.encoder[0], x_D).clamp(min=0))
-    z_E = f_E * linear(network.task_encoder, task_input(network, task))
+    f_E = network.encoder[2](network.encoder[0](x_D).clamp(min=0))
+    z_E = f_E * network.task_encoder(task_input(network, task))
     num_modules = SOFT["num_modules"]
     g = [f_E.clamp(min=0)] * num_modules
-    p = linear(network.routing[0], z_E.clamp(min=0))
+    p = network.routing[0](z_E.clamp(min=0))
     for layer, modules in enumerate(network.layers):
         outputs = [perceptron(modules, j, g[j]).clamp(min=0) for j in range(num_modules)]
-        g = [softmax(p_M) @ torch.stack(outputs) for p_M in p.split(num_modules)]
+        g = [p_M.softmax(-1) @ torch.stack(outputs) for p_M in p.split(num_modules)]
         if layer + 1 < len(network.layers):
-            into_E = linear(network.routing_inputs[layer], p)
-            p = linear(network.routing[layer + 1], (into_E * z_E).clamp(min=0))
-    return linear(network.head, g[0])
-
-
-def softmax(score_K):
-    power_K = score_K.exp()
-    return power_K / power_K.sum()
+            into_E = network.routing_inputs[layer](p)
+            p = network.routing[layer + 1]((into_E * z_E).clamp(min=0))
+    return network.head(g[0])
 
 
 def encoded_task(encoder, embedding_C):
-    return linear(encoder.output, hidden_layers(encoder.hidden, embedding_C))
+    return encoder.output(hidden_layers(encoder.hidden, embedding_C))
 
 
 def care(encoder, x_D, task):
@@ -255,7 +242,7 @@ def care(encoder, x_D, task):
     input_C = getattr(embedding, "weight_TC", table_TC)[task]
     context_C = encoded_task(encoder.context, input_C)
     z = [perceptron(encoder.experts, k, x_D) for k in range(3)]
-    attention_K = softmax(torch.stack([z_Z @ context_C.detach() for z_Z in z]))
+    attention_K = torch.stack([z_Z @ context_C.detach() for z_Z in z]).softmax(-1)
     mixed_Z = sum(a * z_Z for a, z_Z in zip(attention_K, z, strict=True))
     return torch.cat([mixed_Z, context_C])
 
@@ -278,10 +265,10 @@ def gate(assignment, task):
     input_C = one_hot_T.double() if embedding is None else embedding[task].detach()
     score_K = encoded_task(assignment.scores, input_C)
     if isinstance(assignment, networks.Attention):
-        return softmax(score_K / (1.0 if embedding is None else 0.3))
-    num_chosen = 2 if embedding is None else 1
+        return (score_K / (1.0 if embedding is None else 0.3)).softmax(-1)
+    num_chosen = 2 if embedding is None else 3
     best = sorted(range(3), key=lambda k: -score_K[k].item())[:num_chosen]
-    shares = dict(zip(best, softmax(score_K[best]), strict=True))
+    shares = dict(zip(best, score_K[best].softmax(-1), strict=True))
     return [shares.get(k, 0.0) for k in range(3)]
 
 

@@ -10,7 +10,6 @@ import torch
 from gymnasium.spaces import Box
 
 from mtrl_lightning import networks
-from tests.helpers.networks import uniform
 from tests.helpers.specs import spec_of
 
 SPEC = spec_of(10)
@@ -113,15 +112,6 @@ def test_composed_weights_begin_with_the_variance_of_one_set(conditioning):
         torch.testing.assert_close(w_TK.square().sum(1), torch.ones(6))
         composed_DH = torch.einsum("k,kdh->dh", w_TK[1], network.weights[1])
         assert composed_DH.var().item() == pytest.approx(2 / 200, rel=0.05)
-
-
-def test_members_of_an_ensemble_have_their_own_weights():
-    ensemble = networks.Ensemble(lambda: networks.MLP(4, 1, spec_of(3), width=8), 3)
-    x_BD, task_B = uniform(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
-    q_QB = ensemble(x_BD, task_B)
-    assert q_QB.shape == (3, 6, 1) and not torch.equal(q_QB[0], q_QB[2])
-    for member, q_B in zip(ensemble.members, q_QB, strict=True):
-        assert torch.equal(q_B, member(x_BD, task_B))
 
 
 def test_an_embedding_begins_normal():

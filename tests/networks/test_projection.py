@@ -37,10 +37,9 @@ def make(name, **options):
 
 
 def projected(projection, h_BH):
-    linear, norm = projection.linear, projection.norm
-    y_BZ = h_BH @ linear.weight.t() + linear.bias
-    y_BZ = (y_BZ - y_BZ.mean(1, True)) / (y_BZ.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
-    return torch.tanh(y_BZ * norm.weight + norm.bias)
+    y_BZ = projection.linear(h_BH)
+    gain_and_shift = projection.norm.parameters()
+    return torch.tanh(F.layer_norm(y_BZ, y_BZ.shape[1:], *gain_and_shift))
 
 
 def test_the_layers_of_a_state_encoder():
