@@ -115,10 +115,3 @@ def test_curves_have_a_row_per_split_and_one_of_all_splits(tmp_path):
         ("eval_base/return", {"a": [[10, 11], [20, 21]], "average": [[10, 10], [20, 20]]}),
         ("eval_new/return", {"a": [[10, 13], [20, 23]], "average": [[10, 12], [20, 22]]}),
     ]
-
-
-def test_no_two_tasks_of_a_chart_look_the_same(tmp_path):
-    scores = {f"eval/score/task-{number}": number for number in range(29)}
-    (axes,) = drawn(tmp_path, {"env_steps": 10, "eval/score": 3, **scores})
-    looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in axes.lines}
-    assert len(set(looks.values())) == 30 and looks["average"] == ("black", "-")

@@ -10,7 +10,6 @@ from mtrl_lightning.compare.statistics import (
     mean,
     probability_of_improvement,
 )
-from mtrl_lightning.utils.text import with_interval
 
 A_ST = np.array([[0.6, 0.3, 0.0], [0.0, 0.8, 0.9], [0.6, 0.7, 0.5], [0.9, 0.8, 0.0]])
 B_ST = np.array(
@@ -71,8 +70,3 @@ def test_tasks_are_never_mixed_and_one_seed_has_no_interval():
     assert mean(np.array([[0.0, 10.0], [0.0, 10.0]])) == (5.0, 5.0, 5.0)
     assert interquartile_mean(A_ST[:1])[1:] == (None, None)
     assert probability_of_improvement(A_ST, B_ST[:1])[1:] == (None, None)
-
-
-def test_an_interval_has_the_decimals_of_its_number():
-    assert with_interval(0.85, (0.8, 0.9)) == "0.85 [0.80, 0.90]"
-    assert with_interval(1024.0, (998.1, 1050.2)) == "1,024 [998, 1,050]"

@@ -9,7 +9,6 @@ import torch
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.data import ReplayData, RolloutData
 from mtrl_lightning.envs import ToyReach
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.transitions import transition_fields
 from tests.helpers.fitting import SMALL
@@ -40,13 +39,6 @@ def test_spec_says_which_tasks_are_trained(excluded, trained):
 def test_defaults_follow_from_tasks_and_total_steps(options, batch_size, capacity, warmup):
     data = ReplayData(BENCHMARK, **options)
     assert (data.batch_size, data.capacity, data._warmup.limit) == (batch_size, capacity, warmup)
-
-
-def test_options_that_cannot_work_are_refused():
-    with pytest.raises(ConfigurationError, match="warmup_steps"):
-        ReplayData(BENCHMARK, total_steps=100, warmup_steps=100)
-    with pytest.raises(ConfigurationError, match="99 or 102"):
-        ReplayData(BENCHMARK, batch_size=100)
 
 
 @pytest.mark.parametrize(

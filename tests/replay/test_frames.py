@@ -33,55 +33,35 @@ CAPACITY = 4 * 12
 SPEC = make_spec(2, dtype=np.uint8, shape=(STACK, *PIXELS))._replace(frame_stack=STACK)
 
 
-class Stacks:
-    """An endless source of transitions with stacked frames, episodes of any length, and faults.
+def steps_of(seed, longest=9, shades=256):
+    """Yield transitions with stacked frames, of episodes of any length, and with faults.
 
     With two shades many frames are equal: scenes stand still, and episodes begin where the one
     before ended.
     """
+    rng = np.random.default_rng(seed)
+    pixels = PIXELS if shades > 2 else (1, 1)  # the latter are often equal by chance
 
-    def __init__(self, seed=0, longest=9, shades=256):
-        self._generator = np.random.default_rng(seed)
-        self._longest = longest
-        self._shades = shades
-        self._stacks = [self._reset() for _ in TASKS]
-        self._left = [self._length() for _ in TASKS]
+    def frame():
+        return np.broadcast_to(rng.integers(0, shades, pixels, np.uint8), PIXELS)
 
-    def _frame(self):
-        pixels = PIXELS if self._shades > 2 else (1, 1)  # the latter are often equal by chance
-        shades = self._generator.integers(0, self._shades, pixels, np.uint8)
-        return np.broadcast_to(shades, PIXELS)
+    def begin():
+        return np.repeat(frame()[None], STACK, axis=0), int(rng.integers(1, longest + 1))
 
-    def _reset(self):
-        return np.repeat(self._frame()[None], STACK, axis=0)
-
-    def _length(self):
-        return int(self._generator.integers(1, self._longest + 1))
-
-    def step(self):
-        """Make a transition in every environment but those that are rebuilt."""
+    running = [begin() for _ in TASKS]
+    while True:
         rows = []
         for env, task in enumerate(TASKS):
-            if self._generator.random() < 0.05:  # rebuilt: the transition never happened
-                self._begin(env)
+            if rng.random() < 0.05:  # rebuilt: the transition never happened
+                running[env] = begin()
                 continue
-            successor = np.concatenate([self._stacks[env][1:], self._frame()[None]])
-            self._left[env] -= 1
-            is_over = self._left[env] == 0
-            terminated = is_over and env % 2 == 0
-            action, reward = self._generator.uniform(-1, 1, 2), self._generator.normal()
-            stack = self._stacks[env]
-            rows.append((stack, action, reward, successor, terminated, is_over, task, env))
-            self._stacks[env] = successor
-            if is_over:
-                self._begin(env)
-        if not rows:
-            return self.step()
-        return Transitions(*(np.array(column) for column in zip(*rows, strict=True)))
-
-    def _begin(self, env):
-        self._stacks[env] = self._reset()
-        self._left[env] = self._length()
+            stack, left = running[env]
+            successor, is_over = np.concatenate([stack[1:], frame()[None]]), left == 1
+            ends = is_over and env % 2 == 0, is_over
+            rows.append((stack, rng.uniform(-1, 1, 2), rng.normal(), successor, *ends, task, env))
+            running[env] = begin() if is_over else (successor, left - 1)
+        if rows:
+            yield Transitions(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 def frames_for(horizon):
@@ -128,12 +108,12 @@ def test_frames_give_the_batches_of_uninterrupted_stacks(
     mapped["folder"].mkdir()
     resumed, stacks = make_buffer(kind, **mapped), make_buffer(RingStorage)
     uninterrupted = make_buffer(kind, device=TENSORS)
-    source = Stacks(longest, longest, shades)
+    source = steps_of(longest, longest, shades)
     folder = tmp_path / "replay"
     snapshots = make_snapshots(folder, chunk_rows, save_last)
     shorter = 0
     for step in range(1, 61):
-        transitions = source.step()
+        transitions = next(source)
         for buffer in (resumed, uninterrupted, stacks):
             buffer.add(transitions)
         none = {name: column[:0] for name, column in transitions.columns().items()}
@@ -170,8 +150,8 @@ def test_frames_give_the_batches_of_uninterrupted_stacks(
 @pytest.mark.parametrize("horizon", [1, 4, 1_000])
 def test_adding_many_rows_equals_adding_single_ones(horizon):
     """Also of more frames than fit."""
-    source = Stacks(5, longest=2)
-    steps = [source.step() for _ in range(48)]
+    source = steps_of(5, longest=2)
+    steps = [next(source) for _ in range(48)]
     single = FrameStorage(transition_fields(SPEC), len(TASKS), 12, horizon=horizon)
     many = FrameStorage(transition_fields(SPEC), len(TASKS), 12, horizon=horizon)
     for first in range(0, 48, 12):
@@ -224,9 +204,9 @@ def test_transitions_that_were_skipped_are_not_there():
 
 def test_rings_move_to_other_processes_with_their_frames(tmp_path):
     whole = make_buffer(frames_for(3))
-    source = Stacks(3, longest=5)
+    source = steps_of(3, longest=5)
     for _ in range(40):
-        whole.add(source.step())
+        whole.add(next(source))
     manifest = make_snapshots(tmp_path, 9).save(whole.storage)
     rings = [[2, 0], [0, 1]]
     part = FrameStorage(transition_fields(SPEC), 2, 12, horizon=3)
@@ -234,9 +214,9 @@ def test_rings_move_to_other_processes_with_their_frames(tmp_path):
     for was, now in rings:
         assert part.size_E[now] == whole.storage.size_E[was]
         assert_same_columns(newest(part, now), newest(whole.storage, was))
-    step = source.step()
+    step = next(source)
     while not {0, 2} <= set(step.env_E.tolist()):
-        step = source.step()
+        step = next(source)
     for was, now in rings:
         moved = {name: column[step.env_E == was] for name, column in step.columns().items()}
         part.add(np.array([now]), moved)
@@ -245,7 +225,7 @@ def test_rings_move_to_other_processes_with_their_frames(tmp_path):
 
 def test_a_replay_of_another_layout_is_refused(tmp_path):
     buffer = make_buffer(ENOUGH)
-    buffer.add(Stacks(2).step())
+    buffer.add(next(steps_of(2)))
     snapshots = ReplaySnapshots(tmp_path)
     manifest = snapshots.save(buffer.storage)
     for other in (frames_for(5), RingStorage):

@@ -164,20 +164,11 @@ def test_every_transition_of_a_task_is_drawn_equally_often():
         assert np.abs(counts - num_epochs * expected).max() < 5 * np.sqrt(num_epochs * 0.25)
 
 
-def test_what_was_collected_is_what_was_added():
+def test_missing_rows_are_not_valid():
     buffer = make()
     collect(buffer, missing={(2, 3), (5, 0)})
-    collected = buffer.collected()
-    assert collected.task_E.tolist() == TASKS
-    valid_SE = collected.valid_SE
-    assert (~valid_SE).nonzero().tolist() == [[2, 3], [5, 0]]
-    assert len(buffer) == 34
-    step_SE, env_SE = np.indices((NUM_STEPS, len(TASKS)))
-    ids_SE = torch.from_numpy(row_id(step_SE, env_SE)).float()
-    columns = {name: column[valid_SE] for name, column in collected.columns.items()}
-    assert torch.equal(columns["reward"], -2 * ids_SE[valid_SE])
-    assert torch.equal(columns["log_prob"], -0.5 * ids_SE[valid_SE])
-    assert torch.equal(columns["truncated"], ids_SE[valid_SE] % 5 == 0)
+    assert (~buffer.collected().valid_SE).nonzero().tolist() == [[2, 3], [5, 0]]
+    assert buffer.collected().task_E.tolist() == TASKS and len(buffer) == 34
 
 
 def test_the_memory_is_that_of_one_iteration():

@@ -92,24 +92,16 @@ def test_one_chunk_is_written_ahead_once_it_is_full(tmp_path):
     assert sizes_of(snapshots.save(storage)) == [[4] * 3] * 3 + [[1] * 3]
 
 
-def test_prune_keeps_what_was_written_ahead_for_the_next_save(tmp_path):
+def test_prune_deletes_what_other_runs_left_and_no_other_file(tmp_path):
     storage, snapshots = make_storage(), make_snapshots(tmp_path, chunk_rows=6)
     add_to_all(storage, 0, 4)
-    first = snapshots.save(storage)
-    add_to_all(storage, 4, 4)
-    assert snapshots.write_full_chunk(storage)
+    manifest = snapshots.save(storage)
     (tmp_path / "notes.txt").write_text("not ours")
     before = files(tmp_path)
     (tmp_path / "rows_0_000000000012_000000000024.unfinished").write_bytes(b"of a killed run")
     (tmp_path / "rows_0_000000000000_000000000024_0123abcd.npy").write_bytes(b"of another run")
-    snapshots.prune([first])
-    assert files(tmp_path) == before
     snapshots.prune([])
-    assert files(tmp_path) == before, "they are all needed by the next save"
-    second = snapshots.save(storage)
-    snapshots.prune([second])
-    assert files(tmp_path) == {"notes.txt", *listed(second)}
-    assert restored(tmp_path, second) == held(storage)
+    assert files(tmp_path) == before == {"notes.txt", *listed(manifest)}
 
 
 @pytest.fixture
@@ -127,8 +119,7 @@ def slow_disk(monkeypatch):
     return disk
 
 
-@pytest.mark.parametrize("prunes", [False, True])
-def test_stepping_does_not_wait_for_the_disk(tmp_path, slow_disk, prunes):
+def test_stepping_does_not_wait_for_the_disk(tmp_path, slow_disk):
     storage, snapshots = make_storage(), make_snapshots(tmp_path, chunk_rows=6)
     add_to_all(storage, 0, 3)
     assert snapshots.write_full_chunk(storage, wait=False)
@@ -136,8 +127,7 @@ def test_stepping_does_not_wait_for_the_disk(tmp_path, slow_disk, prunes):
     add_to_all(storage, 3, 1)  # what is written meanwhile does not change
     assert not list(tmp_path.glob("*.npy")), "it is not on the disk yet"
     threading.Timer(0.2, slow_disk.is_done.set).start()
-    if prunes:
-        snapshots.prune([])
+    snapshots.prune([])
     manifest = snapshots.save(storage)
     assert listed(manifest) == files(tmp_path)
     assert sizes_of(manifest) == [[2] * 3, [2] * 3]
