@@ -22,6 +22,7 @@ from mtrl_lightning.updates.generators import Generators
 from tests.helpers.algorithms import (
     EMBEDDING,
     ENCODER,
+    NAMES,
     STACKS,
     attach,
     learning_batch,
@@ -33,7 +34,6 @@ from tests.helpers.algorithms import (
     make_td3,
 )
 from tests.helpers.gradients import METHODS
-from tests.helpers.padding import NAMES
 
 META = torch.device("meta")
 PARTS = (

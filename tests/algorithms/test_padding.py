@@ -16,9 +16,8 @@ from mtrl_lightning import networks
 from mtrl_lightning.algorithms import PPO, SAC, TD3, BehaviourCloning, Distral
 from mtrl_lightning.auxiliaries import HiPBMDP, LatentDynamics, LossInputs, Reconstruction
 from mtrl_lightning.policy import load_policy
-from tests.helpers.algorithms import STACKS, make_batch, make_spec
+from tests.helpers.algorithms import NAMES, STACKS, make_batch, make_spec
 from tests.helpers.checkpoints import save
-from tests.helpers.padding import NAMES
 
 T, D, A = 3, 7, 2
 MORE_D, MORE_A = 3, 2

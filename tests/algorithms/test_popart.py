@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import PopArt
-from mtrl_lightning.networks import MLP, MOORE, MultiHead, PaCo, Separate
+from mtrl_lightning.networks import MLP, MOORE, MultiHead, Separate
 from mtrl_lightning.networks.task_axes import shared_parameters
 from tests.helpers.algorithms import changed, copy_of
 from tests.helpers.specs import spec_of
@@ -22,9 +22,6 @@ CRITICS = {
     "multi_head": partial(MultiHead, **SIZES),
     "moore": partial(MOORE, num_experts=2, **SIZES),
     "mlp": partial(MLP, **SIZES),
-    "mlp with LayerNorm": partial(MLP, layer_norm=True, **SIZES),
-    "heads with a hidden layer": partial(MultiHead, head_width=8, **SIZES),
-    "paco": partial(PaCo, num_sets=2, **SIZES),
     "separate": partial(Separate, **SIZES),
 }
 WITH_HEADS = ("multi_head", "moore")

@@ -39,6 +39,7 @@ from mtrl_lightning.networks import (
 )
 from tests.helpers.algorithms import (
     MIXTURE,
+    NAMES,
     STACKS,
     changed,
     copy_of,
@@ -52,7 +53,6 @@ from tests.helpers.algorithms import (
 )
 from tests.helpers.checkpoints import checkpoint_of
 from tests.helpers.networks import Dense
-from tests.helpers.padding import NAMES
 from tests.helpers.specs import spec_of
 
 THERE = spec_of([*NAMES, "door-close-v3"])

@@ -1,11 +1,10 @@
-"""Which parameters each step of an update changes, in which order; what a checkpoint restores."""
+"""When and what an auxiliary's step trains; what a checkpoint restores."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import pytest
-import torch
 
 from mtrl_lightning.algorithms import RandomShift
 from mtrl_lightning.auxiliaries import (
@@ -15,17 +14,7 @@ from mtrl_lightning.auxiliaries import (
     TransitionEnsemble,
 )
 from mtrl_lightning.networks import MLP, NoConditioning
-from mtrl_lightning.updates.update import Update
-from tests.helpers.algorithms import (
-    attach,
-    changed,
-    copy_of,
-    make_batch,
-    make_sac,
-    make_spec,
-    pixel_spec,
-    train,
-)
+from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, pixel_spec, train
 from tests.helpers.auxiliaries import PIXELS, STATES, STATES_CONTEXT
 from tests.helpers.checkpoints import assert_continued_is_the_same
 
@@ -54,61 +43,25 @@ def case_sac(name, **options):
     return make_sac(spec, encoder=encoder, auxiliaries=auxiliaries, **given)
 
 
-def tensors_of(sac):
-    state = sac.state_dict()
-    return {key: value.clone() for key, value in state.items() if isinstance(value, torch.Tensor)}
-
-
-def recorded(sac, monkeypatch):
-    """Make an update; return its steps in order, each with the modules that it changed."""
-    steps = []
-
-    def module_of(name):
-        is_divided = name.startswith(("encoder", "actor", "auxiliaries"))
-        return ".".join(name.split(".")[: 2 if is_divided else 1])
-
-    def record(name, call):
-        before = tensors_of(sac)
-        result = call()
-        after = tensors_of(sac).items()
-        moved = {module_of(key) for key, value in after if not torch.equal(value, before[key])}
-        steps.append((name, moved))
-        return result
-
-    make_step, move = Update.__call__, sac.targets.step
-    monkeypatch.setattr(
-        Update, "__call__", lambda self, *args: record(self.name, lambda: make_step(self, *args))
-    )
-    monkeypatch.setattr(sac.targets, "step", lambda: record("targets", move))
-    sac.training_step(make_batch(sac.spec), 0)
-    return steps
-
-
 @pytest.mark.parametrize(
-    ("name", "after", "layers"),
+    ("make", "after"),
     [
-        ("states: deepmdp", "critic", ["hidden"]),
-        ("states: hipbmdp", "critic", ["hidden", "context"]),
-        ("states: deepmdp", "targets", ["hidden"]),  # mtrl's order
-        ("pictures: sac_ae", "targets", ["convolutions"]),
+        (partial(LatentDynamics, width=8), "critic"),
+        (partial(LatentDynamics, width=8, after="targets"), "targets"),  # mtrl's order
+        (Reconstruction, "targets"),
     ],
 )
-def test_each_step_changes_its_own_modules_in_order(monkeypatch, name, after, layers):
-    sac = case_sac(name)
-    (auxiliary,) = sac.auxiliaries
-    assert auxiliary.after == ("targets" if "sac_ae" in name else "critic"), "the default"
-    auxiliary.after = after
-    attach(sac)
-    encoder = ["encoder.projection", *(f"encoder.{layer}" for layer in layers)]
-    wanted = [
-        ("critic", {"critic", *encoder[:2]}),
-        ("actor", {"actor.projection", "actor.network"}),
-        ("temperature", {"temperature"}),
-        ("targets", {"target_critic", "target_encoder"}),
-    ]
-    step = type(auxiliary).__name__.lower(), {"auxiliaries.0", *encoder}
-    wanted.insert(1 if after == "critic" else 4, step)
-    assert recorded(sac, monkeypatch) == wanted
+def test_auxiliary_follows_the_critics_or_the_targets(make, after):
+    sac = make_sac(encoder=STATES, auxiliaries=[make], tau=1.0)
+    order = []
+    for update in sac.updates:
+        update.call_hook = lambda hook, *_, name=update.name: order.append((hook, name))
+    train(sac, 1)
+    steps = [name for hook, name in order if hook == "on_before_optimizer_step"]
+    assert steps.pop(1 if after == "critic" else 3) == type(sac.auxiliaries[0]).__name__.lower()
+    assert steps == ["critic", "actor", "temperature"]
+    # the targets are the networks that their step has found
+    assert (changed(sac.target_encoder, copy_of(sac.encoder)) == set()) == (after == "critic")
 
 
 def test_only_the_decoders_weights_decay():

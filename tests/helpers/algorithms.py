@@ -16,23 +16,31 @@ from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, BehaviourCloning
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
-from tests.helpers.padding import NETWORKS
 from tests.helpers.specs import spec_of
 
 Trained = TypeVar("Trained", bound=Algorithm)
 
+NAMES = ("reach-v3", "push-v3", "door-open-v3")
+"""Some conditionings read descriptions of the tasks, which there are for these."""
+NETWORKS = {
+    "mlp": partial(networks.MLP, width=8, depth=2),
+    "mlp_residual": partial(networks.MLP, width=8, depth=1, residual=True),
+    "multi_head": partial(networks.MultiHead, width=8, depth=2),
+    "multi_head_mtrl": partial(networks.MultiHead, width=8, depth=2, head_width=6),
+    "paco": partial(networks.PaCo, width=8, depth=2, num_sets=2),
+    "moore": partial(networks.MOORE, width=8, depth=2, num_experts=2),
+    "separate": partial(networks.Separate, width=8, depth=2),
+    "film": partial(networks.FiLM, width=8, depth=2),
+    "film_scalar": partial(networks.FiLM, width=8, depth=2, scalar=True),
+    "soft_modularization": partial(
+        networks.SoftModularization, width=8, depth=2, num_modules=2, embedding_dim=12
+    ),
+}
 EMBEDDING = partial(networks.Embedding, dim=4)
 MIXTURE = partial(networks.MixtureOfEncoders, num_experts=3, width=6, depth=1, out_dim=5)
 WORDS = partial(networks.Clusters, words=[["reach"], ["push"], ["door"]])
 CARE = partial(networks.CARE, num_experts=2, context_dim=5, width=6, depth=1, out_dim=5)
 ENCODER = partial(networks.MLPEncoder, width=6, out_dim=5)
-ASSIGNMENTS = {
-    "attention": networks.Attention,
-    "uniform_gate": networks.UniformGate,
-    "top_k_gate": networks.TopKGate,
-    "one_hot_gate": networks.OneHotGate,
-    "clusters": WORDS,
-}
 UNCONDITIONED = {"conditioning": networks.NoConditioning}
 ENCODERS: dict[str, dict[str, Any]] = {
     "append_task": {
@@ -44,13 +52,12 @@ ENCODERS: dict[str, dict[str, Any]] = {
     "mlp_encoder_context": {"encoder": partial(ENCODER, context=EMBEDDING), **UNCONDITIONED},
     "standardize": {"encoder": partial(networks.Standardize, per_task=True)},
     "language": {"conditioning": networks.Language},
-    "task_encoder": {
-        "conditioning": partial(networks.TaskEncoder, width=6, depth=1, out_dim=5),
-    },
-    **{
-        f"mixture_{name}": {"encoder": partial(MIXTURE, assignment=assignment)}
-        for name, assignment in ASSIGNMENTS.items()
-    },
+    "task_encoder": {"conditioning": partial(networks.TaskEncoder, width=6, depth=1, out_dim=5)},
+    "mixture_attention": {"encoder": partial(MIXTURE, assignment=networks.Attention)},
+    "mixture_uniform_gate": {"encoder": partial(MIXTURE, assignment=networks.UniformGate)},
+    "mixture_top_k_gate": {"encoder": partial(MIXTURE, assignment=networks.TopKGate)},
+    "mixture_one_hot_gate": {"encoder": partial(MIXTURE, assignment=networks.OneHotGate)},
+    "mixture_clusters": {"encoder": partial(MIXTURE, assignment=WORDS)},
 }
 STACKS: dict[str, dict[str, Any]] = {
     **{name: {"actor": network, "critic": network} for name, network in NETWORKS.items()},
@@ -59,9 +66,7 @@ STACKS: dict[str, dict[str, Any]] = {
         for name, options in ENCODERS.items()
     },
 }
-"""Networks, encoders and task conditionings; there have to be three tasks of ``padding.NAMES``."""
-
-
+"""Networks, encoders and task conditionings, for the three tasks of ``NAMES``."""
 HEADS = partial(networks.MultiHead, width=16, depth=2, output_bound=0.3, layer_norm=True)
 FULL: dict[str, Any] = {
     "actor": HEADS,

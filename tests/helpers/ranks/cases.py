@@ -32,6 +32,7 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import Rollout, TransitionBatch, Transitions
 from mtrl_lightning.updates.normalization import Moments
 from tests.helpers.algorithms import (
+    NAMES,
     attach,
     make_batch,
     make_bc,
@@ -42,7 +43,6 @@ from tests.helpers.algorithms import (
     make_td3,
 )
 from tests.helpers.gradients import METHODS
-from tests.helpers.padding import NAMES as DESCRIBED
 
 NUM_UPDATES = 10
 RESET_AT = 5
@@ -68,7 +68,7 @@ class Decoding(Auxiliary):
         return error_RnD.square().sum(-1).mean(1)
 
 
-NAMED = SPEC._replace(task_names=DESCRIBED)
+NAMED = SPEC._replace(task_names=NAMES)
 MASKED = SPEC._replace(observation_sizes=(4, 2, 4), action_sizes=(1, 2, 2))
 STANDARDIZE = {"encoder": networks.Standardize}
 OUTLIERS = {"encoder": partial(networks.Standardize, clip=1.5)}
