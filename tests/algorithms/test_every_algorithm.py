@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from mtrl_lightning.auxiliaries import Reconstruction
-from mtrl_lightning.networks import MLPEncoder, MultiHead, Standardize, StateIndependentStd
+from mtrl_lightning.networks import Standardize, StateIndependentStd
 from tests.helpers.algorithms import (
+    ENCODER,
     FULL,
+    HEADS,
     OBSERVATION_ED,
     TASK_E,
     attach,
@@ -30,13 +32,8 @@ from tests.helpers.algorithms import (
 from tests.helpers.checkpoints import assert_continued_is_the_same, save
 from tests.helpers.specs import discrete_spec
 
-HEADS = partial(MultiHead, width=16, depth=1, output_bound=0.3)
-ENCODER = partial(MLPEncoder, width=8, out_dim=5)
 ALGORITHMS = {
-    "sac with every part": partial(
-        make_sac, actor=HEADS, critic=HEADS, encoder=ENCODER, auxiliaries=[Reconstruction]
-    ),
-    "sac with embeddings": partial(make_sac, **FULL),
+    "sac": partial(make_sac, auxiliaries=[Reconstruction], **FULL),
     "td3": partial(make_td3, encoder=ENCODER),
     "distral": make_distral,
     "ppo": partial(make_ppo, critic=HEADS, encoder=ENCODER),

@@ -105,22 +105,21 @@ def test_without_a_scale_rewards_stay_as_they_are():
 # ---- the mean reward ----
 
 
-def test_mean_reward_makes_the_means_equal():
-    scale = MeanReward(SPEC)
-    assert scaled(scale) == REWARD_RN.tolist(), "before the replay is known"
-    scale.begin_learning(np.array([0.5, 4.0, -1.0]))
-    # 4 / 0.5, 4 / 4 and 4 / |-1|
-    assert scaled(scale) == [[8.0, -16.0], [3.0, 0.5], [16.0, -4.0]]
-
-
 @pytest.mark.parametrize(
     ("means", "factors"),
-    [([0.0, 4.0, 2.0], [50, 1, 2]), ([1.0, np.nan, 4.0], [4, 50, 1]), ([0.0] * 3, [1, 1, 1])],
+    [
+        ([0.5, 4.0, -1.0], [8.0, 1.0, 4.0]),
+        # tasks without rewards or transitions
+        ([0.0, 4.0, 2.0], [50.0, 1.0, 2.0]),
+        ([1.0, np.nan, 4.0], [4.0, 50.0, 1.0]),
+        ([0.0] * 3, [1.0, 1.0, 1.0]),
+    ],
 )
-def test_mean_reward_is_bounded_for_tasks_without_rewards(means, factors):
+def test_mean_reward_makes_the_means_equal_up_to_a_bound(means, factors):
     scale = MeanReward(SPEC, max_factor=50.0)
+    assert scaled(scale) == REWARD_RN.tolist(), "before the replay is known"
     scale.begin_learning(np.array(means))
-    assert scale.factor_T.tolist() == factors
+    assert scaled(scale) == (torch.tensor(factors)[:, None] * REWARD_RN).tolist()
 
 
 # ---- the range of returns ----

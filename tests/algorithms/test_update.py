@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from mtrl_lightning.gradients import FAMO
-from mtrl_lightning.networks import MLPEncoder, PaCo
+from mtrl_lightning.networks import PaCo
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics
@@ -21,13 +21,10 @@ from tests.helpers.algorithms import (
     changed,
     copy_of,
     make_batch,
-    make_distral,
     make_sac,
-    make_td3,
     train,
 )
 from tests.helpers.gradients import METHODS
-from tests.helpers.runs import assert_same
 from tests.helpers.specs import spec_of
 
 
@@ -105,22 +102,6 @@ def test_losses_after_a_step_use_new_weights_in_same_precision():
         wanted, _ = losses()
     assert [kind for *kind, _ in seen[:2]] == [[True, True], [True, False]]
     assert torch.equal(seen[1][2], wanted) and not torch.equal(seen[1][2], seen[0][2])
-
-
-@pytest.mark.parametrize(
-    "make",
-    [partial(make_sac, encoder=partial(MLPEncoder, width=8)), make_distral, make_td3],
-)
-def test_later_losses_of_an_update_use_the_new_weights_in_bf16(make):
-    """Autocast keeps rounded weights: the encoder's, which the critic's step has changed."""
-
-    def weights(cache_enabled):
-        algorithm = make()
-        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache_enabled):
-            train(algorithm, 1)
-        return copy_of(algorithm)
-
-    assert_same(weights(cache_enabled=True), weights(cache_enabled=False))
 
 
 # ---- ranks ----
