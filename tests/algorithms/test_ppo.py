@@ -478,12 +478,6 @@ def test_mean_divergence_of_an_epochs_steps_ends_the_iteration(max_kl, epochs, e
             assert not ppo.is_iteration_over()
             ppo.training_step(minibatches[kind], 0)
         assert ppo.is_iteration_over() == is_over
-    if epochs == ["far"]:
-        metrics = ppo.drain_metrics()
-        assert metrics["train/kl"] == pytest.approx(math.exp(0.8) - 1.8, rel=1e-4)
-        assert metrics["train/clip_fraction"] == 1
-    ppo.guard.read()
-    assert (ppo.counters.skipped_updates > 0) == ("vation" in epochs[0] or "vantage" in epochs[0])
     ppo.end_iteration(collected)
     assert not ppo.is_iteration_over()
 
