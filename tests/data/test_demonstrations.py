@@ -1,7 +1,5 @@
 """Demonstrations as a replay: matched by name, sampled equally over the tasks, recognized."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,14 +1,22 @@
 """In which order environments are stepped, batches sampled and updates made; stops in between."""
 
-from __future__ import annotations
-
 import lightning
 import pytest
-from lightning.pytorch import Callback
+import torch
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 
 from mtrl_lightning.algorithms import PPO, SAC, BehaviourCloning
 from mtrl_lightning.callbacks import EvaluationCallback, MetricsCallback
 from mtrl_lightning.data import DemonstrationData, EnvData, ReplayData, RolloutData
+from mtrl_lightning.data.run_checks import check_callbacks
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplayBuffer, RolloutBuffer
@@ -134,6 +142,17 @@ def test_limits_of_the_trainer_count_updates(tmp_path, events, options, updates,
     assert events.count("evaluate") == evaluations
 
 
+def test_steps_of_all_environments_count_and_threads_are_set(tmp_path):
+    before = torch.get_num_threads()
+    threads = 2 if before == 1 else 1
+    data = replay_data(240, warmup_steps=84, envs_per_task=4, learner_threads=threads)
+    fit(sac(), data, tmp_path)
+    assert torch.get_num_threads() == threads
+    torch.set_num_threads(before)
+    counted = {name: value for name, value in data.counters.state_dict().items() if value}
+    assert counted == {"env_steps": 240, "vector_steps": 20, "updates": 13, "episodes": 12}
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
@@ -168,3 +187,30 @@ def test_hooks_of_optimizer_steps_are_called_for_each(tmp_path):
         setattr(hooks, name, lambda *_, name=name: called.append(name))
     fit(sac(), replay_data(total_steps=15), tmp_path, hooks)
     assert called == step * 3, "critic, actor, temperature"
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        BatchSizeFinder(),
+        EarlyStopping("eval/success/reach", mode="min"),
+        GradientAccumulationScheduler({0: 2}),
+        LearningRateFinder(),
+        ModelCheckpoint(monitor="eval_base/return", mode="min"),
+        StochasticWeightAveraging(0.1),
+    ],
+)
+def test_callbacks_with_a_wrong_result_are_refused(callback):
+    with pytest.raises(ConfigurationError, match=type(callback).__name__):
+        check_callbacks([callback])
+
+
+def test_other_callbacks_are_accepted():
+    check_callbacks(
+        [
+            EarlyStopping("eval/success", mode="max"),
+            EarlyStopping("train/critic_loss", mode="min"),
+            ModelCheckpoint(),
+            ModelCheckpoint(monitor="eval/length", mode="min"),
+        ]
+    )

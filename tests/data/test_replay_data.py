@@ -1,7 +1,5 @@
 """The options of the data modules, and the memory of the replay."""
 
-from __future__ import annotations
-
 import lightning
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Checkpoint files go to the disk as they are made, and a disk that fails is an ``OSError``."""
 
-from __future__ import annotations
-
 import errno
 import sys
 import tracemalloc

@@ -1,7 +1,5 @@
 """Run the command line on the toy benchmark, and read configuration files as it does."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

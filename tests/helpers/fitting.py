@@ -1,7 +1,5 @@
 """Short runs of small networks on two tasks, by Lightning's trainer."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

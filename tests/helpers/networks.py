@@ -1,7 +1,5 @@
 """Small networks, encoders and task conditionings, and their equations for one row."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

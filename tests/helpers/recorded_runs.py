@@ -1,7 +1,5 @@
 """Folders of runs as a run leaves them, without one being trained."""
 
-from __future__ import annotations
-
 import json
 from statistics import fmean
 
@@ -12,12 +10,10 @@ PROTOCOL = {"benchmark": "toy", "horizon": 20}
 
 
 def options_of(seed=1, name="a", **changed):
-    """Return options as ``config.yaml`` holds them; ``actor`` and ``critic`` are class names."""
-    networks = {part: changed.pop(part, "MLP") for part in ("actor", "critic")}
-    arguments = {
-        part: {"class_path": f"mtrl_lightning.networks.{kind}", "init_args": {"width": 16}}
-        for part, kind in networks.items()
-    }
+    """Return options as ``config.yaml`` holds them; ``network`` is a class name."""
+    path = f"mtrl_lightning.networks.{changed.pop('network', 'MLP')}"
+    network = {"class_path": path, "init_args": {"width": 16}}
+    arguments = {"actor": network, "critic": network}
     return {
         "seed_everything": seed,
         "name": name,

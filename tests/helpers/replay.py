@@ -1,7 +1,5 @@
 """Transitions of which every field carries the same number, so that mixed-up rows are seen."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Specs of tasks that have no environments, for networks, gradient methods and algorithms."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

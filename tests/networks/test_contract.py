@@ -1,7 +1,5 @@
 """What every network, encoder and task conditioning keeps to, beginning with its equation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

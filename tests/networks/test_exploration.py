@@ -1,12 +1,10 @@
 """The standard deviations of Gaussian policies, and their bounds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.optim import SGD
 
-from mtrl_lightning.networks import PolicyStd, StateDependentStd, StateIndependentStd
+from mtrl_lightning.networks import StateDependentStd, StateIndependentStd
 from tests.helpers.networks import uniform
 from tests.helpers.specs import spec_of
 
@@ -15,7 +13,7 @@ TASK_B = torch.tensor([2, 0, 0, 1])
 each_kind = pytest.mark.parametrize("kind", [StateIndependentStd, StateDependentStd])
 
 
-def make(kind, log_std_TA=None, **options) -> PolicyStd:
+def make(kind, log_std_TA=None, **options):
     made = kind(SPEC, **options)
     if log_std_TA is not None:
         made.load_state_dict({"log_std_TA": torch.as_tensor(log_std_TA)})

@@ -1,7 +1,5 @@
 """The squashed and the clipped Gaussian against torch.distributions."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Fused hidden layers against PyTorch's own."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,11 +9,6 @@ from tests.helpers.networks import ALWAYS_FUSED, uniform
 
 ROWS, WIDTH = 320, 24
 X_BD = uniform(ROWS, 7)
-
-
-def is_fused(out):
-    """Return whether the layers that gave an output were computed together."""
-    return "FusedLayers" in str(out.grad_fn.next_functions)
 
 
 @pytest.fixture(params=[False, True], ids=["linear", "layer_norm"])
@@ -120,7 +113,7 @@ def test_gradients_can_be_differentiated_again(layers):
         norm = sum(gradient.square().sum() for gradient in first)
         return torch.autograd.grad(norm, inputs, allow_unused=True)
 
-    assert is_fused(layers(X_BD.double()))
+    assert "FusedLayers" in str(layers(X_BD.double()).grad_fn.next_functions)
     wanted = second_derivatives(plain(layers))
     assert any(gradient is not None and gradient.any() for gradient in wanted)
     torch.testing.assert_close(second_derivatives(layers), wanted, rtol=1e-9, atol=1e-9)

@@ -1,7 +1,5 @@
 """Initial weights, and the default sizes of the papers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Descriptions of tasks, and frozen embeddings of them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,6 +1,4 @@
-"""How tasks weight the experts of a mixture; its equation is in the contract."""
-
-from __future__ import annotations
+"""How tasks weight the experts of a mixture, and MOORE's basis; the contract has the equations."""
 
 import json
 from functools import partial
@@ -11,6 +9,7 @@ import torch
 from mtrl_lightning.networks import Attention, Clusters, Embedding, TaskEncoder, TopKGate
 from mtrl_lightning.networks.language import DESCRIPTIONS
 from mtrl_lightning.networks.mixture import WORDS
+from mtrl_lightning.networks.moore import orthonormal
 from tests.helpers.networks import ENCODERS, SPEC, randomize, uniform
 from tests.helpers.specs import spec_of
 
@@ -52,3 +51,17 @@ def test_every_described_task_has_a_default_word():
     }.items():
         weight_K = weight_TK[names.index(name)]
         assert {verbs[k] for k in weight_K.nonzero()[:, 0]} == wanted
+
+
+def test_moores_basis_of_zeros_has_finite_gradients():
+    u_KBH = torch.zeros(3, 2, 4, requires_grad=True)
+    basis_KBH = orthonormal(u_KBH)
+    (basis_KBH * uniform(3, 2, 4)).sum().backward()
+    assert not basis_KBH.any() and u_KBH.grad.isfinite().all()
+
+
+def test_moores_basis_of_half_precision_is_in_single_precision():
+    basis_KBH = orthonormal(uniform(3, 5, 16).bfloat16())
+    assert basis_KBH.dtype == torch.float32
+    products_BKK = torch.einsum("kbh,lbh->bkl", basis_KBH, basis_KBH)
+    torch.testing.assert_close(products_BKK, torch.eye(3).expand(5, 3, 3))

@@ -1,7 +1,5 @@
 """One network of any architecture per task, and one for all tasks."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """PaCo's exploding tasks; its equation is in the contract."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Encoders with a projection of their own for the actor: states and images."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

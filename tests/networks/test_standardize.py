@@ -1,7 +1,5 @@
 """Statistics of observations against NumPy's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What belongs to single tasks, and what is derived from it."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 

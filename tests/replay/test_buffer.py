@@ -1,7 +1,5 @@
 """Sampling: only what was written, the same from every task, independently."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A further field of a transition, by its way from where it is made to the batch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Single frames against a plain buffer of stacks: the same batches, draw by draw."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -64,15 +62,9 @@ def steps_of(seed, longest=9, shades=256):
             yield Transitions(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
-def frames_for(horizon):
-    """Make frames for episodes of so many steps."""
-    return partial(FrameStorage, horizon=horizon)
-
-
-ENOUGH = frames_for(1)
-
-
-def make_buffer(storage, seed=3, **options):
+def make_buffer(horizon=None, seed=3, **options):
+    """Make a buffer of frames for episodes of so many steps; None for one of stacks."""
+    storage = RingStorage if horizon is None else partial(FrameStorage, horizon=horizon)
     return ReplayBuffer(SPEC, CAPACITY, seed, tasks=TASKS, storage=storage, **options)
 
 
@@ -103,11 +95,10 @@ def test_frames_give_the_batches_of_uninterrupted_stacks(
 
     With a horizon of one step there is room for the frames of any episodes.
     """
-    kind = frames_for(horizon)
     mapped = {"folder": tmp_path / "mapped"}
     mapped["folder"].mkdir()
-    resumed, stacks = make_buffer(kind, **mapped), make_buffer(RingStorage)
-    uninterrupted = make_buffer(kind, device=TENSORS)
+    resumed, stacks = make_buffer(horizon, **mapped), make_buffer()
+    uninterrupted = make_buffer(horizon, device=TENSORS)
     source = steps_of(longest, longest, shades)
     folder = tmp_path / "replay"
     snapshots = make_snapshots(folder, chunk_rows, save_last)
@@ -123,7 +114,7 @@ def test_frames_give_the_batches_of_uninterrupted_stacks(
             manifest = snapshots.save(resumed.storage)
         if step % 20 == 0:
             state = resumed.state_dict()
-            resumed = make_buffer(kind, seed=99, **mapped)
+            resumed = make_buffer(horizon, seed=99, **mapped)
             snapshots = make_snapshots(folder, chunk_rows, save_last)
             snapshots.load(manifest, resumed.storage)
             resumed.load_state_dict(state)
@@ -203,7 +194,7 @@ def test_transitions_that_were_skipped_are_not_there():
 
 
 def test_rings_move_to_other_processes_with_their_frames(tmp_path):
-    whole = make_buffer(frames_for(3))
+    whole = make_buffer(3)
     source = steps_of(3, longest=5)
     for _ in range(40):
         whole.add(next(source))
@@ -224,11 +215,11 @@ def test_rings_move_to_other_processes_with_their_frames(tmp_path):
 
 
 def test_a_replay_of_another_layout_is_refused(tmp_path):
-    buffer = make_buffer(ENOUGH)
+    buffer = make_buffer(1)
     buffer.add(next(steps_of(2)))
     snapshots = ReplaySnapshots(tmp_path)
     manifest = snapshots.save(buffer.storage)
-    for other in (frames_for(5), RingStorage):
+    for other in (5, None):
         with pytest.raises(ConfigurationError, match="layout"):
             snapshots.load(manifest, make_buffer(other).storage)
 

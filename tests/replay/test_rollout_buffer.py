@@ -1,7 +1,5 @@
 """The minibatches of an on-policy iteration: every row once in an epoch, and exact resumption."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

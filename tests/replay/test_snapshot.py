@@ -3,8 +3,6 @@
 ``test_state_machine.py`` shows that what is restored is what was saved.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -3,8 +3,6 @@
 They come in any order. Nothing that is sampled or restored may differ from the lists.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Rings in memory and in files: types, sizes and limits; ``test_state_machine.py`` has the rest."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
