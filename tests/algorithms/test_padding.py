@@ -247,6 +247,16 @@ def test_the_logged_noise_is_that_of_a_tasks_own_dimensions():
     assert stds == pytest.approx([1.5, 2.75, 1.5])
 
 
+def test_the_spec_of_one_task():
+    spec = make_spec(train_tasks=(0, 2))._replace(observation_sizes=(4, 3, 2))
+    one = spec.of_task(1)
+    assert (one.task_names, one.train_tasks) == (("task-1",), (0,))
+    assert (one.num_tasks, one.num_trained, spec.num_trained) == (1, 1, 2)
+    assert (one.observation_sizes, one.action_sizes) == ((3,), ())
+    assert one.observation_space == spec.observation_space
+    torch.testing.assert_close(networks.OneHot(one)(torch.tensor([0])), torch.ones(1, 1))
+
+
 def test_a_loaded_policy_takes_and_gives_a_tasks_own_size(tmp_path):
     pair = make_pair(SAC, encoder=partial(networks.Standardize, per_task=True), **STACKS["mlp"])
     sac, (_, batch) = pair[1], batches(pair[:2])

@@ -1,4 +1,4 @@
-"""One optimizer step: what it changes, in which precision, and where gradients are reduced."""
+"""One optimizer step: what it changes, in which precision; and the step of the targets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mtrl_lightning.networks import PaCo
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics
+from mtrl_lightning.updates.targets import PolyakAverage
 from mtrl_lightning.updates.update import Update
 from mtrl_lightning.utils.counters import Counters
 from tests.helpers.algorithms import (
@@ -128,3 +129,35 @@ def test_a_task_whose_loss_explodes_changes_no_weight():
         algorithm.training_step(batch, 0)
         critics.append(algorithm.critic)
     assert changed(critics[0], copy_of(critics[1])) == set()
+
+
+# ---- targets ----
+
+
+class Toy(nn.Module):
+    def __init__(self, weights, mean=0.0, count=0):
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(weights))
+        self.b = nn.Parameter(torch.tensor([weights[0]]))
+        self.register_buffer("mean", torch.tensor([mean]))
+        self.register_buffer("count", torch.tensor(count))
+
+
+def test_parameters_move_by_their_tau_and_buffers_are_copied():
+    sources = [Toy([5.0, -3.0], mean=3.5, count=7), Toy([2.0, 2.0])]
+    targets = [Toy([1.0, 1.0]), Toy([0.0, 0.0])]
+    average = PolyakAverage(sources, targets, [0.25, 0.5])
+    for module in (*sources, *targets):
+        module.double()  # as a move to another device does, it replaces the buffers
+    average.step()
+    assert [target.a.tolist() for target in targets] == [[2, 0], [1, 1]]
+    assert [target.b.tolist() for target in targets] == [[2], [1]]
+    average.step()
+    assert [target.a.tolist() for target in targets] == [[2.75, -0.75], [1.5, 1.5]]
+    assert sources[0].a.tolist() == [5, -3]
+    assert (targets[0].mean.item(), targets[0].count.item()) == (3.5, 7)
+    assert targets[0].mean.dtype == torch.float64
+    sources[0].mean.fill_(9)
+    assert targets[0].mean.item() == 3.5, "the target has memory of its own"
+    average.copy()
+    assert targets[0].a.tolist() == [5, -3] and targets[0].mean.item() == 9
