@@ -37,50 +37,36 @@ def discrete_batch(spec, rows=6):
     "spec", [discrete_spec((2, 3)), discrete_spec((5, 5), (3, 2))], ids=["two sizes", "components"]
 )
 def test_sac_losses_are_sums_over_the_actions(spec):
-    make = partial(FixedTemperature, value=ALPHA)
-    algorithm = make_sac(spec, temperature=make, discount=0.9)
+    sac = make_sac(spec, temperature=partial(FixedTemperature, value=ALPHA), discount=0.9)
     batch = discrete_batch(spec)
     noise_RnA = torch.randn_like(batch.action_RnA)
-    critic_loss_R, _ = algorithm.critic_loss(batch, algorithm.critic_target(batch, noise_RnA))
-    actor_loss_R, log_prob_Rn = algorithm.actor_loss(batch, noise_RnA)
-    for r, task in enumerate(spec.train_tasks):
+    critic_loss_R, _ = sac.critic_loss(batch, sac.critic_target(batch, noise_RnA))
+    actor_loss_R, log_prob_Rn = sac.actor_loss(batch, noise_RnA)
+    for task in range(spec.num_tasks):
         own_A = torch.from_numpy(spec.action_mask_TA[task])
-        task_1 = torch.tensor([task])
-        values = partial(own_values, own_A=own_A, task_1=task_1)
-        errors, costs, log_probs = [], [], []
-        for i in range(batch.reward_Rn.shape[1]):
-            # y = r + discount (1 - terminated) sum_a pi(a|s') [min_i Q_i'(s', a) - alpha log pi]
-            next_D = batch.next_observation_RnD[r, i]
-            log_pi_A = own_log_probs(algorithm, next_D, own_A, task_1)
-            next_q_A = values(algorithm.target_critic, next_D).amin(0)
-            next_value = (log_pi_A.exp() * (next_q_A - ALPHA * log_pi_A)).sum()
-            discount = 0.0 if batch.terminated_Rn[r, i] else 0.9
-            target = batch.reward_Rn[r, i] + discount * next_value
-            q_QA = values(algorithm.critic, batch.observation_RnD[r, i])
-            is_taken_A = batch.action_RnA[r, i][own_A].bool()
-            errors.append((q_QA[:, is_taken_A].sum(1) - target).square().sum())
-            # J_pi = sum_a pi(a|s) [alpha log pi - min_i Q_i]
-            log_pi_A = own_log_probs(algorithm, batch.observation_RnD[r, i], own_A, task_1)
-            costs.append((log_pi_A.exp() * (ALPHA * log_pi_A - q_QA.amin(0))).sum())
-            log_probs.append((log_pi_A.exp() * log_pi_A).sum())
-        torch.testing.assert_close(critic_loss_R[r], torch.stack(errors).mean())
-        torch.testing.assert_close(actor_loss_R[r], torch.stack(costs).mean())
-        torch.testing.assert_close(log_prob_Rn[r], torch.stack(log_probs))
+        task_n = batch.task_Rn[task]
 
+        def log_probs(observation_nD, own_A=own_A, task_n=task_n):
+            """Those of the task's own choices, one component after the other."""
+            logits = sac.actor(observation_nD, task_n).split(spec.action_choices, -1)
+            owns = own_A.split(spec.action_choices)
+            parts = [x[:, own].log_softmax(-1) for x, own in zip(logits, owns, strict=True)]
+            return torch.cat(parts, -1)
 
-def own_values(critic, observation_D, own_A, task_1):
-    return critic(observation_D[None], task_1)[:, 0, own_A]
-
-
-def own_log_probs(algorithm, observation_D, own_A, task_1):
-    """Log probabilities of the task's own choices, one component after the other."""
-    logits_A = algorithm.actor(observation_D[None], task_1)[0]
-    parts = zip(
-        logits_A.split(algorithm.spec.action_choices),
-        own_A.split(algorithm.spec.action_choices),
-        strict=True,
-    )
-    return torch.cat([logits[is_own].log_softmax(0) for logits, is_own in parts])
+        # y = r + discount (1 - terminated) sum_a pi(a|s') [min_i Q_i'(s', a) - alpha log pi]
+        next_nD = batch.next_observation_RnD[task]
+        log_pi_nA = log_probs(next_nD)
+        next_q_nA = sac.target_critic(next_nD, task_n)[..., own_A].amin(0)
+        value_n = (log_pi_nA.exp() * (next_q_nA - ALPHA * log_pi_nA)).sum(-1)
+        target_n = batch.reward_Rn[task] + 0.9 * ~batch.terminated_Rn[task] * value_n
+        q_QnA = sac.critic(batch.observation_RnD[task], task_n)[..., own_A]
+        error_Qn = (q_QnA * batch.action_RnA[task][:, own_A]).sum(-1) - target_n
+        torch.testing.assert_close(critic_loss_R[task], error_Qn.square().sum(0).mean())
+        # J_pi = sum_a pi(a|s) [alpha log pi - min_i Q_i]
+        log_pi_nA = log_probs(batch.observation_RnD[task])
+        cost_n = (log_pi_nA.exp() * (ALPHA * log_pi_nA - q_QnA.amin(0))).sum(-1)
+        torch.testing.assert_close(actor_loss_R[task], cost_n.mean())
+        torch.testing.assert_close(log_prob_Rn[task], (log_pi_nA.exp() * log_pi_nA).sum(-1))
 
 
 def test_target_entropy_is_of_the_tasks_own_number_of_actions():
