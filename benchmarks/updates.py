@@ -46,6 +46,7 @@ from benchmarks.measuring import (
 )
 from benchmarks.whole_runs import PaceCallback
 from mtrl_lightning.algorithms import SAC, Algorithm
+from mtrl_lightning.algorithms.algorithm import Compile
 from mtrl_lightning.errors import import_optional
 from mtrl_lightning.gradients import (
     FAMO,
@@ -64,7 +65,6 @@ from mtrl_lightning.networks import (
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
-from mtrl_lightning.updates.compiling import Compile
 from mtrl_lightning.utils.devices import keep_freed_memory
 
 OBSERVATION = 39

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
+from mtrl_lightning.spec import EnvSpec
 
 FORMAT = 4
 """Version of the checkpoint's format."""
@@ -52,10 +53,10 @@ def restoring(path: str | Path | None) -> Iterator[None]:
     except DAMAGED as error:
         if path is None:
             raise
-        first_line = (str(error).splitlines() or [""])[0]
+        message = " ".join(str(error).split())
         raise ConfigurationError(
-            f"the checkpoint {path} is damaged or from another version"
-            f" ({type(error).__name__}: {first_line[:200]}): use another checkpoint"
+            f"the checkpoint {path} is damaged, of other networks or from another version"
+            f" ({type(error).__name__}: {message[:300]}): use another checkpoint"
         ) from error
 
 
@@ -114,6 +115,25 @@ def check_complete(checkpoint: dict[str, Any]) -> None:
             f"the checkpoint has no {', '.join(missing)}, so that no run can resume from it: give"
             " a file in a run's checkpoints/ folder, or start a new run with --init_from"
         )
+
+
+def check_tasks(checkpoint: Mapping[str, Any], spec: EnvSpec) -> None:
+    """Check that a loaded checkpoint has these tasks."""
+    saved = EnvSpec.from_dict(checkpoint["mtrl_lightning"]["spec"])
+    if saved.task_names != spec.task_names:
+        raise ConfigurationError(
+            f"the checkpoint is of other tasks: {', '.join(saved.task_names)} instead of"
+            f" {', '.join(spec.task_names)}; use the config.yaml in its run's folder. To evaluate"
+            " some of its tasks, use validate RUN --tasks TASK ...; to train these tasks with its"
+            " weights, start a new run with fit --init_from CHECKPOINT (Python: init_from)"
+        )
+    for task, name in enumerate(spec.task_names):
+        if saved.shapes_of(task) != spec.shapes_of(task):
+            raise ConfigurationError(
+                f"the checkpoint is of tasks of other sizes: observation and action of {name!r}"
+                f" have shapes {saved.shapes_of(task)} in the checkpoint and"
+                f" {spec.shapes_of(task)} in this run; use the config.yaml in its run's folder"
+            )
 
 
 RANKS = "ranks"

@@ -125,6 +125,10 @@ class EnvSpec(NamedTuple):
         space = self.observation_space if kind == "observation" else self.action_space
         return (sizes[task],) if sizes else space.shape
 
+    def shapes_of(self, task: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of a task's own observation and action, without padding."""
+        return self.shape_of("observation", task), self.shape_of("action", task)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the spec as numbers, strings, lists and dictionaries."""
         return {name: _plain(value) for name, value in self._asdict().items()}

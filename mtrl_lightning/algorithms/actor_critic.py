@@ -18,7 +18,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mtrl_lightning.algorithms.algorithm import Algorithm, make_actor_parts
+from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.arguments import with_conditioning
 from mtrl_lightning.algorithms.losses import Scalar, Value
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
@@ -32,11 +33,9 @@ from mtrl_lightning.networks import (
     Identity,
     Network,
     TaskConditioning,
-    with_conditioning,
 )
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
-from mtrl_lightning.updates.compiling import compiled
 from mtrl_lightning.updates.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.updates.transforms import RewardScale, Transform
 from mtrl_lightning.updates.weighting import EqualWeights, TaskWeighting
@@ -172,9 +171,9 @@ class ActorCritic(Algorithm):
         for make_transform in transforms or []:
             self.transforms.add(make_transform(spec), self.generators)
 
-        self._critic_target = compiled(self.critic_target, self._compile)
-        self._critic_loss = compiled(self.critic_loss, self._compile)
-        self._actor_loss = compiled(self.actor_loss, self._compile)
+        self._critic_target = self.compiled(self.critic_target)
+        self._critic_loss = self.compiled(self.critic_loss)
+        self._actor_loss = self.compiled(self.actor_loss)
         # the critic loss also trains the encoder; the actor loss receives detached features
         self.critic_update = self.make_update(
             "critic",
@@ -200,6 +199,11 @@ class ActorCritic(Algorithm):
             for kind, suffix, part in zip(kinds, self._suffixes, parts, strict=True)
         ]
 
+    @property
+    def num_actor_outputs(self) -> int:
+        """Number of outputs of the actor."""
+        return (1 if self.spec.is_discrete else self.outputs_per_action) * self.action_dim
+
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, critics and both gradient methods."""
         encoder = self._make_encoder(self.spec)
@@ -211,13 +215,11 @@ class ActorCritic(Algorithm):
             else (encoder.out_dim + self.action_dim, self.value.out_dim, self.spec)
         )
         return {
-            **make_actor_parts(
-                self.spec,
-                encoder,
-                partial(self.make_task_network, make_actor),
-                self._make_actor_gradient,
-                1 if self.spec.is_discrete else self.outputs_per_action,
+            "encoder": encoder,
+            "actor": self.make_task_network(
+                make_actor, encoder.out_dim, self.num_actor_outputs, self.spec
             ),
+            "actor_gradient": self._make_actor_gradient(self.spec),
             "critic": Ensemble(
                 lambda: self.make_task_network(self._make_critic, *critic_sizes),
                 self._num_critics,

@@ -1,4 +1,4 @@
-"""Base of all algorithms: policy, networks, updates; see ``state.py`` for checkpointing.
+"""Base of all algorithms: policy, networks, updates, checkpoints.
 
 Shapes: ``E`` environments, ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of any tasks or
 ``R, n``, ``D`` observation, ``A`` action.
@@ -6,9 +6,10 @@ Shapes: ``E`` environments, ``R`` trained tasks, ``n`` rows of a task, ``B`` row
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,24 +21,27 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from mtrl_lightning.algorithms.arguments import KeepsArguments, rebuild
-from mtrl_lightning.algorithms.state import SavedOptimizers, restore_state, save_state
-from mtrl_lightning.checkpoints import load_checkpoint, restoring
+from mtrl_lightning.checkpoints import FORMAT, check_tasks, load_checkpoint, restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
-from mtrl_lightning.networks import ActionDistribution, Encoder, Network, PolicyStd, zero_padding
+from mtrl_lightning.networks import ActionDistribution, zero_padding
 from mtrl_lightning.networks.categorical import masked, one_hot
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.task_axes import UntrainedParameters, UntrainedTasks
+from mtrl_lightning.ranks import distributed
+from mtrl_lightning.ranks.state import PER_RANK
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
 from mtrl_lightning.transitions import ActOutput, Kind, Mode, TransitionBatch
-from mtrl_lightning.updates.compiling import Compile, begin_compiled_update
-from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.updates.generators import (
+    Generators,
+    global_generators,
+    restore_global_generators,
+)
 from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics, OnNonfinite
 from mtrl_lightning.updates.targets import (
     PolyakAverage,
     assign_parameters,
     copied_weights,
-    load_weights,
 )
 from mtrl_lightning.updates.transforms import Transforms
 from mtrl_lightning.updates.update import Update
@@ -47,6 +51,9 @@ from mtrl_lightning.utils.devices import CPU, to_device, to_host
 if TYPE_CHECKING:
     from typing import Self
 
+Compile = Literal["default", "reduce-overhead", "max-autotune"]
+"""Mode of ``torch.compile``."""
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
@@ -118,8 +125,6 @@ class Algorithm(KeepsArguments, LightningModule):
         """Transforms of sampled batches before an update, in order."""
         self.updates: list[Update] = []
         """The optimizer steps of ``update``; see ``make_update``."""
-        self._saved_optimizers: SavedOptimizers | None = None
-        """Optimizer states of the resumed checkpoint, until the optimizers are built."""
         self._compile = compile
         self._seed = seed
         self._acting_tasks = TaskTensors(spec.train_tasks)
@@ -272,7 +277,8 @@ class Algorithm(KeepsArguments, LightningModule):
             weights: states of the policy's networks by name.
             weights_seq_no: number of updates after which they were taken.
         """
-        load_weights(self.acting_modules(), weights)
+        for name, network in self.acting_modules().items():
+            network.load_state_dict(weights[name])
         self.counters.updates = weights_seq_no
 
     # updates
@@ -311,14 +317,25 @@ class Algorithm(KeepsArguments, LightningModule):
         self.updates.append(update)
         return update
 
+    def compiled(self, loss: F) -> F:
+        """Compile a loss function with ``torch.compile`` if the option ``compile`` is set.
+
+        With gradients disabled, as when a gradient method recomputes losses, the original function
+        is called: a second compilation would cost more than it saves.
+        """
+        if self._compile is None:
+            return loss
+        fast = torch.compile(loss, mode=self._compile)
+
+        @functools.wraps(loss)
+        def call(*args: Any) -> Any:
+            return fast(*args) if torch.is_grad_enabled() else loss(*args)
+
+        return call  # type: ignore[return-value]
+
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of all updates, in the order of ``make_update``."""
-        optimizers = [update.configure_optimizer() for update in self.updates]
-        if self._saved_optimizers is not None:
-            with restoring(self.trainer.ckpt_path if self.data_name else None):
-                self._saved_optimizers.check(self.updates)
-            self._saved_optimizers = None
-        return optimizers
+        return [update.configure_optimizer() for update in self.updates]
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the required callbacks of this package that the trainer does not have yet.
@@ -349,7 +366,11 @@ class Algorithm(KeepsArguments, LightningModule):
         """Make one update and count it."""
         with self.stopwatch.measure("update"):
             if self._compile is not None:
-                begin_compiled_update(self.updates)
+                # CUDA graphs may overwrite the results of the last update, such as gradients
+                for update in self.updates:
+                    for parameter in update.parameters:
+                        parameter.grad = None
+                torch.compiler.cudagraph_mark_step_begin()
             with self.mean_metrics.added_at_end():
                 self.update(batch)
             self.counters.updates += 1
@@ -380,12 +401,42 @@ class Algorithm(KeepsArguments, LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the algorithm's arguments and state."""
-        save_state(self, checkpoint)
+        self.guard.read()  # skipped steps are counted on the device until it is read
+        checkpoint["mtrl_lightning"] = {
+            "format": FORMAT,
+            "spec": self.spec.to_dict(),
+            "counters": self.counters.state_dict(),
+            "generators": self.generators.state_dict(),
+            "global_generators": {PER_RANK: {distributed.rank(): global_generators()}},
+            "metrics": self.mean_metrics.state_dict(),
+            "num_processes": distributed.world_size(),
+        }
+        if self.data_name:
+            checkpoint["mtrl_lightning"]["data"] = self.data_name
+        # a subclass may have added unconverted arguments with save_hyperparameters
+        checkpoint["hyper_parameters"] = self.hyper_parameters
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the state that ``on_save_checkpoint`` added."""
         with restoring(self.trainer.ckpt_path if self.data_name else None):
-            self._saved_optimizers = restore_state(self, checkpoint)
+            check_tasks(checkpoint, self.spec)
+            state = checkpoint["mtrl_lightning"]
+            saved_data = state.get("data", "none")
+            if self.data_name not in ("", saved_data):
+                raise ConfigurationError(
+                    f"the checkpoint has the state of {saved_data}, but this run has the data"
+                    f" module {self.data_name}: resume with the original data module"
+                )
+            self.counters.load_state_dict(state["counters"])
+            self.generators.load_state_dict(state["generators"])
+            if "global_generators" in state:  # left out by load_from_checkpoint
+                own = state["global_generators"][PER_RANK].get(distributed.rank())
+                if own is not None:
+                    restore_global_generators(own)
+            self.mean_metrics.load_state_dict(state["metrics"])
+        has_new_options = checkpoint["hyper_parameters"] != self.hyper_parameters
+        for update in self.updates:
+            update.has_new_options = has_new_options
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -452,34 +503,6 @@ class TaskTensors:
         self._last_E = task_E.copy()
         self._last_B = to_device(self._last_E.reshape(shape), device)
         return self._last_B
-
-
-def make_actor_parts(
-    spec: EnvSpec,
-    encoder: Encoder,
-    make_actor: Callable[[int, int, EnvSpec], Network],
-    make_gradient: Callable[[EnvSpec], GradientMethod],
-    std: PolicyStd | int,
-) -> dict[str, nn.Module]:
-    """Return the modules of the policy and ``actor_gradient``, by attribute name.
-
-    Args:
-        spec: the tasks.
-        encoder: maps observations to the actor's inputs.
-        make_actor: builds the actor, ``(in_dim, out_dim, spec) -> Network``.
-        make_gradient: builds the method that combines the tasks' actor losses into one gradient.
-        std: the policy's standard deviation, a module named ``noise``; or, without such a module,
-            the number of actor outputs per action dimension.
-    """
-    noise = {"noise": std} if isinstance(std, PolicyStd) else {}
-    outputs_per_action = std.outputs_per_action if isinstance(std, PolicyStd) else std
-    num_outputs = outputs_per_action * spec.action_space.shape[0]
-    return {
-        "encoder": encoder,
-        "actor": make_actor(encoder.out_dim, num_outputs, spec),
-        **noise,
-        "actor_gradient": make_gradient(spec),
-    }
 
 
 def seeded(seed: int, make: Callable[[], T]) -> T:

@@ -1,5 +1,7 @@
 """Constructor arguments of an algorithm as plain values, and the algorithm rebuilt from them.
 
+A factory is a class, a ``functools.partial`` of one, or a function.
+
 Plain values are numbers, strings, lists and dictionaries, in the form of a configuration file: a
 class is ``{"class_path": ...}``, and a ``functools.partial`` of it has its arguments in
 ``init_args``. The algorithm's own class is ``_class_path``, as in Lightning's hyperparameters.
@@ -10,15 +12,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.networks import Network, TaskConditioning
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.utils.signatures import called_by
 
 T = TypeVar("T")
 OWN_CLASS = "_class_path"
@@ -183,3 +185,55 @@ def summary(hyper_parameters: Mapping[str, Any]) -> str:
         if isinstance(value, Mapping) and CLASS_PATH in value
     ]
     return f"{short_name(hyper_parameters[OWN_CLASS])}: {', '.join(parts)}"
+
+
+def parameters_of(called: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters by name, with ``**options`` of a class replaced by its base's."""
+    parameters = dict(inspect.signature(called).parameters)
+    more = [name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD]
+    if not more or not inspect.isclass(called):
+        return parameters
+    _, base, *_ = (kind for kind in called.__mro__ if "__init__" in vars(kind))
+    del parameters[more[0]]
+    return {**parameters_of(base), **parameters}
+
+
+def called_by(factory: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Return the class or function that a factory calls, and its keyword arguments.
+
+    A ``functools.partial`` with positional arguments is returned itself.
+    """
+    if not isinstance(factory, partial):
+        return factory, {}
+    if not factory.args:
+        return factory.func, factory.keywords
+    # jsonargparse gives partial(a function of its own, ..., class, **init_args)
+    is_parsed = str(getattr(factory.func, "__module__", "")).split(".")[0] == "jsonargparse"
+    return (factory.args[-1] if is_parsed else factory), factory.keywords
+
+
+def with_conditioning(
+    make_network: Callable[..., Network],
+    conditioning: Callable[[EnvSpec], TaskConditioning] | None,
+    spec: EnvSpec,
+) -> Callable[..., Network]:
+    """Return a factory that passes a task conditioning to the network unless it has its own.
+
+    Args:
+        make_network: ``(in_dim, out_dim, spec) -> Network``.
+        conditioning: the task conditioning; None for the network's default.
+        spec: the tasks.
+    """
+    made, options = called_by(make_network)
+    if conditioning is None or options.get("conditioning") is not None:
+        return make_network
+    if "conditioning" in parameters_of(made):
+        return partial(make_network, conditioning=conditioning)
+    built = conditioning(spec)
+    if built.out_dim == 0:
+        return make_network
+    raise ConfigurationError(
+        f"{made.__name__} does not support task conditioning, but conditioning is"
+        f" {type(built).__name__}: set model.init_args.conditioning to null, or choose another"
+        " network"
+    )

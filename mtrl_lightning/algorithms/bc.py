@@ -14,7 +14,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mtrl_lightning.algorithms.algorithm import Algorithm, make_actor_parts
+from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.arguments import with_conditioning
 from mtrl_lightning.checks import increasing, one_of
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
 from mtrl_lightning.networks import (
@@ -27,12 +28,10 @@ from mtrl_lightning.networks import (
     PolicyStd,
     SquashedGaussian,
     TaskConditioning,
-    with_conditioning,
     zero_padding,
 )
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import POLICY_ACTION, TransitionBatch
-from mtrl_lightning.updates.compiling import compiled
 from mtrl_lightning.updates.learning_rate import ConstantRate, LearningRate
 from mtrl_lightning.updates.weighting import EqualWeights, TaskWeighting
 
@@ -132,7 +131,7 @@ class BehaviourCloning(Algorithm):
         self.add_networks()
         self.task_weighting = task_weighting(spec)
         self.task_weighting.check(None)
-        self._actor_loss = compiled(self.actor_loss, self._compile)
+        self._actor_loss = self.compiled(self.actor_loss)
         self.actor_update = self.make_update(
             "actor",
             list(self.acting_modules().values()),
@@ -145,12 +144,17 @@ class BehaviourCloning(Algorithm):
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, the noise if any, and the gradient method."""
         encoder = self._make_encoder(self.spec)
-        std: PolicyStd | int = 1 if self.spec.is_discrete else 2
-        if self._make_noise is not None:
-            std = self._make_noise(self.spec)
-        return make_actor_parts(
-            self.spec, encoder, self._make_actor, self._make_actor_gradient, std
-        )
+        noise = {"noise": self._make_noise(self.spec)} if self._make_noise else {}
+        outputs_per_action = 1 if self.spec.is_discrete else 2
+        if noise:
+            outputs_per_action = noise["noise"].outputs_per_action
+        num_outputs = outputs_per_action * self.action_dim
+        return {
+            "encoder": encoder,
+            "actor": self._make_actor(encoder.out_dim, num_outputs, self.spec),
+            **noise,
+            "actor_gradient": self._make_actor_gradient(self.spec),
+        }
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> Policy:
         """Return the distribution over actions."""

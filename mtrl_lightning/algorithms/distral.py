@@ -34,7 +34,6 @@ from mtrl_lightning.networks import (
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
-from mtrl_lightning.updates.compiling import compiled
 from mtrl_lightning.updates.update import task_parameters
 from mtrl_lightning.updates.weighting import FixedTemperature
 
@@ -118,7 +117,7 @@ class Distral(SAC):
         self.omega = omega
         untrained_T = torch.from_numpy(self.untrained.is_untrained_T)
         self.register_buffer("untrained_T", untrained_T, persistent=False)
-        self._distilled_loss = compiled(self.distilled_loss, self._compile)
+        self._distilled_loss = self.compiled(self.distilled_loss)
         self.distilled_update = self.make_update(
             "distilled",
             [self.distilled],
@@ -134,8 +133,7 @@ class Distral(SAC):
         encoder = networks["encoder"]
         assert isinstance(encoder, Encoder)
         make = partial(encoder.make_actor, self._make_actor)
-        num_outputs = (1 if self.spec.is_discrete else 2) * self.action_dim
-        distilled = OneForAll(encoder.out_dim, num_outputs, self.spec, make=make)
+        distilled = OneForAll(encoder.out_dim, self.num_actor_outputs, self.spec, make=make)
         return {**networks, "distilled": distilled}
 
     def make_task_network(

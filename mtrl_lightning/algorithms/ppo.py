@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from mtrl_lightning.algorithms import advantages
-from mtrl_lightning.algorithms.algorithm import make_actor_parts
+from mtrl_lightning.algorithms.arguments import with_conditioning
 from mtrl_lightning.algorithms.on_policy import OnPolicyAlgorithm
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
@@ -33,12 +33,10 @@ from mtrl_lightning.networks import (
     PolicyStd,
     StateIndependentStd,
     TaskConditioning,
-    with_conditioning,
 )
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.transitions import Rollout, RolloutConfig, TransitionBatch
-from mtrl_lightning.updates.compiling import compiled
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.learning_rate import ConstantRate, LearningRate
 from mtrl_lightning.updates.popart import PopArt, ReturnScale
@@ -193,8 +191,8 @@ class PPO(OnPolicyAlgorithm):
         self._updates_of_epoch = 0
         self.register_load_state_dict_post_hook(PPO._read_counts)
         self.add_networks()
-        self._actor_loss = compiled(self.actor_loss, self._compile)
-        self._critic_loss = compiled(self.critic_loss, self._compile)
+        self._actor_loss = self.compiled(self.actor_loss)
+        self._critic_loss = self.compiled(self.critic_loss)
         self.actor_update = self.make_update(
             "actor",
             [self.actor] if spec.is_discrete else [self.actor, self.noise],
@@ -213,12 +211,15 @@ class PPO(OnPolicyAlgorithm):
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, noise, critic, return scale and gradient methods."""
         encoder = self._make_encoder(self.spec)
-        noise = 1 if self.spec.is_discrete else self._make_noise(self.spec)
+        noise = {} if self.spec.is_discrete else {"noise": self._make_noise(self.spec)}
+        outputs_per_action = noise["noise"].outputs_per_action if noise else 1
+        num_outputs = outputs_per_action * self.action_dim
         critic = self._make_critic(encoder.out_dim, 1, self.spec)
         return {
-            **make_actor_parts(
-                self.spec, encoder, self._make_actor, self._make_actor_gradient, noise
-            ),
+            "encoder": encoder,
+            "actor": self._make_actor(encoder.out_dim, num_outputs, self.spec),
+            **noise,
+            "actor_gradient": self._make_actor_gradient(self.spec),
             "critic": critic,
             "return_scale": self._make_return_scale(self.spec, critic),
             "critic_gradient": self._make_critic_gradient(self.spec),

@@ -16,6 +16,7 @@ from mtrl_lightning.algorithms.arguments import (
     CLASS_PATH,
     INIT_ARGS,
     OWN_CLASS,
+    parameters_of,
     plain,
     short_name,
 )
@@ -36,7 +37,6 @@ from mtrl_lightning.networks.task_axes import task_axes
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.updates.popart import ReturnScale
 from mtrl_lightning.updates.transforms import RewardScale
-from mtrl_lightning.utils.signatures import parameters_of
 from mtrl_lightning.utils.text import text_table, whole
 
 NewTasks = Literal["fresh", "mean"]

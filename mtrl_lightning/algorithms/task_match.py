@@ -5,7 +5,7 @@ Shapes: ``T`` tasks of the run, ``S`` tasks of the checkpoint, ``N`` new tasks o
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -46,26 +46,15 @@ class TaskMatch(NamedTuple):
         return self.there.task_names == self.here.task_names
 
     def check_sizes(self) -> None:
-        """Check that the shapes of observations and actions match those of the checkpoint."""
-        shapes = {
-            ("observation", "all tasks"): [
-                spec.observation_space.shape for spec in (self.there, self.here)
-            ],
-            ("action", "all tasks"): [spec.action_space.shape for spec in (self.there, self.here)],
-        }
-        kinds: tuple[Literal["observation", "action"], ...] = ("observation", "action")
-        for kind in kinds:
-            for here, there in self.common.items():
-                shapes[kind, self.here.task_names[here]] = [
-                    self.there.shape_of(kind, there),
-                    self.here.shape_of(kind, here),
-                ]
-        for (what, name), (saved, own) in shapes.items():
+        """Check that the common tasks' observations and actions have the checkpoint's shapes."""
+        for here, there in self.common.items():
+            saved, own = self.there.shapes_of(there), self.here.shapes_of(here)
             if saved != own:
                 raise ConfigurationError(
-                    f"a run cannot start from a policy with other {what}s: those of {name} have"
-                    f" shape {saved} in the checkpoint and {own} in this run. Choose tasks and"
-                    " wrappers with the same shapes, or remove init_from"
+                    "a run cannot start from a policy with other observations or actions: those of"
+                    f" {self.here.task_names[here]} have shapes {saved} in the checkpoint and {own}"
+                    " in this run. Choose tasks and wrappers with the same shapes, or remove"
+                    " init_from"
                 )
 
     def shape_there(self, own: Tensor, axis: TaskAxis) -> tuple[int, ...]:

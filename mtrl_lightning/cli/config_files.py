@@ -19,9 +19,9 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from lightning_utilities.core.enums import StrEnum
 
+from mtrl_lightning.algorithms.arguments import parameters_of
 from mtrl_lightning.cli.config_names import configs_folder, find_config
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.utils.signatures import parameters_of
 
 # write enum defaults of Lightning's callbacks, such as Timer's interval, as strings
 yaml.SafeDumper.add_multi_representer(

@@ -29,6 +29,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from mtrl_lightning import errors
 from mtrl_lightning.algorithms import Algorithm
+from mtrl_lightning.algorithms.arguments import parameters_of
 from mtrl_lightning.algorithms.starting import NewTasks
 from mtrl_lightning.callbacks import MetricsFile
 from mtrl_lightning.cli import PROGRAM, TRUST
@@ -59,7 +60,6 @@ from mtrl_lightning.training import (
 from mtrl_lightning.transitions import step_unit
 from mtrl_lightning.utils.devices import is_out_of_memory, keep_freed_memory
 from mtrl_lightning.utils.quiet import quiet
-from mtrl_lightning.utils.signatures import parameters_of
 
 DESCRIPTIONS = {
     "fit": "Train: fit -c NAME_OR_FILE [-c ...] [--OPTION VALUE ...]. Resume a run with its own"

@@ -7,7 +7,6 @@ from mtrl_lightning.networks.conditioning import (
     OneHot,
     TaskConditioning,
     TaskEncoder,
-    with_conditioning,
 )
 from mtrl_lightning.networks.encoder import AppendTask, Encoder, Identity
 from mtrl_lightning.networks.experts import Experts
@@ -97,6 +96,5 @@ __all__ = [
     "TopKGate",
     "UniformGate",
     "is_image",
-    "with_conditioning",
     "zero_padding",
 ]

@@ -7,7 +7,6 @@ task input, ``T`` tasks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +15,9 @@ from torch import Tensor, nn
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
-from mtrl_lightning.networks.network import Network, task_values
+from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.task_axes import TaskAxis
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.utils.signatures import called_by, parameters_of
 
 
 class TaskConditioning(nn.Module):
@@ -185,30 +183,3 @@ def require_task_input(
             " not contain the task (-c configs/encoder/identity.yaml)"
         )
     return conditioning
-
-
-def with_conditioning(
-    make_network: Callable[..., Network],
-    conditioning: Callable[[EnvSpec], TaskConditioning] | None,
-    spec: EnvSpec,
-) -> Callable[..., Network]:
-    """Return a factory that passes a task conditioning to the network unless it has its own.
-
-    Args:
-        make_network: ``(in_dim, out_dim, spec) -> Network``.
-        conditioning: the task conditioning; None for the network's default.
-        spec: the tasks.
-    """
-    made, options = called_by(make_network)
-    if conditioning is None or options.get("conditioning") is not None:
-        return make_network
-    if "conditioning" in parameters_of(made):
-        return partial(make_network, conditioning=conditioning)
-    built = conditioning(spec)
-    if built.out_dim == 0:
-        return make_network
-    raise ConfigurationError(
-        f"{made.__name__} does not support task conditioning, but conditioning is"
-        f" {type(built).__name__}: set model.init_args.conditioning to null, or choose another"
-        " network"
-    )

@@ -1,16 +1,21 @@
-"""Named random generators with their states."""
+"""Named random generators, and the process' global ones, with their states."""
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import PER_RANK
+
+NUMPY_BUFFER = 624
+"""Numbers in the buffer of NumPy's global generator, an MT19937."""
 
 
 class Generators:
@@ -64,3 +69,26 @@ class Generators:
         self._seed = state["seed"]
         self._saved = state["used"] | state[PER_RANK].get(distributed.rank(), {})
         self._generators = {}
+
+
+def global_generators() -> dict[str, Any]:
+    """Return the states of this process' global generators, which only user code samples from."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": list(torch.cuda.get_rng_state_all()) if torch.cuda.is_available() else [],
+        "numpy": [kind, keys.tolist(), *rest],  # type: ignore[union-attr]
+        "python": random.getstate(),
+    }
+
+
+def restore_global_generators(state: dict[str, Any]) -> None:
+    """Restore ``global_generators``; those of devices only if their number is the same."""
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+    kind, keys, position, *rest = state["numpy"]
+    if not 0 <= position <= NUMPY_BUFFER:  # NumPy does not check it before reading its buffer
+        raise ValueError(f"the position in NumPy's generator is {position}")
+    np.random.set_state((kind, keys, position, *rest))
+    random.setstate(state["python"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -83,6 +83,8 @@ class Update:
         self.task_parameters = task_parameters(modules)
         self.method.check(self.task_parameters)
         self.optimizer: Optimizer | None = None
+        self.has_new_options = False
+        """Whether a loaded optimizer state gets this optimizer's own options."""
         self.grad_norm = torch.tensor(0.0)
         """Norm of the last gradient before clipping; not finite if the step was skipped."""
         self.step: Callable[[], object] | None = None
@@ -112,12 +114,8 @@ class Update:
 
     def configure_optimizer(self) -> Optimizer:
         """Build and return the optimizer."""
-        try:
-            self.optimizer = self.make_optimizer(self.parameters)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"the optimizer of {self.name} cannot be built: {error}"
-            ) from error
+        self.optimizer = self.make_optimizer(self.parameters)
+        self.optimizer.register_load_state_dict_pre_hook(self._prepare_state)
         if decides_on_device(self.parameters[0].device) and not skips_on_device(self.optimizer):
             distributed.warn(
                 f"the optimizer of {self.name}, {type(self.optimizer).__name__}, cannot skip a step"
@@ -125,6 +123,11 @@ class Update:
                 " with fused: true"
             )
         return self.optimizer
+
+    def _prepare_state(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        check_fused_state(state, optimizer)
+        if self.has_new_options:
+            replace_options(state, optimizer)
 
     def clear_state(self, parameters: set[Parameter]) -> None:
         """Clear the optimizer state of reinitialized parameters."""
@@ -298,6 +301,40 @@ def decides_on_device(device: torch.device) -> bool:
 def skips_on_device(optimizer: Optimizer) -> bool:
     """Return whether an optimizer can skip a step depending on the tensor ``found_inf``."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def check_fused_state(saved: dict[str, Any], optimizer: Optimizer) -> None:
+    """Check that a saved state has the shapes of the parameters.
+
+    PyTorch's fused kernels do not check them, and could write out of bounds.
+
+    Args:
+        saved: the saved ``state_dict``.
+        optimizer: the optimizer that will load it.
+    """
+    for found, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        parameters = zip(found["params"], own["params"], strict=True)
+        for index, parameter in parameters if found.get("fused") or own.get("fused") else ():
+            for name, value in saved["state"].get(index, {}).items():
+                if name != "step" and value.shape != parameter.shape:
+                    raise ConfigurationError(
+                        f"{name} of parameter {index} in the checkpoint's optimizer has shape"
+                        f" {list(value.shape)} instead of {list(parameter.shape)}:"
+                        " use the config.yaml in its run's folder"
+                    )
+
+
+def replace_options(saved: dict[str, Any], optimizer: Optimizer) -> None:
+    """Replace the options of a saved state, such as the learning rate, with an optimizer's own.
+
+    The factor by which a schedule has scaled the learning rate is kept.
+    """
+    for found, own in zip(saved["param_groups"], optimizer.param_groups, strict=True):
+        initial = found.get("initial_lr")
+        factor = found["lr"] / initial if initial else 1.0
+        found |= {**own, "params": found["params"], "lr": factor * own["lr"]}
+        if initial is not None:
+            found["initial_lr"] = own["lr"]
 
 
 def clip_(gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:

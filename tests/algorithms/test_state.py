@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mtrl_lightning.algorithms.state import global_generators, restore_global_generators
-from mtrl_lightning.updates.generators import Generators
+from mtrl_lightning.updates.generators import (
+    Generators,
+    global_generators,
+    restore_global_generators,
+)
 from mtrl_lightning.updates.metrics import MeanMetrics
 
 

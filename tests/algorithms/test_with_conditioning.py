@@ -7,6 +7,7 @@ import torch
 
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.algorithms.arguments import with_conditioning
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.specs import spec_of
@@ -19,16 +20,16 @@ def test_conditioning_is_passed_unless_a_network_has_its_own():
     make = partial(networks.MLP, width=8)
     own = partial(make, conditioning=networks.OneHot)
     for factory, conditioning, out_dim in ((make, None, 3), (make, SHARED, 5), (own, SHARED, 3)):
-        network = networks.with_conditioning(factory, conditioning, SPEC)(4, 2, SPEC)
+        network = with_conditioning(factory, conditioning, SPEC)(4, 2, SPEC)
         assert network.conditioning.out_dim == out_dim
 
 
 def test_network_without_task_conditioning_refuses_one():
     make = partial(networks.Separate, width=8)
-    assert networks.with_conditioning(make, None, SPEC) is make
-    assert networks.with_conditioning(make, networks.NoConditioning, SPEC) is make
+    assert with_conditioning(make, None, SPEC) is make
+    assert with_conditioning(make, networks.NoConditioning, SPEC) is make
     with pytest.raises(ConfigurationError, match="conditioning"):
-        networks.with_conditioning(make, networks.Embedding, SPEC)
+        with_conditioning(make, networks.Embedding, SPEC)
 
 
 def test_sac_passes_conditioning_to_actor_and_critics():
