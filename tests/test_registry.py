@@ -116,8 +116,6 @@ TABLE = {
         "task_weighting": [algorithms.TemperatureWeights]}),
     algorithms.Distral: (make_distral, {
         "kappa": [-0.1, INF], "omega": [0.0, INF], "distilled_max_grad_norm": [0.0],
-        "conditioning": [networks.Embedding], "critic": [partial(networks.MLP,
-        conditioning=networks.Embedding)],
         "encoder": [networks.AppendTask, partial(networks.CARE, conditioning=networks.Embedding)]}),
     algorithms.PPO: (make_ppo, {
         "num_steps": [0], "num_epochs": [0], "num_minibatches": [0], "discount": [-0.1, 1.1],
@@ -138,7 +136,6 @@ TABLE = {
     algorithms.Temperature: (partial(algorithms.Temperature, SPEC), {"initial": [0.0, NAN]}),
     algorithms.FixedTemperature: (partial(algorithms.FixedTemperature, SPEC), {"value": [0.0,
         NAN]}),
-    algorithms.ConstantRate: (algorithms.ConstantRate, {}),
     algorithms.LinearRate: (algorithms.LinearRate, {"final": [-0.1]}),
     algorithms.RewardScale: (partial(algorithms.RewardScale, SPEC), {}),
     algorithms.MeanReward: (partial(algorithms.MeanReward, SPEC), {"max_factor": [0.5]}),

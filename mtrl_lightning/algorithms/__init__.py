@@ -10,7 +10,7 @@ from mtrl_lightning.algorithms.ppo import PPO
 from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.algorithms.td3 import TD3
 from mtrl_lightning.updates.augmentation import RandomShift
-from mtrl_lightning.updates.learning_rate import ConstantRate, LearningRate, LinearRate
+from mtrl_lightning.updates.learning_rate import LearningRate, LinearRate
 from mtrl_lightning.updates.normalization import NormalizeReward
 from mtrl_lightning.updates.popart import PopArt, ReturnScale
 from mtrl_lightning.updates.transforms import MeanReward, ReturnRange, RewardScale, Transform
@@ -32,7 +32,6 @@ __all__ = [
     "Algorithm",
     "BehaviourCloning",
     "Categorical",
-    "ConstantRate",
     "Distral",
     "EqualWeights",
     "FixedTemperature",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from torch.optim import Adam
 
 from mtrl_lightning.algorithms.algorithm import Algorithm
 from mtrl_lightning.algorithms.arguments import with_conditioning
-from mtrl_lightning.algorithms.losses import Scalar, Value
+from mtrl_lightning.algorithms.losses import CriticTarget, Scalar, Value
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
 from mtrl_lightning.auxiliaries.auxiliary import AfterUpdate
 from mtrl_lightning.checks import at_least, within
@@ -39,15 +39,6 @@ from mtrl_lightning.transitions import TransitionBatch
 from mtrl_lightning.updates.targets import PolyakAverage, frozen_copy
 from mtrl_lightning.updates.transforms import RewardScale, Transform
 from mtrl_lightning.updates.weighting import EqualWeights, TaskWeighting
-
-
-class CriticTarget(NamedTuple):
-    """Inputs of the temporal-difference target, detached."""
-
-    next_output_QRnO: Tensor
-    """Outputs of the target critics for the policy's next actions."""
-    next_cost_Rn: Tensor
-    """Subtracted from the Q value: the entropy term ``alpha log pi(a'|s')`` in SAC, 0 in TD3."""
 
 
 class ActorCritic(Algorithm):
@@ -161,10 +152,10 @@ class ActorCritic(Algorithm):
             [tau, encoder_tau],
         )
         # no entropy bonus by default; SAC replaces these
-        self.transforms.quantities = {
-            "temperature_T": lambda: torch.zeros(spec.num_tasks, device=self.device),
-            "target_entropy_T": lambda: torch.zeros(spec.num_tasks, device=self.device),
-        }
+        for name in ("temperature_T", "target_entropy_T"):
+            self.transforms.quantities[name] = lambda: torch.zeros(
+                spec.num_tasks, device=self.device
+            )
         scale = reward_scale(spec)
         scale.check(discount)
         self.transforms.add(scale, self.generators)
@@ -296,14 +287,7 @@ class ActorCritic(Algorithm):
             batch.task_Rn,
         )
         # y = r + discount (1 - terminated) (Q'(s', a') - cost), with the reduction of the value
-        loss_R = self.value.loss(
-            output_QRnO,
-            target.next_output_QRnO,
-            batch.reward_Rn,
-            batch.terminated_Rn,
-            target.next_cost_Rn,
-            self.discount,
-        )
+        loss_R = self.value.loss(output_QRnO, target, batch, self.discount)
         return loss_R, self.value.q(output_QRnO.detach()).mean()
 
     def actor_outputs(self, batch: TransitionBatch) -> tuple[Tensor, Tensor]:

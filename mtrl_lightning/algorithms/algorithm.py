@@ -119,9 +119,8 @@ class Algorithm(KeepsArguments, LightningModule):
             max_skipped_updates,
             [spec.task_names[task] for task in spec.train_tasks],
             self.counters,
-            steps_envs=self.kind != "offline",
         )
-        self.transforms = Transforms(algorithm=type(self).__name__)
+        self.transforms = Transforms()
         """Transforms of sampled batches before an update, in order."""
         self.updates: list[Update] = []
         """The optimizer steps of ``update``; see ``make_update``."""

@@ -32,7 +32,7 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import POLICY_ACTION, TransitionBatch
-from mtrl_lightning.updates.learning_rate import ConstantRate, LearningRate
+from mtrl_lightning.updates.learning_rate import LearningRate
 from mtrl_lightning.updates.weighting import EqualWeights, TaskWeighting
 
 Loss = Literal["log_prob", "mse"]
@@ -47,19 +47,6 @@ def squared_errors(policy: Policy, action_BA: Tensor) -> Tensor:
     """
     mean_BA = policy.mean_BA if isinstance(policy, ClippedGaussian) else policy.mode()
     return zero_padding((mean_BA - action_BA).square(), policy.mask_BA).sum(-1)
-
-
-def negative_log_densities(policy: Policy, action_BA: Tensor) -> Tensor:
-    """Return ``-log pi(a)``, ``[B]``.
-
-    For a clipped Gaussian, the density of the unclipped Gaussian; for discrete actions, this is the
-    cross-entropy.
-    """
-    return -policy.log_prob(action_BA)
-
-
-LOSSES = {"log_prob": negative_log_densities, "mse": squared_errors}
-"""Losses of the rows of a batch, by the name of the option."""
 
 
 class BehaviourCloning(Algorithm):
@@ -84,7 +71,8 @@ class BehaviourCloning(Algorithm):
             discrete actions, both are the cross-entropy.
         actor_gradient: how the tasks' losses are combined into one gradient.
         task_weighting: weight of each task's loss.
-        learning_rate: schedule of the learning rate's factor over the run.
+        learning_rate: schedule of the learning rate's factor over the run; None for a constant
+            rate.
         log_std_min: lower clamp of the log standard deviation of SAC's policy.
         log_std_max: upper clamp of the log standard deviation of SAC's policy.
         actor_max_grad_norm: global norm to which the gradient is clipped; None for no clipping.
@@ -109,7 +97,7 @@ class BehaviourCloning(Algorithm):
         loss: Loss = "mse",
         actor_gradient: Callable[[EnvSpec], GradientMethod] = Mean,
         task_weighting: Callable[[EnvSpec], TaskWeighting] = EqualWeights,
-        learning_rate: Callable[[], LearningRate] = ConstantRate,
+        learning_rate: Callable[[], LearningRate] | None = None,
         log_std_min: float = -5.0,
         log_std_max: float = 2.0,
         actor_max_grad_norm: float | None = 1.0,
@@ -119,8 +107,8 @@ class BehaviourCloning(Algorithm):
         super().__init__(spec, **options)
         one_of(get_args(Loss), loss=loss)
         increasing(log_std_min=log_std_min, log_std_max=log_std_max)
-        self.learning_rate = learning_rate()
-        self._row_losses = LOSSES["log_prob" if spec.is_discrete else loss]
+        self.learning_rate = None if learning_rate is None else learning_rate()
+        self._is_likelihood = loss == "log_prob" or spec.is_discrete
         self._log_std_min = log_std_min
         self._log_std_max = log_std_max
         self._make_actor = with_conditioning(actor, conditioning, spec)
@@ -162,7 +150,8 @@ class BehaviourCloning(Algorithm):
 
     def update(self, batch: TransitionBatch) -> None:
         """Make one optimizer step on the imitation loss."""
-        self.learning_rate.set(self.updates, self.progress)
+        if self.learning_rate is not None:
+            self.learning_rate.set(self.updates, self.progress)
         batch = self.transforms(batch)
         self.encoder.observe(batch.observation_RnD, batch.task_Rn)
         error = self.actor_update(lambda: self._actor_loss(batch))
@@ -176,9 +165,10 @@ class BehaviourCloning(Algorithm):
         policy = self._distribution(output_RnO, batch.task_Rn)
         # the demonstrator's choice, before noise was added to its action
         action_RnA = batch.extra.get(POLICY_ACTION, batch.action_RnA)
-        loss_R = self._row_losses(policy, action_RnA).mean(1)
-        error = squared_errors(policy, action_RnA).detach().mean()
-        return loss_R, error
+        error_Rn = squared_errors(policy, action_RnA)
+        # of discrete actions, the negative log probability is the cross-entropy
+        loss_Rn = -policy.log_prob(action_RnA) if self._is_likelihood else error_Rn
+        return loss_Rn.mean(1), error_Rn.detach().mean()
 
     def task_weights(self) -> Tensor:
         """Return the weight of each trained task's loss, ``[R]``."""

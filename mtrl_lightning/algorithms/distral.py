@@ -21,7 +21,6 @@ from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import Mean, per_task_forward
 from mtrl_lightning.networks import (
-    MLP,
     Assignment,
     Encoder,
     Network,
@@ -61,10 +60,6 @@ class Distral(SAC):
 
     Args:
         spec: the tasks; filled in from the data.
-        actor: architecture of every policy, ``(in_dim, out_dim, spec) -> Network``; each
-            task's and the distilled one are built for a single task.
-        critic: architecture of each task's Q functions, likewise.
-        conditioning: None, or one without features: no network receives the task.
         kappa: weight of the divergence from the distilled policy, at least 0 (``c_KL`` in the
             paper). With 0, only the distilled policy learns from the tasks' policies.
         omega: weight of the entropy, above 0 (``c_Ent`` in the paper). At 0, the tasks' policies
@@ -72,9 +67,11 @@ class Distral(SAC):
         distilled_max_grad_norm: norm to which the distilled policy's gradient is clipped; None for
             no clipping. Gradients of the tasks' policies and critics are clipped per task.
         distilled_optimizer: optimizer of the distilled policy.
-        options: further arguments of ``SAC``. ``actor_gradient`` combines the tasks' gradients of
-            the distilled policy, because the tasks' own policies share no parameters;
-            ``critic_gradient`` combines those of the encoder.
+        options: further arguments of ``SAC``. ``actor`` and ``critic`` build every task's networks
+            and the distilled policy, each for a single task, so that a task conditioning is
+            constant. ``actor_gradient`` combines the tasks' gradients of the distilled policy,
+            because the tasks' own policies share no parameters; ``critic_gradient`` combines those
+            of the encoder.
     """
 
     acting_networks = ("encoder", "actor", "distilled")
@@ -86,9 +83,6 @@ class Distral(SAC):
         self,
         spec: EnvSpec,
         *,
-        actor: Callable[[int, int, EnvSpec], Network] = MLP,
-        critic: Callable[[int, int, EnvSpec], Network] = MLP,
-        conditioning: Callable[[EnvSpec], TaskConditioning] | None = None,
         kappa: float = 0.05,
         omega: float = 0.05,
         distilled_max_grad_norm: float | None = 1.0,
@@ -98,12 +92,8 @@ class Distral(SAC):
         at_least(0, finite=True, kappa=kappa)
         # without an entropy bonus, all policies could collapse to deterministic ones together
         above(0, finite=True, omega=omega)
-        _check_conditioning(conditioning, actor, critic, spec)
         super().__init__(
             spec,
-            actor=actor,
-            critic=critic,
-            conditioning=conditioning,
             temperature=partial(FixedTemperature, value=omega),
             temperature_optimizer=Adam,  # the temperature is fixed
             target_entropy=None,
@@ -230,26 +220,6 @@ def _trained_parameters(networks: Sequence[nn.Module]) -> list[Parameter]:
     """Return the trained parameters, in the order in which ``Update`` sums their norms."""
     trained = task_parameters(networks)
     return [*trained.shared, *trained.own]
-
-
-def _check_conditioning(
-    conditioning: Callable[[EnvSpec], TaskConditioning] | None,
-    actor: Callable[..., Network],
-    critic: Callable[..., Network],
-    spec: EnvSpec,
-) -> None:
-    """Check that no network is conditioned on the task."""
-    places = {"conditioning": conditioning}
-    for name, network in (("actor", actor), ("critic", critic)):
-        options = network.keywords if isinstance(network, partial) else {}
-        places[f"{name}.init_args.conditioning"] = options.get("conditioning")
-    for option, make_conditioning in places.items():
-        if make_conditioning is not None and make_conditioning(spec).out_dim > 0:
-            raise ConfigurationError(
-                "Distral does not support task conditioning: each task has its own networks, and"
-                " the distilled policy must generalize to unseen tasks. Set"
-                f" model.init_args.{option} to null"
-            )
 
 
 def _check_encoder(encoder: Encoder) -> None:

@@ -12,13 +12,14 @@ critic.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrl_lightning.checks import above, at_least, one_of
+from mtrl_lightning.transitions import TransitionBatch
 
 
 def critic_target(
@@ -87,6 +88,15 @@ def temperature_loss(
     return (-log_alpha_Rn * (log_prob_Rn + target_entropy)).mean(1)
 
 
+class CriticTarget(NamedTuple):
+    """Inputs of the temporal-difference target, detached."""
+
+    next_output_QRnO: Tensor
+    """Outputs of the target critics for the policy's next actions."""
+    next_cost_Rn: Tensor
+    """Subtracted from the Q value: the entropy term ``alpha log pi(a'|s')`` in SAC, 0 in TD3."""
+
+
 class Value(nn.Module):
     """Interpretation of the critics' outputs; built by a factory ``() -> Value``."""
 
@@ -98,23 +108,14 @@ class Value(nn.Module):
         raise NotImplementedError
 
     def loss(
-        self,
-        output_QRnO: Tensor,
-        next_output_QRnO: Tensor,
-        reward_Rn: Tensor,
-        terminated_Rn: Tensor,
-        next_cost_Rn: Tensor,
-        discount: float,
+        self, output_QRnO: Tensor, target: CriticTarget, batch: TransitionBatch, discount: float
     ) -> Tensor:
         """Return each task's critic loss ``[R]``.
 
         Args:
             output_QRnO: the critics' outputs for the batch's actions.
-            next_output_QRnO: the target critics' outputs for the policy's next actions, detached.
-            reward_Rn: rewards.
-            terminated_Rn: where the target does not bootstrap.
-            next_cost_Rn: cost of the policy's next actions: in SAC, the temperature times
-                their log density.
+            target: outputs and costs of the policy's next actions.
+            batch: rewards, and where the target does not bootstrap.
             discount: gamma.
         """
         raise NotImplementedError
@@ -141,17 +142,13 @@ class Scalar(Value):
         return q_QRn if self._reduction == "min" else q_QRn.mean(0, keepdim=True)
 
     def loss(
-        self,
-        output_QRnO: Tensor,
-        next_output_QRnO: Tensor,
-        reward_Rn: Tensor,
-        terminated_Rn: Tensor,
-        next_cost_Rn: Tensor,
-        discount: float,
+        self, output_QRnO: Tensor, target: CriticTarget, batch: TransitionBatch, discount: float
     ) -> Tensor:
         """Return ``sum_i mean (Q_i - y)^2``."""
-        next_q_QRn = self.q(next_output_QRnO)
-        target_Rn = critic_target(reward_Rn, terminated_Rn, next_q_QRn, next_cost_Rn, discount)
+        next_q_QRn = self.q(target.next_output_QRnO)
+        target_Rn = critic_target(
+            batch.reward_Rn, batch.terminated_Rn, next_q_QRn, target.next_cost_Rn, discount
+        )
         return critic_loss(output_QRnO.squeeze(-1), target_Rn)
 
 
@@ -184,22 +181,16 @@ class Categorical(Value):
         return q_QRn.mean(0, keepdim=True)
 
     def loss(
-        self,
-        output_QRnO: Tensor,
-        next_output_QRnO: Tensor,
-        reward_Rn: Tensor,
-        terminated_Rn: Tensor,
-        next_cost_Rn: Tensor,
-        discount: float,
+        self, output_QRnO: Tensor, target: CriticTarget, batch: TransitionBatch, discount: float
     ) -> Tensor:
         """Return ``sum_i mean -sum_k p_k log q_ik``.
 
         ``p`` is the projection of ``r + discount (z - c)`` with the cost ``c`` of the next action.
         """
-        next_RnO = next_output_QRnO.softmax(-1).mean(0)
-        bootstrap_RnO = discount * (self.bin_O - next_cost_Rn[..., None])
-        target_RnO = reward_Rn[..., None] + torch.where(
-            terminated_Rn[..., None], 0.0, bootstrap_RnO
+        next_RnO = target.next_output_QRnO.softmax(-1).mean(0)
+        bootstrap_RnO = discount * (self.bin_O - target.next_cost_Rn[..., None])
+        target_RnO = batch.reward_Rn[..., None] + torch.where(
+            batch.terminated_Rn[..., None], 0.0, bootstrap_RnO
         )
         projected_RnO = self.project(next_RnO, target_RnO)
         loss_QRn = -(projected_RnO * F.log_softmax(output_QRnO, -1)).sum(-1)

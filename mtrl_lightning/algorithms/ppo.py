@@ -19,7 +19,6 @@ from mtrl_lightning.algorithms import advantages
 from mtrl_lightning.algorithms.arguments import with_conditioning
 from mtrl_lightning.algorithms.on_policy import OnPolicyAlgorithm
 from mtrl_lightning.checks import above, at_least, within
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
 from mtrl_lightning.gradients.task_gradients import TaskGradients, equal_weights, statistics
 from mtrl_lightning.networks import (
@@ -37,27 +36,14 @@ from mtrl_lightning.networks import (
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.transitions import Rollout, RolloutConfig, TransitionBatch
-from mtrl_lightning.updates.generators import Generators
-from mtrl_lightning.updates.learning_rate import ConstantRate, LearningRate
+from mtrl_lightning.updates.learning_rate import LearningRate
 from mtrl_lightning.updates.popart import PopArt, ReturnScale
-from mtrl_lightning.updates.transforms import Transform, Transforms
 
 MOST_LOG_RATIO = 80.0
 """Bound for actions that another task's policy chose: far from the task's own policy, the
 probability ratio could overflow single precision."""
 MOST_MINIBATCHES = 16
 """Largest derived number of minibatches per epoch: more would have too few rows per task."""
-
-
-class NoTransforms(Transforms):
-    """Reject all transforms: PPO computes advantages once, from the collected transitions."""
-
-    def add(self, transform: Transform, generators: Generators) -> None:
-        """Raise an error."""
-        raise ConfigurationError(
-            f"{self.algorithm} does not support {type(transform).__name__}: remove it. return_scale"
-            " normalizes returns, and networks.Standardize normalizes observations"
-        )
 
 
 class PPO(OnPolicyAlgorithm):
@@ -86,7 +72,8 @@ class PPO(OnPolicyAlgorithm):
         return_scale: normalizes the critic's targets.
         noise: the policy's standard deviation, which determines exploration; not used for discrete
             actions.
-        learning_rate: schedule of a factor of all learning rates over the run.
+        learning_rate: schedule of a factor of all learning rates over the run; None for constant
+            rates.
         num_steps: steps of each environment in an iteration, at least 1.
         num_epochs: passes over an iteration's transitions, at least 1.
         num_minibatches: minibatches per epoch, at least 1; each has the same number of rows of
@@ -135,7 +122,7 @@ class PPO(OnPolicyAlgorithm):
         critic_gradient: Callable[[EnvSpec], GradientMethod] = Mean,
         return_scale: Callable[[EnvSpec, Network], ReturnScale] = PopArt,
         noise: Callable[[EnvSpec], PolicyStd] = StateIndependentStd,
-        learning_rate: Callable[[], LearningRate] = ConstantRate,
+        learning_rate: Callable[[], LearningRate] | None = None,
         num_steps: int = 200,
         num_epochs: int = 8,
         num_minibatches: int | None = None,
@@ -152,7 +139,6 @@ class PPO(OnPolicyAlgorithm):
         **options: Any,
     ) -> None:
         super().__init__(spec, **options)
-        self.transforms = NoTransforms(algorithm=type(self).__name__)
         if num_minibatches is None:
             # a divisor of num_steps divides the rows for any number of environments
             candidates = range(1, MOST_MINIBATCHES + 1)
@@ -171,7 +157,7 @@ class PPO(OnPolicyAlgorithm):
         self.value_clip = value_clip
         self.entropy_coef = entropy_coef
         self.max_kl = max_kl
-        self.learning_rate = learning_rate()
+        self.learning_rate = None if learning_rate is None else learning_rate()
         self._make_actor = with_conditioning(actor, conditioning, spec)
         self._make_critic = with_conditioning(critic, conditioning, spec)
         self._make_encoder = encoder
@@ -255,7 +241,8 @@ class PPO(OnPolicyAlgorithm):
         """
         self._is_first_update = True
         # annealed between iterations: all epochs of an iteration have the same learning rate
-        self.learning_rate.set(self.updates, progress)
+        if self.learning_rate is not None:
+            self.learning_rate.set(self.updates, progress)
         columns = collected.columns
         task_E = collected.task_E
         valid_SE = collected.valid_SE

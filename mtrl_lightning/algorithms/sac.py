@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.optim import Adam
 
 from mtrl_lightning.algorithms import losses
-from mtrl_lightning.algorithms.actor_critic import ActorCritic, CriticTarget
+from mtrl_lightning.algorithms.actor_critic import ActorCritic
+from mtrl_lightning.algorithms.losses import CriticTarget
 from mtrl_lightning.checks import increasing
 from mtrl_lightning.networks import OneHotCategorical, SquashedGaussian
 from mtrl_lightning.networks.network import task_values
@@ -78,10 +79,8 @@ class SAC(ActorCritic):
         else:
             target_entropy_T = torch.full((spec.num_tasks,), float(target_entropy))
         self.register_buffer("target_entropy_T", target_entropy_T, persistent=False)
-        self.transforms.quantities = {
-            "temperature_T": self.temperature.values,
-            "target_entropy_T": lambda: self.target_entropy_T,
-        }
+        self.transforms.quantities["temperature_T"] = self.temperature.values
+        self.transforms.quantities["target_entropy_T"] = lambda: self.target_entropy_T
         self.temperature_update: Update | None = None
         if self.temperature.is_learned:
             self.temperature_update = self.make_update(

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mtrl_lightning.algorithms import losses
-from mtrl_lightning.algorithms.actor_critic import ActorCritic, CriticTarget
+from mtrl_lightning.algorithms.actor_critic import ActorCritic
+from mtrl_lightning.algorithms.losses import CriticTarget
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import ActionDistribution, ClippedGaussian, zero_padding

@@ -175,6 +175,8 @@ class ScoredAssignment(Assignment):
         depth: number of hidden layers; 2 in mtrl.
     """
 
+    tasks_T: Tensor
+
     def __init__(
         self,
         num_experts: int,
@@ -185,7 +187,20 @@ class ScoredAssignment(Assignment):
         depth: int = 2,
     ) -> None:
         super().__init__(num_experts, spec)
-        self.scores = _Scores(num_experts, spec, conditioning, width, depth)
+        self.register_buffer("tasks_T", torch.arange(spec.num_tasks), persistent=False)
+        # frozen, so that no optimizer applies weight decay to it
+        self.conditioning = conditioning(spec).requires_grad_(False)
+        self.hidden = HiddenLayers(self.conditioning.out_dim, width, depth, layer_norm=False)
+        self.output = nn.Linear(width, num_experts)
+
+    def scores(self) -> Tensor:
+        """Return the scores of all experts for all tasks, ``[T, K]``."""
+        scores_TK: Tensor = self.output(self.hidden(self.conditioning(self.tasks_T).detach()))
+        return scores_TK
+
+    def task_axes(self) -> Mapping[str, TaskAxis]:
+        """Return the columns of the first layer that multiply a one-hot task ID."""
+        return self.conditioning.columns("hidden.0.weight")
 
 
 class TopKGate(ScoredAssignment):
@@ -237,33 +252,6 @@ class Attention(ScoredAssignment):
     def forward(self, task_B: Tensor) -> Tensor:
         """Map ``[B]`` to weights ``[B, K]``."""
         return (self.scores() / self._temperature).softmax(-1)[task_B]
-
-
-class _Scores(nn.Module):
-    """Score all experts for all tasks with an MLP, ``[T, K]``."""
-
-    tasks_T: Tensor
-
-    def __init__(
-        self,
-        num_experts: int,
-        spec: EnvSpec,
-        conditioning: Callable[[EnvSpec], TaskConditioning],
-        width: int,
-        depth: int,
-    ) -> None:
-        super().__init__()
-        self.register_buffer("tasks_T", torch.arange(spec.num_tasks), persistent=False)
-        # frozen, so that no optimizer applies weight decay to it
-        self.conditioning = conditioning(spec).requires_grad_(False)
-        self.hidden = HiddenLayers(self.conditioning.out_dim, width, depth, layer_norm=False)
-        self.output = nn.Linear(width, num_experts)
-
-    def forward(self) -> Tensor:
-        return self.output(self.hidden(self.conditioning(self.tasks_T).detach()))
-
-    def task_axes(self) -> Mapping[str, TaskAxis]:
-        return self.conditioning.columns("hidden.0.weight")
 
 
 class MixtureOfEncoders(Encoder):

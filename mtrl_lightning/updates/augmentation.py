@@ -44,7 +44,7 @@ class RandomShift(Transform):
         at_least(1, padding=padding, prefix="RandomShift's ")
         self._padding = padding
 
-    def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
+    def forward(self, batch: TransitionBatch) -> TransitionBatch:
         """Return the batch with shifted observations and next observations."""
         return batch._replace(
             observation_RnD=self._shifted(batch.observation_RnD),

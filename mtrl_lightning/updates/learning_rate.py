@@ -30,14 +30,6 @@ class LearningRate:
         raise NotImplementedError
 
 
-class ConstantRate(LearningRate):
-    """Keep the initial learning rates."""
-
-    def factor(self, progress: float) -> float:
-        """Return 1."""
-        return 1.0
-
-
 class LinearRate(LearningRate):
     """Anneal the factor linearly from 1 over the environment steps (offline: updates) of the run.
 

@@ -170,7 +170,6 @@ class DivergenceGuard:
         max_skipped: maximum number of skipped steps in a run, at least 0.
         task_names: names of the trained tasks.
         counters: counters that include skipped steps.
-        steps_envs: whether messages include environment steps; an offline run has none.
     """
 
     def __init__(
@@ -179,8 +178,6 @@ class DivergenceGuard:
         max_skipped: int,
         task_names: Sequence[str],
         counters: Counters,
-        *,
-        steps_envs: bool = True,
     ) -> None:
         one_of(get_args(OnNonfinite), on_nonfinite=on_nonfinite)
         at_least(0, max_skipped_updates=max_skipped)
@@ -188,7 +185,6 @@ class DivergenceGuard:
         self._max_skipped = max_skipped
         self._task_names = list(task_names)
         self._counters = counters
-        self._steps_envs = steps_envs
         self._pending: list[_Outcome] = []
         """Outcomes that are still on the device."""
 
@@ -240,9 +236,8 @@ class DivergenceGuard:
     def _report(self, name: str, update: int, losses: Sequence[float]) -> None:
         cause = self._cause(name, losses)
         if self._on_nonfinite == "stop":
-            after = f", after {self._counters.env_steps:,} env steps" if self._steps_envs else ""
             raise DivergenceError(
-                f"{cause} in update {update + 1:,}{after};"
+                f"{cause} in update {update + 1:,}:"
                 " the step was not applied, and the last checkpoint, if any, is from before it."
                 " Resume from it or restart with a lower learning rate or max_grad_norm,"
                 " or set model.init_args.on_nonfinite to skip to skip such steps"

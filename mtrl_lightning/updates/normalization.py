@@ -118,13 +118,13 @@ class NormalizeReward(RewardScale):
         """Restart the returns of these environments' episodes."""
         self._return_E[env_N[env_N < len(self._return_E)]] = 0.0
 
-    def factors(self, **quantities: Tensor) -> Tensor:
+    def factors(self) -> Tensor:
         """Return the reciprocals of the standard deviations."""
         return self.factor_T
 
-    def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
+    def forward(self, batch: TransitionBatch) -> TransitionBatch:
         """Return the batch with normalized rewards."""
-        batch = super().forward(batch, **quantities)
+        batch = super().forward(batch)
         return batch._replace(reward_Rn=batch.reward_Rn.clamp(-self._clip, self._clip))
 
     def get_extra_state(self) -> dict[str, Any]:

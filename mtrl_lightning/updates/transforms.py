@@ -9,9 +9,9 @@ Shapes: ``T`` tasks, ``R`` trained tasks, ``n`` rows of a task, ``B`` rows of an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,13 +40,11 @@ class Transform(nn.Module):
         spec: the tasks.
     """
 
-    requires: ClassVar[tuple[str, ...]] = ()
-    """Names of the algorithm's quantities that ``forward`` takes in addition to the batch; see
-    ``Transforms.quantities``."""
-
     generator: Callable[[torch.device], torch.Generator]
     """Returns the transform's own generator on a device, which is part of checkpoints.
     ``Transforms.add`` sets it; each process samples different numbers."""
+    quantities: Mapping[str, Callable[[], Tensor]]
+    """Quantities of the algorithm by name: ``temperature_T`` and ``target_entropy_T``."""
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
@@ -73,26 +71,18 @@ class Transform(nn.Module):
         Called before the first update and whenever the networks are reset.
         """
 
-    def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
+    def forward(self, batch: TransitionBatch) -> TransitionBatch:
         """Return the batch to learn from; the base class returns it unchanged."""
         return batch
 
 
 class Transforms(nn.ModuleList):
-    """The transforms of an algorithm, in order.
+    """The transforms of an algorithm, in order; ``add`` appends one."""
 
-    Args:
-        transforms: the initial transforms; ``add`` appends others.
-        algorithm: name of the algorithm in messages.
-    """
-
-    def __init__(
-        self, transforms: Iterable[Transform] | None = None, *, algorithm: str = "the algorithm"
-    ) -> None:
-        super().__init__(transforms)
-        self.algorithm = algorithm
+    def __init__(self) -> None:
+        super().__init__()
         self.quantities: dict[str, Callable[[], Tensor]] = {}
-        """Quantities of the algorithm that transforms may require, by name."""
+        """Quantities of the algorithm that transforms may use, by name."""
 
     def add(self, transform: Transform, generators: Generators) -> None:
         """Append a transform, which gets its own generator.
@@ -101,24 +91,11 @@ class Transforms(nn.ModuleList):
             transform: the transform.
             generators: the algorithm's generators.
         """
-        missing = [name for name in transform.requires if name not in self.quantities]
-        if missing:
-            raise ConfigurationError(
-                f"{type(transform).__name__} requires {', '.join(missing)}, but {self.algorithm}"
-                f" provides {', '.join(self.quantities) or 'none'}: choose another transform"
-            )
         name = f"transform_{len(self)}"
         generators.per_rank.add(name)
         transform.generator = partial(generators.get, name)
+        transform.quantities = self.quantities
         self.append(transform)
-
-    def __getitem__(self, index: int | slice) -> Any:
-        """Return a transform, or a slice with the same quantities."""
-        found = super().__getitem__(index)
-        if isinstance(found, Transforms):
-            found.algorithm = self.algorithm
-            found.quantities = self.quantities
-        return found
 
     def __iter__(self) -> Iterator[Transform]:
         """Iterate over the transforms in order."""
@@ -150,10 +127,9 @@ class Transforms(nn.ModuleList):
             transform.begin_learning(mean_reward_R)
 
     def forward(self, batch: TransitionBatch) -> TransitionBatch:
-        """Apply all transforms, each with the quantities that it requires."""
+        """Apply all transforms."""
         for transform in self:
-            required = {name: self.quantities[name]() for name in transform.requires}
-            batch = transform(batch, **required)
+            batch = transform(batch)
         return batch
 
 
@@ -173,14 +149,14 @@ class RewardScale(Transform):
     def check(self, discount: float) -> None:
         """Check that the scale is compatible with the critic's discount."""
 
-    def forward(self, batch: TransitionBatch, **quantities: Tensor) -> TransitionBatch:
+    def forward(self, batch: TransitionBatch) -> TransitionBatch:
         """Return the batch with scaled rewards."""
-        factor_T = self.factors(**quantities)
+        factor_T = self.factors()
         if factor_T is None:
             return batch
         return batch._replace(reward_Rn=batch.reward_Rn * factor_T[batch.task_R1])
 
-    def factors(self, **quantities: Tensor) -> Tensor | None:
+    def factors(self) -> Tensor | None:
         """Return the factor of each task's rewards, ``[T]``; None for 1."""
         return None
 
@@ -214,7 +190,7 @@ class MeanReward(RewardScale):
         factor_R = np.where(mean_R.max() > 0, largest / smallest_R, 1.0)
         self.factor_T[self._train_tasks] = torch.as_tensor(factor_R).to(self.factor_T)
 
-    def factors(self, **quantities: Tensor) -> Tensor:
+    def factors(self) -> Tensor:
         """Return the current factors."""
         return self.factor_T
 
@@ -238,7 +214,6 @@ class ReturnRange(RewardScale):
         bound: target bound of the values' magnitude, above 0; 10 in BRC.
     """
 
-    requires: ClassVar[tuple[str, ...]] = ("temperature_T", "target_entropy_T")
     largest_T: Tensor
 
     def __init__(self, spec: EnvSpec, discount: float = 0.99, bound: float = 10.0) -> None:
@@ -296,10 +271,10 @@ class ReturnRange(RewardScale):
         """Synchronize the largest returns over all ranks."""
         self.largest_T.copy_(distributed.largest(self.largest_T))
 
-    def factors(  # type: ignore[override]
-        self, *, temperature_T: Tensor, target_entropy_T: Tensor
-    ) -> Tensor:
+    def factors(self) -> Tensor:
         """Return ``bound`` divided by each task's range."""
+        temperature_T = self.quantities["temperature_T"]()
+        target_entropy_T = self.quantities["target_entropy_T"]()
         range_T = self.largest_T - temperature_T * self._horizon * target_entropy_T / 2
         return torch.where(range_T > 0, self._bound / range_T, 1.0)
 

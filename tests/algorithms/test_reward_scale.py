@@ -88,11 +88,11 @@ def scaled(scale, alpha=(0.0, 0.0, 0.0), target_entropy=-2.0):
     batch = TransitionBatch(
         observation_RnD, observation_RnD, REWARD_RN, observation_RnD, REWARD_RN > 9, TASK_RN
     )
-    quantities = {
-        "temperature_T": torch.tensor(alpha),
-        "target_entropy_T": torch.full((3,), target_entropy),
+    scale.quantities = {
+        "temperature_T": lambda: torch.tensor(alpha),
+        "target_entropy_T": lambda: torch.full((3,), target_entropy),
     }
-    found = scale(batch, **{name: quantities[name] for name in scale.requires})
+    found = scale(batch)
     for name, value in batch._replace(reward_Rn=found.reward_Rn)._asdict().items():
         assert getattr(found, name) is value, "the rewards alone are changed"
     return found.reward_Rn.tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mtrl_lightning.algorithms import MeanReward, ReturnRange, RewardScale, Transform
+from mtrl_lightning.algorithms import MeanReward, RewardScale, Transform
 from tests.helpers.algorithms import attach, changed, copy_of, make_batch, make_sac
 
 
@@ -52,13 +52,3 @@ def test_each_transform_receives_transitions_and_mean_rewards():
     sac.transforms.begin_learning(mean_reward_R)
     assert shift.received == ["transitions", mean_reward_R]
     assert scale.factor_T.tolist() == [4, 2, 1]
-
-
-def test_a_slice_makes_the_changes_of_its_transforms():
-    sac = make_sac(reward_scale=ReturnRange, transforms=[Shift])
-    batch = make_batch(sac.spec)
-    scaled, shifted = (sac.transforms[part](batch) for part in (slice(1), slice(1, None)))
-    assert torch.equal(shifted.reward_Rn, batch.reward_Rn + 3 * (1 + batch.task_Rn))
-    both = sac.transforms(batch).reward_Rn
-    torch.testing.assert_close(both, scaled.reward_Rn + 3 * (1 + batch.task_Rn))
-    assert not torch.equal(scaled.reward_Rn, batch.reward_Rn)

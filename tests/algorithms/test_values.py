@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mtrl_lightning.algorithms import Categorical, losses
+from mtrl_lightning.transitions import TransitionBatch
 
 Q, R, ROWS, NUM_BINS = 2, 3, 2, 5
 BINS = [-2.0, -1.0, 0.0, 1.0, 2.0]
@@ -50,7 +51,9 @@ def test_distribution_learns_by_projected_cross_entropy():
         for i in range(Q):
             log_q = output[(i, *row)].log_softmax(-1).tolist()
             wanted_R[row[0]] -= sum(p * x for p, x in zip(target, log_q, strict=True)) / ROWS
-    loss_R = value.loss(output, following, reward_Rn, REST_RN == 0, cost_Rn, 0.9)
+    no = torch.zeros(R, ROWS)
+    batch = TransitionBatch(no, no, reward_Rn, no, REST_RN == 0, no)
+    loss_R = value.loss(output, losses.CriticTarget(following, cost_Rn), batch, 0.9)
     assert loss_R.tolist() == pytest.approx(wanted_R, rel=1e-4)
     # the value is the mean of the expectations
     wanted_1Rn = (output.softmax(-1) @ torch.tensor(BINS)).mean(0, keepdim=True)

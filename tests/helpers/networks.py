@@ -259,9 +259,9 @@ def gate(assignment, task):
         return torch.full((3,), 1 / 3)
     if isinstance(assignment, networks.Clusters):
         return CLUSTERS[task]
-    embedding = getattr(assignment.scores.conditioning, "weight_TC", None)
+    embedding = getattr(assignment.conditioning, "weight_TC", None)
     input_C = one_hot_T.double() if embedding is None else embedding[task].detach()
-    score_K = encoded_task(assignment.scores, input_C)
+    score_K = encoded_task(assignment, input_C)
     if isinstance(assignment, networks.Attention):
         return (score_K / (1.0 if embedding is None else 0.3)).softmax(-1)
     num_chosen = 2 if embedding is None else 3

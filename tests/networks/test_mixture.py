@@ -20,7 +20,7 @@ def test_the_conditioning_is_detached_and_all_else_learns(assignment, conditioni
     mixture = ENCODERS["mixture, gate"](
         SPEC, assignment=partial(assignment, conditioning=conditioning)
     )
-    frozen = randomize(mixture).assignment.scores.conditioning
+    frozen = randomize(mixture).assignment.conditioning
     assert not any(parameter.requires_grad for parameter in frozen.parameters())
     frozen.requires_grad_(True)  # whoever does this must not train it either
     mixture(uniform(7, 4), torch.arange(7) % 3).square().sum().backward()
