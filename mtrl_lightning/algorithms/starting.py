@@ -41,7 +41,6 @@ from mtrl_lightning.utils.text import text_table, whole
 
 NewTasks = Literal["fresh", "mean"]
 """``fresh``: the usual initial weights; ``mean``: the mean of the trained tasks' weights."""
-EXTRA_STATE = "_extra_state"
 LISTS = ("auxiliaries", "transforms")
 """Attributes of an algorithm whose members are copied separately."""
 OWN_PACKAGES = ("mtrl_lightning", "torch")
@@ -86,7 +85,7 @@ def start_from(
     tasks.check_sizes()
     start = _Start(algorithm, checkpoint["state_dict"], checkpoint["hyper_parameters"], tasks)
     start.copy_parts(new_tasks == "mean")
-    algorithm.load_state_dict(start.state)
+    algorithm.load_state_dict(start.state_dict())
     for module in start.copied_modules():
         if isinstance(module, Standardize):
             module.keep_tasks(list(tasks.common))
@@ -112,9 +111,9 @@ class _Start:
         arguments: Mapping[str, Any],
         tasks: TaskMatch,
     ) -> None:
-        self.state: dict[str, Any] = algorithm.state_dict()
         self._algorithm = algorithm
-        self._saved = saved
+        self._current = _tensors(algorithm.state_dict())
+        self._saved = _tensors(saved)
         self._arguments = arguments
         self._tasks = tasks
         self._parts = dict(_parts(algorithm))
@@ -124,6 +123,14 @@ class _Start:
         self._needed = [name for name in self._networks if name in ("encoder", "actor", "noise")]
         self._copied: list[str] = []
         self._rows: list[_Row] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the algorithm's state with the copied values."""
+        state: dict[str, Any] = self._algorithm.state_dict()
+        for key, value in state.items():
+            if isinstance(value, Mapping):  # an extra state
+                state[key] = {n: self._current.get(f"{key}.{n}", v) for n, v in value.items()}
+        return state | {key: value for key, value in self._current.items() if key in state}
 
     def copied_modules(self) -> Iterator[nn.Module]:
         """Yield the modules that have weights or statistics of the checkpoint."""
@@ -142,7 +149,7 @@ class _Start:
             except _Misfit as misfit:
                 if name in self._networks:
                     raise self._refusal(str(misfit)) from misfit
-                self._add_row(name, self.state, f"fresh: {misfit}")
+                self._add_row(name, self._current, f"fresh: {misfit}")
         for name in dict.fromkeys(map(_part_of, self._saved)):
             if name and name not in self._parts:
                 self._leave_out(name)
@@ -161,7 +168,7 @@ class _Start:
             _Misfit: if it does not fit or must not be copied.
         """
         part = self._parts[name]
-        current = [key for key in self.state if _part_of(key) == name]
+        current = [key for key in self._current if _part_of(key) == name]
         saved = [key for key in self._saved if _part_of(key) == name]
         if isinstance(part, GradientMethod):
             raise _Misfit("the state of a gradient method is never copied")
@@ -171,7 +178,7 @@ class _Start:
         if learns_returns and self._has_other_returns():
             raise _Misfit("the policy's returns have a different scale")
         if current and not saved and name not in self._needed:
-            self._add_row(name, self.state, "fresh: the checkpoint has none")
+            self._add_row(name, self._current, "fresh: the checkpoint has none")
             return
         axes = task_axes(part, f"{name}.")
         if not self._tasks.has_same_order:
@@ -181,53 +188,34 @@ class _Start:
         left_out = set(map(member_name, self._tasks.there.task_names))
         left_out.difference_update(*(key.split(".") for key in current))
         for key in saved:
-            if key not in self.state and left_out.isdisjoint(key.split(".")):
-                raise _Misfit(f"this run has no {key} of shape {_shape(self._saved[key])}")
+            if key not in self._current and left_out.isdisjoint(key.split(".")):
+                raise _Misfit(f"this run has no {key} of shape {tuple(self._saved[key].shape)}")
         adopted = {}
         num_copied = 0
         for key in current:
             if key not in own_to_run:
-                adopted[key], copied = self._adopted(key, axes, use_mean)
+                adopted[key], copied = self._adopted(key, axes.get(key), use_mean)
                 num_copied += copied
-        self.state |= adopted
+        self._current |= adopted
         self._copied.append(name)
         self._add_row(name, adopted, "copied", num_copied)
 
-    def _adopted(self, key: str, axes: Mapping[str, TaskAxis], use_mean: bool) -> tuple[Any, int]:
-        """Return a tensor or an extra state for this run, and the number of copied elements.
-
-        Of an extra state, only the declared entries are copied.
+    def _adopted(self, key: str, axis: TaskAxis | None, use_mean: bool) -> tuple[Tensor, int]:
+        """Return a tensor for this run, and the number of copied elements.
 
         Raises:
             _Misfit: if the checkpoint has no tensor of this shape.
         """
-        own = self.state[key]
-        if not key.endswith(EXTRA_STATE):
-            return self._adopted_tensor(key, own, self._saved, axes.get(key), use_mean)
-        saved = {f"{key}.{name}": value for name, value in self._saved.get(key, {}).items()}
-        entries = dict(own)
-        num_copied = 0
-        for name in own:
-            if axis := axes.get(f"{key}.{name}"):
-                entries[name], copied = self._adopted_tensor(
-                    f"{key}.{name}", own[name], saved, axis, use_mean
-                )
-                num_copied += copied
-        return entries, num_copied
-
-    def _adopted_tensor(
-        self, key: str, own: Tensor, saved: Mapping[str, Any], axis: TaskAxis | None, use_mean: bool
-    ) -> tuple[Tensor, int]:
+        own = self._current[key]
         if axis is not None and axis.task not in (None, *self._tasks.common_names):
             return own, 0
         blocks = axis if axis is not None and axis.task is None else None
         expected = tuple(own.shape) if blocks is None else self._tasks.shape_there(own, blocks)
-        value = saved.get(key)
-        if not isinstance(value, Tensor) or tuple(value.shape) != expected:
-            shape = _shape(value) if key in saved else "none"
-            for_as_many = " for its tasks" if expected != tuple(own.shape) else ""
-            raise _Misfit(f"{key} has shape {shape} instead of {expected}{for_as_many}")
-        value = value.to(own)
+        if key not in self._saved:
+            raise _Misfit(f"the checkpoint has no {key}")
+        value = self._saved[key].to(own)
+        if tuple(value.shape) != expected:
+            raise _Misfit(f"{key} has shape {tuple(value.shape)} instead of {expected}")
         if blocks is None:
             return value, own.numel()
         return self._tasks.adopt(own, value, blocks, use_mean and blocks.has_mean)
@@ -239,8 +227,10 @@ class _Start:
         if not name.startswith("target_"):
             self._add_row(name, self._saved, "left out: this run has none")
 
-    def _add_row(self, name: str, state: Mapping[str, Any], fate: str, num_copied: int = 0) -> None:
-        size = sum(_count(value) for key, value in state.items() if _part_of(key) == name)
+    def _add_row(
+        self, name: str, tensors: Mapping[str, Tensor], fate: str, num_copied: int = 0
+    ) -> None:
+        size = sum(tensor.numel() for key, tensor in tensors.items() if _part_of(key) == name)
         if size:
             self._rows.append(_Row(name, fate, size, num_copied))
 
@@ -281,6 +271,15 @@ class _Start:
         ]
         lines.append(textwrap.indent(text_table(rows, num_texts=2), "  "))
         return "\n".join(lines)
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return all tensors of a state, those of extra states as ``KEY.ENTRY``."""
+    tensors: dict[str, Tensor] = {}
+    for key, value in state.items():
+        entries = {f"{key}.{n}": v for n, v in value.items()} if isinstance(value, Mapping) else {}
+        tensors |= {n: v for n, v in {key: value, **entries}.items() if isinstance(v, Tensor)}
+    return tensors
 
 
 def _parts(algorithm: Algorithm) -> Iterator[tuple[str, nn.Module]]:
@@ -346,13 +345,3 @@ def _scale_of_returns(arguments: Mapping[str, Any]) -> tuple[Any, ...]:
     given = [arguments.get(name) for name in ("return_scale", "reward_scale", "value")]
     parts = [(one[CLASS_PATH], one.get(INIT_ARGS, {}).get("bound")) for one in given if one]
     return arguments.get("discount"), parts
-
-
-def _shape(value: Any) -> Any:
-    return tuple(value.shape) if isinstance(value, Tensor) else "none"
-
-
-def _count(value: Any) -> int:
-    """Return the number of elements of a tensor, or of all tensors of an extra state."""
-    values = list(value.values()) if isinstance(value, Mapping) else [value]
-    return sum(tensor.numel() for tensor in values if isinstance(tensor, Tensor))
