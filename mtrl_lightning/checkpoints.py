@@ -55,7 +55,7 @@ def restoring(path: str | Path | None) -> Iterator[None]:
             raise
         message = " ".join(str(error).split())
         raise ConfigurationError(
-            f"the checkpoint {path} is damaged, of other networks or from another version"
+            f"the checkpoint {path} is damaged or from another version"
             f" ({type(error).__name__}: {message[:300]}): use another checkpoint"
         ) from error
 

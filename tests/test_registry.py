@@ -119,7 +119,7 @@ TABLE = {
         "encoder": [networks.AppendTask, partial(networks.CARE, conditioning=networks.Embedding)]}),
     algorithms.PPO: (make_ppo, {
         "num_steps": [0], "num_epochs": [0], "num_minibatches": [0], "discount": [-0.1, 1.1],
-        "gae_lambda": [-0.1, 1.1], "clip": [0.0], "value_clip": [0.0], "max_kl": [0.0],
+        "gae_lambda": [-0.1, 1.1], "clip": [0.0], "max_kl": [0.0],
         "entropy_coef": [-0.1]}),
     algorithms.BehaviourCloning: (make_bc, {"loss": ["l1"], **STD}),
     # updates
@@ -192,7 +192,7 @@ TABLE = {
     networks.Attention: (partial(networks.Attention, 3, SPEC), {
         "temperature": [0.0, NAN], "width": [0], "depth": [0]}),
     networks.CARE: (partial(networks.CARE, spec=SPEC, conditioning=networks.Embedding), {
-        **SIZES, "num_experts": [0], "out_dim": [0], "context_dim": [4], "spec": [IMAGES]}),
+        **SIZES, "num_experts": [0], "out_dim": [0], "spec": [IMAGES]}),
     networks.Clusters: (partial(networks.Clusters, spec=SPEC, **WORDS), {
         "num_experts": [2], "words": [[["a"], ["b"]]], "descriptions": ["nowhere.json"],
         "spec": [STRANGE]}),
@@ -224,13 +224,13 @@ TABLE = {
     # auxiliary losses
     auxiliaries.Deterministic: (partial(auxiliaries.Deterministic, 4, 2), {"width": [0]}),
     auxiliaries.HiPBMDP: (auxiliary(auxiliaries.HiPBMDP, STATES_CONTEXT), {
-        "distance_weight": [-0.1], "distance_loss": ["cubic"], "num_others": [0, 3],
+        "distance_weight": [-0.1], "distance_loss": ["cubic"],
         "spec": [spec_of(1)], "make_encoder": [STATES, networks.Identity]}),
     auxiliaries.LatentDynamics: (auxiliary(auxiliaries.LatentDynamics), {
         "width": [0], "reward_from": ["z"], "every": [0], "after": ["actor"],
         "weight_decay": [-0.1], "make_encoder": [networks.Identity]}),
     auxiliaries.Probabilistic: (partial(auxiliaries.Probabilistic, 4, 2), {
-        "width": [0], "min_std": [0.0, 20.0], "max_std": [1e-5]}),
+        "width": [0]}),
     auxiliaries.Reconstruction: (auxiliary(auxiliaries.Reconstruction), {
         "latent_weight": [-0.1], "weight_decay": [-0.1],
         "make_encoder": [networks.Identity, partial(networks.CARE,

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -93,22 +92,6 @@ def surrogate_loss(log_ratio_Rn: Tensor, advantage_Rn: Tensor, clip: float) -> T
     bound_Rn = torch.sub(cost_Rn, advantage_Rn.abs(), alpha=clip)
     loss_Rn: Tensor = _SurrogateLoss.apply(log_ratio_Rn, cost_Rn, bound_Rn)
     return loss_Rn
-
-
-def value_loss(
-    value_Rn: Tensor, target_Rn: Tensor, old_value_Rn: Tensor | None, clip: float | None
-) -> Tensor:
-    """Return each row's squared error of the value.
-
-    With ``clip``, the larger of this error and that of the value clipped to ``old_value +- clip``
-    (as in the authors' implementation, baselines/ppo2).
-    """
-    error_Rn = F.mse_loss(value_Rn, target_Rn, reduction="none")
-    if clip is not None:
-        assert old_value_Rn is not None, "value clipping needs the old value"
-        near_Rn = old_value_Rn + (value_Rn - old_value_Rn).clamp(-clip, clip)
-        error_Rn = torch.maximum(error_Rn, (near_Rn - target_Rn).square())
-    return error_Rn
 
 
 def task_weights(valid_SE: Tensor, num_trained: int) -> Tensor:

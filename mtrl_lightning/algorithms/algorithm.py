@@ -433,6 +433,10 @@ class Algorithm(KeepsArguments, LightningModule):
                 if own is not None:
                     restore_global_generators(own)
             self.mean_metrics.load_state_dict(state["metrics"])
+            # None if left out by load_from_checkpoint; Lightning would ignore missing ones
+            optimizers = checkpoint.get("optimizer_states")
+            if optimizers is not None and len(optimizers) != len(self.updates):
+                raise ValueError(f"it has {len(optimizers)} optimizers, not {len(self.updates)}")
         has_new_options = checkpoint["hyper_parameters"] != self.hyper_parameters
         for update in self.updates:
             update.has_new_options = has_new_options

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
@@ -81,9 +82,6 @@ class PPO(OnPolicyAlgorithm):
         discount: gamma, between 0 and 1.
         gae_lambda: lambda of generalized advantage estimation, between 0 and 1.
         clip: clip range of the probability ratio around 1, above 0 (``epsilon`` in the paper; 0.2).
-        value_clip: clip range of the new value around the value at collection time; the loss is
-            the larger of the two squared errors. With PopArt, in standard deviations of the
-            task's returns. Above 0; None for no clipping.
         entropy_coef: coefficient of the entropy bonus, at least 0.
         max_kl: stop an iteration early once an epoch's mean estimated KL divergence from the policy
             that collected the rollout exceeds this, or all its steps were skipped
@@ -129,7 +127,6 @@ class PPO(OnPolicyAlgorithm):
         discount: float = 0.99,
         gae_lambda: float = 0.95,
         clip: float = 0.2,
-        value_clip: float | None = None,
         entropy_coef: float = 0.002,
         max_kl: float | None = 0.05,
         actor_max_grad_norm: float | None = 1.0,
@@ -145,16 +142,15 @@ class PPO(OnPolicyAlgorithm):
             num_minibatches = max(n for n in candidates if num_steps % n == 0)
         self.acting_networks = ("encoder", "actor", *([] if spec.is_discrete else ["noise"]))
         self.collection = RolloutConfig(num_steps, num_epochs, num_minibatches)
-        self.computed_columns = ("advantage", "value", "target", "weight")
+        self.computed_columns = ("advantage", "target", "weight")
         self.policy_fields = (Field("unclipped_action", (self.action_dim,)), Field("log_prob"))
         at_least(1, **self.collection._asdict())
         within(0, 1, discount=discount, gae_lambda=gae_lambda)
-        above(0, clip=clip, value_clip=value_clip, max_kl=max_kl)
+        above(0, clip=clip, max_kl=max_kl)
         at_least(0, entropy_coef=entropy_coef)
         self.discount = discount
         self.gae_lambda = gae_lambda
         self.clip = clip
-        self.value_clip = value_clip
         self.entropy_coef = entropy_coef
         self.max_kl = max_kl
         self.learning_rate = None if learning_rate is None else learning_rate()
@@ -234,7 +230,7 @@ class PPO(OnPolicyAlgorithm):
             progress: fraction of the run's environment steps made before them, from 0 to 1.
 
         Returns:
-            ``advantage``, normalized per task; ``value`` at collection time; ``target``, the return
+            ``advantage``, normalized per task; ``target``, the return
             that the critic learns; ``weight`` of the task's losses (``task_weights``). In the first
             iteration of an encoder with statistics, and if the policy of another task has acted,
             also ``log_prob``, which replaces the collected ones.
@@ -288,16 +284,12 @@ class PPO(OnPolicyAlgorithm):
             gain_SE = torch.where(foreign_SE, advantage_SE.clamp(min=0), own_gain_SE)
         # per task: otherwise the task with the largest returns would dominate the gradient
         normalized_SE = gain_SE / (std_T[task_E] + advantages.EPSILON)
-        if self.value_clip is not None:
-            # a task's first statistics change its values: clip around the new values
-            value_SE = self._observation_values(columns["observation"])
         weight_R = advantages.task_weights(valid_SE, self.num_trained)
         return {
             **computed,
             "advantage": normalized_SE,
-            "value": value_SE,
             "target": target_SE,
-            "weight": weight_R.repeat_interleave(len(task_E) // len(weight_R)).expand_as(value_SE),
+            "weight": weight_R.repeat_interleave(len(task_E) // len(weight_R)).expand_as(target_SE),
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -409,12 +401,8 @@ class PPO(OnPolicyAlgorithm):
 
     def _value_loss(self, value_Rn: Tensor, batch: TransitionBatch) -> Tensor:
         target_Rn = self.return_scale.normalize(batch.extra["target"], batch.task_Rn)
-        old_value_Rn = None
-        if self.value_clip is not None:
-            old_value_Rn = self.return_scale.normalize(batch.extra["value"], batch.task_Rn)
-        # L = (V - G)^2 in units of the return scale; with value_clip, V is clipped around the value
-        # at collection time
-        error_Rn = advantages.value_loss(value_Rn, target_Rn, old_value_Rn, self.value_clip)
+        # L = (V - G)^2 in units of the return scale
+        error_Rn = F.mse_loss(value_Rn, target_Rn, reduction="none")
         return batch.extra["weight"][:, 0] * error_Rn.mean(1)
 
     def _normalized_values(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:

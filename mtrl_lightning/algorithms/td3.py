@@ -61,12 +61,7 @@ class TD3(ActorCritic):
         **options: Any,
     ) -> None:
         at_least(0, finite=True, exploration_std_min=exploration_std_min)
-        at_least(
-            exploration_std_min,
-            finite=True,
-            hint=", which is exploration_std_min",
-            exploration_std_max=exploration_std_max,
-        )
+        at_least(exploration_std_min, finite=True, exploration_std_max=exploration_std_max)
         at_least(0, finite=True, target_std=target_std, target_clip=target_clip)
         if spec.is_discrete:
             raise ConfigurationError(

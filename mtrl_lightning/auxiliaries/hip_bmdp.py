@@ -51,8 +51,6 @@ class HiPBMDP(LatentDynamics):
         encoder: the encoder that the loss trains; it must have a context.
         distance_weight: weight of the distance loss, at least 0; 0.01 in mtrl.
         distance_loss: ``absolute``, as in the paper, or ``squared``, as in its code and in mtrl.
-        num_others: number of other tasks that each transition is compared with, sampled at each
-            update, at least 1; None for all.
         options: arguments of ``LatentDynamics``.
     """
 
@@ -65,22 +63,20 @@ class HiPBMDP(LatentDynamics):
         *,
         distance_weight: float = 0.01,
         distance_loss: DistanceLoss = "squared",
-        num_others: int | None = None,
         **options: Any,
     ) -> None:
-        _check_tasks(spec, num_others)
+        _check_tasks(spec)
         _check_context(encoder)
         at_least(0, distance_weight=distance_weight)
         one_of(get_args(DistanceLoss), distance_loss=distance_loss)
         super().__init__(spec, encoder, **options)
         self._distance_weight = distance_weight
         self._distance_loss = distance_loss
-        self._num_others = num_others
         self.register_buffer("_task_R", torch.tensor(spec.train_tasks), persistent=False)
 
     def loss(self, batch: TransitionBatch, inputs: LossInputs) -> Tensor:
         """Return one loss per trained task, ``[R]``."""
-        z_RnZ = self.latent(batch, inputs.encoder)
+        z_RnZ = inputs.encoder.latent(batch.observation_RnD, batch.task_Rn)
         model_loss_R = self.model_loss(batch, inputs, z_RnZ)
         difference_RnM = self._differences(batch, inputs, z_RnZ)
         if self._distance_loss == "squared":
@@ -93,7 +89,10 @@ class HiPBMDP(LatentDynamics):
         """Return distances of contexts minus distances of predictions, ``[R, n, M]``."""
         assert inputs.encoder.context is not None
         theta_RC = inputs.encoder.context(self._task_R).float()
-        own_Rn, other_RnM = self._pairs(z_RnZ.shape[1], inputs.generator)
+        # as indices of trained tasks
+        index_R = torch.arange(self.num_trained, device=self._task_R.device)
+        own_Rn = index_R[:, None].expand(-1, z_RnZ.shape[1])
+        other_RnM = (own_Rn[..., None] + index_R[1:]) % self.num_trained
         theta_RnC = theta_RC[own_Rn]
         other_theta_RnMC = theta_RC[other_RnM]
         distance_RnM = (theta_RnC[..., None, :] - other_theta_RnMC).norm(dim=-1)
@@ -109,19 +108,6 @@ class HiPBMDP(LatentDynamics):
             ]
         return distance_RnM - torch.stack(predicted_distances, 2)
 
-    def _pairs(self, num_rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return each row's task ``[R, n]`` and other tasks ``[R, n, M]``, as trained indices."""
-        num_tasks = self.num_trained
-        device = self._task_R.device
-        own_Rn = torch.arange(num_tasks, device=device)[:, None].expand(-1, num_rows)
-        if self._num_others is None:
-            offset_RnM = torch.arange(1, num_tasks, device=device).expand(num_tasks, num_rows, -1)
-        else:
-            shape = (num_tasks, num_rows, num_tasks - 1)
-            key_RnM = torch.rand(shape, generator=generator, device=device)
-            offset_RnM = 1 + key_RnM.argsort(-1)[..., : self._num_others]
-        return own_Rn, (own_Rn[..., None] + offset_RnM) % num_tasks
-
 
 def wasserstein(one: Gaussians, other: Gaussians) -> Tensor:
     """Return ``W_2`` of two predictions, averaged over members, ``[R, n]``."""
@@ -130,17 +116,11 @@ def wasserstein(one: Gaussians, other: Gaussians) -> Tensor:
     return (mean_KRn + std_KRn).sqrt().mean(0)
 
 
-def _check_tasks(spec: EnvSpec, num_others: int | None) -> None:
-    num_tasks = len(spec.train_tasks)
-    if num_tasks < 2:
+def _check_tasks(spec: EnvSpec) -> None:
+    if spec.num_trained < 2:
         raise ConfigurationError(
             f"HiPBMDP compares trained tasks, but only {spec.task_names[spec.train_tasks[0]]} is"
             " trained: train on at least two tasks, or choose LatentDynamics (-c algorithm/deepmdp)"
-        )
-    if num_others is not None and not 1 <= num_others < num_tasks:
-        raise ConfigurationError(
-            f"num_others is {num_others}, but {num_tasks} tasks are trained: give a number from 1"
-            f" to {num_tasks - 1}, or null for all"
         )
 
 

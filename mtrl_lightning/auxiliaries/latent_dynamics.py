@@ -84,12 +84,8 @@ class LatentDynamics(Auxiliary):
 
     def loss(self, batch: TransitionBatch, inputs: LossInputs) -> Tensor:
         """Return one loss per trained task, ``[R]``."""
-        z_RnZ = self.latent(batch, inputs.encoder)
+        z_RnZ = inputs.encoder.latent(batch.observation_RnD, batch.task_Rn)
         return self.model_loss(batch, inputs, z_RnZ)
-
-    def latent(self, batch: TransitionBatch, encoder: Encoder) -> Tensor:
-        """Return the latent features of the observations, ``[R, n, Z]``."""
-        return encoder.latent(batch.observation_RnD, batch.task_Rn)
 
     def model_loss(self, batch: TransitionBatch, inputs: LossInputs, z_RnZ: Tensor) -> Tensor:
         """Return each trained task's loss of both models, ``[R]``."""

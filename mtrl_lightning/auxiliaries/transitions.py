@@ -14,7 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mtrl_lightning.checks import above, at_least, increasing
+from mtrl_lightning.checks import at_least
+
+MIN_STD = 1e-4
+MAX_STD = 10.0
+"""Bounds of the predicted standard deviations, as in deep_bisim4control."""
 
 
 class Gaussians(NamedTuple):
@@ -82,31 +86,17 @@ class Deterministic(TransitionModel):
 
 
 class Probabilistic(TransitionModel):
-    """Predict a Gaussian for each latent feature.
+    """Predict a Gaussian for each latent feature, with standard deviations from 1e-4 to 10.
 
     Args:
         in_dim: number of inputs.
         latent_dim: number of latent features.
         width: size of the hidden layer; 512 in deep_bisim4control.
-        min_std: lower bound of the standard deviations, above 0; 1e-4 in deep_bisim4control.
-        max_std: upper bound of the standard deviations; 10 in deep_bisim4control.
     """
 
-    def __init__(
-        self,
-        in_dim: int,
-        latent_dim: int,
-        *,
-        width: int = 512,
-        min_std: float = 1e-4,
-        max_std: float = 10.0,
-    ) -> None:
+    def __init__(self, in_dim: int, latent_dim: int, *, width: int = 512) -> None:
         super().__init__(in_dim, latent_dim)
         at_least(1, width=width)
-        above(0, min_std=min_std)
-        increasing(min_std=min_std, max_std=max_std)
-        self._min_std = min_std
-        self._max_std = max_std
         self.hidden = nn.Sequential(*hidden_layer(in_dim, width))
         self.mean = nn.Linear(width, latent_dim)
         self.std = nn.Linear(width, latent_dim)
@@ -115,7 +105,7 @@ class Probabilistic(TransitionModel):
         """Map inputs ``[R, n, I]`` to one prediction."""
         hidden_RnH = self.hidden(x_RnI)
         fraction_RnZ = self.std(hidden_RnH).float().sigmoid()
-        std_RnZ = self._min_std + (self._max_std - self._min_std) * fraction_RnZ
+        std_RnZ = MIN_STD + (MAX_STD - MIN_STD) * fraction_RnZ
         return Gaussians(self.mean(hidden_RnH).float()[None], std_RnZ[None])
 
 
@@ -127,25 +117,13 @@ class TransitionEnsemble(TransitionModel):
         latent_dim: number of latent features.
         size: number of models, ``K``; 5 in deep_bisim4control.
         width: size of each hidden layer.
-        min_std: lower bound of the standard deviations, above 0.
-        max_std: upper bound of the standard deviations.
     """
 
-    def __init__(
-        self,
-        in_dim: int,
-        latent_dim: int,
-        *,
-        size: int = 5,
-        width: int = 512,
-        min_std: float = 1e-4,
-        max_std: float = 10.0,
-    ) -> None:
+    def __init__(self, in_dim: int, latent_dim: int, *, size: int = 5, width: int = 512) -> None:
         super().__init__(in_dim, latent_dim)
         at_least(1, size=size)
         self.members = nn.ModuleList(
-            Probabilistic(in_dim, latent_dim, width=width, min_std=min_std, max_std=max_std)
-            for _ in range(size)
+            Probabilistic(in_dim, latent_dim, width=width) for _ in range(size)
         )
 
     def forward(self, x_RnI: Tensor) -> Gaussians:

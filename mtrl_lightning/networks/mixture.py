@@ -3,7 +3,7 @@
 Sodhani, Zhang and Pineau 2021, "Multi-Task Reinforcement Learning with Context-based
 Representations", and its code, mtrl.
 
-Shapes: ``B`` rows, ``C`` context, ``D`` observation, ``K`` experts, ``T`` tasks, ``Z`` features of
+Shapes: ``B`` rows, ``D`` observation, ``K`` experts, ``T`` tasks, ``Z`` features of
 an expert.
 """
 
@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, TaskEncoder
-from mtrl_lightning.networks.encoder import Encoder
+from mtrl_lightning.networks.encoder import Encoder, require_vectors
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.language import DESCRIPTIONS, Language, TaskTable, find_name, read_json
@@ -278,7 +277,10 @@ class MixtureOfEncoders(Encoder):
         assignment: Callable[[int, EnvSpec], Assignment] = UniformGate,
     ) -> None:
         super().__init__(spec)
-        self.experts = make_encoders(spec.observation_space, num_experts, width, depth, out_dim)
+        require_vectors(spec.observation_space, type(self).__name__)
+        at_least(1, depth=depth)
+        in_dim = spec.observation_space.shape[0]
+        self.experts = Experts(num_experts, in_dim, out_dim, width=width, depth=depth)
         self.assignment = assignment(num_experts, spec)
         self.out_dim = out_dim
 
@@ -297,19 +299,6 @@ class MixtureOfEncoders(Encoder):
         return dict.fromkeys(names, TaskAxis(has_mean=False))
 
 
-def make_encoders(
-    observation_space: Box, num_experts: int, width: int, depth: int, out_dim: int
-) -> Experts:
-    """Return MLPs that encode state vectors."""
-    if len(observation_space.shape) != 1:
-        raise ConfigurationError(
-            f"a mixture of encoders needs state vectors, but observations have shape"
-            f" {observation_space.shape}: use another encoder for images"
-        )
-    at_least(1, num_experts=num_experts, width=width, depth=depth, out_dim=out_dim)
-    return Experts(num_experts, observation_space.shape[0], out_dim, width=width, depth=depth)
-
-
 class CARE(Encoder):
     """Mix encoders by attention to a task context, and append the context.
 
@@ -323,10 +312,9 @@ class CARE(Encoder):
         num_experts: number of encoders ``z_k``, ``k`` in the paper; 6 for MT10, 10 for MT50.
         width: size of a hidden layer of encoders and context; 50 in the paper.
         depth: number of hidden layers of encoders and context; 2 in the paper.
-        out_dim: number of features of an encoder, ``Z``; 50 in the paper.
+        out_dim: number of features of an encoder and of the context, ``Z``; 50 in the paper.
         conditioning: task conditioning, the input of the context; in the paper a frozen embedding
             of the task's description.
-        context_dim: size of the context, ``C``, equal to ``out_dim``.
     """
 
     context: TaskEncoder
@@ -340,26 +328,23 @@ class CARE(Encoder):
         depth: int = 2,
         out_dim: int = 50,
         conditioning: Callable[[EnvSpec], TaskConditioning] = Language,
-        context_dim: int = 50,
     ) -> None:
         super().__init__(spec)
-        if context_dim != out_dim:
-            raise ConfigurationError(
-                f"context_dim is {context_dim} and out_dim is {out_dim}: set them to the same"
-                " number, because attention is the dot product of context and features"
-            )
-        self.experts = make_encoders(spec.observation_space, num_experts, width, depth, out_dim)
+        require_vectors(spec.observation_space, type(self).__name__)
+        at_least(1, depth=depth)
+        in_dim = spec.observation_space.shape[0]
+        self.experts = Experts(num_experts, in_dim, out_dim, width=width, depth=depth)
         self.context = TaskEncoder(
-            spec, embedding=conditioning, width=width, depth=depth, out_dim=context_dim
+            spec, embedding=conditioning, width=width, depth=depth, out_dim=out_dim
         )
-        self.out_dim = out_dim + context_dim
+        self.out_dim = 2 * out_dim
 
     def forward(self, observation_BD: Tensor, task_B: Tensor) -> Tensor:
-        """Map observations and tasks to features: ``[B, Z + C]``, or ``[R, n, Z + C]``."""
+        """Map observations and tasks to features: ``[B, 2 Z]``, or ``[R, n, 2 Z]``."""
         z_KBZ = self.experts(observation_BD.flatten(0, -2))
-        context_BC = self.context(task_B.flatten())
+        context_BZ = self.context(task_B.flatten())
         # a = softmax_k <z_k, sg(z_context)>
-        attention_BK = torch.einsum("kbz,bz->bk", z_KBZ, context_BC.detach()).softmax(-1)
+        attention_BK = torch.einsum("kbz,bz->bk", z_KBZ, context_BZ.detach()).softmax(-1)
         # sum_k a_k z_k || z_context
         z_BZ = torch.einsum("kbz,bk->bz", z_KBZ, attention_BK)
-        return torch.cat([z_BZ, context_BC], dim=-1).view(*task_B.shape, self.out_dim)
+        return torch.cat([z_BZ, context_BZ], dim=-1).view(*task_B.shape, self.out_dim)

@@ -190,7 +190,6 @@ class PlainPPO:
                 if not is_cut and is_valid_B[following]:
                     advantage_B[row] += discount * decay * advantage_B[following]
         self.target_B = advantage_B + value_B
-        self.old_value_B = value_B
         self.old_log_prob_B = self.column["log_prob"].clone()
         with torch.no_grad():
             own = self.policy(observation, self.task_B).log_prob(self.column["unclipped_action"])
@@ -209,9 +208,6 @@ class PlainPPO:
             )
             self.advantage_B[is_own_B] = gains / advantages.std(correction=0)
         self.is_first_iteration = False
-        if self.options["value_clip"] is not None:
-            # the first statistics have moved the values
-            self.old_value_B = self.value(observation, self.task_B)
 
     def move_statistics(self, task, targets):
         """PopArt with moving averages of the first two moments, in double precision."""
@@ -235,12 +231,7 @@ class PlainPPO:
         task_B = self.task_B[row_B]
         value_B = self.normalized_value(self.column["observation"][row_B], task_B)
         target_B = (self.target_B[row_B] - self.mu_T[task_B]) / self.std_T[task_B]
-        old_B = (self.old_value_B[row_B] - self.mu_T[task_B]) / self.std_T[task_B]
         error_B = (value_B - target_B) ** 2
-        limit = self.options["value_clip"]
-        if limit is not None:
-            clipped_B = old_B + torch.clip(value_B - old_B, -limit, limit)
-            error_B = torch.max(error_B, (clipped_B - target_B) ** 2)
         return error_B.view(NUM_TASKS, -1).mean(1)
 
     def update(self, row_B):
@@ -298,7 +289,6 @@ DEFAULTS = {
     "discount": 0.9,
     "gae_lambda": 0.8,
     "clip": 0.1,
-    "value_clip": None,
     "entropy_coef": 0.01,
     "actor_max_grad_norm": 0.1,
     "critic_max_grad_norm": 0.5,
@@ -311,7 +301,6 @@ VARIANTS = {
     "reuse": (0.3, {}, {}),
     "heads": (0.0, {}, HEADS),
     "state noise": (0.3, {}, {**HEADS, "noise": StateDependentStd}),
-    "value clipping": (0.3, {"value_clip": 0.05}, {}),
     "no clipping of gradients": (0.3, UNCLIPPED, HEADS),
     "a narrow clip": (0.0, {"clip": 0.01, "entropy_coef": 0.0}, {}),
 }

@@ -25,7 +25,7 @@ CASES = {
         STATES_CONTEXT,
         [partial(LatentDynamics, transition=ENSEMBLE, reward_from="next_features")],
     ),
-    "states: hipbmdp": (STATES_CONTEXT, [partial(HiPBMDP, width=8, num_others=1)]),
+    "states: hipbmdp": (STATES_CONTEXT, [partial(HiPBMDP, width=8)]),
     "pictures: sac_ae": (PIXELS, [Reconstruction]),
     "pictures: drq": (PIXELS, []),
 }

@@ -39,7 +39,7 @@ NETWORKS = {
 EMBEDDING = partial(networks.Embedding, dim=4)
 MIXTURE = partial(networks.MixtureOfEncoders, num_experts=3, width=6, depth=1, out_dim=5)
 WORDS = partial(networks.Clusters, words=[["reach"], ["push"], ["door"]])
-CARE = partial(networks.CARE, num_experts=2, context_dim=5, width=6, depth=1, out_dim=5)
+CARE = partial(networks.CARE, num_experts=2, width=6, depth=1, out_dim=5)
 ENCODER = partial(networks.MLPEncoder, width=6, out_dim=5)
 UNCONDITIONED = {"conditioning": networks.NoConditioning}
 ENCODERS: dict[str, dict[str, Any]] = {

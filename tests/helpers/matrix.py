@@ -81,7 +81,7 @@ NETWORKS: dict[str, list[str]] = {
     "mixture_uniform": [*MIXTURE, *encoder(assignment="UniformGate")],
     "mixture_clusters": [*MIXTURE, *encoder(assignment="Clusters")],
     "mixture_top_k": [*MIXTURE, *encoder(assignment="TopKGate")],
-    "care": [*both(width=8, depth=1), *encoder(width=6, depth=1, out_dim=5, context_dim=5)],
+    "care": [*both(width=8, depth=1), *encoder(width=6, depth=1, out_dim=5)],
     "mixture_one_hot": [*MIXTURE, *encoder(assignment="OneHotGate", num_experts=4)],
     "mlp_context": [*SMALL, *encoder(width=6, out_dim=5)],
     "multi_head_mtrl": both(width=8, head_width=6),

@@ -79,10 +79,8 @@ WORDS = [["reach"], ["push", "open"], ["door"]]
 CLUSTERS = [[1.0, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 1.0, 0.0]]
 """Weights of the experts for each task by ``WORDS``."""
 ENCODERS = {
-    "care": partial(networks.CARE, context_dim=5, **EXPERTS),
-    "care of an embedding": partial(
-        networks.CARE, conditioning=networks.Embedding, context_dim=5, **EXPERTS
-    ),
+    "care": partial(networks.CARE, **EXPERTS),
+    "care of an embedding": partial(networks.CARE, conditioning=networks.Embedding, **EXPERTS),
     **{
         f"mixture, {name}": partial(networks.MixtureOfEncoders, assignment=assignment, **EXPERTS)
         for name, assignment in {

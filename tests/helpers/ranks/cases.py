@@ -97,7 +97,7 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
     "care": partial(
         make_sac,
         NAMED,
-        encoder=partial(networks.CARE, width=8, depth=1, out_dim=5, context_dim=5),
+        encoder=partial(networks.CARE, width=8, depth=1, out_dim=5),
         auxiliaries=[Decoding],
     ),
     "masked bodies, hipbmdp, sac_ae": partial(
