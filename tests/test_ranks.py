@@ -20,7 +20,7 @@ from mtrl_lightning.ranks.strategy import RanksStrategy
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import RingStorage
 from mtrl_lightning.transitions import transition_fields
-from mtrl_lightning.updates.normalization import Moments
+from mtrl_lightning.updates.reward_scale import Moments
 from tests.helpers.command_line import CONFIGS, ROOT, SHORT, SMALL, CommandLine
 from tests.helpers.ranks.cases import CASES, ITERATIONS, float64, moments_of_parts, result_of
 from tests.helpers.replay import newest

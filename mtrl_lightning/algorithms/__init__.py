@@ -11,9 +11,9 @@ from mtrl_lightning.algorithms.sac import SAC
 from mtrl_lightning.algorithms.td3 import TD3
 from mtrl_lightning.updates.augmentation import RandomShift
 from mtrl_lightning.updates.learning_rate import LearningRate, LinearRate
-from mtrl_lightning.updates.normalization import NormalizeReward
 from mtrl_lightning.updates.popart import PopArt, ReturnScale
-from mtrl_lightning.updates.transforms import MeanReward, ReturnRange, RewardScale, Transform
+from mtrl_lightning.updates.reward_scale import MeanReward, NormalizeReward, ReturnRange
+from mtrl_lightning.updates.transforms import RewardScale, Transform
 from mtrl_lightning.updates.update import Update
 from mtrl_lightning.updates.weighting import (
     EqualWeights,

@@ -93,17 +93,13 @@ class Auxiliary(nn.Module):
 
         One Adam with two parameter groups, equivalent to two optimizers.
         """
-        own_ids = {id(parameter) for parameter in self.parameters()}
-        all_parameters = list(parameters)
+        own = set(self.parameters())
+        of_encoder = [parameter for parameter in parameters if parameter not in own]
         groups: list[dict[str, Any]] = [
-            {"params": [parameter for parameter in all_parameters if id(parameter) not in own_ids]},
-            {
-                "params": [parameter for parameter in all_parameters if id(parameter) in own_ids],
-                "weight_decay": self.weight_decay,
-            },
+            {"params": of_encoder},
+            {"params": list(self.parameters()), "weight_decay": self.weight_decay},
         ]
-        filled = [group for group in groups if group["params"]]
-        return torch.optim.Adam(filled, lr=self.learning_rate, fused=True)
+        return torch.optim.Adam(groups, lr=self.learning_rate, fused=True)
 
 
 def require_trained_encoder(encoder: Encoder, auxiliary: str) -> None:

@@ -163,9 +163,7 @@ class TaskEncoder(TaskConditioning):
         return self.embedding.columns("hidden.0.weight")
 
 
-def require_task_input(
-    conditioning: TaskConditioning, network: str, computed: str = "its mixture weights"
-) -> TaskConditioning:
+def require_task_input(conditioning: TaskConditioning, network: str) -> TaskConditioning:
     """Return the conditioning, or raise an error if it has no features.
 
     Without features, quantities computed only from the task input would be constant.
@@ -173,11 +171,10 @@ def require_task_input(
     Args:
         conditioning: the network's task conditioning.
         network: the network's name, for the error message.
-        computed: the quantity computed from the task input, for the error message.
     """
     if conditioning.out_dim < 1:
         raise ConfigurationError(
-            f"{network} computes {computed} from the task input,"
+            f"{network} depends on the task only through the task input,"
             f" but {type(conditioning).__name__} has none:"
             " set the network's conditioning to OneHot, or choose an encoder whose features do"
             " not contain the task (-c configs/encoder/identity.yaml)"

@@ -57,9 +57,7 @@ class FiLM(Network):
     ) -> None:
         super().__init__()
         at_least(1, depth=depth, width=width)
-        self.conditioning = require_task_input(
-            (conditioning or OneHot)(spec), "FiLM", "scales and shifts"
-        )
+        self.conditioning = require_task_input((conditioning or OneHot)(spec), "FiLM")
         num_factors = 1 if scalar else width
         self._split = (depth, 2, num_factors)
         # no bias: it would be redundant with the layers' own weights and biases

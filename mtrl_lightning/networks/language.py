@@ -123,8 +123,8 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """Read a JSON file ``{task name: value}``."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is not a valid JSON file: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict) or not content:
         raise ConfigurationError(f'{path} must map task names to values, as in {{"reach-v3": ...}}')
     return content

@@ -74,9 +74,7 @@ class SoftModularization(Network):
     ) -> None:
         super().__init__()
         at_least(1, width=width, depth=depth, num_modules=num_modules, embedding_dim=embedding_dim)
-        self.conditioning = require_task_input(
-            (conditioning or OneHot)(spec), "SoftModularization", "its routing"
-        )
+        self.conditioning = require_task_input((conditioning or OneHot)(spec), "SoftModularization")
         self.encoder = nn.Sequential(
             he_linear(in_dim, embedding_dim), nn.ReLU(), he_linear(embedding_dim, embedding_dim)
         )

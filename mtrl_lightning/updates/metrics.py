@@ -134,18 +134,13 @@ class MeanMetrics:
         if not tensors:
             return {}
         device = tensors[-1].device
-        numbers = torch.stack([_mean(tensor).to(device) for tensor in tensors]).tolist()
+        numbers = torch.stack([tensor.mean().to(device) for tensor in tensors]).tolist()
         sums, counts = numbers[: len(self._sums)], numbers[len(self._sums) :]
         return {
             name: (sum_, int(count))
             for name, sum_, count in zip(self._sums, sums, counts, strict=True)
             if count
         }
-
-
-def _mean(sum_: Tensor) -> Tensor:
-    """Return the mean over the tasks; a scalar is returned unchanged."""
-    return sum_.mean() if sum_.ndim else sum_
 
 
 class _Outcome(NamedTuple):

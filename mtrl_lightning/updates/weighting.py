@@ -119,20 +119,11 @@ class TemperatureWeights(TaskWeighting):
 
     def check(self, temperature: Temperature | None) -> None:
         """Check that there is one learned temperature per task."""
-        if temperature is None:
+        if temperature is None or not (temperature.is_learned and temperature.per_task):
             raise ConfigurationError(
-                "task_weighting TemperatureWeights needs temperatures, but the algorithm has none:"
-                " set task_weighting to EqualWeights or ManualWeights"
-            )
-        if not temperature.is_learned:
-            raise ConfigurationError(
-                "task_weighting TemperatureWeights needs learned temperatures, but they are"
-                " fixed: set task_weighting to EqualWeights or ManualWeights"
-            )
-        if not temperature.per_task:
-            raise ConfigurationError(
-                "task_weighting TemperatureWeights needs one temperature per task:"
-                " set temperature.init_args.per_task to true"
+                "task_weighting TemperatureWeights needs one learned temperature per task: set"
+                " task_weighting to EqualWeights or ManualWeights, or choose an algorithm and a"
+                " temperature that has them (temperature.init_args.per_task)"
             )
 
     def forward(self, log_alpha_R: Tensor) -> Tensor:

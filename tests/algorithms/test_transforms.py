@@ -10,10 +10,9 @@ from tests.helpers.algorithms import attach, changed, copy_of, make_batch, make_
 
 
 class Tenfold(RewardScale):
-    requires = ("temperature_T", "target_entropy_T")
-
-    def factors(self, temperature_T, target_entropy_T):
-        assert temperature_T.tolist() == [1, 1, 1] and target_entropy_T.tolist() == [-2, -2, -2]
+    def factors(self):
+        assert self.quantities["temperature_T"]().tolist() == [1, 1, 1]
+        assert self.quantities["target_entropy_T"]().tolist() == [-2, -2, -2]
         return torch.full((3,), 10.0)
 
 

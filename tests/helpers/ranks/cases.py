@@ -30,7 +30,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import Rollout, TransitionBatch, Transitions
-from mtrl_lightning.updates.normalization import Moments
+from mtrl_lightning.updates.reward_scale import Moments
 from tests.helpers.algorithms import (
     NAMES,
     attach,
