@@ -1,7 +1,5 @@
 """The random shift against a loop, and its draws."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

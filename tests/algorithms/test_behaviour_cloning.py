@@ -1,7 +1,5 @@
 """Behaviour cloning: its losses and its step."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributions import Normal, TanhTransform, TransformedDistribution

@@ -1,7 +1,5 @@
 """The compiled update beside the plain one."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

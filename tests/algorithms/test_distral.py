@@ -1,7 +1,5 @@
 """Distral's update against plain PyTorch, and what trains, acts and sees what."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A gradient that is not finite reaches no weight: the run stops, or the step is skipped."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

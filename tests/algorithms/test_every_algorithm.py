@@ -1,7 +1,5 @@
 """What every algorithm keeps to."""
 
-from __future__ import annotations
-
 import math
 import random
 from functools import partial

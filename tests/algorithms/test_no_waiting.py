@@ -4,8 +4,6 @@ PyTorch's ``meta`` device stands for the GPU: its tensors have shapes and no num
 for a number, or mixes such tensors with tensors on the CPU, gets an error.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 

@@ -4,8 +4,6 @@ Both sets have the same tasks. In the padded one, one task has larger observatio
 that networks have further inputs and outputs, whose weights are arbitrary.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

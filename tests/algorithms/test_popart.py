@@ -3,8 +3,6 @@
 Statistics of several iterations are in ``test_ppo.py``.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

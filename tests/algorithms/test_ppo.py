@@ -5,8 +5,6 @@ The independent program, ``PlainPPO``, is plain PyTorch with loops; it uses none
 Shapes: ``B`` rows of an iteration, step after step.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

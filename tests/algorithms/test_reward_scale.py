@@ -1,7 +1,5 @@
 """Rewards brought to one scale: by hand, and with the statistics of slow loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

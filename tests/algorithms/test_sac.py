@@ -3,8 +3,6 @@
 What is in ``ActorCritic`` is tested here; ``test_td3.py`` has what is TD3's own.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from functools import partial

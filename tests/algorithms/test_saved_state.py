@@ -1,7 +1,5 @@
 """Checkpoints that an algorithm does not restore, and new options of optimizers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

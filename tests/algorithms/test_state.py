@@ -1,7 +1,5 @@
 """Generators and running means, and that a checkpoint can hold them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

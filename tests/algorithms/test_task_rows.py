@@ -1,7 +1,5 @@
 """A graph for each task's rows: the same numbers, and passes that keep to their own task."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -3,8 +3,6 @@
 What it shares with SAC is tested with SAC; the matrix has both.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

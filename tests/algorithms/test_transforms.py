@@ -1,7 +1,5 @@
 """Transforms: what they are called with, in which order, and what they change."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """One optimizer step: what it changes, in which precision; and the step of the targets."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

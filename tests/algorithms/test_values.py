@@ -3,8 +3,6 @@
 The losses of scalar values are in the updates of ``test_sac.py`` and ``test_td3.py``.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

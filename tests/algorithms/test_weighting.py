@@ -1,7 +1,5 @@
 """How much the entropy and each task count."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """DeepMDP's and HiP-BMDP's losses by their equations, and what they train."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """SAC-AE's autoencoder: its loss, its targets, its images."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

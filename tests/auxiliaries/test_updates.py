@@ -1,7 +1,5 @@
 """When and what an auxiliary's step trains; what a checkpoint restores."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

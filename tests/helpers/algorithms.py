@@ -1,7 +1,5 @@
 """Small tasks, batches and networks for the algorithms' tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar

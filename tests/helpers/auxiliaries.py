@@ -1,7 +1,5 @@
 """What the auxiliaries' tests share."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

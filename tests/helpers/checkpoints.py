@@ -1,7 +1,5 @@
 """Checkpoints that are changed, and loaded again."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.helpers.algorithms import attach, changed, copy_of, train

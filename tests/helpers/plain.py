@@ -1,7 +1,5 @@
 """Updates of actor-critics in plain PyTorch, on copies of their networks."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 

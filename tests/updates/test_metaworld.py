@@ -1,7 +1,5 @@
 """Tasks of MetaWorld are learned, and imitated from scripted policies."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
