@@ -1,4 +1,4 @@
-"""Gradient methods against TorchJD's implementations of the same papers."""
+"""Gradient methods against TorchJD's implementations of the same papers, and by hand."""
 
 from functools import partial
 
@@ -39,3 +39,19 @@ def test_parallel_gradients_and_rounding_of_aligned_mtl():
     assert_near(update(method, [[1.0, 1.0], [3.0, 3.0], [0.5, 0.5]]), [1.5, 1.5])
     gradients = torch.ones(3, 5) + 1e-5 * random_gradients(3, 5)
     assert_near(update(method, gradients), torch.ones(5), atol=1e-4)
+
+
+def test_cagrad_fast_treats_the_tasks_that_were_not_drawn_as_one():
+    first, again = (torch.Generator().manual_seed(3) for _ in range(2))
+    gradients, order = random_gradients(6), torch.randperm(6, generator=first)
+    found = update(CAGrad(spec_of(6), num_sampled=2), gradients, again)
+    gradients[order[2:]] = gradients[order[2:]].mean(0)
+    assert_near(found, update(CAGrad(spec_of(6)), gradients), atol=1e-4)
+    assert_near(update(CAGrad(spec_of(6), num_sampled=6), gradients), found, atol=1e-4)
+
+
+def test_worst_task_of_cagrad_stays_where_not_all_can_improve():
+    # (2, 0) and (-1, 0) allow no step in the first direction, so the dual's g_w is zero; g_0 is (1,
+    # 1) / 3
+    gradients = [[2.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]
+    assert_near(update(CAGrad(spec_of(3), c=0.9), gradients), [0.0, 1 / 3 / 1.9], atol=1e-3)
