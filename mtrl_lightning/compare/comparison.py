@@ -53,11 +53,8 @@ class Comparison(NamedTuple):
     bands: dict[str, dict[str, Estimate]]
     """Interquartile mean ``[N]`` by task name, or ``average``, and method label."""
     warnings: list[str]
-
-    @property
-    def step_unit(self) -> str:
-        """The unit of the runs' steps."""
-        return _step_unit([run for method in self.methods for run in method.runs])
+    step_unit: str = ENV_STEPS
+    """Unit of the runs' steps."""
 
     @property
     def end(self) -> int:
@@ -95,7 +92,8 @@ def compare_runs(
         if few:
             warnings.append(f"{meaning}: {', '.join(few)}. Train with another --seed_everything")
     # the steps of the average are not used, because it may include other tasks
-    env_steps_N = _common_steps(runs, f"{metric}/{tasks[0]}", warnings)
+    unit = " or ".join(sorted({run.step_unit for run in runs}))
+    env_steps_N = _common_steps(runs, f"{metric}/{tasks[0]}", unit, warnings)
     curves = {}
     for method in methods:
         scores = [
@@ -113,7 +111,7 @@ def compare_runs(
         }
         for name, indices in slices.items()
     }
-    return Comparison(metric, tasks, env_steps_N, methods, curves, bands, warnings)
+    return Comparison(metric, tasks, env_steps_N, methods, curves, bands, warnings, unit)
 
 
 def _read(given: Sequence[str], warnings: list[str]) -> list[tuple[str | None, RunRecord]]:
@@ -158,10 +156,6 @@ def protocol_differences(runs: Sequence[RunRecord]) -> list[str]:
     return list(differences.values())
 
 
-def _step_unit(runs: Sequence[RunRecord]) -> str:
-    return " or ".join(sorted({run.step_unit for run in runs}))
-
-
 def _common_metric(runs: Sequence[RunRecord], metric: str | None) -> tuple[str, tuple[str, ...]]:
     """Return the metric and its tasks common to all runs, preferring the split ``eval``."""
     if metric is None:
@@ -178,10 +172,9 @@ def _common_metric(runs: Sequence[RunRecord], metric: str | None) -> tuple[str, 
 
 
 def _common_steps(
-    runs: Sequence[RunRecord], name: str, warnings: list[str]
+    runs: Sequence[RunRecord], name: str, unit: str, warnings: list[str]
 ) -> npt.NDArray[np.int64]:
     """Return the evaluation steps of the run with the fewest evaluations, up to the common end."""
-    unit = _step_unit(runs)
     all_steps = [np.array(run.curves[name][0]) for run in runs]
     start = max(steps[0] for steps in all_steps)
     end = min(steps[-1] for steps in all_steps)
