@@ -117,7 +117,7 @@ def suite_vector(benchmark: SuiteTasks, strategy: Strategy) -> gym.vector.Vector
 
 
 def _make_suite_env(benchmark: SuiteTasks, name: str) -> gym.Env:
-    shimmy = import_optional("shimmy.dm_control_compatibility", '"mtrl_lightning[bench]"')
+    shimmy = import_optional("shimmy.dm_control_compatibility", "bench")
     domain, _, task = name.partition("-")
     if isinstance(benchmark, DMControl) and domain != "quadruped":
         loaded = import_suite().load(domain, task)

@@ -36,7 +36,7 @@ PACKAGES = ("torch", "lightning", "gymnasium", "numpy", "metaworld", "mujoco", "
 """Whose versions are printed with a result."""
 NEVER = 10**12
 """Environment steps that no run reaches: an interval, or a run's end."""
-SB3 = ("stable_baselines3", '"mtrl_lightning[bench]"')
+SB3 = ("stable_baselines3", "bench")
 """The module, and what pip installs it with."""
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}
 """How many of each unit a second has."""

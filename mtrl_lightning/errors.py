@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import importlib
 import importlib.metadata
-import re
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 
@@ -55,37 +54,11 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def closest(name: str, known: Iterable[str], num: int = 1) -> list[str]:
-    """Return the known names most similar to a misspelled one, best match first."""
-    return difflib.get_close_matches(name, list(known), n=num, cutoff=0.5)
-
-
 def name_hint(name: str, known: Iterable[str]) -> str:
     """Return a hint on an unknown name: similar names, or all known ones if none is similar."""
     known = list(known)
-    similar = closest(name, known, num=3)
+    similar = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"did you mean {', '.join(similar)}?" if similar else f"known: {', '.join(known)}"
-
-
-def requirement(package: str) -> str:
-    """Return pip's argument for a package, in the version that this one requires.
-
-    It is quoted for a shell, and lower bounds come first, however the build tool has sorted them.
-
-    Args:
-        package: its name; one that is not required, such as an extra, is returned as it is.
-    """
-    try:
-        required = importlib.metadata.requires("mtrl_lightning") or []
-    except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
-        required = []
-    for line in required:
-        specification = line.partition(";")[0].strip()
-        parts = re.fullmatch(r"([\w.-]+)(\[[^\]]*\])?(.*)", specification)
-        if parts is not None and parts[1] == package:
-            bounds = sorted(parts[3].split(","), key=lambda bound: bound.startswith("<"))
-            return f'"{package}{parts[2] or ""}{",".join(bounds)}"'
-    return package
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
@@ -97,20 +70,18 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def import_optional(module: str, package: str, otherwise: str = "") -> ModuleType:
+def import_optional(module: str, extra: str) -> ModuleType:
     """Import a module of an optional package.
 
     Args:
         module: the module to import.
-        package: its pip name; the version is taken from this package's requirements.
-        otherwise: an alternative to mention in the message; empty for none.
+        extra: this package's extra that installs it.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
             raise
-        other = f", or {otherwise}" if otherwise else ""
         raise ConfigurationError(
-            f"{module} is not installed: pip install {requirement(package)}{other}"
+            f'{module} is not installed: pip install "mtrl_lightning[{extra}]"'
         ) from error

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from mtrl_lightning import __version__
-from mtrl_lightning.errors import ConfigurationError, installed_versions, requirement
+from mtrl_lightning.errors import ConfigurationError, installed_versions
 from mtrl_lightning.utils.cores import usable_cores
 
 HELP = "Print versions, devices, renderer and packages, for bug reports."
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
         "cores": str(usable_cores()),
     }
     for name in REQUIRED:
-        facts[name] = installed.get(name, f"missing: pip install {requirement(name)}")
+        facts[name] = installed.get(name, "missing: reinstall mtrl_lightning, which requires it")
     for name, extra in OPTIONAL.items():
         missing = f'not installed (optional): pip install "mtrl_lightning[{extra}]"'
         facts[name] = installed.get(name, missing)

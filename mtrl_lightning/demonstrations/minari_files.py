@@ -157,8 +157,8 @@ def check_new(folder: Path) -> None:
 
 def import_minari() -> Any:
     """Import ``minari`` with h5py, in which it stores data."""
-    import_optional("h5py", '"mtrl_lightning[minari]"')
-    return import_optional("minari", '"mtrl_lightning[minari]"')
+    import_optional("h5py", "minari")
+    return import_optional("minari", "minari")
 
 
 def _write_data_set(

@@ -129,7 +129,7 @@ def export_policy(
     one_of(POLICY_FILES, format=format)
     if format == ONNX:
         for package in ("onnx", "onnxscript", "onnxruntime"):
-            import_optional(package, '"mtrl_lightning[export]"')
+            import_optional(package, "export")
     folder = Path(folder)
     algorithm = policy.algorithm.eval().requires_grad_(False)
     algorithm.untrained.fill(algorithm.acting_modules())

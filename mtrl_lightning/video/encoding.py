@@ -23,8 +23,8 @@ GIF_FPS = 10
 
 def import_encoder() -> Any:
     """Import ``imageio.v2``, which encodes with ``imageio_ffmpeg``."""
-    import_optional("imageio_ffmpeg", '"mtrl_lightning[video]"')
-    return import_optional("imageio.v2", '"mtrl_lightning[video]"')
+    import_optional("imageio_ffmpeg", "video")
+    return import_optional("imageio.v2", "video")
 
 
 def write_mp4(path: Path, images: Iterable[Image.Image], fps: int) -> None:

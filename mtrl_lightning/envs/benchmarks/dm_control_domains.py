@@ -31,7 +31,7 @@ def import_suite() -> ModuleType:
     dm_control looks for a display on import, and prints a warning without one. This is avoided,
     because dm_control's own rendering is not used.
     """
-    import_optional("dm_control", '"mtrl_lightning[dmcontrol]"')
+    import_optional("dm_control", "dmcontrol")
     chosen = os.environ.get("MUJOCO_GL")
     try:
         import mujoco  # noqa: F401  # before changing MUJOCO_GL, which it reads, too
