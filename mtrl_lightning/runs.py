@@ -157,7 +157,7 @@ def newest_checkpoint(folder: Path) -> Path:
     raise ConfigurationError(f"{folder} has no complete checkpoint: give another run")
 
 
-def is_whole(checkpoint: Path) -> bool:
+def is_whole(checkpoint: str | Path) -> bool:
     """Return whether a checkpoint is complete and its checksums are valid."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
@@ -180,7 +180,8 @@ def best_checkpoint(which: str | Path) -> Path:
     """
     if Path(which).is_file():
         return Path(which)
-    folder = policy_folder(str(which))
+    # a folder with the name of a policy takes precedence
+    folder = None if Path(which, "checkpoints").is_dir() else policies().get(str(which))
     if folder is None:
         try:
             folder = find_run(which)
@@ -189,14 +190,6 @@ def best_checkpoint(which: str | Path) -> Path:
             raise ConfigurationError(f"{error}, or a policy of this package: {hint}") from None
     best = folder / "checkpoints" / "best.ckpt"
     return best if best.is_file() else newest_checkpoint(folder)
-
-
-def policy_folder(name: str) -> Path | None:
-    """Return the folder of a policy of this package, with the layout of a run folder; else None.
-
-    A folder with the same name in the working directory takes precedence.
-    """
-    return None if os.path.isdir(f"{name}/checkpoints") else policies().get(name)
 
 
 def is_of_package(path: Path) -> bool:

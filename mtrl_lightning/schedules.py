@@ -37,31 +37,6 @@ class Every:
         self._last = state["last"]
 
 
-class Until:
-    """Schedule that is true while ``step < limit``, and never again afterwards.
-
-    Args:
-        limit: limit in environment steps; 0 for never.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._over = False
-
-    def __call__(self, step: int) -> bool:
-        """Return whether the limit has not been reached yet."""
-        self._over = self._over or step >= self.limit
-        return not self._over
-
-    def state_dict(self) -> dict[str, bool]:
-        """Return whether the limit was reached."""
-        return {"over": self._over}
-
-    def load_state_dict(self, state: dict[str, bool]) -> None:
-        """Restore whether the limit was reached, so that a warm-up is not repeated."""
-        self._over = state["over"]
-
-
 class UpdateRatio:
     """Decide whether updates are due after vector steps.
 

@@ -134,7 +134,7 @@ def evaluate(
     for split in benchmark.splits[1:]:
         evaluator = Evaluator(benchmark, num_episodes=num_episodes, split=split, **options)
         try:
-            metrics |= evaluator.evaluate(policy).metrics(benchmark.spec.task_names)
+            metrics |= evaluator.evaluate(policy).metrics()
         finally:
             evaluator.close()
     return metrics

@@ -166,26 +166,16 @@ ActOutput: TypeAlias = (
 
 
 class Policy(Protocol):
-    """Chooses actions."""
+    """Chooses actions.
+
+    To accept exploration noise (``CorrelatedNoise``), ``act`` has a further argument, ``noise_EA``:
+    standard normal noise ``[E, A]`` to sample from the distribution with, or None.
+    """
 
     def act(
         self, observation_ED: npt.NDArray, task_E: npt.NDArray[np.int64], mode: Mode
     ) -> ActOutput:
         """Choose actions ``[E, A]`` between -1 and 1."""
-        ...
-
-
-class NoisyPolicy(Policy, Protocol):
-    """A policy that accepts exploration noise."""
-
-    def act(
-        self,
-        observation_ED: npt.NDArray,
-        task_E: npt.NDArray[np.int64],
-        mode: Mode,
-        noise_EA: npt.NDArray[np.float32] | None = None,
-    ) -> ActOutput:
-        """Choose actions; to explore, use the standard normal noise ``[E, A]`` if passed."""
         ...
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from mtrl_lightning.schedules import Every, Until, UpdateRatio, round_up
+from mtrl_lightning.schedules import Every, UpdateRatio, round_up
 from tests.helpers.properties import given, st
 
 STEPS = st.lists(st.integers(0, 400), min_size=1, max_size=30).map(sorted)
@@ -28,19 +28,6 @@ def test_every_is_due_at_the_first_step_past_a_multiple(interval, later, steps, 
         multiples = [k for k in range(previous + 1, step + 1) if k % every.interval == 0]
         assert every(step) == bool(multiples)
         previous = step
-
-
-@given(limit=st.integers(0, 400), later=st.integers(0, 400), steps=STEPS, cut=st.integers(0, 30))
-def test_until_ends_once_and_never_starts_again(limit, later, steps, cut):
-    until, is_over = Until(limit), False
-    for number, step in enumerate(steps):
-        if number == cut:
-            resumed = Until(later)
-            resumed.load_state_dict(until.state_dict())
-            until = resumed
-        is_over |= step >= until.limit
-        assert until(step) == (not is_over)
-    assert until(0) == (not is_over and until.limit > 0)
 
 
 @given(

@@ -88,11 +88,6 @@ class EvaluationCallback(Callback):
         self.evaluated_at = -1
         """Environment steps at the last evaluation."""
 
-    @property
-    def state_key(self) -> str:
-        """Name of its state in a checkpoint."""
-        return "evaluation"
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Create an evaluator for each split except the first, which is used for training."""
         data = data_of(trainer)
@@ -179,14 +174,7 @@ class EvaluationCallback(Callback):
     # results
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Evaluate."""
-        self._evaluate(trainer, pl_module)
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Evaluate all goals."""
-        self._evaluate(trainer, pl_module)
-
-    def _evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Evaluate; in ``test``, all goals."""
         data = data_of(trainer)
         algorithm = data.algorithm
         evaluators = self._evaluators
@@ -202,13 +190,12 @@ class EvaluationCallback(Callback):
         for evaluator in evaluators:
             with data.stopwatch.measure("evaluate"):
                 evaluation = _evaluate_split(evaluator, policy, data)
-            names = data.spec.task_names
-            results |= evaluation.metrics(names)
+            results |= evaluation.metrics()
             if trainer.state.fn != TrainerFn.FITTING:
-                intervals |= evaluation.success_intervals(names)
+                intervals |= evaluation.success_intervals()
             if distributed.rank() == 0:
                 unit = step_unit(algorithm.kind)
-                tqdm.write(table(evaluation, names, env_steps, unit, intervals))
+                tqdm.write(table(evaluation, env_steps, unit, intervals))
         if trainer.sanity_checking:
             for evaluator in evaluators:
                 evaluator.close()
@@ -223,6 +210,8 @@ class EvaluationCallback(Callback):
             log_row(trainer, env_steps, results)
             for logger in trainer.loggers:
                 logger.save()
+
+    on_test_epoch_end = on_validation_epoch_end
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule and the last results."""
@@ -294,7 +283,6 @@ def num_goals(benchmark: Benchmark) -> int:
 
 def table(
     evaluation: Evaluation,
-    task_names: tuple[str, ...],
     env_steps: int,
     unit: str = "env steps",
     intervals: Mapping[str, tuple[float, float]] | None = None,
@@ -306,7 +294,6 @@ def table(
 
     Args:
         evaluation: results of the split.
-        task_names: names of all tasks.
         env_steps: environment steps with which the policy was trained.
         unit: unit of these steps.
         intervals: confidence intervals by metric name.
@@ -319,7 +306,7 @@ def table(
 
     values = evaluation.values()
     lines = [["task", *values]]
-    for index, task in enumerate(evaluation.names(task_names)):
+    for index, task in enumerate(evaluation.task_names):
         cells = [cell(name, float(v_T[index]), f"/{task}") for name, v_T in values.items()]
         lines.append([task, *cells])
     lines.append(["average", *(cell(name, float(v_T.mean())) for name, v_T in values.items())])

@@ -16,11 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from mtrl_lightning.algorithms.arguments import OWN_CLASS
 from mtrl_lightning.callbacks.metrics_file import MetricsFile, log_row
 from mtrl_lightning.callbacks.rollout import data_of
-from mtrl_lightning.callbacks.rollout_metrics import (
-    episode_metrics,
-    joined_windows,
-    rollout_metrics,
-)
+from mtrl_lightning.callbacks.rollout_metrics import episode_metrics, joined_windows
 from mtrl_lightning.data import EnvData, TaskData
 from mtrl_lightning.data.run_checks import is_better_when_larger
 from mtrl_lightning.errors import installed_versions
@@ -128,7 +124,6 @@ class MetricsCallback(Callback):
         }
         if collector is not None:
             windows = joined_windows(collector)
-            metrics |= rollout_metrics(data.spec, windows)
             metrics |= episode_metrics(data.spec, collector, windows, counters)
         metrics |= self._time(data)
         if self._system is not None:

@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from tqdm import tqdm
 
 from mtrl_lightning.callbacks.rollout import data_of
-from mtrl_lightning.callbacks.rollout_metrics import rollout_metrics
 from mtrl_lightning.rollout.evaluator import main_metric, metric_prefix
 from mtrl_lightning.transitions import step_unit
 
@@ -102,5 +101,6 @@ class EnvStepProgressBar(TQDMProgressBar):
             windows = data.collector.windows
             success = windows.success_from_reset().values() if data.spec.has_success else ()
             values["success"] = fmean(success) if success else None
-            values["return"] = rollout_metrics(data.spec, windows).get("rollout/return")
+            returns = [of_task["return"]["mean"] for of_task in windows.summary().values()]
+            values["return"] = fmean(returns) if returns else None
         return {name: f"{value:.2f}" for name, value in values.items() if value is not None}

@@ -17,40 +17,22 @@ def joined_windows(collector: Collector) -> EpisodeWindows:
     return EpisodeWindows.joined(distributed.gather(windows.of_tasks()), windows.size)
 
 
-def rollout_metrics(spec: EnvSpec, windows: EpisodeWindows) -> dict[str, float]:
-    """Return the metrics of recent episodes; empty before the first one has finished.
-
-    ``rollout/return``, ``rollout/length`` and, if the benchmark has it, ``rollout/success`` are
-    means over the windows of finished episodes, per task and averaged over tasks.
-    """
-    metrics: dict[str, float] = {}
-    summary = windows.summary()
-    if not summary:
-        return metrics
-    measured = ("return", "success", "length") if spec.has_success else ("return", "length")
-    for name in measured:
-        means = {task: statistics[name]["mean"] for task, statistics in summary.items()}
-        metrics |= with_mean(f"rollout/{name}", means, spec.task_names)
-    return metrics
-
-
 def episode_metrics(
     spec: EnvSpec, collector: Collector, windows: EpisodeWindows, counters: Counters
 ) -> dict[str, float]:
-    """Return further metrics of finished episodes.
+    """Return the metrics of finished episodes, including those of ``EpisodeWindows.metrics``.
 
     ``rollout/episodes`` counts episodes since the run started, ``rollout/repeated_steps`` the steps
     repeated by midway starts, which ``env_steps`` does not include; ``time/seconds_per_episode`` is
     the mean over this process' finished episodes since the last call; ``train/exploration`` is the
     correlation of the noise, ``rollout/success_from_reset`` the success rate without episodes that
     started midway, ``rollout/stepped`` the fraction of environments that are not paused,
-    ``rollout/reused`` the fraction in which another task's policy acts, all in this process; see
-    ``EpisodeWindows.metrics`` for the others.
+    ``rollout/reused`` the fraction in which another task's policy acts, all in this process.
     """
     names = spec.task_names
     counts = {task: float(windows.count_T[task]) for task in spec.train_tasks}
     metrics = named("rollout/episodes", counters.episodes, counts, names)
-    metrics |= windows.metrics(names)
+    metrics |= windows.metrics(spec)
     if collector.envs.midway_starts:
         metrics["rollout/repeated_steps"] = counters.repeated_steps
     if collector.envs.midway_starts and spec.has_success:

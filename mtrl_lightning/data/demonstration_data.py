@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from mtrl_lightning.algorithms.arguments import summary
 from mtrl_lightning.data.demonstrations import GIVE, check_identity, load_demonstrations
-from mtrl_lightning.data.task_data import ROWS_PER_TASK, TaskData, Ticks, check_batch_size
+from mtrl_lightning.data.task_data import ROWS_PER_TASK, TaskData, check_batch_size
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
@@ -91,10 +91,6 @@ class DemonstrationData(TaskData):
 
     def _batch_rows(self) -> int:
         return self.batch_size
-
-    def train_dataloader(self) -> Ticks:
-        """Return a stream of ticks, one for each update."""
-        return Ticks()
 
     def begin(self) -> None:
         """Pass the tasks' mean rewards to the algorithm before its first update."""

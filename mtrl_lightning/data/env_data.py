@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -28,8 +27,6 @@ from mtrl_lightning.rollout import (
     StartMidway,
 )
 from mtrl_lightning.transitions import Mode, Transitions
-from mtrl_lightning.updates.transforms import RewardScale
-from mtrl_lightning.utils.progress import shows_progress
 
 E = TypeVar("E", bound=Extra)
 
@@ -195,7 +192,6 @@ class EnvData(TaskData):
             indices=indices,
             midway_starts=0.0 if midway is None else midway.fraction,
             after_success=None if early_end is None else early_end.steps,
-            progress=shows_progress(self.trainer),
         )
         return envs
 
@@ -226,13 +222,11 @@ class EnvData(TaskData):
         collector = self.collector
         assert collector is not None
         episodes = self.counters.episodes
-        # for this step: if its episode ends, another policy may act in the next one
-        foreign_E = collector.foreign_E if collector.reuse is not None else None
         with self.stopwatch.measure("step"):
             transitions, _ = collector.receive()
             self.local_counters.repeated_steps += collector.envs.take_repeated_steps()
             self.exchange()  # afterwards, counts are those of all processes
-        self.add(transitions, foreign_E)
+        self.add(transitions)
         if collector.dropped_E.any():
             self.algorithm.transforms.drop_episodes(np.flatnonzero(collector.dropped_E))
         has_ended = self.counters.episodes > episodes
@@ -248,14 +242,8 @@ class EnvData(TaskData):
         self.receive()
         self.is_busy = False
 
-    def add(self, transitions: Transitions, foreign_E: npt.NDArray[np.bool_] | None) -> None:
-        """Store the transitions of a vector step.
-
-        Args:
-            transitions: transitions of the step.
-            foreign_E: environments in which the policy of another task acted; None without
-                ``PolicyReuse``.
-        """
+    def add(self, transitions: Transitions) -> None:
+        """Store the transitions of a vector step."""
         raise NotImplementedError
 
     def check_faults(self) -> None:
@@ -281,15 +269,13 @@ class EnvData(TaskData):
             raise exhausted
 
     def _print_summary(self) -> None:
-        """Print protocol, transforms, algorithm, and this process' number of environments."""
+        """Print protocol, algorithm, extras, and this process' number of environments."""
         assert self.collector is not None
         algorithm = self.algorithm
-        protocol = {key: v for key, v in self.spec.protocol.items() if key != "wrappers"}
         envs = self.collector.envs
         each = distributed.per_rank_prefix()
         lines = [
-            ", ".join(f"{key} {value}" for key, value in protocol.items()),
-            self._pipeline(),
+            ", ".join(f"{key} {value}" for key, value in self.spec.protocol.items()),
             summary(algorithm.hyper_parameters),
             algorithm.untrained.summary,
             *(f"Extra: {extra}" for extra in self._extras),
@@ -298,21 +284,3 @@ class EnvData(TaskData):
         ]
         for line in filter(None, lines):
             rank_zero_info(line)
-
-    def _pipeline(self) -> str:
-        """Describe the transforms of observations, rewards and actions; empty if none."""
-        wrappers = str(self.spec.protocol.get("wrappers", ""))
-        transforms = [
-            type(transform).__name__
-            for transform in self.algorithm.transforms
-            if type(transform) is not RewardScale  # which does not change rewards
-        ]
-        pipelines = []
-        if wrappers or transforms:
-            steps = ["environment", wrappers, "stored", *transforms, "learner"]
-            pipelines.append(f"Observations and rewards: {' > '.join(filter(None, steps))}")
-        if self.action_transforms:
-            names = [type(transform).__name__ for transform in self.action_transforms]
-            steps = ["policy", "stored", *names, "environment"]
-            pipelines.append(f"Actions: {' > '.join(steps)}")
-        return ". ".join(pipelines)

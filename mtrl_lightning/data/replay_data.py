@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.data.env_data import EnvData
-from mtrl_lightning.data.task_data import ROWS_PER_TASK, Ticks, check_batch_size
+from mtrl_lightning.data.task_data import ROWS_PER_TASK, check_batch_size
 from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import ReplayBuffer, ReplaySnapshots
-from mtrl_lightning.replay.index import needed_manifests
-from mtrl_lightning.replay.manifest import replay_folder
+from mtrl_lightning.replay.index import needed_manifests, replay_folder
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import bytes_needed
-from mtrl_lightning.schedules import Until, UpdateRatio
+from mtrl_lightning.schedules import UpdateRatio
 from mtrl_lightning.transitions import TransitionBatch, Transitions, transition_fields
 from mtrl_lightning.utils.devices import CPU, free_memory
 
@@ -120,7 +118,7 @@ class ReplayData(EnvData):
                 " a batch and one transition per environment"
             )
         self.capacity = capacity
-        self._warmup = Until(warmup_steps)
+        self.warmup_steps = warmup_steps
         self._ratio = UpdateRatio(updates_per_step, warmup_updates)
         self._memory_map = memory_map
         self._on_device = on_device
@@ -134,7 +132,6 @@ class ReplayData(EnvData):
         """Whether the last write failed: no chunk is written until a save succeeds."""
         self._refill_steps = 0
         """Environment steps that refilled a lost replay, in addition to ``total_steps``."""
-        self._is_step_pending = False
         self._opened_for: tuple[Any, ...] = ()
 
     # the loop
@@ -144,7 +141,7 @@ class ReplayData(EnvData):
         super().setup(stage)
         assert self.trainer is not None
         if stage == "fit" and self.trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._warmup = Until(1)
+            self.warmup_steps = 1
 
     def check_options(self) -> None:
         """Check that batches can be divided equally among processes."""
@@ -152,10 +149,6 @@ class ReplayData(EnvData):
 
     def _batch_rows(self) -> int:
         return self.batch_size
-
-    def train_dataloader(self) -> Ticks:
-        """Return a stream of ticks, one for each update."""
-        return Ticks()
 
     def begin(self) -> None:
         """Start the episodes; refill a replay that was not restored."""
@@ -166,10 +159,10 @@ class ReplayData(EnvData):
     def begin_epoch(self) -> None:
         """Warm up with random actions, unless the warm-up is over."""
         counters = self.counters
-        if self._warmup(counters.env_steps):
-            rank_zero_info(f"Warm-up: {self._warmup.limit:,} env steps with random actions")
-        while self._warmup(counters.env_steps):
-            self.step("random")
+        if not self._ratio.has_started:
+            rank_zero_info(f"Warm-up: {self.warmup_steps:,} env steps with random actions")
+            while counters.env_steps < self.warmup_steps:
+                self.step("random")
         if counters.updates == 0:
             self.begin_learning()
         # updates are due for vector steps after the warm-up only
@@ -196,7 +189,7 @@ class ReplayData(EnvData):
         """Return the number of transitions that the replay needs before an update."""
         # a replay smaller than the warm-up is full earlier
         most = self.buffer.guaranteed_size * distributed.world_size()
-        return min(self._warmup.limit, most) - distributed.total(len(self.buffer))
+        return min(self.warmup_steps, most) - distributed.total(len(self.buffer))
 
     @property
     def _may_pause(self) -> bool:
@@ -209,27 +202,26 @@ class ReplayData(EnvData):
 
     def begin_update(self) -> None:
         """Step until the next update is due; the last of these steps runs during the update."""
-        self._is_step_pending = False
-        while not self._owes_update(self._is_step_pending):
-            if self._is_step_pending:
+        assert self.collector is not None
+        while not self._owes_update(self.collector.is_step_pending):
+            if self.collector.is_step_pending:
                 self.receive()
                 self.check_faults()
             self.send("explore", self._may_pause)
-            self._is_step_pending = True
 
     def end_update(self) -> None:
         """Receive the step that ran during the update, and store its transitions."""
-        if self._is_step_pending:
+        assert self.collector is not None
+        if self.collector.is_step_pending:
             self.receive()
-            self._is_step_pending = False
         self.is_busy = False
 
-    def add(self, transitions: Transitions, foreign_E: npt.NDArray[np.bool_] | None) -> None:
+    def add(self, transitions: Transitions) -> None:
         """Add the transitions to the replay."""
         self.buffer.add(transitions)
         if self._save_replay and not self._has_write_failed:
             with self.stopwatch.measure("checkpoint"):
-                self._write(lambda: self._snapshots.write_full_chunk(self._storage, wait=False))
+                self._write(lambda: self._snapshots.write_full_chunk(self.buffer.storage))
 
     def _owes_update(self, is_step_pending: bool = False) -> bool:
         """Return whether an update is due before the next vector step."""
@@ -248,10 +240,6 @@ class ReplayData(EnvData):
         return self.total_steps + self._refill_steps
 
     # the buffer and its files
-
-    @property
-    def _storage(self) -> Any:
-        return self.buffer.storage
 
     def open_buffer(self, tasks: Sequence[int], device: torch.device) -> None:
         """Allocate the replay, and print its size."""
@@ -320,7 +308,7 @@ class ReplayData(EnvData):
         with distributed.raise_on_all_ranks(OSError):
             self._write(self._snapshots.finish)
             self._prune()
-            manifest = self._snapshots.save(self._storage)
+            manifest = self._snapshots.save(self.buffer.storage)
             manifest["root"] = str(replay_folder(self.folder).resolve())
             self._has_write_failed = False
         return manifest
@@ -342,7 +330,7 @@ class ReplayData(EnvData):
             )
             return
         assert self.trainer is not None
-        storage = self._storage
+        storage = self.buffer.storage
         with distributed.raise_on_all_ranks(ConfigurationError):
             snapshots = self._snapshots_in(self._source_of(manifest))
             snapshots.load(manifest, storage)
@@ -387,7 +375,6 @@ class ReplayData(EnvData):
             "collector": self.collector.state_dict(),
             "replay": self._save(),
             "buffer": self.buffer.state_dict(),
-            "warmup": self._warmup.state_dict(),
             "ratio": self._ratio.state_dict(),
             "refill_steps": self._refill_steps,
         }
@@ -401,7 +388,6 @@ class ReplayData(EnvData):
             self.open_buffer(tasks, self.trainer.strategy.root_device)
         self.collector.load_state_dict(state["collector"])
         self.buffer.load_state_dict(state["buffer"])
-        self._warmup.load_state_dict(state["warmup"])
         self._ratio.load_state_dict(state["ratio"])
         self._refill_steps = state["refill_steps"]
         if state["ratio"] and state["ratio"]["ratio"] != self._ratio.ratio:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -16,7 +14,8 @@ from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import RolloutBuffer
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
-from mtrl_lightning.rollout import CorrelatedNoise, PauseSolved
+from mtrl_lightning.rollout import CorrelatedNoise, PauseSolved, PolicyReuse
+from mtrl_lightning.spec import Field
 from mtrl_lightning.transitions import TransitionBatch, Transitions
 from mtrl_lightning.utils.devices import one_thread
 
@@ -124,9 +123,9 @@ class RolloutData(EnvData):
             buffer.clear()
         self.is_busy = False
 
-    def add(self, transitions: Transitions, foreign_E: npt.NDArray[np.bool_] | None) -> None:
+    def add(self, transitions: Transitions) -> None:
         """Add the transitions to the iteration."""
-        self.buffer.add(transitions, foreign_E)
+        self.buffer.add(transitions)
 
     @property
     def is_step_finished(self) -> bool:
@@ -136,14 +135,10 @@ class RolloutData(EnvData):
     def open_buffer(self, tasks: Sequence[int], device: torch.device) -> None:
         """Allocate the memory of an iteration, and print its size."""
         collection = self.algorithm.collection
-        self.buffer = RolloutBuffer(
-            self.spec,
-            tasks,
-            collection,
-            self.algorithm.policy_fields,
-            seed=self._seed,
-            device=device,
-        )
+        fields = [*self.algorithm.policy_fields]
+        if self._extra(PolicyReuse) is not None:
+            fields.append(Field("foreign", (), "bool"))
+        self.buffer = RolloutBuffer(self.spec, tasks, collection, fields, self._seed, device)
         rows = collection.num_steps * len(tasks)
         rank_zero_info(
             f"{distributed.per_rank_prefix()}Iterations of {rows:,} env steps"

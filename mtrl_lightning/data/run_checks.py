@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     GradientAccumulationScheduler,
@@ -19,7 +19,6 @@ from mtrl_lightning.algorithms import Algorithm
 from mtrl_lightning.data.run_io import RunIO
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.strategy import RanksStrategy
-from mtrl_lightning.transitions import Kind
 
 if TYPE_CHECKING:
     from mtrl_lightning.data.task_data import TaskData
@@ -39,22 +38,18 @@ def is_better_when_larger(metric: str) -> bool:
     return quantity.startswith(("success", "return", "score"))
 
 
-def check_run(
-    trainer: Trainer, data: TaskData, modules: Mapping[Kind, type[LightningDataModule]]
-) -> None:
+def check_run(trainer: Trainer, data: TaskData) -> None:
     """Check that algorithm, data and trainer are compatible, before anything is started.
 
     Args:
         trainer: the run's trainer.
         data: its data module.
-        modules: the data module of each kind of algorithm.
     """
     algorithm = trainer.lightning_module
     if not isinstance(algorithm, Algorithm) or algorithm.kind != data.kind:
-        needed = modules[algorithm.kind].__name__ if isinstance(algorithm, Algorithm) else "none"
         raise ConfigurationError(
-            f"{type(algorithm).__name__} cannot learn from {type(data).__name__}: use the data"
-            f" module {needed}"
+            f"{type(algorithm).__name__} cannot learn from {type(data).__name__}: use ReplayData"
+            " for off-policy, RolloutData for on-policy, DemonstrationData for offline algorithms"
         )
     if algorithm.spec.task_names != data.spec.task_names:
         raise ConfigurationError(

@@ -24,8 +24,7 @@ from mtrl_lightning.checkpoints import (
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import gathered, of_absent_ranks, of_envs
-from mtrl_lightning.replay.index import note_checkpoint
-from mtrl_lightning.replay.manifest import replay_folder
+from mtrl_lightning.replay.index import note_checkpoint, replay_folder
 from mtrl_lightning.spec import EnvSpec
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,8 +36,8 @@ FALSE_WARNINGS = (
 """Beginnings of Lightning's warnings that do not apply."""
 ROWS_PER_TASK = 128
 """Batch size per task in MetaWorld+'s protocol."""
-DATA: dict[Kind, type[TaskData]] = {}
-"""The data module of each kind of algorithm; subclasses register themselves."""
+SUMMED = ("env_steps", "dropped_transitions", "episodes", "worker_restarts", "repeated_steps")
+"""Counters that are summed over processes after each vector step."""
 LARGE_UPDATE = 600_000_000
 """Trained parameters times batch size above which several PyTorch threads are faster."""
 
@@ -87,13 +87,10 @@ class TaskData(LightningDataModule):
     """The kind of algorithm that it supports."""
     buffer: Any
     """The transitions to learn from, available after ``setup``."""
+    folder: Path
+    """The run folder, available after ``setup``."""
     collector: Collector | None = None
     """Steps the training environments; None if there are none."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "kind" in vars(cls):
-            DATA[cls.kind] = cls
 
     def __init__(
         self,
@@ -158,11 +155,6 @@ class TaskData(LightningDataModule):
         return self.algorithm.stopwatch
 
     @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self._folder
-
-    @property
     def last_step(self) -> int:
         """The environment step after which training ends."""
         return self.total_steps
@@ -196,8 +188,8 @@ class TaskData(LightningDataModule):
         """Check that algorithm, data and trainer are compatible, and set the number of threads."""
         trainer = self.trainer
         assert trainer is not None
-        check_run(trainer, self, DATA)
-        self._folder = Path(trainer.log_dir or trainer.default_root_dir)
+        check_run(trainer, self)
+        self.folder = Path(trainer.log_dir or trainer.default_root_dir)
         if distributed.world_size() == 1:
             self.local_counters = self.counters
         trainer.strategy.checkpoint_io = RunIO(self)
@@ -224,6 +216,10 @@ class TaskData(LightningDataModule):
     def _batch_rows(self) -> int:
         """Return the number of rows of a batch over all processes."""
         raise NotImplementedError
+
+    def train_dataloader(self) -> Iterable[int]:
+        """Return a stream of ticks, one for each update."""
+        return Ticks()
 
     def begin(self) -> None:
         """Start or resume training."""
@@ -290,30 +286,23 @@ class TaskData(LightningDataModule):
         envs = None if self.collector is None else self.collector.envs
         numbers = distributed.gather_numbers(
             [
-                local.env_steps,
-                local.dropped_transitions,
-                local.episodes,
-                local.worker_restarts,
-                local.repeated_steps,
+                *(getattr(local, name) for name in SUMMED),
                 self.received_signal,
                 int(envs is not None and envs.fault is not None),
                 int(self._wants_stop),
                 0 if envs is None else envs.num_restarts,
             ]
         )
-        columns = list(zip(*numbers, strict=True))
+        *counts, signals, faults, stops, restarts = zip(*numbers, strict=True)
         counters = self.counters
-        counters.env_steps += sum(columns[0])
-        counters.dropped_transitions += sum(columns[1])
-        counters.episodes += sum(columns[2])
-        counters.worker_restarts += sum(columns[3])
-        counters.repeated_steps += sum(columns[4])
+        for name, of_ranks in zip(SUMMED, counts, strict=True):
+            setattr(counters, name, getattr(counters, name) + sum(of_ranks))
         counters.vector_steps += local.vector_steps  # in lockstep: equal on all processes
         local.load_state_dict(Counters().state_dict())
-        self._signal = max(columns[5])
-        self._faulty_rank = columns[6].index(1) if any(columns[6]) else None
-        self._restarts = sum(columns[8])
-        if any(columns[7]):
+        self._signal = max(signals)
+        self._faulty_rank = faults.index(1) if any(faults) else None
+        self._restarts = sum(restarts)
+        if any(stops):
             assert self.trainer is not None
             self._wants_stop = False
             self.trainer.should_stop = True

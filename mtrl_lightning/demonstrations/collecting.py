@@ -135,7 +135,7 @@ def collect(
         noise: standard deviation of normal noise added to the actions, 0 for none. The transitions
             contain the noisy actions.
         num_workers: worker processes; None for one per core, 0 to use this process.
-        progress: whether to show progress bars of built environments and steps on a terminal.
+        progress: whether to show a progress bar of the steps on a terminal.
 
     Raises:
         EnvironmentFaultError: if an environment fails.
@@ -177,7 +177,7 @@ def collect(
         num_workers = default_num_workers(len(task_E), spare=0)
     total = len(tasks) * num_episodes * benchmark.horizon_of(split)
     envs = (_ReportingSuccess if spec.has_success else VectorEnv)(
-        benchmark, task_E.tolist(), split, num_workers=num_workers, progress=progress
+        benchmark, task_E.tolist(), split, num_workers=num_workers
     )
     try:
         collector = Collector(envs, acting)

@@ -21,7 +21,7 @@ from mtrl_lightning.demonstrations.minari_files import check_new
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.replay import ReplaySnapshots
-from mtrl_lightning.replay.manifest import replay_folder
+from mtrl_lightning.replay.index import replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.runs import checkpoint_at, run_folder_of
 from mtrl_lightning.spec import EnvSpec, Field
@@ -54,7 +54,7 @@ def export_to_minari(
     folder = run_folder / "export" / "minari" if folder is None else Path(folder)
     check_new(folder)
     manifest = manifest_of(content)
-    if manifest is None or "layout" in manifest:
+    if manifest is None or manifest["layout"]:
         raise ConfigurationError(
             f"{checkpoint} has no replay of state vectors: export a run of an off-policy algorithm"
             " without pixels, trained with data.save_replay"

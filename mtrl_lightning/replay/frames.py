@@ -140,8 +140,8 @@ class FrameStorage(Storage):
         super().restore_from(first_E)
 
     def reward_sums(self) -> npt.NDArray[np.float64]:
-        """Return the sum of the rewards in each ring, ``[E]``, without reading frames."""
-        return self._other_fields.reward_sums_of(self.size_E)
+        """Return the sum of the rewards in each ring, ``[E]``."""
+        return self._other_fields.reward_sums(self.size_E)
 
     def add(self, env_N: npt.NDArray[np.int64], columns: Columns) -> None:
         """Append transitions, overwriting the oldest ones if a ring is full."""

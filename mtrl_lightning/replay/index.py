@@ -14,6 +14,11 @@ from typing import Any
 INDEX = "index.json"
 
 
+def replay_folder(run_folder: Path) -> Path:
+    """Return the folder of the replay in a run folder."""
+    return run_folder / "replay"
+
+
 def note_checkpoint(folder: Path, checkpoint: Path, manifest: dict[str, Any] | None) -> None:
     """Record the manifest of a new checkpoint, and remove entries of deleted checkpoints.
 

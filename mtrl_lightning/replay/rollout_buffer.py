@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -44,7 +43,8 @@ class RolloutBuffer:
         spec: the trained tasks, shapes and dtypes.
         tasks: the task of each environment.
         collection: steps, epochs and minibatches.
-        policy_fields: further fields of a transition, returned by the policy's ``act``.
+        policy_fields: further fields of a transition, returned by the policy's ``act``; with
+            ``PolicyReuse`` also ``foreign``.
         seed: seed of the random orders, which differ between processes.
         device: device of the minibatches.
     """
@@ -69,13 +69,12 @@ class RolloutBuffer:
         self._task_names = spec.task_names
         self._task_R = torch.tensor(spec.train_tasks, device=device)
         self._generator = torch.Generator().manual_seed(distributed.seed_of_rank(seed))
-        fields = transition_fields(spec, policy_fields)
-        if "foreign" in {field.name for field in fields}:
+        if "foreign" in {field.name for field in spec.info_fields}:
             raise ConfigurationError(
                 "the field name 'foreign' is reserved in on-policy iterations (PolicyReuse): rename"
                 " the one in the spec's info_fields"
             )
-        fields = (*fields, Field("truncated", (), "bool"))
+        fields = (*transition_fields(spec, policy_fields), Field("truncated", (), "bool"))
         shape = (collection.num_steps, self.num_envs)
         self._arrays = {
             field.name: np.zeros((*shape, *field.shape), field.dtype) for field in fields
@@ -123,19 +122,10 @@ class RolloutBuffer:
         total = self.collection.num_epochs * self.collection.num_minibatches
         return self.has_begun and self._num_minibatches >= total
 
-    def add(self, transitions: Transitions, foreign_E: npt.NDArray[np.bool_] | None = None) -> None:
-        """Add the transitions of one vector step; environments without one have no valid row.
-
-        Args:
-            transitions: transitions of the step.
-            foreign_E: environments in which the policy of another task acted; None without
-                ``PolicyReuse``.
-        """
+    def add(self, transitions: Transitions) -> None:
+        """Add the transitions of one vector step; environments without one have no valid row."""
         assert not self.is_full, "the iteration is complete"
         columns = transitions.columns()
-        if foreign_E is not None:
-            self._allocate_foreign()
-            columns["foreign"] = foreign_E[transitions.env_E]
         for name, array in self._arrays.items():
             array[self._num_steps, transitions.env_E] = columns[name]
         self._valid_SE[self._num_steps] = False
@@ -268,8 +258,6 @@ class RolloutBuffer:
             )
         self._num_steps = len(valid_SE)
         self._valid_SE[: self._num_steps] = valid_SE
-        if "foreign" in of_envs["arrays"]:
-            self._allocate_foreign()
         for name, array in self._arrays.items():
             array[: self._num_steps] = of_envs["arrays"][name].transpose(0, 1).numpy()
         if not of_envs["computed"]:
@@ -288,11 +276,6 @@ class RolloutBuffer:
         }
         self.begin(computed)
         self._num_minibatches = state["num_minibatches"]
-
-    def _allocate_foreign(self) -> None:
-        """Add a column that marks transitions in which another task's policy acted."""
-        if "foreign" not in self._arrays:
-            self._arrays["foreign"] = np.zeros(self._valid_SE.shape, np.bool_)
 
 
 def rows_per_task(num_envs: int, num_tasks: int, collection: RolloutConfig) -> int:

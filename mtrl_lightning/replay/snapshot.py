@@ -15,7 +15,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,7 @@ from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.ranks.state import ALL_RANKS, PER_ENV
-from mtrl_lightning.replay.manifest import HINT
 from mtrl_lightning.replay.storage import Storage
-from mtrl_lightning.spec import Field
 
 MEBIBYTE = 1 << 20
 
@@ -62,19 +60,15 @@ class ReplaySnapshots:
         self._writing: Future[dict[str, Any]] | None = None
         """Returns the last chunk's file name and checksum; None if no file is being written."""
 
-    def write_full_chunk(self, storage: Storage, wait: bool = True) -> bool:
-        """Write a chunk if there are enough transitions for a full one, to shorten the next save.
-
-        Args:
-            storage: the transitions.
-            wait: whether to wait for the disk. If not, a thread writes the chunk, and the next call
-                of a method raises any error.
+    def write_full_chunk(self, storage: Storage) -> bool:
+        """Let a thread write a chunk if there are enough transitions for a full one.
 
         Returns:
-            Whether a chunk was written.
+            Whether a chunk is written.
 
         Raises:
-            OSError: if writing fails; earlier chunks stay valid, and the next save retries.
+            OSError: if writing the previous one failed; earlier chunks stay valid, and the next
+                save retries.
         """
         if self._writing is not None and self._writing.done():
             self.finish()
@@ -82,8 +76,6 @@ class ReplaySnapshots:
         is_full = int((storage.added_E - first_E).sum()) >= self._chunk_rows(storage)
         if is_full:
             self._write(storage, first_E)
-        if wait:
-            self.finish()
         return is_full
 
     def finish(self) -> None:
@@ -120,10 +112,9 @@ class ReplaySnapshots:
         self._chunks = [
             chunk for chunk in self._chunks if (np.array(chunk["end"]) > oldest_E).any()
         ]
-        layout = {"layout": storage.layout} if storage.layout else {}
         return {
             "fields": _plain_fields(storage),
-            **layout,
+            "layout": storage.layout,
             "capacity": storage.capacity,
             PER_ENV: {"added": storage.added_E.tolist(), "oldest": oldest_E.tolist()},
             ALL_RANKS: {"chunks": list(self._chunks)},
@@ -212,9 +203,9 @@ class ReplaySnapshots:
                 f" but this run has {storage.num_envs} with {storage.capacity:,}:"
                 " resume with the original tasks, data.envs_per_task and data.capacity"
             )
-        if manifest.get("layout", {}) != storage.layout:
+        if manifest["layout"] != storage.layout:
             raise ConfigurationError(
-                f"the checkpoint's replay has the layout {manifest.get('layout') or 'full rows'},"
+                f"the checkpoint's replay has the layout {manifest['layout'] or 'full rows'},"
                 f" but this run's has {storage.layout or 'full rows'}: resume with the original"
                 " benchmark, or without the replay (data.restore_replay false)"
             )
@@ -227,27 +218,6 @@ class ReplaySnapshots:
                 " resume with the original benchmark and algorithm,"
                 " or without the replay (data.restore_replay false)"
             )
-
-    def chunks(
-        self, manifest: dict[str, Any], fields: Sequence[Field]
-    ) -> Iterator[dict[str, npt.NDArray]]:
-        """Yield the columns of each file of a manifest.
-
-        Args:
-            manifest: a manifest whose files contain every transition once.
-            fields: the columns, in the order of the files.
-        """
-        for chunk in manifest[ALL_RANKS]["chunks"]:
-            yield self._columns(chunk, fields)
-
-    def _columns(self, chunk: dict[str, Any], fields: Sequence[Field]) -> dict[str, npt.NDArray]:
-        content = io.BytesIO(self._content(chunk))
-        return {field.name: np.load(content, allow_pickle=False) for field in fields}
-
-    def verify(self, manifest: dict[str, Any]) -> None:
-        """Read and verify every chunk of a manifest."""
-        for chunk in manifest[ALL_RANKS]["chunks"]:
-            self._content(chunk)
 
     def _restore(
         self, chunk: dict[str, Any], storage: Storage, ring_E: npt.NDArray[np.int64]
@@ -273,7 +243,10 @@ class ReplaySnapshots:
         except OSError as error:
             wrong = f"cannot be read ({error})"
         if wrong:
-            raise ConfigurationError(f"the replay file {path} {wrong}: {HINT}")
+            raise ConfigurationError(
+                f"the replay file {path} {wrong}: resume from another checkpoint, or without the"
+                " replay (data.restore_replay false)"
+            )
         return content
 
     def prune(self, manifests: Iterable[dict[str, Any]]) -> None:

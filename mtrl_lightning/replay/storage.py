@@ -120,11 +120,7 @@ class Storage(ABC):
 
         The columns have the names ``column_names``.
         """
-        parts = [
-            self.numbers(env, int(first), int(end))
-            for env, (first, end) in enumerate(zip(first_E, end_E, strict=True))
-        ]
-        env_N, number_N = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        env_N, number_N = map(torch.from_numpy, enumerated(first_E, end_E - first_E))
         return {name: column.cpu().numpy() for name, column in self.take(env_N, number_N).items()}
 
     def from_columns(
@@ -168,13 +164,9 @@ class Storage(ABC):
         is_kept_N = is_kept_E[env_N]
         return ring_E[env_N[is_kept_N]], number_N[is_kept_N], is_kept_N
 
+    @abstractmethod
     def reward_sums(self) -> npt.NDArray[np.float64]:
         """Return the sum of the rewards in each ring, ``[E]``."""
-        sums = np.zeros(self.num_envs)
-        for env, (added, size) in enumerate(zip(self.added_E, self.size_E, strict=True)):
-            rows = self.take(*self.numbers(env, int(added - size), int(added)))
-            sums[env] = float(rows["reward"].double().sum())
-        return sums
 
 
 class RingStorage(Storage):
@@ -212,13 +204,10 @@ class RingStorage(Storage):
         """Where the transitions are kept."""
         return self._columns["reward"].device
 
-    def reward_sums(self) -> npt.NDArray[np.float64]:
-        """Return the sum of the rewards in each ring, ``[E]``, without reading other columns."""
-        return self.reward_sums_of(self.size_E)
-
-    def reward_sums_of(self, size_E: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return the sum of the rewards of each ring's newest ``size_E`` transitions, ``[E]``."""
+    def reward_sums(self, size_E: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
+        """Return the sum of the rewards of each ring's newest ``size_E`` transitions, or of all."""
         sums = np.zeros(self.num_envs)
+        size_E = self.size_E if size_E is None else size_E
         for env, (added, size) in enumerate(zip(self.added_E, size_E, strict=True)):
             rows = self.rows_of(*self.numbers(env, int(added - size), int(added)))
             row_N = to_device(rows, self.device)

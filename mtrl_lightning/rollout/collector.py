@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.rollout import collector_state
 from mtrl_lightning.rollout.action_transforms import ActionTransform, sent_actions
 from mtrl_lightning.rollout.episodes import (
@@ -18,22 +19,21 @@ from mtrl_lightning.rollout.episodes import (
     RunningEpisodes,
     task_means,
 )
-from mtrl_lightning.rollout.exploration import CorrelatedNoise, check_takes_noise
+from mtrl_lightning.rollout.exploration import CorrelatedNoise
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
 from mtrl_lightning.rollout.matching import matched_policy
-from mtrl_lightning.rollout.sample import Sample, collect
+from mtrl_lightning.rollout.sample import Sample, concatenated, quotas
 from mtrl_lightning.transitions import (
     Episode,
     Mode,
-    NoisyPolicy,
     Policy,
+    SeededPolicy,
     Transitions,
     WeightedPolicy,
 )
 from mtrl_lightning.utils.counters import Counters
 
 if TYPE_CHECKING:
-    from mtrl_lightning.envs.benchmarks.benchmark import Benchmark
     from mtrl_lightning.envs.vector.vector import VectorEnv
     from mtrl_lightning.rollout.pausing import PauseSolved
     from mtrl_lightning.rollout.reuse import PolicyReuse
@@ -57,8 +57,8 @@ class Collector:
             transitions contain the policy's original actions.
         exploration: generates the exploration noise instead of the policy.
         pausing: determines which environments ``choose_paused`` pauses.
-        reuse: selects the exploration episodes in which the policy of another task acts; see
-            ``foreign_E``.
+        reuse: selects the exploration episodes in which the policy of another task acts;
+            transitions then have a further field, ``foreign``.
     """
 
     def __init__(
@@ -115,8 +115,6 @@ class Collector:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        if self.exploration is not None:
-            check_takes_noise(policy)
         self._matched_policy = matched_policy(policy, self.envs.spec_, self.envs.task_E)
         self._policy = policy
 
@@ -174,20 +172,6 @@ class Collector:
             return np.zeros(self.envs.num_envs, np.bool_)
         return self.reuse.is_foreign_E
 
-    def remake_envs(self, benchmark: Benchmark | None = None) -> None:
-        """Rebuild all environments, for example in a curriculum.
-
-        Unfinished episodes are dropped and not counted. So is the next step, whose actions were
-        chosen for the previous environments. A resumed run builds its environments from its
-        configuration: remake them before training starts.
-
-        Args:
-            benchmark: the benchmark that makes them, with the same tasks and spaces; None for the
-                previous one, whose attributes may have changed.
-        """
-        assert not self.is_step_pending, "a step is pending: use session.after_vector_step"
-        self.envs.remake(benchmark)  # the next step is not valid, which ends the current episodes
-
     def send(self, mode: Mode) -> None:
         """Choose actions and send them to the environments; the first call resets them.
 
@@ -207,12 +191,10 @@ class Collector:
             if mode != "explore":
                 self.reuse.end()
             task_E = self.reuse.acting_task_E
-        if self.exploration is None or mode != "explore":
-            output = self._matched_policy.act(copied_ED, task_E, mode)
-        else:
-            noisy_policy = cast("NoisyPolicy", self._matched_policy)
-            noise_EA = self.exploration.noise()
-            output = noisy_policy.act(copied_ED, task_E, mode, noise_EA=noise_EA)
+        noise = {}
+        if self.exploration is not None and mode == "explore":
+            noise["noise_EA"] = self.exploration.noise()
+        output = self._matched_policy.act(copied_ED, task_E, mode, **noise)
         chosen_EA, self._policy_columns = output if isinstance(output, tuple) else (output, {})
         # transitions contain the original action; the environments receive the transformed one
         action_EA = np.array(chosen_EA, np.float32)
@@ -240,11 +222,6 @@ class Collector:
         self._action_EA = None
         result = self.envs.receive()
         self.observation_ED = result.observation_ED
-        paused_E = result.paused_E
-        # paused environments keep their last observation, which is not part of the result of
-        # restored environments
-        if paused_E.any():
-            self.observation_ED[paused_E] = observation_ED[paused_E]
         ended = self.running.add(result)
         # exclude episodes in which the policy of another task acted
         foreign_E = self.foreign_E
@@ -265,6 +242,8 @@ class Collector:
         kept_E = result.valid_E if selected_E is None else result.valid_E & selected_E
         kept = slice(None) if kept_E.all() else kept_E
         extra = {**result.extra, **self._policy_columns}
+        if self.reuse is not None:
+            extra["foreign"] = foreign_E
         # next_observation is the true successor, even if the next step starts a new episode
         transitions = Transitions(
             observation_ED[kept],
@@ -277,7 +256,7 @@ class Collector:
             self._env_E[kept],
             {name: np.asarray(column)[kept] for name, column in extra.items()},
         )
-        self.dropped_E = ~(result.valid_E | paused_E)
+        self.dropped_E = ~(result.valid_E | result.paused_E)
         self.counters.vector_steps += 1
         self.counters.env_steps += int(result.valid_E.sum())
         self.counters.dropped_transitions += int(self.dropped_E.sum())
@@ -315,14 +294,40 @@ class Collector:
                 episodes. The policy is seeded if it has ``seed_actions``, as all algorithms and
                 loaded policies do.
         """
-        return collect(
-            self,
-            num_steps=num_steps,
-            num_episodes=num_episodes,
-            mode=mode,
-            force_reset=force_reset,
-            seed=seed,
+        if (num_steps is None) == (num_episodes is None):
+            raise ConfigurationError("give either num_steps or num_episodes")
+        at_least(1, num_steps=num_steps, num_episodes=num_episodes)
+        if seed is not None:
+            self._seed(seed)
+        is_fresh = force_reset or seed is not None or num_episodes is not None
+        if is_fresh or not self.has_started:
+            self.reset(seed)
+        weights_seq_no = self.weights_seq_no
+        steps: Iterable[tuple[Transitions, dict[int, Episode]]]
+        if num_steps is None:
+            assert num_episodes is not None
+            steps = self.run_episodes(quotas(num_episodes, self.envs.num_envs), mode)
+        else:
+            num_vector_steps = -(-num_steps // self.envs.num_envs)  # rounded up
+            steps = (self.step(mode) for _ in range(num_vector_steps))
+        parts, ended = zip(*steps, strict=True)
+        episodes = [episode for of_step in ended for episode in of_step.values()]
+        sample = Sample(concatenated(parts), episodes, weights_seq_no)
+        for listener in self.listeners:
+            listener.on_sample_end(sample)
+        return sample
+
+    def _seed(self, seed: int | Sequence[int]) -> None:
+        """Seed all random numbers except those of the environments."""
+        of_policy, of_exploration, of_reuse = (
+            np.random.SeedSequence(seed).generate_state(3).tolist()
         )
+        if isinstance(self.policy, SeededPolicy):
+            self.policy.seed_actions(of_policy)
+        if self.exploration is not None:
+            self.exploration.seed(of_exploration)
+        if self.reuse is not None:
+            self.reuse.seed(of_reuse)
 
     def run_episodes(
         self, quota_E: npt.NDArray[np.int64], mode: Mode

@@ -77,7 +77,10 @@ def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
     if "windows" in state:
         collector.windows.load_state_dict(state["windows"])
     if "running" in state:
-        _set_episodes(collector, state)
+        collector.running.load_state_dict(state["running"])
+        collector.paused_E = np.array(state[PER_ENV]["paused"], np.bool_)
+        collector.times.forget()  # exclude the time between saving and restoring
+        collector.observation_ED = collector.envs.set_state(state[PER_ENV]["envs"])
     parts = _parts(collector)
     for name in ("listeners", "action_transforms", "exploration", "reuse"):
         _load_states(parts[name], state.get(name, {}))
@@ -101,14 +104,6 @@ def _weighted_policy(collector: Collector) -> WeightedPolicy:
             " loaded policy"
         )
     return collector.policy
-
-
-def _set_episodes(collector: Collector, state: Mapping[str, Any]) -> None:
-    of_envs = state[PER_ENV]
-    collector.running.load_state_dict(state["running"])
-    collector.paused_E = np.array(of_envs["paused"], np.bool_)
-    collector.times.forget()  # exclude the time between saving and restoring
-    collector.observation_ED = collector.envs.set_state(of_envs["envs"])
 
 
 def _state_of(part: Any) -> dict[str, Any]:

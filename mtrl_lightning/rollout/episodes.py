@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections import Counter, deque
@@ -17,8 +18,13 @@ from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import Episode, StepResult
 
 STATISTICS = ("return", "length", "success")
-SPREADS = ("min", "max", "std")
-"""Statistics logged in addition to the means of returns and lengths, but not for success."""
+OVER_TASKS: dict[str, Callable[[list[float]], Any]] = {
+    "mean": np.mean,
+    "min": min,
+    "max": max,
+    "std": statistics.fmean,
+}
+"""The logged statistics of an episode's values, and how the tasks' statistics are averaged."""
 
 
 def task_means(value_E: npt.NDArray, task_E: npt.NDArray[np.int64]) -> dict[int, float]:
@@ -277,23 +283,27 @@ class EpisodeWindows:
         """Return the means of ``info``: ``{name: {task: mean}}``."""
         return mean_info(dict(enumerate(self._windows)))
 
-    def metrics(self, task_names: Sequence[str]) -> dict[str, float]:
-        """Return further metrics: spreads of returns and lengths, and means of ``info``.
+    def metrics(self, spec: EnvSpec) -> dict[str, float]:
+        """Return the metrics of the episodes; empty before the first one has finished.
 
-        They are called ``rollout/return_min``, ``rollout/length_std``, ``rollout/info/<key>``, and
-        end with ``/<task>`` for single tasks. Over all tasks, the minimum and the maximum are
-        taken of minima and maxima, and the mean of all others.
+        They are called ``rollout/return``, ``rollout/length`` and, if the tasks report it,
+        ``rollout/success`` for the means; ``rollout/return_min``, ``rollout/length_std`` and so on
+        for the spreads of returns and lengths; ``rollout/info/<key>``. They end with ``/<task>``
+        for single tasks. Over all tasks, the minimum and the maximum are taken of minima and
+        maxima, and the mean of all others.
         """
-        over_tasks: dict[str, Callable[[list[float]], float]]
-        over_tasks = {"min": min, "max": max, "std": statistics.fmean}
         summary = self.summary()
+        if not summary:
+            return {}
         result: dict[str, float] = {}
-        for name in ("return", "length") if summary else ():
-            for spread in SPREADS:
-                values = {task: of_task[name][spread] for task, of_task in summary.items()}
-                over_all = over_tasks[spread](list(values.values()))
-                result |= named(f"rollout/{name}_{spread}", over_all, values, task_names)
-        return result | info_metrics("rollout", self.info(), task_names)
+        for name, kind in itertools.product(STATISTICS, OVER_TASKS):
+            if name == "success" and not (spec.has_success and kind == "mean"):
+                continue
+            metric = f"rollout/{name}" if kind == "mean" else f"rollout/{name}_{kind}"
+            values = {task: of_task[name][kind] for task, of_task in summary.items()}
+            over_all = float(OVER_TASKS[kind](list(values.values())))
+            result |= named(metric, over_all, values, spec.task_names)
+        return result | info_metrics("rollout", self.info(), spec.task_names)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the episodes by environment, as lists of plain values."""

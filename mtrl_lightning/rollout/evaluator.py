@@ -11,17 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_same, check_spec, tasks_of
-from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, tasks_of
 from mtrl_lightning.envs.vector.vector import VectorEnv
 from mtrl_lightning.errors import (
     CallError,
-    ConfigurationError,
     EnvironmentFaultError,
     RestartsExhaustedError,
 )
 from mtrl_lightning.rollout.collector import Collector
-from mtrl_lightning.rollout.episodes import info_metrics, mean_info
+from mtrl_lightning.rollout.episodes import info_metrics, mean_info, with_mean
 from mtrl_lightning.rollout.matching import matched_policy
 from mtrl_lightning.rollout.sample import quotas
 from mtrl_lightning.spec import EnvSpec
@@ -29,8 +27,6 @@ from mtrl_lightning.transitions import Episode, Policy
 from mtrl_lightning.utils.devices import one_thread
 from mtrl_lightning.utils.progress import progress_bar
 
-SUCCESS = ("success", "success_last")
-"""Success metrics of every task, if the benchmark has success."""
 WORST = (1, 5)
 """Numbers of worst tasks whose mean success is logged, if there are more tasks."""
 
@@ -38,38 +34,37 @@ WORST = (1, 5)
 class Evaluation(NamedTuple):
     """Results of one evaluation: one entry per task of the split, averaged over its episodes."""
 
+    spec: EnvSpec
     split: str
+    tasks: tuple[int, ...]
+    """Indices of the split's tasks in the spec."""
     num_episodes: int
-    """Mean return of each task."""
+    """Number of test episodes per task."""
     success_T: npt.NDArray[np.float64]
     """Fraction of episodes with success in any step."""
     success_last_T: npt.NDArray[np.float64]
     """Fraction of episodes with success in the last step."""
     return_T: npt.NDArray[np.float64]
-    has_success: bool = True
-    """Whether the benchmark reports success; otherwise, there are no success metrics."""
+    """Mean return of each task."""
     info: Mapping[str, Mapping[int, float]] = {}
     """Means of the logged keys of ``info``, by name and task."""
-    max_return: float | None = None
-    """Return that corresponds to a score of 1; None if there is no score."""
-    tasks: tuple[int, ...] | None = None
-    """Indices of the split's tasks; None for all tasks."""
 
-    def names(self, task_names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the split's tasks, given those of all."""
-        return task_names if self.tasks is None else tuple(task_names[i] for i in self.tasks)
+    @property
+    def task_names(self) -> list[str]:
+        """Names of the split's tasks."""
+        return [self.spec.task_names[task] for task in self.tasks]
 
     def values(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return the measured values of every task, by name."""
         measured: dict[str, npt.NDArray[np.float64]] = {}
-        if self.has_success:
+        if self.spec.has_success:
             measured |= {"success": self.success_T, "success_last": self.success_last_T}
         measured["return"] = self.return_T
-        if self.max_return is not None:
-            measured["score"] = self.return_T / self.max_return
+        if self.spec.max_return is not None:
+            measured["score"] = self.return_T / self.spec.max_return
         return measured
 
-    def metrics(self, task_names: tuple[str, ...]) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return success in any step and in the last step, return and score: mean and per task.
 
         They are called ``eval/success``, ``eval/success_last``, ``eval/return``, ``eval/score`` in
@@ -77,38 +72,30 @@ class Evaluation(NamedTuple):
         tasks. ``eval/success_worst_5`` is the mean success (in any step) of the 5 worst tasks, and
         ``eval/info/<key>`` the mean of a key of ``info`` over steps and episodes. Benchmarks
         without success have no success metrics, and those without a largest return no score.
-
-        Args:
-            task_names: names of all tasks.
         """
         prefix = metric_prefix(self.split)
-        names = self.names(task_names)
-        values = self.values()
-        result = {f"{prefix}/{name}": float(value_T.mean()) for name, value_T in values.items()}
+        result: dict[str, float] = {}
+        for name, value_T in self.values().items():
+            values = dict(zip(self.tasks, value_T.tolist(), strict=True))
+            result |= with_mean(f"{prefix}/{name}", values, self.spec.task_names)
         ascending_T = np.sort(self.success_T)
-        for k in _worst(len(names)) if self.has_success else ():
-            result[f"{prefix}/success_worst_{k}"] = float(ascending_T[:k].mean())
-        for name, value_T in values.items():
-            result |= {
-                f"{prefix}/{name}/{task}": float(v) for task, v in zip(names, value_T, strict=True)
-            }
-        return result | info_metrics(prefix, self.info, task_names)
+        for k in WORST if self.spec.has_success else ():
+            if k < len(self.tasks):
+                result[f"{prefix}/success_worst_{k}"] = float(ascending_T[:k].mean())
+        return result | info_metrics(prefix, self.info, self.spec.task_names)
 
-    def success_intervals(self, task_names: tuple[str, ...]) -> dict[str, tuple[float, float]]:
+    def success_intervals(self) -> dict[str, tuple[float, float]]:
         """Return 95 % Wilson intervals of the success in any step, by metric name.
 
         For the mean, the episodes of all tasks form one sample. Empty without success.
-
-        Args:
-            task_names: names of all tasks.
         """
-        if not self.has_success:
+        if not self.spec.has_success:
             return {}
         name = f"{metric_prefix(self.split)}/success"
         successes_T = np.rint(self.success_T * self.num_episodes).astype(int).tolist()
         num_tasks = len(successes_T)
         intervals = {name: wilson_interval(sum(successes_T), num_tasks * self.num_episodes)}
-        for task, successes in zip(self.names(task_names), successes_T, strict=True):
+        for task, successes in zip(self.task_names, successes_T, strict=True):
             intervals[f"{name}/{task}"] = wilson_interval(successes, self.num_episodes)
         return intervals
 
@@ -121,20 +108,11 @@ def wilson_interval(successes: int, num_episodes: int) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
-def _measured(spec: EnvSpec) -> tuple[str, ...]:
-    success = SUCCESS if spec.has_success else ()
-    score = () if spec.max_return is None else ("score",)
-    return (*success, "return", *score)
-
-
 def main_metric(spec: EnvSpec) -> str:
     """Return the main metric of a benchmark: success, otherwise score, otherwise return."""
-    measured = _measured(spec)
-    return next(name for name in ("success", "score", "return") if name in measured)
-
-
-def _worst(num_tasks: int) -> list[int]:
-    return [k for k in WORST if k < num_tasks]
+    if spec.has_success:
+        return "success"
+    return "return" if spec.max_return is None else "score"
 
 
 def metric_prefix(split: str) -> str:
@@ -146,19 +124,13 @@ def metric_names(benchmark: Benchmark) -> list[str]:
     """Return the names of all metrics of an evaluation, averages first."""
     spec = benchmark.spec
     logged = [name for key in spec.info_keys for name in (key, f"{key}_last")]
-    means: list[str] = []
-    others: list[str] = []
-    per_task: list[str] = []
+    names: list[str] = []
     for split in benchmark.splits[1:]:
-        prefix = metric_prefix(split)
         tasks = tasks_of(benchmark, split)
-        names = [f"{prefix}/{metric}" for metric in _measured(spec)]
-        info = [f"{prefix}/info/{name}" for name in logged]
-        numbers = _worst(len(tasks)) if spec.has_success else []
-        means += names
-        others += [*(f"{prefix}/success_worst_{k}" for k in numbers), *info]
-        per_task += [f"{name}/{spec.task_names[i]}" for name in (*names, *info) for i in tasks]
-    return means + others + per_task
+        zero_T = np.zeros(len(tasks))
+        info = {name: dict.fromkeys(tasks, 0.0) for name in logged}
+        names += Evaluation(spec, split, tasks, 1, zero_T, zero_T, zero_T, info).metrics()
+    return sorted(names, key=lambda name: name.count("/"))
 
 
 class EvaluatedEpisode(NamedTuple):
@@ -190,7 +162,7 @@ class Evaluator:
             of an environment or its worker, over all evaluations.
         on_restart: called with the reason of each restart.
         share: index of this process and number of processes that share the environments.
-        progress: whether to show progress bars of built environments and steps on a terminal.
+        progress: whether to show a progress bar of the steps on a terminal.
     """
 
     def __init__(
@@ -227,11 +199,6 @@ class Evaluator:
         self._warns = rank == 0
         """Whether the next evaluation warns of tasks whose episodes are all equal."""
         self._envs: VectorEnv | None = None
-
-    @property
-    def num_envs(self) -> int:
-        """Number of this process' environments."""
-        return len(self._indices)
 
     def evaluate(self, policy: Policy, on_step: Callable[[], None] = lambda: None) -> Evaluation:
         """Run all test episodes.
@@ -282,7 +249,6 @@ class Evaluator:
                 num_workers=self._num_workers,
                 timeout=self._timeout,
                 indices=indices.tolist(),
-                progress=self._progress,
             )
         # environment k of a task runs episodes first_k, ..., first_k + share_k - 1, and is seeded
         # with first_k: the episodes of a task are the same for any number of environments
@@ -325,18 +291,15 @@ class Evaluator:
             )
             for field in ("success", "success_last", "return_")
         )
-        info = mean_info(per_task)
-        spec = self._benchmark.spec
         return Evaluation(
+            self._benchmark.spec,
             self._split,
+            self._tasks,
             self._num_episodes,
             success,
             success_last,
             returns,
-            spec.has_success,
-            info,
-            spec.max_return,
-            self._tasks,
+            mean_info(per_task),
         )
 
     def _warn_of_equal_episodes(self, finished: Sequence[EvaluatedEpisode]) -> None:
@@ -357,19 +320,6 @@ class Evaluator:
                 " deterministic, ignore this, or set evaluation.num_episodes to 1",
                 stacklevel=3,
             )
-
-    def remake_envs(self, benchmark: Benchmark) -> None:
-        """Use the environments of another benchmark in further evaluations."""
-        benchmark = with_layers_of(self._benchmark, benchmark)
-        check_same(self._benchmark.spec, check_spec(benchmark.spec))
-        tasks = tasks_of(benchmark, self._split)
-        if tasks != self._tasks:
-            raise ConfigurationError(
-                f"the split {self._split} of the new benchmark has the tasks {tasks}: use a"
-                f" benchmark with those of the previous one, {self._tasks}"
-            )
-        self.close()
-        self._benchmark = benchmark
 
     def close(self) -> None:
         """Close the environments."""

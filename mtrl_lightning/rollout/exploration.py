@@ -5,7 +5,6 @@ Shapes: ``T`` tasks, ``E`` environments, ``A`` action.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.checks import within
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.rollout.extras import Extra
 from mtrl_lightning.spec import EnvSpec
-from mtrl_lightning.transitions import Policy
 
 
 class CorrelatedNoise(Extra):
@@ -89,13 +86,3 @@ class CorrelatedNoise(Extra):
         self._is_first_E = np.array(state[PER_ENV]["is_first"], np.bool_)
         if "generator" in state:
             self._generator.bit_generator.state = state["generator"]
-
-
-def check_takes_noise(policy: Policy) -> None:
-    """Check that a policy accepts exploration noise."""
-    if "noise_EA" not in inspect.signature(policy.act).parameters:
-        raise ConfigurationError(
-            f"CorrelatedNoise needs a policy whose act accepts noise_EA, but that of"
-            f" {type(policy).__name__} does not: use an algorithm, add it (see NoisyPolicy), or"
-            " remove CorrelatedNoise"
-        )

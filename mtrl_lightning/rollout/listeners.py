@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,19 +72,20 @@ class EpisodeEvents:
         if not self._listeners:
             return
         builds_E = self._envs.builds_E
-        new = np.flatnonzero(builds_E > self._announced_builds_E).tolist()
+        new = np.flatnonzero(builds_E > self._announced_builds_E)
         self._announced_builds_E = builds_E.copy()
-        self._notify(lambda listener, e, task: listener.on_environment_created(e, task), new)
+        for listener, e, task in self._each(new):
+            listener.on_environment_created(e, task)
 
-    def created(self, which: Sequence[int] | range) -> None:
+    def created(self, envs: Iterable[int]) -> None:
         """Notify of new episodes, before their first observation is available."""
-        self._notify(lambda listener, e, task: listener.on_episode_created(e, task), which)
+        for listener, e, task in self._each(envs):
+            listener.on_episode_created(e, task)
 
-    def started(self, observation_ED: npt.NDArray, which: Sequence[int] | range) -> None:
+    def started(self, observation_ED: npt.NDArray, envs: Iterable[int]) -> None:
         """Notify of the first observations of new episodes."""
-        self._notify(
-            lambda listener, e, task: listener.on_episode_started(e, task, observation_ED[e]), which
-        )
+        for listener, e, task in self._each(envs):
+            listener.on_episode_started(e, task, observation_ED[e])
 
     def stepped(
         self,
@@ -104,25 +105,19 @@ class EpisodeEvents:
         if not self._listeners:
             return
         self.built()
-
-        def call_stepped(listener: EpisodeListener, e: int, task: int) -> None:
+        for listener, e, task in self._each(range(self._envs.num_envs)):
+            return_, length = float(running.return_E[e]), int(running.length_E[e])
             if e in ended:
-                return_ = ended[e].return_
-                length = ended[e].length
-            else:
-                return_ = running.return_E[e]
-                length = running.length_E[e]
-            listener.on_episode_stepped(e, task, float(return_), int(length))
-
-        self._notify(call_stepped, range(self._envs.num_envs))
-        self._notify(lambda listener, e, _: listener.on_episode_ended(e, ended[e]), list(ended))
-        new = np.flatnonzero(done_E).tolist()
+                return_, length = ended[e].return_, ended[e].length
+            listener.on_episode_stepped(e, task, return_, length)
+        for listener, e, _ in self._each(ended):
+            listener.on_episode_ended(e, ended[e])
+        new = np.flatnonzero(done_E)
         self.created(new)
         self.started(observation_ED, new)
 
-    def _notify(
-        self, call: Callable[[EpisodeListener, int, int], None], which: Sequence[int] | range
-    ) -> None:
+    def _each(self, envs: Iterable[int]) -> Iterator[tuple[EpisodeListener, int, int]]:
+        """Yield every listener with each of some environments and its task."""
         for listener in self._listeners:
-            for e in which:
-                call(listener, int(e), int(self._envs.task_E[e]))
+            for e in envs:
+                yield listener, int(e), int(self._envs.task_E[e])

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tqdm import tqdm
-
-POLL_SECONDS = 0.2
-"""Seconds between two polls of the progress."""
 
 
 def shows_progress(trainer: Any) -> bool:
@@ -40,34 +36,3 @@ def progress_bar(description: str, total: int, is_wanted: bool = True) -> Iterat
         total=total, desc=description, leave=False, disable=hidden, dynamic_ncols=True
     ) as bar:
         yield bar
-
-
-@contextlib.contextmanager
-def polled_progress_bar(
-    description: str, total: int, done: Callable[[], int], is_wanted: bool = True
-) -> Iterator[None]:
-    """Show a progress bar in this context for work done by other processes.
-
-    Args:
-        description: text before the bar.
-        total: total number of items.
-        done: returns the number of completed items.
-        is_wanted: whether to show the bar.
-    """
-    if not is_wanted:
-        yield
-        return
-    has_ended = threading.Event()
-    with progress_bar(description, total) as bar:
-
-        def poll() -> None:
-            while not has_ended.wait(POLL_SECONDS):
-                bar.update(done() - bar.n)
-
-        thread = threading.Thread(target=poll, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            has_ended.set()
-            thread.join()

@@ -36,7 +36,7 @@ def test_spec_says_which_tasks_are_trained(excluded, trained):
 )
 def test_defaults_follow_from_tasks_and_total_steps(options, batch_size, capacity, warmup):
     data = ReplayData(BENCHMARK, **options)
-    assert (data.batch_size, data.capacity, data._warmup.limit) == (batch_size, capacity, warmup)
+    assert (data.batch_size, data.capacity, data.warmup_steps) == (batch_size, capacity, warmup)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_replay_is_on_the_gpu_if_it_takes_half_of_it(
     trainer = lightning.Trainer(default_root_dir=tmp_path, logger=False, accelerator="cpu")
     trainer.strategy.connect(SAC(data.spec, **SMALL))
     data.trainer = trainer
-    data._folder = tmp_path
+    data.folder = tmp_path
     data.open_buffer(list(data.spec.train_tasks), torch.device(device))
     assert made[0]["device"] == torch.device(kept_on)
     assert made[0]["folder"] == (tmp_path if options.get("memory_map") else None)

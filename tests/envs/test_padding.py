@@ -2,13 +2,11 @@
 
 import gymnasium as gym
 import numpy as np
-import pytest
 from gymnasium.spaces import Box
 
 from mtrl_lightning.envs import ToyReach
-from mtrl_lightning.envs.benchmarks.benchmark import check_same, check_spec
+from mtrl_lightning.envs.benchmarks.benchmark import check_spec
 from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import pad_to
 from tests.helpers.properties import given, st
 
@@ -84,25 +82,3 @@ def test_tasks_with_equal_images_keep_them():
     assert found == (image, actions, (), ())
     rows = np.ones((5, 3, 4, 4), np.uint8)
     assert pad_to(rows, (3, 4, 4)) is rows
-
-
-SPEC = ToyReach(2).spec._replace(max_return=10.0)
-
-
-def test_benchmark_replaces_another_of_the_same_sizes_and_score():
-    sizes = {"observation_sizes": (2, 2), "action_sizes": (2, 2)}
-    check_same(SPEC, SPEC._replace(horizon=2 * SPEC.horizon, max_return=20.0, **sizes))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "horizon"),
-    [
-        ("max_return", 20.0, SPEC.horizon),
-        ("max_return", None, 2),
-        ("observation_sizes", (1, 2), SPEC.horizon),
-        ("action_sizes", (1, 2), SPEC.horizon),
-    ],
-)
-def test_benchmark_of_other_sizes_or_scores_is_refused(name, value, horizon):
-    with pytest.raises(ConfigurationError, match=name):
-        check_same(SPEC, SPEC._replace(horizon=horizon, **{name: value}))

@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import TransformObservation
 
-from mtrl_lightning.envs import DMControl, Pixels, ToyReach, VectorEnv
-from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
-from mtrl_lightning.envs.benchmarks.wrappers import WithWrappers, with_layers_of
+from mtrl_lightning.envs import DMControl, Pixels, ToyReach, VectorEnv, WithWrappers
 from mtrl_lightning.envs.render.frame_recorder import VideoFormat, WithFrameRecorder, decompressed
 from mtrl_lightning.errors import EnvironmentFaultError
 from tests.helpers.command_line import skip_without_renderer
-from tests.helpers.fakes import Drift
 
 TASKS = ["cheetah-run", "cartpole-swingup"]
 
@@ -85,16 +82,3 @@ def test_nonfinite_state_behind_an_image_is_a_fault():
     for call in (lambda: envs.step(np.zeros((1, 2), np.float32)), envs.reset):
         with pytest.raises(EnvironmentFaultError, match="state"):
             call()
-
-
-def test_a_benchmark_that_replaces_another_is_drawn_as_that_one():
-    former = Pixels(WithWrappers(ToyReach(1, horizon=9), [Drift]), size=8)
-    changed = with_layers_of(former, ToyReach(1, horizon=7))
-    assert isinstance(changed, Pixels) and changed.size == 8 and changed.spec.horizon == 7
-    assert "Drift" in changed.spec.protocol["wrappers"]
-    drawn = Pixels(ToyReach(1, horizon=7), size=12)
-    assert with_layers_of(former, drawn).size == 12
-    logged = with_layers_of(former, WithInfo(drawn, ["distance"]))
-    assert isinstance(logged, WithInfo) and logged.keys == ("distance",)
-    assert logged.benchmark.size == 12 and not isinstance(logged.benchmark.benchmark, Pixels)
-    assert "Drift" in logged.spec.protocol["wrappers"]

@@ -146,17 +146,6 @@ def test_every_restart_has_draws_of_its_own():
     assert len(starts) == envs.num_restarts == 5
 
 
-def test_broken_episode_is_not_added_to_the_next():
-    envs, _ = make()
-    envs.reset()
-    lengths = []
-    for action_EA in actions(4 * AT):
-        info = envs.step(action_EA)[4]
-        if "final_info" in info:
-            lengths += info["final_info"]["episode"]["l"][info["_final_info"]].tolist()
-    assert envs.num_restarts and set(lengths) == {5}
-
-
 # ---- killed workers ----
 
 

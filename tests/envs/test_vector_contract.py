@@ -68,12 +68,10 @@ def test_steps_give_what_gymnasiums_own_vector_environment_gives(envs):
             assert all(map(np.array_equal, info["final_obs"], expected_info["final_obs"]))
             found, wanted = info["final_info"], expected_info["final_info"]
             assert np.array_equal(found["success"][done_E], wanted["success"][done_E])
-            assert found["_episode"][done_E].all()
             for e in np.flatnonzero(done_E):
                 task, number, length, _ = info["final_obs"][e].astype(int)
-                for episode in (found["episode"], info["episode"]):
-                    assert episode["r"][e] == scripted_return(task, number)
-                    assert episode["l"][e] == length
+                assert info["episode"]["r"][e] == scripted_return(task, number)
+                assert info["episode"]["l"][e] == length
     assert ends > 20
 
 
@@ -117,10 +115,7 @@ def test_a_mask_resets_some_environments(envs):
     assert np.array_equal(observation_ED, expected_ED)
     assert observation_ED[:, 1:3].tolist() == [[0, 1], [8, 0], [2, 1], [6, 0]]  # episode, step
     for _ in range(20):
-        *arrays, info = envs.step(ZEROS)
-        assert all(map(np.array_equal, arrays, theirs.step(ZEROS)))
-        for e in np.flatnonzero(arrays[2] | arrays[3]):
-            assert info["final_info"]["episode"]["l"][e] == info["final_obs"][e][2]
+        assert all(map(np.array_equal, envs.step(ZEROS)[:4], theirs.step(ZEROS)))
 
 
 def test_a_mask_that_cannot_be_used_is_refused():
@@ -144,9 +139,6 @@ def test_a_step_needs_a_reset_of_every_environment(envs):
     other = VectorEnv(Scripted(3), TASKS, num_workers=0)
     other.set_state(envs.get_state())
     assert np.array_equal(other.step(ZEROS)[0], envs.step(ZEROS)[0])
-    remade = VectorEnv(Scripted(3), TASKS, num_workers=0)
-    remade.remake()
-    remade.step(ZEROS)
 
 
 def test_a_step_is_received_before_anything_else(envs):
@@ -154,7 +146,7 @@ def test_a_step_is_received_before_anything_else(envs):
     with pytest.raises(NoAsyncCallError, match="call send"):
         envs.receive()
     envs.send(ZEROS)
-    for call in (lambda: envs.send(ZEROS), envs.reset, envs.get_state, envs.remake):
+    for call in (lambda: envs.send(ZEROS), envs.reset, envs.get_state):
         with pytest.raises(AlreadyPendingCallError, match="call receive"):
             call()
     assert envs.receive().observation_ED[:, 2].tolist() == [1] * 4
@@ -171,7 +163,7 @@ def test_closed_environments_say_so(envs):
     envs.close()
     assert envs.closed
     step, call = (lambda: envs.step(ZEROS)), (lambda: envs.call("num_resets"))
-    for asked in (step, envs.reset, envs.get_state, envs.remake, call):
+    for asked in (step, envs.reset, envs.get_state, call):
         with pytest.raises(ClosedEnvironmentError, match="make a new VectorEnv"):
             asked()
 

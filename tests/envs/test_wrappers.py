@@ -15,8 +15,7 @@ from gymnasium.wrappers import (
 )
 
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
-from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
-from mtrl_lightning.envs.benchmarks.wrappers import with_layers, with_layers_of
+from mtrl_lightning.envs.benchmarks.wrappers import with_layers
 from mtrl_lightning.envs.names import values_text
 from tests.helpers.environments import run
 from tests.helpers.fakes import half, point_in_space, point_on_a_line
@@ -123,19 +122,9 @@ def test_spaces_and_score_that_no_wrapper_changes_are_the_benchmarks_own():
         assert spec.max_return == max_return
 
 
-def test_replacing_benchmark_keeps_wrappers_and_info():
+def test_a_benchmark_without_wrappers_is_unchanged():
     toy = ToyReach(2, HORIZON)
     assert with_layers(toy, [], None) is toy
-    previous = WithInfo(WithWrappers(toy, [STACK, FLATTEN]), ["place"])
-    assert with_layers_of(previous, previous) is previous
-    for changed in (ToyReach(2, 3), WithWrappers(ToyReach(2, 3), [STACK, FLATTEN])):
-        spec = with_layers_of(previous, changed).spec
-        assert (spec.observation_space.shape, spec.horizon) == ((6,), 3)
-        assert spec.info_keys == ("place",)
-    envs = VectorEnv(previous, [0, 1], num_workers=0)
-    envs.reset()
-    envs.remake(ToyReach(2, 3))
-    assert envs.step(np.zeros((2, 2)))[0].shape == (2, 6)
 
 
 class Halves(ToyReach):

@@ -16,7 +16,7 @@ NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES = 6, 3, 4
 TASKS = [0, 0, 1, 1, 2, 2]
 """Two environments for each task: 12 rows of a task, 3 of them in a minibatch."""
 COLLECTION = RolloutConfig(NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES)
-POLICY_FIELDS = (Field("unclipped_action", (2,)), Field("log_prob"))
+POLICY_FIELDS = (Field("unclipped_action", (2,)), Field("log_prob"), Field("foreign", (), "bool"))
 
 
 def make(collection=COLLECTION, tasks=TASKS, seed=0, spec=None):
@@ -32,10 +32,12 @@ def add_step(buffer, step, tasks=TASKS, missing=(), iteration=0):
     envs = [env for env in range(len(tasks)) if (step, env) not in missing]
     ids = np.array([row_id(step, env, iteration) for env in envs])
     transitions = make_transitions(ids, [tasks[env] for env in envs], envs)
-    extra = {"unclipped_action": np.stack([ids / 7, -ids / 7], axis=1), "log_prob": -0.5 * ids}
-    is_truncated_E = ids % 5 == 0
-    is_foreign_E = np.array([row_id(step, env, iteration) % 3 == 0 for env in range(len(tasks))])
-    buffer.add(transitions._replace(extra=extra, truncated_E=is_truncated_E), is_foreign_E)
+    extra = {
+        "unclipped_action": np.stack([ids / 7, -ids / 7], axis=1),
+        "log_prob": -0.5 * ids,
+        "foreign": ids % 3 == 0,
+    }
+    buffer.add(transitions._replace(extra=extra, truncated_E=ids % 5 == 0))
 
 
 def collect(buffer, first=0, end=None, **options):
@@ -171,8 +173,8 @@ def test_missing_rows_are_not_valid():
 
 def test_the_memory_is_that_of_one_iteration():
     # single precision: 3 + 3 numbers of observations, 2 + 2 of actions, the reward and the log
-    # density; a byte for each of the two ends
-    row_bytes = 4 * (3 + 3 + 2 + 2 + 1 + 1) + 2
+    # density; a byte for each of the two ends, and one for whether another task's policy acted
+    row_bytes = 4 * (3 + 3 + 2 + 2 + 1 + 1) + 3
     assert make().num_bytes == NUM_STEPS * len(TASKS) * row_bytes
 
 
@@ -231,18 +233,6 @@ def test_an_iteration_whose_rest_is_left_out_stays_over():
     assert buffer.is_used_up and resumed(buffer.state_dict()).is_used_up
     buffer.clear()
     assert (len(buffer), buffer.is_full, buffer.has_begun) == (0, False, False)
-
-
-def test_state_without_reuse_has_no_foreign_rows():
-    first = make()
-    collect(first, end=4)
-    state = first.state_dict()
-    assert state["per_env"]["arrays"].pop("foreign").any()
-    second = resumed(state)
-    assert "foreign" not in second.state_dict()["per_env"]["arrays"]
-    collect(second, first=4)
-    is_foreign_SE = second.collected().columns["foreign"]
-    assert not is_foreign_SE[:4].any() and is_foreign_SE[4:].any()
 
 
 def test_iteration_moves_to_other_ranks_before_updates(monkeypatch):

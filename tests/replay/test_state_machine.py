@@ -102,16 +102,16 @@ class ReplayMachine(RuleBasedStateMachine):
 
     @rule()
     def write_ahead(self):
+        self.snapshots.finish()
         before = len(self.files())
-        assert self.snapshots.write_full_chunk(self.buffer.storage) == (
-            len(self.files()) == before + 1
-        )
+        is_written = self.snapshots.write_full_chunk(self.buffer.storage)
+        self.snapshots.finish()
+        assert is_written == (len(self.files()) == before + 1)
 
     @rule()
     def save(self):
         manifest = json.loads(json.dumps(self.snapshots.save(self.buffer.storage)))
         files = self.files().keys()
-        self.snapshots.verify(manifest)
         assert self.snapshots.save(self.buffer.storage) == manifest
         assert self.files().keys() == files, "nothing is written twice"
         largest = max(1, self.chunk_rows // self.num_rings)

@@ -7,7 +7,6 @@ import torch
 
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv
-from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Standardize
 from mtrl_lightning.policy import LoadedPolicy
@@ -396,45 +395,7 @@ def test_fault_gives_no_false_transition(workers, kind):
     assert len(started) == 1 + 4 + 2, "the first, one after each end and one after each fault"
 
 
-# ---- other environments, other policies ----
-
-
-def test_environments_are_remade_with_a_changed_benchmark():
-    """One vector step is dropped; the episodes before and after have their full lengths."""
-    benchmark, diary = WithInfo(ToyReach(3, horizon=6), ["success"]), Diary()
-    envs = VectorEnv(benchmark, [0, 1, 2], num_workers=0)
-    collector = Collector(envs, Uniform(), listeners=[diary])
-    first = collector.sample(num_steps=3 * 10)
-    assert {episode.length for episode in first.episodes} == {6}
-    collector.remake_envs(ToyReach(3, horizon=4))
-    diary.lines.clear()
-    second = collector.sample(num_steps=3 * 9)
-    assert len(second.transitions.task_E) == 3 * 8
-    assert [episode.length for episode in second.episodes] == [4] * 6
-    assert second.episodes[0].info == {"success": 0.0, "success_last": 0.0}
-    assert collector.counters.env_steps == 3 * 18 and collector.counters.dropped_transitions == 3
-    starts = second.transitions.observation_ED[:3]
-    previous = first.transitions.observation_ED.tolist()
-    assert not any(start in previous for start in starts.tolist()), "other draws"
-    assert np.array_equal(starts, [line[3] for line in diary.of("started")[:3]])
-    assert_true_transitions(second.transitions)
-
-
-def test_a_benchmark_whose_attributes_have_changed_is_remade():
-    benchmark = ToyReach(3, horizon=6)
-    collector = Collector(VectorEnv(benchmark, [0, 1, 2], num_workers=0), Uniform())
-    collector.sample(num_steps=6)
-    benchmark.horizon = 3
-    collector.remake_envs()
-    assert {episode.length for episode in collector.sample(num_episodes=6).episodes} == {3}
-
-
-def test_another_benchmark_is_refused_and_the_previous_one_stays():
-    collector = toy()
-    collector.sample(num_steps=6)
-    with pytest.raises(ConfigurationError):
-        collector.remake_envs(ToyReach(2))
-    assert len(collector.sample(num_steps=9).transitions.task_E) == 9
+# ---- other policies ----
 
 
 # ---- time limits that are reported as terminations ----

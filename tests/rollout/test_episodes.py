@@ -9,7 +9,7 @@ from mtrl_lightning.rollout.episodes import EpisodeTimes
 from mtrl_lightning.transitions import Episode
 from tests.helpers.fakes import step_result
 
-SPEC = ToyReach(2).spec
+SPEC = ToyReach(3).spec._replace(task_names=("a", "b", "c"))
 
 
 def episode(task, return_, length=1, success=False, success_last=False, env=0, **options):
@@ -117,7 +117,7 @@ def test_success_from_reset_leaves_out_midway_starts():
 
 def test_windows_hold_the_last_episodes_of_each_task():
     windows = EpisodeWindows(num_tasks=3, size=4)
-    assert windows.metrics(("a", "b", "c")) == windows.summary() == {}
+    assert windows.metrics(SPEC) == windows.summary() == {}
     windows.add(episode(0, 99.0, 99) for _ in range(3))
     windows.add([episode(0, 1.0, 5, True), episode(2, -4.0, 7)])
     windows.add([episode(0, 2.0, 6), episode(0, 6.0, 10, True, True), episode(0, -1.0, 3, True)])
@@ -129,6 +129,9 @@ def test_windows_hold_the_last_episodes_of_each_task():
     }
     assert windows.summary()[2]["return"] == {"mean": -4.0, "min": -4.0, "max": -4.0, "std": 0.0}
     expected = {
+        "return": (-1.0, 2.0, -4.0),
+        "length": (6.5, 6.0, 7.0),
+        "success": (0.375, 0.75, 0.0),
         "return_min": (-4.0, -1.0, -4.0),
         "return_max": (6.0, 6.0, -4.0),
         "return_std": (pytest.approx(26**0.5 / 4), std, 0.0),
@@ -136,18 +139,19 @@ def test_windows_hold_the_last_episodes_of_each_task():
         "length_max": (10.0, 10.0, 7.0),
         "length_std": (pytest.approx(26**0.5 / 4), std, 0.0),
     }
-    assert windows.metrics(("a", "b", "c")) == {
+    assert windows.metrics(SPEC) == {
         f"rollout/{name}{task}": value
         for name, values in expected.items()
         for task, value in zip(("", "/a", "/c"), values, strict=True)
     }
+    assert "rollout/success" not in windows.metrics(SPEC._replace(has_success=False))
 
 
 def test_windows_average_info_over_episodes_that_have_it():
     windows = EpisodeWindows(num_tasks=3, size=2)
     infos = [(0, {"x": 50.0}), (0, {"x": 1.0}), (0, {"x": 2.0, "y": 7.0}), (2, {"x": 4.5})]
     windows.add(episode(task, 0.0, env=task, info=info) for task, info in [*infos, (1, {})])
-    found = windows.metrics(("a", "b", "c"))
+    found = windows.metrics(SPEC)
     assert {name: value for name, value in found.items() if "/info/" in name} == {
         "rollout/info/x": 3.0,
         "rollout/info/x/a": 1.5,
@@ -157,7 +161,7 @@ def test_windows_average_info_over_episodes_that_have_it():
     }
     resumed = EpisodeWindows(num_tasks=3, size=2)
     resumed.load_state_dict(json.loads(json.dumps(windows.state_dict())))
-    assert resumed.metrics(("a", "b", "c")) == found
+    assert resumed.metrics(SPEC) == found
     assert resumed.count_T.tolist() == [3, 1, 1]
 
 

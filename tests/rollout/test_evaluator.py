@@ -71,44 +71,47 @@ def named(prefix, name, values, tasks):
     return dict(zip(names, values, strict=True))
 
 
+def evaluation_of(success_T, num_episodes=10, **changed):
+    """Return an evaluation of the tasks a, b, ... with half as much success in the last step."""
+    tasks = tuple(range(len(success_T)))
+    spec = Scripted(len(tasks)).spec._replace(task_names=tuple("abcdef")[: len(tasks)], **changed)
+    success_T = np.array(success_T)
+    return_T = 250 * np.arange(1.0, 1 + len(tasks))
+    return Evaluation(spec, "eval", tasks, num_episodes, success_T, success_T / 2, return_T)
+
+
 def test_metrics_have_their_names_and_means_over_tasks():
     success_T = np.array([0.9, 0.1, 1.0, 0.4, 0.0, 0.6])
-    evaluation = Evaluation("eval", 10, success_T, success_T / 2, np.arange(6.0))
-    assert evaluation.metrics(tuple("abcdef")) == {
+    assert evaluation_of(success_T).metrics() == {
         **named("eval", "success", (pytest.approx(0.5), *success_T), "abcdef"),
         **named("eval", "success_last", (pytest.approx(0.25), *success_T / 2), "abcdef"),
-        **named("eval", "return", (2.5, *range(6)), "abcdef"),
+        **named("eval", "return", (875.0, *range(250, 1501, 250)), "abcdef"),
         "eval/success_worst_1": 0.0,
         "eval/success_worst_5": pytest.approx((0.0 + 0.1 + 0.4 + 0.6 + 0.9) / 5),
     }
-    of_five = Evaluation("eval", 10, success_T[:5], success_T[:5], success_T[:5])
-    assert "eval/success_worst_5" not in of_five.metrics(tuple("abcde"))
+    assert "eval/success_worst_5" not in evaluation_of(success_T[:5]).metrics()
 
 
 def test_success_intervals_are_wilsons():
-    success_T = np.array([48 / 50, 0.0])
-    evaluation = Evaluation("eval", 50, success_T, success_T, success_T)
-    intervals = evaluation.success_intervals(("a", "b"))
+    evaluation = evaluation_of([48 / 50, 0.0], num_episodes=50)
+    intervals = evaluation.success_intervals()
     # (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), z = 1.959964
     assert intervals == {
         "eval/success": pytest.approx((0.384646, 0.576834), abs=1e-6),
         "eval/success/a": pytest.approx((0.865399, 0.988961), abs=1e-6),
         "eval/success/b": pytest.approx((0.0, 0.071348), abs=1e-6),
     }
-    assert "0.96 [0.87, 0.99]" in table(evaluation, ("a", "b"), 7, intervals=intervals)
+    assert "0.96 [0.87, 0.99]" in table(evaluation, 7, intervals=intervals)
 
 
 def test_a_score_is_the_return_divided_by_the_largest_one():
-    zero_T = np.zeros(2)
-    evaluation = Evaluation(
-        "eval", 1, zero_T, zero_T, np.array([250.0, 500.0]), has_success=False, max_return=1000.0
-    )
-    assert evaluation.metrics(("a", "b")) == {
+    evaluation = evaluation_of([0.0, 0.0], has_success=False, max_return=1000.0)
+    assert evaluation.metrics() == {
         **named("eval", "return", (375.0, 250.0, 500.0), "ab"),
         **named("eval", "score", (0.375, 0.25, 0.5), "ab"),
     }
-    assert "average      375.0   0.375" in table(evaluation, ("a", "b"), 7)
-    assert evaluation.success_intervals(("a", "b")) == {}
+    assert "average      375.0   0.375" in table(evaluation, 7)
+    assert evaluation.success_intervals() == {}
 
 
 class Modes(Scripted):

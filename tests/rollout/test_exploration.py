@@ -100,8 +100,8 @@ def test_policy_of_other_sizes_gets_its_own_noise():
 
 def test_a_policy_that_takes_no_noise_is_refused():
     envs = VectorEnv(ToyReach(2), [0, 1], num_workers=0)
-    with pytest.raises(ConfigurationError, match="noise_EA"):
-        Collector(envs, Constant(), exploration=CorrelatedNoise())
+    with pytest.raises(TypeError, match="noise_EA"):
+        Collector(envs, Constant(), exploration=CorrelatedNoise()).step("explore")
 
 
 def test_noise_resumes_and_a_new_rank_keeps_its_generator():

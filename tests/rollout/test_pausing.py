@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,12 +84,14 @@ def test_a_paused_environment_keeps_its_episode(workers):
 
 
 def test_a_rebuilt_environment_is_reported_although_it_is_paused():
-    envs = VectorEnv(ToyReach(3), [0, 1, 2], num_workers=0, max_restarts=1)
+    envs = VectorEnv(ToyReach(3), [0, 1, 2], num_workers=1, max_restarts=1)
     envs.reset(seed=0)
-    envs.remake()
+    os.kill(envs.worker_pids[0], signal.SIGKILL)
+    envs.get_state()
     envs.send(np.zeros((3, 2)), np.array([True, False, False]))
     result = envs.receive()
     assert result.done_E.all() and not result.valid_E.any() and not result.paused_E.any()
+    envs.close()
 
 
 def test_numbers_of_info_are_not_reported_by_paused_environments():

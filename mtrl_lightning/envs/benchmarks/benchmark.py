@@ -274,39 +274,3 @@ def check_spec(spec: EnvSpec) -> EnvSpec:
         if duplicates:
             raise ConfigurationError(f"the spec's {what} have duplicates {duplicates}: rename them")
     return spec
-
-
-def check_same(previous: EnvSpec, changed: EnvSpec) -> None:
-    """Check that a benchmark can replace another one under the same algorithm.
-
-    Horizon, success and protocol may differ, and, with a different horizon, the largest return.
-    """
-    same = (
-        "task_names",
-        "observation_space",
-        "action_space",
-        "action_choices",
-        "observation_parts",
-        "info_fields",
-        "info_keys",
-        "frame_stack",
-    )
-    differing = [name for name in same if getattr(previous, name) != getattr(changed, name)]
-    for kind in ("observation", "action"):
-        sizes = [
-            [spec.shape_of(kind, task) for task in range(spec.num_tasks)]
-            for spec in (previous, changed)
-        ]
-        if sizes[0] != sizes[1]:
-            differing.append(f"{kind}_sizes")
-    has_other_score = (previous.max_return is None) != (changed.max_return is None)
-    if has_other_score or (
-        previous.horizon == changed.horizon and previous.max_return != changed.max_return
-    ):
-        differing.append("max_return")
-    for name in differing:
-        raise ConfigurationError(
-            f"the new benchmark's {name} is {getattr(changed, name)}, but the previous one's is"
-            f" {getattr(previous, name)}: use an equal one, because the algorithm and its replay"
-            " depend on it"
-        )

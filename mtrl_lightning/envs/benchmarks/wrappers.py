@@ -14,16 +14,10 @@ import numpy as np
 from gymnasium import wrappers as gymnasium_wrappers
 from gymnasium.spaces import Box
 
-from mtrl_lightning.envs.benchmarks.benchmark import (
-    Benchmark,
-    BenchmarkWrapper,
-    WithInfo,
-    check_spec,
-)
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, BenchmarkWrapper, check_spec
 from mtrl_lightning.envs.benchmarks.padding import pad_to_spec, padded_spaces, without_padding
 from mtrl_lightning.envs.layers import layers_of
 from mtrl_lightning.envs.names import callable_name, values_text
-from mtrl_lightning.envs.render.pixels import Pixels
 from mtrl_lightning.envs.vector.spaces import (
     can_be_flattened,
     wrong_actions,
@@ -177,35 +171,6 @@ def with_layers(
     if wrappers:
         benchmark = WithWrappers(benchmark, wrappers)
     return benchmark if pixels is None else pixels(benchmark)
-
-
-def with_layers_of(previous: Benchmark, changed: Benchmark) -> Benchmark:
-    """Add the wrappers, pixels and logged ``info`` of the previous benchmark to its replacement.
-
-    Layers that the new benchmark already has are kept.
-    """
-    if isinstance(previous, WithInfo):
-        inner = with_layers_of(previous.benchmark, changed)
-        return inner if _has(changed, WithInfo) else WithInfo(inner, previous.keys, previous.store)
-    if isinstance(changed, WithInfo):
-        inner = with_layers_of(previous, changed.benchmark)
-        is_complete = inner is changed.benchmark
-        return changed if is_complete else WithInfo(inner, changed.keys, changed.store)
-    if isinstance(previous, Pixels):
-        if isinstance(changed, Pixels):
-            return changed.around(with_layers_of(previous.benchmark, changed.benchmark))
-        return previous.around(with_layers_of(previous.benchmark, changed))
-    if isinstance(previous, WithWrappers):
-        inner = with_layers_of(previous.benchmark, changed)
-        return inner if _has(changed, WithWrappers) else WithWrappers(inner, previous.wrappers)
-    return changed
-
-
-def _has(benchmark: Benchmark, kind: type[Benchmark]) -> bool:
-    layers = (WithInfo, Pixels, WithWrappers)
-    while isinstance(benchmark, layers) and not isinstance(benchmark, kind):
-        benchmark = benchmark.benchmark
-    return isinstance(benchmark, kind)
 
 
 def _wrapped_in(make: MakeWrapper, env: gym.Env) -> gym.Env:

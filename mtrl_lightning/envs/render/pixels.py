@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -119,13 +118,6 @@ class Pixels(BenchmarkWrapper):
     def make_rendered_env(self, task: int, split: str, seed: int) -> gym.Env:
         """Make an environment for a video, rendered like that of the benchmark."""
         return self.make_env(task, split, seed)
-
-    def around(self, benchmark: Benchmark) -> Pixels:
-        """Return the pixel version of another benchmark."""
-        other = copy.copy(self)
-        other.benchmark = benchmark
-        other.splits = benchmark.splits
-        return other
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[None]:

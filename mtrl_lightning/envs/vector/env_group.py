@@ -69,7 +69,7 @@ class EnvGroup:
         self.draws_globally = False
         """Whether an environment may use the global random generators."""
         self._envs: list[Episodes] = []
-        for row, (task, seed) in enumerate(zip(plan.tasks, plan.seeds, strict=True), plan.first):
+        for task, seed in zip(plan.tasks, plan.seeds, strict=True):
             seed_global_generators(seed)
             env = plan.benchmark.make_env(task, plan.split, seed)
             if may_draw(env):
@@ -80,7 +80,6 @@ class EnvGroup:
             if plan.midway_starts:
                 env = MidwayStarts(env, spec, plan.midway_starts)
             self._envs.append(Episodes(env, seed, is_numbered))
-            arrays["built"][row] = True
         for name, env in zip(self._names, self._envs, strict=True):
             _check_actions(name, env, spec.action_space)
         self._stability = [StabilityCheck(simulations_of(env)) for env in self._envs]

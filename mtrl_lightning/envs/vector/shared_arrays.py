@@ -25,8 +25,6 @@ ACTIVE = Field("active", (), "bool")
 """Whether the environment is being stepped or reset, to locate where a worker died."""
 PAUSED = Field("paused", (), "bool")
 """Whether the next step skips the environment."""
-BUILT = Field("built", (), "bool")
-"""Whether an environment has been built."""
 REPEATED = Field("repeated", (), "int64")
 """Number of steps replayed to start midway, since it was last read."""
 CACHE_LINE = 64
@@ -35,7 +33,7 @@ CACHE_LINE = 64
 
 def array_fields(spec: EnvSpec) -> tuple[Field, ...]:
     """Return the fields of a step, and the internal fields of groups."""
-    return (*step_fields(spec), EPISODE_STEP, ACTIVE, PAUSED, BUILT, REPEATED)
+    return (*step_fields(spec), EPISODE_STEP, ACTIVE, PAUSED, REPEATED)
 
 
 def num_bytes(num_envs: int, spec: EnvSpec) -> int:

@@ -20,8 +20,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_same, check_spec
-from mtrl_lightning.envs.benchmarks.wrappers import with_layers_of
+from mtrl_lightning.envs.benchmarks.benchmark import Benchmark, check_spec
 from mtrl_lightning.envs.vector.env_group import GroupPlan
 from mtrl_lightning.envs.vector.group_handles import LocalGroup, WorkerGroup, close_together
 from mtrl_lightning.envs.vector.shared_arrays import SharedMemory, arrays_in, num_bytes
@@ -34,7 +33,6 @@ from mtrl_lightning.errors import (
 )
 from mtrl_lightning.transitions import StepResult, info_column, step_fields
 from mtrl_lightning.utils.cores import usable_cores
-from mtrl_lightning.utils.progress import polled_progress_bar
 
 
 def default_num_workers(num_envs: int, spare: int = 1, num_processes: int = 1) -> int:
@@ -57,9 +55,8 @@ class VectorEnv(gym.vector.VectorEnv):
 
     It implements Gymnasium's vector environments with same-step autoreset, with these differences:
 
-    - ``reset`` returns an empty ``info``; that of ``step`` only has ``success``, and its
-      ``final_info`` also the episode's return ``r`` and length ``l``. The spec's other fields are
-      returned by ``receive``.
+    - ``reset`` returns an empty ``info``; that of ``step`` only has ``success``. The spec's other
+      fields are returned by ``receive``.
     - After a restart, ``step`` returns a reward of 0 and no end; ``receive`` marks such a step.
     - A task's own observation space may be smaller than the spec's.
     - ``render`` and ``set_attr`` are not supported.
@@ -85,7 +82,6 @@ class VectorEnv(gym.vector.VectorEnv):
             an earlier one, from 0 to 1: see ``MidwayStarts``.
         after_success: number of steps after its first success at which an episode is truncated;
             None for no truncation: see ``SuccessLimit``.
-        progress: whether to show a progress bar of built environments on a terminal.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
@@ -104,7 +100,6 @@ class VectorEnv(gym.vector.VectorEnv):
         indices: Sequence[int] | None = None,
         midway_starts: float = 0.0,
         after_success: int | None = None,
-        progress: bool = False,
     ) -> None:
         if split not in benchmark.splits:
             raise ConfigurationError(
@@ -123,8 +118,6 @@ class VectorEnv(gym.vector.VectorEnv):
         self.single_action_space = spec.action_space
         self.observation_space = batch_space(spec.observation_space, self.num_envs)
         self.action_space = batch_space(spec.action_space, self.num_envs)
-        self._return_E = np.zeros(self.num_envs)
-        self._length_E = np.zeros(self.num_envs, np.int64)
 
         self._benchmark = benchmark
         self._split = split
@@ -134,7 +127,6 @@ class VectorEnv(gym.vector.VectorEnv):
         self.midway_starts = midway_starts
         """See the class arguments."""
         self._after_success = after_success
-        self._progress = progress
         self.max_restarts = max_restarts
         self._on_restart = on_restart
         self.num_restarts = 0
@@ -153,22 +145,18 @@ class VectorEnv(gym.vector.VectorEnv):
 
         if num_workers is None:
             num_workers = default_num_workers(self.num_envs)
-        self._workers = min(num_workers, self.num_envs)
+        self.num_workers = min(num_workers, self.num_envs)
+        """Number of worker processes."""
         size = num_bytes(self.num_envs, spec)
-        self._memory = SharedMemory(size) if self._workers else None
+        self._memory = SharedMemory(size) if self.num_workers else None
         self._buffer = bytearray(size) if self._memory is None else self._memory.buffer
         self._arrays = arrays_in(self._buffer, self.num_envs, spec)
         self._info_names = [field.name for field in spec.info_fields]
         self._info_columns = {key: info_column(key) for key in spec.info_keys}
         self._reported = [field.name for field in step_fields(spec) if field.name != "action"]
-        parts = np.array_split(range(self.num_envs), self._workers or 1)
+        parts = np.array_split(range(self.num_envs), self.num_workers or 1)
         self._slices = [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
         self._groups = [self._start(i) for i in range(len(self._slices))]
-
-    @property
-    def num_workers(self) -> int:
-        """Number of worker processes."""
-        return self._workers
 
     @property
     def worker_pids(self) -> list[int]:
@@ -299,8 +287,6 @@ class VectorEnv(gym.vector.VectorEnv):
         )
         self._has_episode_E |= reset_E
         self._new_E[reset_E] = False
-        self._return_E[reset_E] = 0
-        self._length_E[reset_E] = 0
         return self._arrays["observation"].copy(), {}
 
     def step(
@@ -312,31 +298,15 @@ class VectorEnv(gym.vector.VectorEnv):
         """
         self.send(actions)
         result = self.receive()
-        self._return_E[~result.valid_E] = 0
-        self._length_E[~result.valid_E] = -1
-        self._return_E += result.reward_E
-        self._length_E += 1
-        everywhere = np.ones(self.num_envs, np.bool_)
         success_E = result.success_E.astype(np.float64)
-        info: dict[str, Any] = {"success": success_E, "_success": everywhere}
+        info: dict[str, Any] = {"success": success_E, "_success": np.ones(self.num_envs, np.bool_)}
         done_E = result.terminated_E | result.truncated_E
         if done_E.any():
             final = np.full(self.num_envs, None, dtype=object)
             for i in np.flatnonzero(done_E):
                 final[i] = result.next_observation_ED[i]
-            episode = {
-                "r": np.where(done_E, self._return_E, 0.0),
-                "l": np.where(done_E, self._length_E, 0),
-            }
             info |= {"final_obs": final, "_final_obs": done_E, "_final_info": done_E}
-            info["final_info"] = {
-                "success": success_E,
-                "_success": done_E,
-                "episode": episode,
-                "_episode": done_E,
-            }
-            self._return_E[done_E] = 0
-            self._length_E[done_E] = 0
+            info["final_info"] = {"success": success_E, "_success": done_E}
         return result.observation_ED, result.reward_E, result.terminated_E, result.truncated_E, info
 
     def get_state(self) -> list[dict[str, Any]]:
@@ -389,37 +359,6 @@ class VectorEnv(gym.vector.VectorEnv):
         self._has_episode_E[:] = [part.get("number", 0) >= 0 for part in parts]
         return self._arrays["observation"].copy() if self._has_episode_E.all() else None
 
-    def remake(self, benchmark: Benchmark | None = None) -> None:
-        """Close all environments, and build new ones with new random numbers.
-
-        They start new episodes. The next step is not valid, because the caller has not received
-        the new observations.
-
-        Args:
-            benchmark: the benchmark that makes them, with the same tasks, spaces and fields; None
-                for the previous one, whose attributes may have changed.
-        """
-        self._check_is_idle()
-        benchmark = self._benchmark if benchmark is None else benchmark
-        benchmark = with_layers_of(self._benchmark, benchmark)
-        spec = check_spec(benchmark.spec)
-        check_same(self.spec_, spec)
-        if self._split not in benchmark.splits:
-            raise ConfigurationError(
-                f"the new benchmark has the splits {', '.join(benchmark.splits)}:"
-                f" use one that includes {self._split}"
-            )
-        close_together(self._groups)
-        self._benchmark = benchmark
-        self.spec_ = spec
-        self.fault = None
-        self._dead.clear()
-        self._restarts_E += 1
-        self._groups = [self._start(i) for i in range(len(self._slices))]
-        self._each("reset", [([None] * len(self.task_E[rows]), None) for rows in self._slices])
-        self._has_episode_E[:] = True
-        self._new_E[:] = True
-
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return an attribute of every environment, or its result if it is callable."""
         parts = self._each("call", [(name, *args)] * len(self._slices), kwargs)
@@ -469,7 +408,6 @@ class VectorEnv(gym.vector.VectorEnv):
     def _start(self, i: int, is_rebuilt: bool = False) -> LocalGroup | WorkerGroup:
         rows = self._slices[i]
         self.builds_E[rows] += 1
-        self._arrays["built"][rows] = False
         plan = GroupPlan(
             benchmark=self._benchmark,
             tasks=self.task_E[rows].tolist(),
@@ -495,25 +433,12 @@ class VectorEnv(gym.vector.VectorEnv):
         self._check_is_idle()
         if self.fault is not None and method != "get_state":
             raise self.fault
-        built_E = self._arrays["built"]
-        is_building = not built_E.all()  # workers build at their first request
-        with polled_progress_bar(
-            "building environments",
-            self.num_envs,
-            lambda: int(built_E.sum()),
-            self._progress and is_building,
-        ):
-            return self._all_answers(method, arguments, keywords or {})
-
-    def _all_answers(
-        self, method: str, arguments: list[tuple], keywords: dict[str, Any]
-    ) -> list[Any]:
         answers: dict[int, Any] = {}
         while missing := [
             i for i in range(len(self._groups)) if i not in answers and i not in self._dead
         ]:
             for i in missing:
-                self._groups[i].ask(method, *arguments[i], **keywords)
+                self._groups[i].ask(method, *arguments[i], **(keywords or {}))
             answered, faults = self._answers(missing)
             answers |= answered
             for i, fault in faults.items():
