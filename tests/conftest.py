@@ -14,11 +14,11 @@ from functools import cache, lru_cache
 import pytest
 
 SLOWEST = (
+    "tests/test_notebooks.py",
+    "tests/matrix/test_toy.py",
+    "tests/matrix/test_continuation.py",
     "tests/test_ray.py",
     "tests/test_ranks.py",
-    "tests/test_notebooks.py",
-    "tests/matrix/test_continuation.py",
-    "tests/matrix/test_toy.py",
     "tests/test_readme.py",
     "tests/test_configs.py",
 )

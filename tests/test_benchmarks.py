@@ -20,7 +20,7 @@ from benchmarks.updates import (
 SMALL = "--tasks=2 --rows=4 --width=8 --depth=1 --rounds=1 --device=cpu"
 COMMANDS = {
     "stepping": "--tasks=1 --workers=0 --env_steps=5 --settle=1 --rounds=1 --variants ours",
-    "updates": f"{SMALL} --updates=2 --settle=1 --precisions=32-true --variants direct sb3",
+    "updates": f"{SMALL} --updates=2 --settle=1 --precisions=32-true --variants direct",
     "whole_runs": "--tasks=reach --precisions=32-true --vectors=sync --device=cpu --rounds=1"
     " --variants ours plain --sizes batch_size=8 width=8 depth=1 capacity=100 warmup=10 settle=1"
     " steps=2",

@@ -1,7 +1,6 @@
 """The files of ``configs/``: each is complete, goes with the others, and has published numbers."""
 
 import re
-from functools import cache
 from itertools import cycle
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from mtrl_lightning import algorithms
+from mtrl_lightning.cli.config_files import files_of
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, parsed
-from mtrl_lightning.replay.rollout_buffer import rows_per_task
-from mtrl_lightning.transitions import RolloutConfig
 from tests.helpers.command_line import (
     CONFIGS,
     ROOT,
@@ -119,23 +117,6 @@ def test_algorithms_go_with_environments_by_default(command_line, monkeypatch, p
 # ---- complete runs, and published numbers ----
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "envs_per_task", "rows"), [("mtppo", 10, 320), ("toppo", 4, 125), ("toppo", 2, 50)]
-)
-def test_on_policy_experiments_have_equal_minibatches(name, envs_per_task, rows):
-    tasks = 50 if envs_per_task == 2 else 10
-    config = parsed(["fit", "-c", f"experiment/mt{tasks}_{name}"])
-    assert config["name"] == f"mt{tasks}_{name}"
-    data = config["data"]["init_args"]
-    assert data["envs_per_task"] == envs_per_task
-    ppo = config["model"]["init_args"]
-    collection = RolloutConfig(ppo["num_steps"], ppo["num_epochs"], ppo["num_minibatches"])
-    found = rows_per_task(tasks * envs_per_task, tasks, collection)
-    assert found == rows * collection.num_minibatches
-    assert data["benchmark"]["init_args"]["tasks"] == f"MT{tasks}"
-
-
 BENCHMARK = "data.init_args.benchmark.init_args"
 PROTOCOLS = {
     # McLean et al. 2025, arXiv 2505.11289: 2 M steps per task, 4,000 random steps of each first,
@@ -236,48 +217,37 @@ OWNED = {  # what a file of each group may name, below model.init_args
 OF_THE_RUN = {"spec", "seed", "compile", "on_nonfinite", "max_skipped_updates"}
 
 
-def merged(name):
-    """Return what a file and the files that it extends name."""
-    path = ROOT / "configs" / f"{name}.yaml"
-    content = yaml.safe_load(path.read_text())
-    extended = content.pop("extends", [])
-    result = {}
-    for other in [extended] if isinstance(extended, str) else extended:
-        base = (path.parent / other).resolve().relative_to(ROOT / "configs").with_suffix("")
-        result = deep_merge(result, merged(base.as_posix()))
-    return deep_merge(result, content)
-
-
-def deep_merge(a, b):
-    if not (isinstance(a, dict) and isinstance(b, dict)):
-        return b
-    return {**a, **{key: deep_merge(a.get(key), value) for key, value in b.items()}}
-
-
-@cache
-def options_of(algorithm):
-    parser = ArgumentParser()
-    parser.add_class_arguments(getattr(algorithms, algorithm), "model")
-    return set(vars(parser.get_defaults().model))
+def named(name):
+    """Return the options that a file and the files that it extends name, with their values."""
+    found = {}
+    for file in files_of(name):
+        content = yaml.safe_load(file.read_text())
+        content.pop("extends", None)
+        for section, given in content.items():
+            options = given.pop("init_args", {}) | given
+            found |= {f"{section}.{option}": value for option, value in options.items()}
+    return found
 
 
 def test_file_names_all_keys_of_its_group_and_no_other():
     """A later file of the group then replaces all of the earlier one."""
+    of_others = set().union(*OWNED.values())
     for name in FILES:
-        group, content = name.split("/")[0], merged(name)
-        if group == "env":
-            assert content.keys() == {"data"}, name
-            assert content["data"]["init_args"].keys() == {"benchmark"}, name
-        if group not in (*OWNED, "algorithm"):
+        group = name.split("/")[0]
+        if group not in ("env", "algorithm", *OWNED):
             continue
-        if group == "algorithm":
-            assert content.pop("data").keys() == {"class_path"}, name
-        assert set(content) == {"model"}, name
-        path = content["model"].get("class_path", "mtrl_lightning.algorithms.SAC")
-        options = options_of(path.rpartition(".")[2]) - OF_THE_RUN
-        of_others = set().union(*OWNED.values())
-        assert set(content["model"]["init_args"]) == OWNED.get(group, options - of_others), name
-        assert ("class_path" in content["model"]) == (group == "algorithm"), name
+        found = named(name)
+        if group == "env":
+            assert found.keys() == {"data.benchmark"}, name
+        elif group == "algorithm":
+            algorithm = getattr(algorithms, found["model.class_path"].rpartition(".")[2])
+            parser = ArgumentParser()
+            parser.add_class_arguments(algorithm, "model")
+            options = {*vars(parser.get_defaults().model)} - OF_THE_RUN - of_others
+            expected = {f"model.{option}" for option in options}
+            assert found.keys() == {"data.class_path", "model.class_path", *expected}, name
+        else:
+            assert found.keys() == {f"model.{option}" for option in OWNED[group]}, name
 
 
 # ---- loggers ----

@@ -90,22 +90,6 @@ def test_custom_algorithm_bootstraps_where_the_task_did_not_end(example):
     assert algorithm.critic_target(batch).tolist() == [[6.0], [2.0]]
 
 
-@pytest.mark.parametrize(
-    ("split", "low", "high"), [("train", 0, 99), ("eval", 0, 10), ("eval_extrapolation", 11, 99)]
-)
-def test_custom_benchmark_repeats_its_test_episodes(example, split, low, high):
-    env = example("custom_benchmark").Pendulums().make_env(1, split, seed=5)
-    gravities = []
-    for seed in (3, None, 4, 3):
-        env.reset(seed=seed)
-        gravities.append(env.unwrapped.g)
-    third, following, fourth, again = gravities
-    assert third == again
-    # training goes through one stream of draws
-    assert (following == fourth) == (split != "train")
-    assert low < min(gravities) and max(gravities) < high
-
-
 def documented_metrics():
     """Return the names in the tables of docs/logging.md."""
     lines = (ROOT / "docs" / "logging.md").read_text().splitlines()

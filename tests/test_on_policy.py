@@ -6,17 +6,14 @@
 from __future__ import annotations
 
 import signal
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
 
-from mtrl_lightning import PPO, ReplayData, ToyReach
+from mtrl_lightning import PPO, ToyReach
 from mtrl_lightning.callbacks import read_metrics
-from mtrl_lightning.networks import MLP
-from tests.helpers.runs import checkpoint, signal_in_call, small
+from tests.helpers.runs import checkpoint, signal_in_call
 
 CONFIGS = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
 OPTIONS = [
@@ -39,8 +36,6 @@ OPTIONS = [
     "--trainer.enable_progress_bar=false",
     "--trainer.accelerator=cpu",
 ]
-NARROW = partial(MLP, width=16, depth=1)
-SMALL_PPO = partial(PPO, actor=NARROW, critic=NARROW, num_minibatches=2)
 
 
 def fit(command_line, *options):
@@ -135,21 +130,6 @@ def test_rebuilt_environment_leaves_a_gap_in_the_rollout(command_line, monkeypat
     assert found["env_steps"] + found["dropped_transitions"] == 3 * found["vector_steps"]
 
 
-def test_early_stopping_ends_a_run_after_an_iteration(tmp_path):
-    stop = EarlyStopping(
-        "eval/return", patience=1, min_delta=1e9, check_on_train_epoch_end=False, mode="max"
-    )
-    run = small(
-        ToyReach(3, horizon=20),
-        tmp_path,
-        algorithm=partial(SMALL_PPO, num_steps=40, num_epochs=2),
-        total_steps=1200,
-        evaluation={"every": 150},
-        callbacks=[stop],
-    )
-    assert run.algorithm.counters.env_steps == 360
-
-
 @pytest.mark.slow
 def test_other_iteration_size_is_refused_within_an_iteration(command_line, monkeypatch, capsys):
     other = "--model.init_args.num_steps=60"
@@ -169,8 +149,3 @@ def test_other_iteration_size_is_refused_within_an_iteration(command_line, monke
 )
 def test_derived_number_of_minibatches_divides_the_steps(num_steps, expected):
     assert PPO(ToyReach().spec, num_steps=num_steps).collection.num_minibatches == expected
-
-
-def test_derived_sizes_are_those_of_the_protocol():
-    data = ReplayData(ToyReach(num_tasks=3))
-    assert (data.batch_size, data.capacity) == (3 * 128, 300_000)

@@ -1,7 +1,5 @@
 """What a resumed run does besides continuing exactly: its files, and options that are changed."""
 
-import re
-
 import pytest
 
 from mtrl_lightning.callbacks import read_metrics
@@ -79,16 +77,10 @@ def test_last_transitions_are_saved_and_come_back(command_line):
 
 
 @pytest.mark.slow
-@pytest.mark.curves
 def test_without_success_best_goes_by_return(command_line, capsys):
-    benchmark = "--data.benchmark=tests.helpers.altered_reach.NoSuccess"
-    command_line("fit", *SHORT, benchmark, "--trainer.enable_progress_bar=true")
-    printed = capsys.readouterr()
-    assert "success" not in printed.out and "success" not in printed.err
-    assert re.search(r"task +return\ngoal-0 +-?\d+\.\d\n", printed.out)
-    assert "eval return=" in printed.err
+    command_line("fit", *SHORT, "--data.benchmark=tests.helpers.altered_reach.NoSuccess")
+    assert "success" not in capsys.readouterr().out
     assert not [name for row in command_line.rows() for name in row if "success" in name]
-    assert (command_line.folder() / "curves.png").is_file()
     steps, returns = read_metrics(command_line.folder())["eval/return"]
     best = checkpoint(command_line, which="best")["mtrl_lightning"]["counters"]["env_steps"]
     assert best == steps[returns.index(max(returns))]

@@ -6,7 +6,6 @@ import zipfile
 
 import pytest
 
-from mtrl_lightning import runs
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import check_idle, find_run, newest_checkpoint, open_run, run_lock
 from mtrl_lightning.training import checkpoint_to_continue, restart_version
@@ -22,12 +21,6 @@ def test_folder_is_locked_once_and_free_afterwards(tmp_path):
     with pytest.raises(ZeroDivisionError), run_lock(tmp_path):
         raise ZeroDivisionError
     check_idle(tmp_path)
-
-
-def test_nothing_fails_where_there_are_no_locks(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "fcntl", None)
-    with run_lock(tmp_path), run_lock(tmp_path):
-        check_idle(tmp_path)
 
 
 def is_idle(folder):
@@ -100,12 +93,6 @@ def test_run_that_cannot_start_leaves_only_what_was_there(tmp_path):
         (folder / "metrics.jsonl").touch()
         raise ZeroDivisionError
     assert folder.name == "version_1" and folder.exists(), "it has started"
-
-
-def test_other_processes_create_no_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    with open_run(str(tmp_path), "run", None, None):
-        assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -73,12 +73,6 @@ def test_past_the_budget_the_run_saves_and_can_be_continued(command_line, capsys
     assert after["env_steps"] >= 420 and after["worker_restarts"] > 1
 
 
-def test_faults_before_the_first_update_leave_a_checkpoint(command_line, capsys):
-    code, error = fails(command_line, capsys, "fit", *FAULTY, "--data.max_restarts=1")
-    assert code == 1 and "after 1 restarts" in error
-    assert counters(command_line)["updates"] == 0
-
-
 @pytest.mark.slow
 def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, full_disk, monkeypatch):
     save = EnvStepCheckpoint.save
@@ -106,4 +100,3 @@ def test_an_end_that_cannot_be_saved_is_an_error(command_line, full_disk, capsys
     full_disk["full"] = True
     code, error = fails(command_line, capsys, "fit", "--data.total_steps=303")
     assert code == 2 and "No space left" in error
-    assert not list((command_line.folder() / "checkpoints").glob("*"))

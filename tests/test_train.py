@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.wrappers import FlattenObservation, FrameStackObservation
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 
-import mtrl_lightning
 from mtrl_lightning import (
     SAC,
     ConfigurationError,
-    GymnasiumTasks,
-    ReplayData,
     ToyReach,
     evaluate,
     load_policy,
@@ -26,8 +20,7 @@ from mtrl_lightning import (
 )
 from mtrl_lightning.networks import MLP
 from tests.helpers.command_line import SHORT, rows_of
-from tests.helpers.runs import SMALL_SAC, assert_same, checkpoint, small
-from tests.helpers.transforms import Scale
+from tests.helpers.runs import assert_same, checkpoint, small
 
 
 @pytest.mark.curves
@@ -69,14 +62,6 @@ def test_command_line_and_train_make_the_same_run(command_line, tmp_path):
     assert command_line.rows("called") == command_line.rows("typed")
     ends = [checkpoint(command_line, name)["state_dict"] for name in ("typed", "called")]
     assert_same(*ends)
-
-
-def test_trainer_fit_needs_no_other_part(tmp_path):
-    data = ReplayData(ToyReach(2), total_steps=60, warmup_steps=20, num_workers=0)
-    trainer = Trainer(max_epochs=-1, default_root_dir=tmp_path, accelerator="cpu")
-    model = SMALL_SAC(data.spec)
-    trainer.fit(model, data)
-    assert model.counters.env_steps == 60
 
 
 @pytest.mark.parametrize(
@@ -126,18 +111,3 @@ def test_benchmark_without_a_split_to_evaluate_trains(tmp_path):
     run = small(OnlyTraining(2), tmp_path, total_steps=100)
     assert run.evaluation == {} and run.checkpoint.is_file()
     assert not (run.folder / "checkpoints" / "best.ckpt").exists()
-
-
-@pytest.mark.slow
-def test_wrappers_and_action_transforms_are_part_of_the_policy(tmp_path):
-    wrappers = [partial(FrameStackObservation, stack_size=3), FlattenObservation]
-    data = {"wrappers": wrappers, "action_transforms": [Scale(0.5)], "warmup_steps": 260}
-    benchmark = GymnasiumTasks({"task": lambda: gym.make("Pendulum-v1")})
-    run = small(benchmark, tmp_path, data=data, total_steps=300)
-    assert run.benchmark.spec.observation_space.shape == (9,)
-    assert run.evaluate(2, num_workers=0) == run.evaluation
-
-
-def test_public_names_are_exported():
-    assert all(hasattr(mtrl_lightning, name) for name in mtrl_lightning.__all__)
-    assert callable(train) and mtrl_lightning.train is train

@@ -13,15 +13,8 @@ from mtrl_lightning import SAC, train
 from mtrl_lightning.checkpoints import data_key, load_checkpoint
 from mtrl_lightning.networks import MLP
 
-ENDLESS = [
-    "--data.total_steps=100000000",
-    "--data.num_workers=2",
-    "--evaluation.every=100000000",
-    "--checkpoint.every_n_env_steps=100000000",
-]
 
-
-def wait_for(condition, seconds=90.0):
+def wait_for(condition, seconds=300.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "timed out"
@@ -96,38 +89,9 @@ def end_of(command_line, name="run"):
 
 
 def assert_same_end(command_line, name, other):
-    """Check that two runs end with the same checkpoint, rows of metrics, and files of the replay.
-
-    The first half of a continued run is saved at its end, too, and its epoch ends there.
-    """
-    ends = [
-        without_folder(checkpoint(command_line, run), str(command_line.folder(run)))
-        for run in (name, other)
-    ]
-    for end in ends:
-        del end["epoch"], end["loops"]
-        states = end["callbacks"]
-        states["MetricsCallback"].pop("size")  # the file has times in it
-        states["checkpoint"] = states["checkpoint"]["schedule"]
-        states["best"].pop("current_score")  # Lightning does not restore it
-    assert_same(*ends)
+    """Check that two runs end with the same checkpoint and rows of metrics."""
+    assert_same(end_of(command_line, name), end_of(command_line, other))
     assert command_line.rows(name) == command_line.rows(other)
-    replay = ends[0][data_key(ends[0])].get("replay")
-    for chunk in replay["all_ranks"]["chunks"] if replay else ():
-        files = [command_line.folder(run) / "replay" / chunk["file"] for run in (name, other)]
-        assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def assert_continues_exactly(command_line, run, half, total, *first):
-    """Check that a run that is continued ends as the uninterrupted one.
-
-    ``run`` trains with options; ``half`` and ``total`` are numbers of steps; ``first`` are options
-    of the first half alone.
-    """
-    run("--name=whole", f"--data.total_steps={total}")
-    run("--name=parts", f"--data.total_steps={half}", *first)
-    run("--name=parts", f"--data.total_steps={total}", "--ckpt_path=last")
-    assert_same_end(command_line, "whole", "parts")
 
 
 def checkpoint(command_line, name="run", which="last"):

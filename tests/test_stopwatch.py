@@ -1,4 +1,4 @@
-"""Counters and the stopwatch."""
+"""The stopwatch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ import time
 
 import pytest
 
-from mtrl_lightning.utils.counters import Counters, Stopwatch
-
-
-def test_counters_are_restored_and_stay_plain_integers():
-    before = Counters(40, 4, 3, 2, worker_restarts=5, dropped_transitions=6, skipped_updates=7)
-    after = Counters(updates=99)
-    after.load_state_dict(before.state_dict())
-    assert after == before
-    assert {type(value) for value in after.state_dict().values()} == {int}
+from mtrl_lightning.utils.counters import Stopwatch
 
 
 def test_stopwatch_adds_up_what_has_the_same_name(monkeypatch):

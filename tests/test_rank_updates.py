@@ -1,38 +1,26 @@
-"""Updates of one run on several ranks, each with its share of the rows, for equality tests.
+"""Ranks update as one process with all their rows; what they exchange.
 
-``python -m tests.helpers.ranks SIZE FOLDER CASE...`` makes them as ``SIZE`` ranks.
+The ranks are forks of the test's process, connected by gloo, which compute in double precision.
 """
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch.nn import Parameter
 from torch.optim import Adam
 
 from mtrl_lightning import auxiliaries, networks
-from mtrl_lightning.algorithms import (
-    Algorithm,
-    Categorical,
-    MeanReward,
-    ReturnRange,
-    Temperature,
-)
-from mtrl_lightning.auxiliaries import Auxiliary, HiPBMDP
+from mtrl_lightning.algorithms import Categorical, MeanReward, ReturnRange, Temperature
 from mtrl_lightning.data.drift import check_equal
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.buffer import batch_of
-from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import Rollout, TransitionBatch, Transitions
 from mtrl_lightning.updates.reward_scale import Moments
 from tests.helpers.algorithms import (
-    NAMES,
     attach,
     make_batch,
     make_bc,
@@ -43,6 +31,9 @@ from tests.helpers.algorithms import (
     make_td3,
 )
 from tests.helpers.gradients import METHODS
+from tests.helpers.processes import exit_codes, fork
+
+pytestmark = pytest.mark.slow
 
 NUM_UPDATES = 10
 RESET_AT = 5
@@ -52,59 +43,39 @@ COPIES = 4
 """Environments of each task in PPO's joined iteration."""
 STEPS = 12
 ITERATIONS = 3
+TOLERANCE = {"sac nash_mtl": 1e-8}
+"""Largest relative deviation; Nash-MTL's solver stops where rounding decides."""
+OF_FOUR = ("multi_head pcgrad", "ppo")
 SPEC = make_spec()
-
-
-class Decoding(Auxiliary):
-    """Decode the observation from the features, whatever the encoder."""
-
-    def __init__(self, spec: EnvSpec, encoder: networks.Encoder) -> None:
-        super().__init__(spec, encoder, every=2)
-        self.decoder = nn.Linear(encoder.out_dim, spec.observation_space.shape[0])
-
-    def loss(self, batch: TransitionBatch, inputs: Any) -> Tensor:
-        features_RnZ = inputs.encoder(batch.observation_RnD, batch.task_Rn)
-        error_RnD = self.decoder(features_RnZ) - batch.observation_RnD
-        return error_RnD.square().sum(-1).mean(1)
-
-
-NAMED = SPEC._replace(task_names=NAMES)
 MASKED = SPEC._replace(observation_sizes=(4, 2, 4), action_sizes=(1, 2, 2))
 STANDARDIZE = {"encoder": networks.Standardize}
 OUTLIERS = {"encoder": partial(networks.Standardize, clip=1.5)}
 
 
-def both(network: Callable[..., Any], **options: Any) -> dict[str, Any]:
+def both(network, **options):
     made = partial(network, **options)
     return {"actor": made, "critic": made}
 
 
-def by(method: str) -> dict[str, Any]:
+def by(method):
     return {"actor_gradient": METHODS[method], "critic_gradient": METHODS[method]}
 
 
-MULTI_HEAD = both(networks.MultiHead, width=8, depth=2, output_bound=0.3)
 sac = partial(make_sac, SPEC)
-SAC_CASES: dict[str, Callable[[], Algorithm]] = {
+SAC_CASES = {
     **{f"sac {name}": partial(sac, **by(name)) for name in METHODS},
-    "multi_head pcgrad": partial(sac, **MULTI_HEAD, **by("pcgrad")),
-    "multi_head mean": partial(sac, **MULTI_HEAD),
+    "multi_head pcgrad": partial(
+        sac, **both(networks.MultiHead, width=8, depth=2, output_bound=0.3), **by("pcgrad")
+    ),
     # some losses are above the limit, so that w is reinitialized
     "paco repairs": partial(
         sac, **both(networks.PaCo, width=8, depth=1, num_sets=2, max_loss=2.0, output_bound=0.3)
-    ),
-    "moore": partial(sac, **both(networks.MOORE, width=8, depth=1, num_experts=2)),
-    "care": partial(
-        make_sac,
-        NAMED,
-        encoder=partial(networks.CARE, width=8, depth=1, out_dim=5),
-        auxiliaries=[Decoding],
     ),
     "masked bodies, hipbmdp, sac_ae": partial(
         make_sac,
         MASKED,
         encoder=partial(networks.MLPEncoder, width=8, out_dim=5, context=networks.Embedding),
-        auxiliaries=[partial(HiPBMDP, width=8), auxiliaries.Reconstruction],
+        auxiliaries=[partial(auxiliaries.HiPBMDP, width=8), auxiliaries.Reconstruction],
         actor_gradient=METHODS["pcgrad"],
         encoder_tau=0.05,
     ),
@@ -113,12 +84,7 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
     "masked bodies, standardize per task": partial(make_sac, MASKED, **STANDARDIZE),
     "masked bodies, standardize per task, outliers": partial(make_sac, MASKED, **OUTLIERS),
     "standardize, outliers": partial(sac, **OUTLIERS),
-    "standardize, auxiliary, one temperature": partial(
-        sac,
-        **STANDARDIZE,
-        auxiliaries=[Decoding],
-        temperature=partial(Temperature, per_task=False),
-    ),
+    "one temperature": partial(sac, temperature=partial(Temperature, per_task=False)),
     "distral masked bodies pcgrad": partial(
         make_distral, MASKED, **STANDARDIZE, actor_gradient=METHODS["pcgrad"]
     ),
@@ -131,37 +97,33 @@ SAC_CASES: dict[str, Callable[[], Algorithm]] = {
     ),
 }
 ppo = partial(make_ppo, SPEC, num_steps=STEPS, num_minibatches=3)
-PPO_CASES: dict[str, Callable[[], Algorithm]] = {
+PPO_CASES = {
     "ppo": ppo,
     "ppo standardize pcgrad": partial(ppo, **STANDARDIZE, **by("pcgrad"), max_kl=1e-4),
 }
 CASES = {**SAC_CASES, **PPO_CASES}
 
 
-@contextmanager
-def float64() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def double(monkeypatch):
     """Compute in double precision, also where the algorithms ask for single precision."""
-    single = torch.Tensor.float
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     torch.set_default_dtype(torch.float64)
-    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.Tensor.float = single  # type: ignore[method-assign]
-        torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
-def share(rows_Rn: Tensor, rank: int, size: int) -> Tensor:
+def share(rows_Rn, rank, size):
     """Return a rank's rows ``[R, n / size, ...]`` of ``[R, n, ...]``: a part of each task's."""
     return rows_Rn.chunk(size, 1)[rank]
 
 
-def own_environments(num_tasks: int, rank: int, size: int) -> Tensor:
+def own_environments(num_tasks, rank, size):
     """Return a rank's environments of ``COPIES`` for each task, in the order of the tasks."""
     return share(torch.arange(num_tasks * COPIES).view(num_tasks, COPIES), rank, size).flatten()
 
 
-def vector_step(step: int, rank: int, size: int) -> Transitions:
+def vector_step(step, rank, size):
     """Return a rank's transitions of a joined vector step; a few episodes end, on few ranks."""
     generator = torch.Generator().manual_seed(2000 + step)
     task_E = torch.arange(3).repeat_interleave(COPIES)
@@ -176,9 +138,9 @@ def vector_step(step: int, rank: int, size: int) -> Transitions:
     )
 
 
-def run_sac(algorithm: Algorithm, rank: int, size: int) -> None:
-    noises: list[Tensor] = []
-    algorithm.generators.normal_like = lambda *_: noises.pop(0)  # type: ignore[method-assign]
+def run_sac(algorithm, rank, size):
+    noises = []
+    algorithm.generators.normal_like = lambda *_: noises.pop(0)
     algorithm.transforms.begin_learning(np.array([1.0, 0.2, 3.0]))
     for update in range(NUM_UPDATES):
         if update == RESET_AT:
@@ -203,13 +165,13 @@ def run_sac(algorithm: Algorithm, rank: int, size: int) -> None:
         algorithm.training_step(TransitionBatch(*parts), update)
 
 
-def collect(spec: EnvSpec, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+def collect(spec, seed):
     """Return columns ``[S, E]`` of a joined iteration, which are valid, and the tasks ``[E]``."""
     generator = torch.Generator().manual_seed(seed)
     task_E = torch.arange(3).repeat_interleave(COPIES)
     shape = (STEPS, len(task_E))
 
-    def normal(*more: int) -> Tensor:
+    def normal(*more):
         return torch.randn(*shape, *more, generator=generator)
 
     sample = normal(2) * 0.3
@@ -226,7 +188,7 @@ def collect(spec: EnvSpec, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor
     return columns, torch.rand(shape, generator=generator) > 0.1, task_E
 
 
-def run_ppo(algorithm: Algorithm, rank: int, size: int) -> None:
+def run_ppo(algorithm, rank, size):
     own_E = own_environments(algorithm.num_trained, rank, size)
     for iteration in range(ITERATIONS):
         columns, valid_SE, task_E = collect(algorithm.spec, iteration)
@@ -246,7 +208,7 @@ def run_ppo(algorithm: Algorithm, rank: int, size: int) -> None:
         algorithm.end_iteration(collected)
 
 
-def result_of(name: str, rank: int = 0, size: int = 1) -> dict[str, Tensor]:
+def result_of(name, rank=0, size=1):
     """Return the weights, buffers and moments after a case's updates."""
     algorithm = CASES[name]().double()
     for update in algorithm.updates:
@@ -254,99 +216,146 @@ def result_of(name: str, rank: int = 0, size: int = 1) -> dict[str, Tensor]:
     attach(algorithm)
     run = run_sac if name in SAC_CASES else run_ppo
     run(algorithm, rank, size)
-    found = {
-        key: value for key, value in algorithm.state_dict().items() if isinstance(value, Tensor)
-    }
+    state = algorithm.state_dict()
+    found = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     for place, update in enumerate(algorithm.updates):
-        assert update.optimizer is not None
         for number, state in update.optimizer.state_dict()["state"].items():
             found |= {f"{place}.{number}.{key}": value for key, value in state.items()}
     metrics = algorithm.drain_metrics()
     found |= {f"metric {key}": torch.tensor(value) for key, value in metrics.items()}
+    found["updates"] = torch.tensor(algorithm.counters.updates)
     found["skipped"] = torch.tensor(algorithm.counters.skipped_updates)
     return found
 
 
-def error_of(call: Callable[[], Any]) -> str:
+@pytest.fixture
+def on_ranks(tmp_path):
+    """Call a function with the number of each of several ranks there; return what they return."""
+
+    def run(function, size=2):
+        def be(rank):
+            dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=rank, world_size=size)
+            torch.save(function(rank), tmp_path / f"{rank}.pt")
+            dist.barrier()
+
+        assert exit_codes(fork(be, size)) == [0] * size
+        return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(size)]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("size", "name"), [*((2, name) for name in CASES), *((4, name) for name in OF_FOUR)]
+)
+def test_ranks_update_as_one_process_with_the_joined_batch(on_ranks, size, name):
+    results = on_ranks(lambda rank: result_of(name, rank, size), size)
+    for key, value in result_of(name).items():
+        value = value.double()
+        is_number = ~value.isnan()
+        scale = value[is_number].abs().max().clamp(min=1e-3) if is_number.any() else 1.0
+        for result in results:
+            found = result[key].double()
+            assert torch.equal(found.isnan(), ~is_number), key
+            assert torch.equal(found[is_number], results[0][key].double()[is_number]), key
+            error = (found - value)[is_number].abs() / scale
+            assert (error < TOLERANCE.get(name, 1e-12)).all(), key
+    assert results[0]["skipped"] == (name == "skipped step")
+
+
+def test_cases_repair_and_stop_early(monkeypatch):
+    """Otherwise they would show nothing."""
+    repaired = result_of("paco repairs")["actor.composition.weight"]
+    monkeypatch.setattr(networks.PaCo, "after_step", lambda *_: None)
+    assert not torch.equal(result_of("paco repairs")["actor.composition.weight"], repaired)
+    updates = int(result_of("ppo standardize pcgrad")["updates"])
+    assert ITERATIONS <= updates < ITERATIONS * 2 * 3, "2 epochs of 3 minibatches"
+
+
+# ---- exchanges ----
+
+
+def error_of(call, *given):
     """Return the class and message of the exception that a call raises; empty without one."""
     try:
-        call()
+        call(*given)
     except (RuntimeError, OSError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def fail_on(rank: int, failing: int) -> None:
-    with distributed.raise_on_all_ranks(OSError):
-        if rank == failing:
-            raise OSError("the disk is full")
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        ({0: OSError("full")}, ["OSError: full"] * 2),
+        ({1: OSError("full")}, ["OSError: rank 1: full", "OSError: full"]),
+        ({}, ["", ""]),
+        (
+            {0: OSError("full"), 1: TypeError("a bug")},
+            ["RuntimeError: rank 1", "TypeError: a bug"],
+        ),
+    ],
+    ids=["first", "second", "none", "unexpected"],
+)
+def test_exception_on_one_rank_is_raised_on_all(on_ranks, raised, expected):
+    def fail(rank):
+        with distributed.raise_on_all_ranks(OSError):
+            if rank in raised:
+                raise raised[rank]
+
+    found = on_ranks(lambda rank: error_of(fail, rank))
+    for error, start in zip(found, expected, strict=True):
+        assert error.startswith(start) and bool(error) == bool(start)
 
 
-def fail_unexpectedly(rank: int) -> None:
-    """Raise on rank 0 what is expected, and on rank 1 what is not."""
-    with distributed.raise_on_all_ranks(OSError):
-        if rank == 0:
-            raise OSError("the disk is full")
+def test_processes_that_diverge_are_told_the_tensor(on_ranks):
+    def drift(rank):
+        algorithm = make_sac(SPEC, encoder=networks.Standardize)
+        for module in (algorithm, algorithm.encoder):
+            module.register_buffer("shown", torch.full((2,), float(rank)))
+            module.buffers_of_each_rank = ("shown",)
+        attach(algorithm)
+        check_equal(algorithm)
         if rank == 1:
-            raise TypeError("a bug")
+            algorithm.encoder.get_buffer("mean_D")[2] += 1e-12
+        return error_of(check_equal, algorithm)
+
+    for error in on_ranks(drift):
+        assert error.startswith("DriftError") and "encoder.mean_D" in error
 
 
-def warned() -> str:
-    """Return what a warning of this rank says."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        distributed.warn("rebuilding environments")
-    return str(caught[0].message)
-
-
-def drifted(rank: int) -> str:
-    """Return what is said when rank 1 alone changes a statistic of its encoder."""
-    algorithm = make_sac(SPEC, encoder=networks.Standardize)
-    algorithm.register_buffer("shown", torch.full((2,), float(rank)))
-    algorithm.encoder.register_buffer("shown", torch.full((2,), float(rank)))
-    algorithm.encoder.buffers_of_each_rank = ("shown",)
-    algorithm.buffers_of_each_rank = ("shown",)
-    attach(algorithm)
-    check_equal(algorithm)
-    if rank == 1:
-        algorithm.encoder.get_buffer("mean_D")[2] += 1e-12
-    return error_of(lambda: check_equal(algorithm))
-
-
-def missing_gradients(rank: int) -> list[float | None]:
-    """Average gradients of which rank 0 has the first, rank 1 the second, and none the third."""
-    parameters = [nn.Parameter(torch.zeros(())) for _ in range(3)]
-    if rank < 2:
-        parameters[rank].grad = torch.tensor(4.0)
-    distributed.average_gradients(parameters)
-    return [None if p.grad is None else p.grad.item() for p in parameters]
-
-
-def moments_of_parts(rank: int) -> dict[str, Tensor]:
-    """Add rows 0 to 9 to the moments, of which rank 0 has the first 7 and rank 1 the others."""
-    moments = Moments(2)
+def test_moments_of_unequal_parts_are_those_of_their_union(on_ranks):
     rows = torch.randn(10, generator=torch.Generator().manual_seed(0)).numpy()
     task = np.array([0] * 5 + [1] * 2 + [0] * 3)
-    own = slice(0, 7) if rank == 0 else slice(7, 10)
-    if rank < 2:
-        moments.add(rows[own], task[own])
-    else:
-        moments.add(rows[:0], task[:0])
-    return moments.state_dict()
+
+    def moments_of(part):
+        moments = Moments(2)
+        moments.add(rows[part], task[part])
+        return moments.state_dict()
+
+    joined = moments_of(slice(10))
+    for found in on_ranks(lambda rank: moments_of([slice(7), slice(7, 10)][rank])):
+        for name, value in joined.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-14, atol=1e-14)
 
 
-def probes(rank: int) -> dict[str, Any]:
-    """Return what a rank sees of several exchanges."""
-    return {
-        "fails on 0": error_of(lambda: fail_on(rank, 0)),
-        "fails on 1": error_of(lambda: fail_on(rank, 1)),
-        "fails nowhere": error_of(lambda: fail_on(rank, 99)),
-        "fails unexpectedly": error_of(lambda: fail_unexpectedly(rank)),
-        "warned": warned(),
-        "drifted": drifted(rank),
-        "missing gradients": missing_gradients(rank),
-        "moments": moments_of_parts(rank),
-        "largest": distributed.largest(torch.tensor([rank, -rank])).tolist(),
-        "total": distributed.total(rank + 1),
-        "seed": distributed.seed_of_rank(5),
-    }
+def test_small_exchanges(on_ranks):
+    def exchange(rank):
+        parameters = [Parameter(torch.zeros(())) for _ in range(3)]
+        parameters[rank].grad = torch.tensor(4.0)
+        distributed.average_gradients(parameters)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            distributed.warn("rebuilding environments")
+        return {
+            "gradients": [None if p.grad is None else p.grad.item() for p in parameters],
+            "largest": distributed.largest(torch.tensor([rank, -rank])).tolist(),
+            "total": distributed.total(rank + 1),
+            "seed": distributed.seed_of_rank(5),
+            "warned": str(caught[0].message)[:7],
+        }
+
+    one, other = on_ranks(exchange)
+    assert one.pop("seed") == 5 != other.pop("seed")
+    assert (one.pop("warned"), other.pop("warned")) == ("rank 0:", "rank 1:")
+    # the second parameter has a gradient on one rank only; a missing one counts as zero
+    assert one == other == {"gradients": [2.0, 2.0, None], "largest": [1, 0], "total": 3}
