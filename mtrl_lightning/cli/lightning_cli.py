@@ -402,6 +402,9 @@ def main(args: Sequence[str]) -> None:
             if is_out_of_memory(cause):
                 reason = str(cause).splitlines()[0]
                 _exit(2, f"out of memory ({reason}): use a smaller data.batch_size or network")
+            if "in loading state_dict" in str(cause):
+                reason = " ".join(str(cause).split())
+                _exit(2, f"{reason} Resume with the run's own networks")
         raise
 
 

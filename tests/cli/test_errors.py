@@ -25,6 +25,7 @@ STARTS = [
 CONTINUATIONS = [
     ("--data.benchmark.init_args.num_tasks=4", "tasks"),
     ("--data.benchmark.init_args.horizon=5", "horizon"),
+    ("--model.init_args.actor.init_args.width=17", "actor"),
 ]
 
 

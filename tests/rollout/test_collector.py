@@ -340,9 +340,10 @@ def test_weights_are_taken_if_they_are_newer_and_0_forces(own, given, is_taken):
 
 def test_other_weights_and_policies_without_are_refused():
     state = toy(policy=small_sac()).get_state(["weights"])
-    for policy, name in ((small_sac(width=5), "actor"), (Uniform(), "Uniform")):
-        with pytest.raises(ConfigurationError, match=name):
-            toy(policy=policy).set_state(state)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        toy(policy=small_sac(width=5)).set_state(state)
+    with pytest.raises(ConfigurationError, match="Uniform"):
+        toy(policy=Uniform()).set_state(state)
     assert toy().sample(num_steps=3).weights_seq_no == 0
 
 
