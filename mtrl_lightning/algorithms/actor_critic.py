@@ -190,11 +190,6 @@ class ActorCritic(Algorithm):
             for kind, suffix, part in zip(kinds, self._suffixes, parts, strict=True)
         ]
 
-    @property
-    def num_actor_outputs(self) -> int:
-        """Number of outputs of the actor."""
-        return (1 if self.spec.is_discrete else self.outputs_per_action) * self.action_dim
-
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, critics and both gradient methods."""
         encoder = self._make_encoder(self.spec)
@@ -206,11 +201,12 @@ class ActorCritic(Algorithm):
             else (encoder.out_dim + self.action_dim, self.value.out_dim, self.spec)
         )
         return {
-            "encoder": encoder,
-            "actor": self.make_task_network(
-                make_actor, encoder.out_dim, self.num_actor_outputs, self.spec
+            **self.make_actor_parts(
+                encoder,
+                partial(self.make_task_network, make_actor),
+                self._make_actor_gradient,
+                self.outputs_per_action,
             ),
-            "actor_gradient": self._make_actor_gradient(self.spec),
             "critic": Ensemble(
                 lambda: self.make_task_network(self._make_critic, *critic_sizes),
                 self._num_critics,

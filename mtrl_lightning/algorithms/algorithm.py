@@ -24,7 +24,7 @@ from mtrl_lightning.algorithms.arguments import KeepsArguments, rebuild
 from mtrl_lightning.checkpoints import FORMAT, check_tasks, load_checkpoint, restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
-from mtrl_lightning.networks import ActionDistribution, zero_padding
+from mtrl_lightning.networks import ActionDistribution, Encoder, Network, zero_padding
 from mtrl_lightning.networks.categorical import masked, one_hot
 from mtrl_lightning.networks.network import task_values
 from mtrl_lightning.networks.task_axes import UntrainedParameters, UntrainedTasks
@@ -315,6 +315,35 @@ class Algorithm(KeepsArguments, LightningModule):
             )
         self.updates.append(update)
         return update
+
+    def num_actor_outputs(self, outputs_per_action: int) -> int:
+        """Return the outputs of an actor: one per discrete action, or as many per dimension."""
+        return (1 if self.spec.is_discrete else outputs_per_action) * self.action_dim
+
+    def make_actor_parts(
+        self,
+        encoder: Encoder,
+        make_actor: Callable[[int, int, EnvSpec], Network],
+        make_gradient: Callable[[EnvSpec], GradientMethod],
+        outputs_per_action: int,
+        noise: nn.Module | None = None,
+    ) -> dict[str, nn.Module]:
+        """Build the policy's networks and ``actor_gradient``; return them by attribute name.
+
+        Args:
+            encoder: maps observations to the actor's inputs.
+            make_actor: builds the actor, ``(in_dim, out_dim, spec) -> Network``.
+            make_gradient: builds the method that combines the tasks' actor losses.
+            outputs_per_action: outputs of the actor per dimension of continuous actions.
+            noise: the policy's standard deviation if it is a module; None otherwise.
+        """
+        num_outputs = self.num_actor_outputs(outputs_per_action)
+        return {
+            "encoder": encoder,
+            "actor": make_actor(encoder.out_dim, num_outputs, self.spec),
+            **({} if noise is None else {"noise": noise}),
+            "actor_gradient": make_gradient(self.spec),
+        }
 
     def compiled(self, loss: F) -> F:
         """Compile a loss function with ``torch.compile`` if the option ``compile`` is set.

@@ -132,17 +132,11 @@ class BehaviourCloning(Algorithm):
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, the noise if any, and the gradient method."""
         encoder = self._make_encoder(self.spec)
-        noise = {"noise": self._make_noise(self.spec)} if self._make_noise else {}
-        outputs_per_action = 1 if self.spec.is_discrete else 2
-        if noise:
-            outputs_per_action = noise["noise"].outputs_per_action
-        num_outputs = outputs_per_action * self.action_dim
-        return {
-            "encoder": encoder,
-            "actor": self._make_actor(encoder.out_dim, num_outputs, self.spec),
-            **noise,
-            "actor_gradient": self._make_actor_gradient(self.spec),
-        }
+        noise = self._make_noise(self.spec) if self._make_noise else None
+        outputs_per_action = noise.outputs_per_action if noise else 2
+        return self.make_actor_parts(
+            encoder, self._make_actor, self._make_actor_gradient, outputs_per_action, noise
+        )
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> Policy:
         """Return the distribution over actions."""

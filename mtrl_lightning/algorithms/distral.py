@@ -123,7 +123,8 @@ class Distral(SAC):
         encoder = networks["encoder"]
         assert isinstance(encoder, Encoder)
         make = partial(encoder.make_actor, self._make_actor)
-        distilled = OneForAll(encoder.out_dim, self.num_actor_outputs, self.spec, make=make)
+        num_outputs = self.num_actor_outputs(self.outputs_per_action)
+        distilled = OneForAll(encoder.out_dim, num_outputs, self.spec, make=make)
         return {**networks, "distilled": distilled}
 
     def make_task_network(

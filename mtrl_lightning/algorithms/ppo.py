@@ -193,15 +193,13 @@ class PPO(OnPolicyAlgorithm):
     def make_networks(self) -> dict[str, nn.Module]:
         """Build encoder, actor, noise, critic, return scale and gradient methods."""
         encoder = self._make_encoder(self.spec)
-        noise = {} if self.spec.is_discrete else {"noise": self._make_noise(self.spec)}
-        outputs_per_action = noise["noise"].outputs_per_action if noise else 1
-        num_outputs = outputs_per_action * self.action_dim
+        noise = None if self.spec.is_discrete else self._make_noise(self.spec)
+        outputs_per_action = noise.outputs_per_action if noise else 1
         critic = self._make_critic(encoder.out_dim, 1, self.spec)
         return {
-            "encoder": encoder,
-            "actor": self._make_actor(encoder.out_dim, num_outputs, self.spec),
-            **noise,
-            "actor_gradient": self._make_actor_gradient(self.spec),
+            **self.make_actor_parts(
+                encoder, self._make_actor, self._make_actor_gradient, outputs_per_action, noise
+            ),
             "critic": critic,
             "return_scale": self._make_return_scale(self.spec, critic),
             "critic_gradient": self._make_critic_gradient(self.spec),
