@@ -18,7 +18,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.algorithm import Algorithm, compiled, make_actor_parts
 from mtrl_lightning.algorithms.arguments import with_conditioning
 from mtrl_lightning.algorithms.losses import CriticTarget, Scalar, Value
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs
@@ -162,9 +162,9 @@ class ActorCritic(Algorithm):
         for make_transform in transforms or []:
             self.transforms.add(make_transform(spec), self.generators)
 
-        self._critic_target = self.compiled(self.critic_target)
-        self._critic_loss = self.compiled(self.critic_loss)
-        self._actor_loss = self.compiled(self.actor_loss)
+        self._critic_target = compiled(self.critic_target, self._compile)
+        self._critic_loss = compiled(self.critic_loss, self._compile)
+        self._actor_loss = compiled(self.actor_loss, self._compile)
         # the critic loss also trains the encoder; the actor loss receives detached features
         self.critic_update = self.make_update(
             "critic",
@@ -201,7 +201,8 @@ class ActorCritic(Algorithm):
             else (encoder.out_dim + self.action_dim, self.value.out_dim, self.spec)
         )
         return {
-            **self.make_actor_parts(
+            **make_actor_parts(
+                self.spec,
                 encoder,
                 partial(self.make_task_network, make_actor),
                 self._make_actor_gradient,

@@ -316,51 +316,6 @@ class Algorithm(KeepsArguments, LightningModule):
         self.updates.append(update)
         return update
 
-    def num_actor_outputs(self, outputs_per_action: int) -> int:
-        """Return the outputs of an actor: one per discrete action, or as many per dimension."""
-        return (1 if self.spec.is_discrete else outputs_per_action) * self.action_dim
-
-    def make_actor_parts(
-        self,
-        encoder: Encoder,
-        make_actor: Callable[[int, int, EnvSpec], Network],
-        make_gradient: Callable[[EnvSpec], GradientMethod],
-        outputs_per_action: int,
-        noise: nn.Module | None = None,
-    ) -> dict[str, nn.Module]:
-        """Build the policy's networks and ``actor_gradient``; return them by attribute name.
-
-        Args:
-            encoder: maps observations to the actor's inputs.
-            make_actor: builds the actor, ``(in_dim, out_dim, spec) -> Network``.
-            make_gradient: builds the method that combines the tasks' actor losses.
-            outputs_per_action: outputs of the actor per dimension of continuous actions.
-            noise: the policy's standard deviation if it is a module; None otherwise.
-        """
-        num_outputs = self.num_actor_outputs(outputs_per_action)
-        return {
-            "encoder": encoder,
-            "actor": make_actor(encoder.out_dim, num_outputs, self.spec),
-            **({} if noise is None else {"noise": noise}),
-            "actor_gradient": make_gradient(self.spec),
-        }
-
-    def compiled(self, loss: F) -> F:
-        """Compile a loss function with ``torch.compile`` if the option ``compile`` is set.
-
-        With gradients disabled, as when a gradient method recomputes losses, the original function
-        is called: a second compilation would cost more than it saves.
-        """
-        if self._compile is None:
-            return loss
-        fast = torch.compile(loss, mode=self._compile)
-
-        @functools.wraps(loss)
-        def call(*args: Any) -> Any:
-            return fast(*args) if torch.is_grad_enabled() else loss(*args)
-
-        return call  # type: ignore[return-value]
-
     def configure_optimizers(self) -> list[Optimizer]:
         """Return the optimizers of all updates, in the order of ``make_update``."""
         return [update.configure_optimizer() for update in self.updates]
@@ -505,6 +460,55 @@ class Algorithm(KeepsArguments, LightningModule):
             built.on_load_checkpoint(checkpoint)
             built.load_state_dict(checkpoint["state_dict"], strict=strict)
         return built.to(map_location or "cpu")
+
+
+def num_actor_outputs(spec: EnvSpec, outputs_per_action: int) -> int:
+    """Return the outputs of an actor: one per discrete action, or as many per dimension."""
+    return (1 if spec.is_discrete else outputs_per_action) * spec.action_space.shape[0]
+
+
+def make_actor_parts(
+    spec: EnvSpec,
+    encoder: Encoder,
+    make_actor: Callable[[int, int, EnvSpec], Network],
+    make_gradient: Callable[[EnvSpec], GradientMethod],
+    outputs_per_action: int,
+    noise: nn.Module | None = None,
+) -> dict[str, nn.Module]:
+    """Build the policy's networks and ``actor_gradient``; return them by attribute name.
+
+    Args:
+        spec: the tasks.
+        encoder: maps observations to the actor's inputs.
+        make_actor: builds the actor, ``(in_dim, out_dim, spec) -> Network``.
+        make_gradient: builds the method that combines the tasks' actor losses.
+        outputs_per_action: outputs of the actor per dimension of continuous actions.
+        noise: the policy's standard deviation if it is a module; None otherwise.
+    """
+    num_outputs = num_actor_outputs(spec, outputs_per_action)
+    return {
+        "encoder": encoder,
+        "actor": make_actor(encoder.out_dim, num_outputs, spec),
+        **({} if noise is None else {"noise": noise}),
+        "actor_gradient": make_gradient(spec),
+    }
+
+
+def compiled(loss: F, mode: Compile | None) -> F:
+    """Compile a loss function with ``torch.compile`` unless the mode is None.
+
+    With gradients disabled, as when a gradient method recomputes losses, the original function is
+    called: a second compilation would cost more than it saves.
+    """
+    if mode is None:
+        return loss
+    fast = torch.compile(loss, mode=mode)
+
+    @functools.wraps(loss)
+    def call(*args: Any) -> Any:
+        return fast(*args) if torch.is_grad_enabled() else loss(*args)
+
+    return call  # type: ignore[return-value]
 
 
 class TaskTensors:

@@ -14,7 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from mtrl_lightning.algorithms.algorithm import Algorithm
+from mtrl_lightning.algorithms.algorithm import Algorithm, compiled, make_actor_parts
 from mtrl_lightning.algorithms.arguments import with_conditioning
 from mtrl_lightning.checks import increasing, one_of
 from mtrl_lightning.gradients import GradientMethod, Mean, per_task_forward
@@ -119,7 +119,7 @@ class BehaviourCloning(Algorithm):
         self.add_networks()
         self.task_weighting = task_weighting(spec)
         self.task_weighting.check(None)
-        self._actor_loss = self.compiled(self.actor_loss)
+        self._actor_loss = compiled(self.actor_loss, self._compile)
         self.actor_update = self.make_update(
             "actor",
             list(self.acting_modules().values()),
@@ -134,8 +134,13 @@ class BehaviourCloning(Algorithm):
         encoder = self._make_encoder(self.spec)
         noise = self._make_noise(self.spec) if self._make_noise else None
         outputs_per_action = noise.outputs_per_action if noise else 2
-        return self.make_actor_parts(
-            encoder, self._make_actor, self._make_actor_gradient, outputs_per_action, noise
+        return make_actor_parts(
+            self.spec,
+            encoder,
+            self._make_actor,
+            self._make_actor_gradient,
+            outputs_per_action,
+            noise,
         )
 
     def policy(self, observation_BD: Tensor, task_B: Tensor) -> Policy:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Adam
 
+from mtrl_lightning.algorithms.algorithm import compiled, num_actor_outputs
 from mtrl_lightning.algorithms.sac import SAC, Policy
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
@@ -107,7 +108,7 @@ class Distral(SAC):
         self.omega = omega
         untrained_T = torch.from_numpy(self.untrained.is_untrained_T)
         self.register_buffer("untrained_T", untrained_T, persistent=False)
-        self._distilled_loss = self.compiled(self.distilled_loss)
+        self._distilled_loss = compiled(self.distilled_loss, self._compile)
         self.distilled_update = self.make_update(
             "distilled",
             [self.distilled],
@@ -123,7 +124,7 @@ class Distral(SAC):
         encoder = networks["encoder"]
         assert isinstance(encoder, Encoder)
         make = partial(encoder.make_actor, self._make_actor)
-        num_outputs = self.num_actor_outputs(self.outputs_per_action)
+        num_outputs = num_actor_outputs(self.spec, self.outputs_per_action)
         distilled = OneForAll(encoder.out_dim, num_outputs, self.spec, make=make)
         return {**networks, "distilled": distilled}
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from mtrl_lightning.algorithms import advantages
+from mtrl_lightning.algorithms.algorithm import compiled, make_actor_parts
 from mtrl_lightning.algorithms.arguments import with_conditioning
 from mtrl_lightning.algorithms.on_policy import OnPolicyAlgorithm
 from mtrl_lightning.checks import above, at_least, within
@@ -173,8 +174,8 @@ class PPO(OnPolicyAlgorithm):
         self._updates_of_epoch = 0
         self.register_load_state_dict_post_hook(PPO._read_counts)
         self.add_networks()
-        self._actor_loss = self.compiled(self.actor_loss)
-        self._critic_loss = self.compiled(self.critic_loss)
+        self._actor_loss = compiled(self.actor_loss, self._compile)
+        self._critic_loss = compiled(self.critic_loss, self._compile)
         self.actor_update = self.make_update(
             "actor",
             [self.actor] if spec.is_discrete else [self.actor, self.noise],
@@ -197,8 +198,13 @@ class PPO(OnPolicyAlgorithm):
         outputs_per_action = noise.outputs_per_action if noise else 1
         critic = self._make_critic(encoder.out_dim, 1, self.spec)
         return {
-            **self.make_actor_parts(
-                encoder, self._make_actor, self._make_actor_gradient, outputs_per_action, noise
+            **make_actor_parts(
+                self.spec,
+                encoder,
+                self._make_actor,
+                self._make_actor_gradient,
+                outputs_per_action,
+                noise,
             ),
             "critic": critic,
             "return_scale": self._make_return_scale(self.spec, critic),
