@@ -105,7 +105,12 @@ def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
                 " Add the task to the file: docs/algorithms.md shows how to embed a description"
             )
         rows.append(embeddings[key])
-    table_TC = np.array(rows, np.float32)
+    try:
+        table_TC = np.array(rows, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path}: embeddings must be lists of numbers of the same length ({error})"
+        ) from error
     if table_TC.ndim != 2 or not np.isfinite(table_TC).all():
         raise ConfigurationError(f"{path}: embeddings must be lists of finite numbers")
     return table_TC

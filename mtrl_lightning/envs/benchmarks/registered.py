@@ -40,7 +40,7 @@ def minigrid_view(name: str, **options: Any) -> gym.Env:
         name: registered ID, such as MiniGrid-DoorKey-5x5-v0.
         options: those of the environment.
     """
-    wrappers = import_optional("minigrid.wrappers", '"mtrl_lightning[minigrid]"')
+    wrappers = import_optional("minigrid.wrappers", "minigrid")
     return FlattenObservation(wrappers.ImgObsWrapper(gym.make(name, **options)))
 
 
