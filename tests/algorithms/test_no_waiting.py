@@ -1,7 +1,7 @@
 """An update reads no number from its device, because it would have to wait for a GPU.
 
-PyTorch's ``meta`` device stands for the GPU: its tensors have shapes and no numbers. Whoever asks
-for a number, or mixes such tensors with tensors on the CPU, gets an error.
+PyTorch's ``meta`` device stands in for the GPU: its tensors have a shape but no data. Reading a
+number, or mixing these tensors with tensors on the CPU, raises an error.
 """
 
 from contextlib import nullcontext
