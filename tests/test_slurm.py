@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from mtrl_lightning.checkpoints import load_checkpoint
-from tests.callbacks.test_signals import ENDED, simulate_slurm
+from tests.callbacks.test_signals import ENDED, JOB
 from tests.helpers.fitting import rows_of
 from tests.helpers.processes import exit_codes, fork
 from tests.helpers.runs import wait_for
@@ -18,7 +18,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def calls(tmp_path, monkeypatch):
     """Simulate a SLURM job with a ``scontrol`` that records its arguments and sends SIGTERM."""
-    return simulate_slurm(tmp_path, monkeypatch, "kill -TERM $PPID\nsleep 0.2\n").calls
+    program, file = tmp_path / "bin" / "scontrol", tmp_path / "calls"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {file}\nkill -TERM $PPID\nsleep 0.2\n')
+    program.chmod(0o755)
+    for name, value in {**JOB, "PATH": f"{program.parent}:{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, value)
+    return lambda: file.read_text().splitlines()
 
 
 def test_a_requeued_job_continues_in_its_folder(command_line, calls):

@@ -26,8 +26,7 @@ def test_rows_are_at_the_steps_of_their_schedules(tmp_path, kind):
 def test_rows_are_a_200th_of_the_run_apart_by_default(tmp_path):
     algorithm, data = parts(total_steps=1200)
     options = {**QUIET, "default_root_dir": tmp_path, "max_steps": 10}
-    trainer = lightning.Trainer(**options, callbacks=[MetricsCallback()])
-    trainer.fit(algorithm, data)
+    lightning.Trainer(**options, callbacks=[MetricsCallback()]).fit(algorithm, data)
     assert [row["env_steps"] for row in rows_of(tmp_path)] == [62, 66, 72, 78, 80, 80]
 
 
@@ -48,21 +47,19 @@ def test_another_run_replaces_the_metrics_a_trial_writes_none(tmp_path):
 
 @pytest.mark.parametrize(
     ("prefix", "extras", "success"),
-    [("", [], "rollout/success"), ("mine", [StartMidway()], "rollout/success_from_reset")],
+    [("", [], "rollout/success"), ("mine-", [StartMidway()], "rollout/success_from_reset")],
 )
 def test_wandb_shows_metrics_over_env_steps_and_the_best(tmp_path, prefix, extras, success):
     pytest.importorskip("wandb")
-    start = f"{prefix}-" if prefix else ""
-    run, x_axis = MagicMock(id="r1", sweep_id=None, disabled=False), f"{start}env_steps"
-    logger = WandbLogger(save_dir=tmp_path, experiment=run, prefix=prefix)
+    run = MagicMock(id="r1", sweep_id=None, disabled=False)
+    logger = WandbLogger(save_dir=tmp_path, experiment=run, prefix=prefix[:-1])
     fit(tmp_path, logger=logger, extras=extras)
     defined = {call.args[0]: call.kwargs for call in run.define_metric.call_args_list}
-    assert defined["*"]["step_metric"] == x_axis
+    assert defined["*"]["step_metric"] == f"{prefix}env_steps"
     best = {name for name, options in defined.items() if "max" in options.get("summary", "")}
-    names = ("eval/success", "eval/success/goal-1", "eval/return", "rollout/return", success)
-    assert {f"{start}{name}" for name in names} <= best
-    others = {"train/actor_loss", "rollout/success", "rollout/success_from_reset"} - {success}
-    assert not {f"{start}{name}" for name in others} & best
+    names = {"eval/success", "eval/success/goal-1", "eval/return", "rollout/return", success}
+    assert {f"{prefix}{name}" for name in names} <= best
+    assert not {f"{prefix}train/actor_loss", f"{prefix}fault/worker_restarts"} & best
     logged = [call.args[0] for call in run.log.call_args_list]
     steps = [row["env_steps"] for row in rows_of(tmp_path)]
-    assert [row[x_axis] for row in logged if "curves" not in row] == steps
+    assert [row[f"{prefix}env_steps"] for row in logged if "curves" not in row] == steps

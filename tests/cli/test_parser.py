@@ -69,33 +69,17 @@ def test_files_set_the_class_of_data_and_drop_options_it_lacks():
 
 
 def test_values_of_sweeps_are_accepted():
+    sweep = yaml.safe_load((ROOT / "examples" / "sweep_wandb.yaml").read_text())
     layer_norm = "--model.init_args.critic.init_args.layer_norm"
-    config = parse(*FILES, "--data.total_steps", "1e5", layer_norm, "--data.warmup_steps=2.5e+3")
+    rates = [f"--{name}=3e-4" for name in sweep["parameters"] if f"--{name}" != layer_norm]
+    numbers = ["--data.total_steps", "1e5", layer_norm, "--data.warmup_steps=2.5e+3"]
+    config = parse(*sweep["command"][3:-1], *rates, *numbers)
     assert config["data"]["init_args"]["total_steps"] == 100_000
     assert config["data"]["init_args"]["warmup_steps"] == 2_500
     assert config["model"]["init_args"]["critic"]["init_args"]["layer_norm"] is True
     assert config["model"]["init_args"]["actor_optimizer"]["init_args"]["lr"] == 3e-4
     kept = ["fit", "--model.help", "--model.init_args.discount=1e-5", "--x.y", "-1", "--name=a1e5"]
     assert plain_arguments(kept) == kept
-
-
-@pytest.mark.slow
-def test_the_example_of_a_sweep_parses_as_an_agent_calls_it():
-    utils = pytest.importorskip("wandb.sdk.launch.sweeps.utils")
-    sweep = yaml.safe_load((ROOT / "examples" / "sweep_wandb.yaml").read_text())
-    values = {
-        name: {"value": one["values"][0] if "values" in one else one["min"]}
-        for name, one in sweep["parameters"].items()
-    }
-    replaced = utils.create_sweep_command_args({"args": values})
-    replaced |= {"program": [sweep["program"]], "env": ["/usr/bin/env"]}
-    words = []
-    for word in utils.create_sweep_command(sweep["command"]):
-        words += replaced[word[2:-1]] if word.startswith("${") else [word]
-    assert words[:3] == ["/usr/bin/env", "mtrl-lightning", "fit"]
-    config = parse(*words[3:])
-    assert config["model"]["init_args"]["critic"]["init_args"]["layer_norm"] is True
-    assert config["trainer"]["logger"][0]["class_path"].endswith("WandbLogger")
 
 
 def test_options_without_a_command_are_those_of_fit(monkeypatch):

@@ -33,49 +33,31 @@ def run(tmp_path):
     return make_run(tmp_path / "run" / "version_0", scores, options=options_of(name=EVIL))
 
 
-@pytest.fixture
-def compared(tmp_path):
-    """Two methods of two seeds."""
-    for seed in (1, 2):
-        scores = {"reach": (0.0, 0.5, 0.6 + seed / 10), "push": (0.0, 0.0, 0.2)}
-        for tau in (0.1, 0.2):
-            options = options_of(seed, name=f"tau_{tau}", tau=tau)
-            folder = tmp_path / "all" / f"tau_{tau}" / f"version_{seed}"
-            make_run(folder, scores, options=options, rate=10.0 * seed)
-    return tmp_path / "all"
-
-
 def shown_by(text):
     """Return the words of a page."""
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
 
 
 @pytest.mark.curves
-def test_page_has_tables_and_curves(compared):
-    text = page_of(compared)
+def test_page_has_tables_and_curves(runs, monkeypatch):
+    drawn = []
+    png = page.png
+    monkeypatch.setattr(page, "png", lambda charts: drawn.append(charts) or png(charts))
+    text = page_of(runs)
     for row in (
         "eval/success after 300 env steps",
-        "tau_0.1, tau_0.2",
-        "model.init_args.tau 0.1 0.2",
-        "push 0.20 [0.20, 0.20] 0.20 [0.20, 0.20]",
+        "actor.class_path mtrl_lightning.networks.MLP mtrl_lightning.networks.MOORE",
+        "push 0.20 [0.20, 0.20] 0.95 [0.90, 1.00]",
     ):
         assert row in shown_by(text)
     assert len(re.findall(r"<img[^>]* src=.data:image/png;base64,", text)) == 2
-
-
-def test_charts_have_the_curves_of_the_methods(compared, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(page, "png", lambda charts: drawn.append(charts) or b"")
-    page_of(compared)
     (by_steps, by_minutes), (push, reach) = drawn
     assert (by_steps.xlabel, by_minutes.xlabel) == ("env steps", "minutes of training")
-    assert by_minutes.curves[0].x_N == pytest.approx([0.125, 0.25, 0.375])
+    assert by_minutes.curves[1].x_N == pytest.approx([1 / 3, 2 / 3, 1.0])
     assert (push.title, push.is_bounded) == ("push", True)
     for chart, value in ((by_steps, [0.0, 0.25, 0.45]), (reach, [0.0, 0.5, 0.75])):
-        assert len(chart.curves) == 2
-        for curve in chart.curves:
-            assert list(curve.x_N) == [100, 200, 300]
-            assert curve.band.value == pytest.approx(value)
+        assert list(chart.curves[0].x_N) == [100, 200, 300]
+        assert chart.curves[0].band.value == pytest.approx(value)
 
 
 def test_page_of_one_run_escapes_names_and_loads_nothing(run):
