@@ -32,6 +32,7 @@ from tests.helpers.algorithms import (
     make_td3,
 )
 from tests.helpers.gradients import METHODS
+from tests.helpers.tiers import slow_unless
 
 META = torch.device("meta")
 PARTS = (
@@ -54,10 +55,8 @@ OF_METHODS = [
 ]
 CASES = [
     *(partial(make_sac, **options) for options in (*STACKS.values(), *PARTS, *OF_METHODS)),
-    partial(make_ppo, **STACKS["multi_head"], **OF_METHODS[0]),
-    make_td3,
-    make_distral,
-    make_bc,
+    partial(make_ppo, **STACKS["multi-head"], **OF_METHODS[0]),
+    *(make_sac, make_td3, make_distral, make_bc),
 ]
 
 
@@ -101,18 +100,12 @@ def on_meta(make, optimizer=SkippingAdam, **options):
     return algorithm, type(batch)(*(field.to(META) for field in batch[:-1]), extra)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("make", CASES)
+@pytest.mark.parametrize("make", slow_unless((make_sac,), CASES))
 def test_no_part_of_an_update_waits(make):
     algorithm, batch = on_meta(make)
     for i in range(2):
         algorithm.training_step(batch, i)
-
-
-def test_an_update_of_sac_does_not_wait():
-    sac, batch = on_meta(make_sac)
-    sac.training_step(batch, 0)
-    assert {parameter.device for parameter in sac.parameters()} == {META}
+    assert {parameter.device for parameter in algorithm.parameters()} == {META}
 
 
 def test_ppo_waits_only_for_the_divergence_of_an_epoch():

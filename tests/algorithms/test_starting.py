@@ -132,10 +132,10 @@ class DeclaredOneHot(PlainOneHot):
 
 
 POLICIES = {
-    **{name: options for name, options in STACKS.items() if name != "mixture_one_hot_gate"},
+    **{name: options for name, options in STACKS.items() if name != "mixture, one-hot"},
     "embedding": {**STACKS["mlp"], "conditioning": partial(Embedding, dim=5)},
     "encoded one-hot": {
-        **STACKS["multi_head"],
+        **STACKS["multi-head"],
         "conditioning": partial(TaskEncoder, width=5, embedding=OneHot),
     },
     "projection": {**STACKS["moore"], "encoder": partial(MLPEncoder, width=8, out_dim=5)},

@@ -25,10 +25,6 @@ def make(name, num_tasks=3):
     return METHODS[name](spec_of(num_tasks))
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 @every_method
 def test_update_is_the_mean_of_equal_tasks_and_of_one(name):
     gradients = torch.tensor([0.3, -0.5, 0.2, 0.1]).expand(4, 4)
@@ -68,12 +64,14 @@ def test_negative_losses_give_finite_gradients(name, offset):
 
 @every_method
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_reaches_the_gradient(name, value):
+def test_what_is_not_finite_reaches_the_gradient_and_is_not_remembered(name, value):
     gradients = random_gradients(3)
     gradients[1, 0] = value
     method = make(name)
     assert not torch.isfinite(Problem(gradients).update(method)).all()
-    again = Quadratic(random_gradients(3))  # and is not remembered
+    if name == "gradnorm":
+        assert torch.equal(method.weight_R, torch.ones(3)) and not method.initial_R.any()
+    again = Quadratic(random_gradients(3))
     for _ in range(3):
         assert torch.isfinite(again.update(method, lr=0.01)).all()
 
@@ -110,8 +108,9 @@ def test_a_task_that_uses_nothing_shared_has_the_gradient_zero(name):
 @every_method
 def test_draws_come_from_the_generator_only(name):
     def run(seed):
-        problem, method, drawn = Quadratic(random_gradients(6, 3)), make(name, 6), generator(seed)
-        return torch.stack([problem.update(method, drawn, lr=0.02) for _ in range(4)])
+        problem, method = Quadratic(random_gradients(6, 3)), make(name, 6)
+        generator = torch.Generator().manual_seed(seed)
+        return torch.stack([problem.update(method, generator, lr=0.02) for _ in range(4)])
 
     state = torch.get_rng_state()
     assert torch.equal(run(0), run(0))

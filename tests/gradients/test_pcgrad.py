@@ -32,11 +32,10 @@ def test_conflicting_gradients_by_hand():
     )
 
 
-@pytest.mark.parametrize(("num_tasks", "seed"), [(2, 0), (7, 1), (20, 0)])
-def test_update_is_that_of_the_double_loop(num_tasks, seed):
-    gradients = random_gradients(num_tasks, 4, seed)
-    order = orders(num_tasks, torch.Generator().manual_seed(5)).tolist()
-    found = update(PCGrad(spec_of(num_tasks)), gradients, torch.Generator().manual_seed(5))
+def test_update_is_that_of_the_double_loop():
+    gradients = random_gradients(7, 4, seed=1)
+    order = orders(7, torch.Generator().manual_seed(5)).tolist()
+    found = update(PCGrad(spec_of(7)), gradients, torch.Generator().manual_seed(5))
     assert_near(found, double_loop(gradients.double(), order))
 
 

@@ -14,54 +14,40 @@ from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, BehaviourCloning
 from mtrl_lightning.networks import MLP
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
+from tests.helpers.networks import ENCODERS, EXPERTS, NETWORKS
 from tests.helpers.specs import spec_of
 
 Trained = TypeVar("Trained", bound=Algorithm)
 
 NAMES = ("reach-v3", "push-v3", "door-open-v3")
 """Some conditionings read descriptions of the tasks, which there are for these."""
-NETWORKS = {
-    "mlp": partial(networks.MLP, width=8, depth=2),
-    "mlp_residual": partial(networks.MLP, width=8, depth=1, residual=True),
-    "multi_head": partial(networks.MultiHead, width=8, depth=2),
-    "multi_head_mtrl": partial(networks.MultiHead, width=8, depth=2, head_width=6),
-    "paco": partial(networks.PaCo, width=8, depth=2, num_sets=2),
-    "moore": partial(networks.MOORE, width=8, depth=2, num_experts=2),
-    "separate": partial(networks.Separate, width=8, depth=2),
-    "film": partial(networks.FiLM, width=8, depth=2),
-    "film_scalar": partial(networks.FiLM, width=8, depth=2, scalar=True),
-    "soft_modularization": partial(
-        networks.SoftModularization, width=8, depth=2, num_modules=2, embedding_dim=12
-    ),
-}
 EMBEDDING = partial(networks.Embedding, dim=4)
-MIXTURE = partial(networks.MixtureOfEncoders, num_experts=3, width=6, depth=1, out_dim=5)
-WORDS = partial(networks.Clusters, words=[["reach"], ["push"], ["door"]])
-CARE = partial(networks.CARE, num_experts=2, width=6, depth=1, out_dim=5)
+MIXTURE = partial(networks.MixtureOfEncoders, **EXPERTS)
 ENCODER = partial(networks.MLPEncoder, width=6, out_dim=5)
-UNCONDITIONED = {"conditioning": networks.NoConditioning}
-ENCODERS: dict[str, dict[str, Any]] = {
-    "append_task": {
+TASK_INPUTS: dict[str, dict[str, Any]] = {
+    "append task": {
         "encoder": partial(networks.AppendTask, conditioning=EMBEDDING),
-        **UNCONDITIONED,
+        "conditioning": networks.NoConditioning,
     },
-    "care": {"encoder": partial(CARE, conditioning=networks.Embedding), **UNCONDITIONED},
-    "mlp_encoder": {"encoder": ENCODER},
-    "mlp_encoder_context": {"encoder": partial(ENCODER, context=EMBEDDING), **UNCONDITIONED},
+    "mlp encoder": {"encoder": ENCODER},
+    "context": {
+        "encoder": partial(ENCODER, context=EMBEDDING),
+        "conditioning": networks.NoConditioning,
+    },
     "standardize": {"encoder": partial(networks.Standardize, per_task=True)},
     "language": {"conditioning": networks.Language},
-    "task_encoder": {"conditioning": partial(networks.TaskEncoder, width=6, depth=1, out_dim=5)},
-    "mixture_attention": {"encoder": partial(MIXTURE, assignment=networks.Attention)},
-    "mixture_uniform_gate": {"encoder": partial(MIXTURE, assignment=networks.UniformGate)},
-    "mixture_top_k_gate": {"encoder": partial(MIXTURE, assignment=networks.TopKGate)},
-    "mixture_one_hot_gate": {"encoder": partial(MIXTURE, assignment=networks.OneHotGate)},
-    "mixture_clusters": {"encoder": partial(MIXTURE, assignment=WORDS)},
+    "task encoder": {"conditioning": partial(networks.TaskEncoder, width=6, depth=1, out_dim=5)},
+    **{name: {"encoder": make} for name, make in ENCODERS.items()},
 }
 STACKS: dict[str, dict[str, Any]] = {
-    **{name: {"actor": network, "critic": network} for name, network in NETWORKS.items()},
+    **{
+        name: {"actor": make, "critic": make}
+        for name, make in NETWORKS.items()
+        if name not in ("multi-head of one output", "one per task")
+    },
     **{
         name: {"actor": NETWORKS["mlp"], "critic": NETWORKS["mlp"], **options}
-        for name, options in ENCODERS.items()
+        for name, options in TASK_INPUTS.items()
     },
 }
 """Networks, encoders and task conditionings, for the three tasks of ``NAMES``."""
