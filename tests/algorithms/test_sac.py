@@ -7,7 +7,6 @@ import copy
 import math
 from functools import partial
 
-import lightning
 import numpy as np
 import pytest
 import torch
@@ -34,7 +33,6 @@ from tests.helpers.algorithms import (
     make_td3,
     train,
 )
-from tests.helpers.fitting import QUIET
 from tests.helpers.networks import Dense
 
 still = partial(SGD, lr=0.0)
@@ -233,49 +231,19 @@ def test_a_batch_is_observed_once_and_targets_use_its_statistics(target_every):
         torch.testing.assert_close(mean_D, torch.cat(rows[:num_seen]).mean(0))
 
 
-def test_through_a_trainer_the_weights_are_the_same(tmp_path):
-    through, without = make_sac(**FULL), train(make_sac(**FULL), 6)
-    options = {"max_epochs": 1, "enable_checkpointing": False, "default_root_dir": tmp_path}
-    trainer = lightning.Trainer(**{**QUIET, **options})
-    batches = [make_batch(through.spec, seed=i) for i in range(6)]
-    trainer.fit(through, torch.utils.data.DataLoader(batches, batch_size=None))
-    assert changed(through, copy_of(without)) == set()
-    assert through.counters.updates == 6
-
-
-def test_in_half_precision_the_losses_are_single_and_finite():
-    sac, seen = make_sac(**FULL), set()
-    for network in (sac.actor, *sac.critic.members):
-        network.register_forward_hook(lambda module, given, output: seen.add(output.dtype))
-    before, batch = copy_of(sac), make_batch(sac.spec)
-    noise_RnA = torch.ones_like(batch.action_RnA)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        train(sac, 5)
-        losses = [
-            sac.critic_loss(batch, sac.critic_target(batch, noise_RnA))[0],
-            sac.actor_loss(batch, noise_RnA)[0],
-        ]
-    assert seen == {torch.bfloat16}, "the networks ran in half precision"
-    assert {loss_R.dtype for loss_R in losses} == {torch.float32}
-    assert all(math.isfinite(value) for value in sac.drain_metrics().values())
-    assert all(value.isfinite().all() for value in sac.state_dict().values())
-    assert {p.dtype for p in sac.parameters()} == {torch.float32}
-    assert changed(sac, before) == set(before)
-
-
 # ---- acting ----
 
 
-@pytest.mark.parametrize(("low", "high"), [(-20.0, 2.0), (-20.0, -0.1), (0.1, 2.0)])
-def test_exploring_squashes_mean_plus_noise_of_clamped_std(low, high):
-    sac = make_sac(log_std_min=low, log_std_max=high)
+def test_exploring_squashes_mean_plus_noise_of_clamped_std():
+    sac = make_sac(log_std_min=0.5, log_std_max=0.7)
     with torch.no_grad():
         output_EO = sac.actor(torch.from_numpy(OBSERVATION_ED), torch.from_numpy(TASK_E))
     mean_EA, log_std_EA = output_EO.chunk(2, 1)
+    assert (log_std_EA < 0.5).any() and (log_std_EA > 0.7).any()
     sac.seed_actions(5)
     noise_EA = torch.randn(6, 2, generator=torch.Generator().manual_seed(5))
     for mode, wanted in (
-        ("explore", (mean_EA + log_std_EA.clamp(low, high).exp() * noise_EA).tanh()),
+        ("explore", (mean_EA + log_std_EA.clamp(0.5, 0.7).exp() * noise_EA).tanh()),
         ("exploit", mean_EA.tanh()),
     ):
         found = sac.act(OBSERVATION_ED, TASK_E, mode)

@@ -1,14 +1,19 @@
-"""Generators and running means, and that a checkpoint can hold them."""
+"""Generators, running means and options of optimizers: what a checkpoint holds of them."""
 
 import pytest
 import torch
+from torch import nn
 
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.updates.generators import (
     Generators,
     global_generators,
     restore_global_generators,
 )
 from mtrl_lightning.updates.metrics import MeanMetrics
+from mtrl_lightning.updates.update import check_fused_state, replace_options
+from tests.helpers.algorithms import make_sac, make_spec
+from tests.helpers.checkpoints import checkpoint_of
 
 
 def draw(generators, name, count=5):
@@ -99,3 +104,48 @@ def test_means_of_an_update_are_in_single_precision():
     assert metrics.drain() == {"q": 1.5, "loss": 5.0}
     with pytest.raises(ValueError, match="shape"):
         metrics.add({"a": torch.ones(2, 3)})
+
+
+# ---- other tasks ----
+
+
+def of_tasks(*names):
+    return make_spec(len(names))._replace(task_names=names)
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        (of_tasks("task-0", "task-1", "push"), "push"),
+        (of_tasks("task-0", "task-1"), "task-2"),
+        (of_tasks("task-1", "task-0", "task-2"), "task-1"),
+        (make_spec()._replace(action_sizes=(2, 2, 1)), "action"),
+    ],
+)
+def test_a_checkpoint_of_other_tasks_is_refused(spec, word):
+    with pytest.raises(ConfigurationError, match=word):
+        make_sac(spec).on_load_checkpoint(checkpoint_of(make_sac()))
+
+
+# ---- states of optimizers ----
+
+
+def test_fused_kernels_get_no_state_of_another_shape():
+    parameter = nn.Parameter(torch.ones(3, 2))
+    optimizer = torch.optim.Adam([parameter], lr=1e-3, fused=True)
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    check_fused_state(saved, optimizer)
+    saved["state"][0]["exp_avg"] = torch.zeros(6)
+    with pytest.raises(ConfigurationError, match="exp_avg"):
+        check_fused_state(saved, optimizer)
+
+
+def test_new_options_keep_the_factor_of_a_schedule():
+    parameters = [nn.Parameter(torch.zeros(2))]
+    state = torch.optim.Adam(parameters, lr=0.1, eps=1e-5).state_dict()
+    state["param_groups"][0] |= {"initial_lr": 0.1, "lr": 0.025}
+    replace_options(state, torch.optim.Adam(parameters, lr=0.2, eps=1e-3))
+    group = state["param_groups"][0]
+    assert (group["initial_lr"], group["lr"], group["eps"]) == (0.2, 0.05, 1e-3)

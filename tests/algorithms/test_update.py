@@ -9,21 +9,12 @@ from torch.optim import SGD
 
 from mtrl_lightning.gradients import FAMO
 from mtrl_lightning.networks import PaCo
-from mtrl_lightning.ranks import distributed
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.metrics import DivergenceGuard, MeanMetrics
 from mtrl_lightning.updates.targets import PolyakAverage
 from mtrl_lightning.updates.update import Update
 from mtrl_lightning.utils.counters import Counters
-from tests.helpers.algorithms import (
-    attach,
-    changed,
-    copy_of,
-    make_batch,
-    make_sac,
-    train,
-)
-from tests.helpers.gradients import METHODS
+from tests.helpers.algorithms import attach, changed, copy_of, make_batch, make_sac
 from tests.helpers.specs import spec_of
 
 
@@ -90,30 +81,6 @@ def test_losses_use_autocast_and_new_weights_but_gradients_do_not():
     assert [kind for *kind, _ in seen[:2]] == [[True, True], [True, False]]
     assert torch.equal(seen[1][2], wanted) and not torch.equal(seen[1][2], seen[0][2])
     assert backward == [False]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_every_gradient_is_reduced_before_the_step(name, monkeypatch):
-    shapes = []
-
-    def average(gradients):
-        shapes.append([tuple(gradient.shape) for gradient in gradients])
-        for gradient in gradients:
-            gradient.zero_()
-
-    monkeypatch.setattr(distributed, "average", average)
-    monkeypatch.setattr(
-        distributed,
-        "average_gradients",
-        lambda parameters, more=(): average([p.grad for p in parameters if p.grad is not None]),
-    )
-    sac = make_sac(actor_gradient=METHODS[name], critic_gradient=METHODS[name])
-    before = copy_of(sac)
-    train(sac, 1)
-    assert {key for key in changed(sac, before) if "gradient" not in key} == set()
-    if name not in ("mean", "famo", "gradnorm", "nash_mtl_kept"):
-        of_tasks = (3, *sac.actor.trunk[0].weight.shape)
-        assert of_tasks in [first for first, *_ in shapes], "each task's, before they are combined"
 
 
 def test_a_task_whose_loss_explodes_changes_no_weight():

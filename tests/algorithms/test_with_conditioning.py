@@ -3,13 +3,11 @@
 from functools import partial
 
 import pytest
-import torch
 
 from mtrl_lightning import networks
-from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.algorithms.arguments import with_conditioning
-from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.errors import ConfigurationError
+from tests.helpers.algorithms import make_sac
 from tests.helpers.specs import spec_of
 
 SPEC = spec_of(3)
@@ -33,10 +31,5 @@ def test_network_without_task_conditioning_refuses_one():
 
 
 def test_sac_passes_conditioning_to_actor_and_critics():
-    small, spec = partial(networks.MLP, width=8), ToyReach(num_tasks=3).spec
-    own = partial(small, conditioning=SHARED)
-    passed = SAC(spec, actor=small, critic=small, conditioning=SHARED)
-    given = SAC(spec, actor=own, critic=own)
-    for a, b in zip(passed.parameters(), given.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert passed.actor.conditioning.out_dim == passed.critic.members[1].conditioning.out_dim == 5
+    sac = make_sac(SPEC, conditioning=SHARED)
+    assert sac.actor.conditioning.out_dim == sac.critic.members[1].conditioning.out_dim == 5
