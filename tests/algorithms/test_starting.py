@@ -8,6 +8,7 @@ import torch
 from gymnasium.spaces import Box
 
 from examples.custom_network import GatedMLP
+from mtrl_lightning import networks
 from mtrl_lightning.algorithms import (
     Categorical,
     NormalizeReward,
@@ -20,23 +21,7 @@ from mtrl_lightning.algorithms import (
 from mtrl_lightning.algorithms.starting import start_from
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradNorm
-from mtrl_lightning.networks import (
-    MLP,
-    AppendTask,
-    Embedding,
-    MLPEncoder,
-    MultiHead,
-    Network,
-    OneHot,
-    OneHotGate,
-    Separate,
-    Standardize,
-    StateDependentStd,
-    StateIndependentStd,
-    TaskAxis,
-    TaskConditioning,
-    TaskEncoder,
-)
+from mtrl_lightning.networks import MLP, MultiHead, Standardize
 from tests.helpers.algorithms import (
     MIXTURE,
     NAMES,
@@ -64,7 +49,7 @@ COMMON = {0: 3, 2: 1}
 """Indices here and there of the tasks that both have; task 1 here is new."""
 
 
-def networks(kind, **options):
+def both(kind, **options):
     return dict.fromkeys(("actor", "critic"), partial(kind, width=8, **options))
 
 
@@ -108,13 +93,11 @@ def assert_acts_as(algorithm, source, common=None):
 
 
 class DeclaredDense(Dense):
-    """Declares that each task has a vector."""
-
     def task_axes(self):
-        return {"table.weight": TaskAxis()}
+        return {"table.weight": networks.TaskAxis()}
 
 
-class PlainOneHot(TaskConditioning):
+class PlainOneHot(networks.TaskConditioning):
     """Gives a one-hot, and does not say so."""
 
     def __init__(self, spec):
@@ -126,23 +109,21 @@ class PlainOneHot(TaskConditioning):
 
 
 class DeclaredOneHot(PlainOneHot):
-    """Says so."""
-
-    columns = OneHot.columns
+    columns = networks.OneHot.columns
 
 
 POLICIES = {
     **{name: options for name, options in STACKS.items() if name != "mixture, one-hot"},
-    "embedding": {**STACKS["mlp"], "conditioning": partial(Embedding, dim=5)},
+    "embedding": {**STACKS["mlp"], "conditioning": partial(networks.Embedding, dim=5)},
     "encoded one-hot": {
         **STACKS["multi-head"],
-        "conditioning": partial(TaskEncoder, width=5, embedding=OneHot),
+        "conditioning": partial(networks.TaskEncoder, width=5, embedding=networks.OneHot),
     },
-    "projection": {**STACKS["moore"], "encoder": partial(MLPEncoder, width=8, out_dim=5)},
+    "projection": {**STACKS["moore"], "encoder": partial(networks.MLPEncoder, width=8, out_dim=5)},
     "shared statistics": {**STACKS["mlp"], "encoder": Standardize},
     "own embedding": {**STACKS["mlp"], "conditioning": DeclaredDense},
     "own one-hot": {**STACKS["mlp"], "conditioning": DeclaredOneHot},
-    "own network": networks(GatedMLP),
+    "own network": both(GatedMLP),
 }
 
 
@@ -153,7 +134,6 @@ def test_a_policy_acts_on_common_tasks_as_it_did(options):
     assert_acts_as(algorithm, source)
     assert not torch.allclose(actions(source, 1), actions(source, 3), atol=1e-3)
     assert "Tasks copied: door-close-v3, push-v3\nNew tasks: reach-wall-v3" in table
-    assert "fresh: " not in table
     train(algorithm, 1)  # all is consistent
     # shapes do not tell as many tasks in another order apart
     _, algorithm, _ = started(make_sac, source, AS_MANY, **options)
@@ -161,7 +141,7 @@ def test_a_policy_acts_on_common_tasks_as_it_did(options):
 
 
 def test_each_task_may_have_an_expert_of_its_own():
-    experts = partial(MIXTURE, assignment=OneHotGate)
+    experts = partial(MIXTURE, assignment=networks.OneHotGate)
     source = trained(make_sac, encoder=partial(experts, num_experts=4))
     _, algorithm, _ = started(make_sac, source, encoder=experts)
     assert_acts_as(algorithm, source)
@@ -170,40 +150,37 @@ def test_each_task_may_have_an_expert_of_its_own():
 @pytest.mark.parametrize("make", [make_td3, make_ppo, make_distral])
 def test_other_algorithms_act_on_common_tasks_as_they_did(make):
     source = trained(make)
-    _, algorithm, table = started(make, source)
+    _, algorithm, _ = started(make, source)
     assert_acts_as(algorithm, source)
-    assert "fresh: " not in table
 
 
 def test_a_task_that_was_not_trained_counts_as_new():
-    source = trained(make_sac, THERE._replace(train_tasks=(0, 1, 2)), **networks(MultiHead))
-    fresh, algorithm, table = started(make_sac, source, **networks(MultiHead))
+    source = trained(make_sac, THERE._replace(train_tasks=(0, 1, 2)), **both(MultiHead))
+    fresh, algorithm, _ = started(make_sac, source, **both(MultiHead))
     assert_acts_as(algorithm, source, {2: 1})
     assert torch.equal(algorithm.actor.heads.bias[:4], fresh.actor.heads.bias[:4])
-    assert "New tasks, not trained in the checkpoint: door-close-v3" in table
 
 
 def test_a_policy_of_other_tasks_gives_what_they_share():
-    source = trained(make_sac, **networks(MultiHead))
-    _, algorithm, table = started(make_sac, source, OTHER, **networks(MultiHead))
+    source = trained(make_sac, **both(MultiHead))
+    _, algorithm, _ = started(make_sac, source, OTHER, **both(MultiHead))
     assert torch.equal(algorithm.actor.trunk[2].weight, source.actor.trunk[2].weight)
-    assert "Tasks copied" not in table
+    own = both(networks.Separate)
     with pytest.raises(ConfigurationError):
-        started(make_sac, trained(make_sac, **networks(Separate)), OTHER, **networks(Separate))
+        started(make_sac, trained(make_sac, **own), OTHER, **own)
     # the distilled policy is of no task
     source = trained(make_distral)
-    fresh, algorithm, table = started(make_distral, source, OTHER)
+    fresh, algorithm, _ = started(make_distral, source, OTHER)
     assert changed(algorithm.distilled, copy_of(source.distilled)) == set()
     assert changed(algorithm.actor, copy_of(fresh.actor)) == set()
-    assert "distilled" in table
 
 
 # ---- critics, temperatures, statistics ----
 
 
 def test_critics_and_temperatures_of_common_tasks_are_copied():
-    source = trained(make_sac, **networks(MultiHead))
-    fresh, algorithm, _ = started(make_sac, source, **networks(MultiHead))
+    source = trained(make_sac, **both(MultiHead))
+    fresh, algorithm, _ = started(make_sac, source, **both(MultiHead))
     x_BD = torch.randn(5, 6)
     for here, there in COMMON.items():
         wanted = source.critic(x_BD, torch.full((5,), there))
@@ -224,8 +201,8 @@ def test_critics_and_temperatures_of_common_tasks_are_copied():
 
 def test_a_new_task_starts_from_the_mean_of_the_trained_ones():
     there = THERE._replace(train_tasks=(0, 1, 3))
-    source = trained(make_ppo, there, **networks(MultiHead))
-    _, algorithm, _ = started(make_ppo, source, new_tasks="mean", **networks(MultiHead))
+    source = trained(make_ppo, there, **both(MultiHead))
+    _, algorithm, _ = started(make_ppo, source, new_tasks="mean", **both(MultiHead))
     assert_acts_as(algorithm, source)
     rows = [0, 1, 3]
     heads = source.actor.heads.weight.view(4, 2, 8)
@@ -239,9 +216,9 @@ def test_a_new_task_starts_from_the_mean_of_the_trained_ones():
 
 @pytest.mark.parametrize("make_network", [MLP, MultiHead])
 def test_popart_keeps_the_values_of_common_tasks(make_network):
-    source = trained(make_ppo, **networks(make_network))
+    source = trained(make_ppo, **both(make_network))
     source.return_scale.is_known_T.fill_(True)
-    fresh, algorithm, _ = started(make_ppo, source, **networks(make_network))
+    fresh, algorithm, _ = started(make_ppo, source, **both(make_network))
     for name, value in algorithm.return_scale.state_dict().items():
         there = source.return_scale.state_dict()[name]
         assert torch.equal(value[[0, 2]], there[[3, 1]]), name
@@ -294,12 +271,11 @@ def test_statistics_of_reward_scales_are_copied_without_episodes():
 
 def test_counters_optimizers_and_generators_start_anew():
     source = train(trained(make_sac, critic_gradient=GradNorm), 3)
-    fresh, algorithm, table = started(make_sac, source, critic_gradient=GradNorm)
+    fresh, algorithm, _ = started(make_sac, source, critic_gradient=GradNorm)
     assert algorithm.counters == fresh.counters
     assert algorithm.generators.state_dict() == fresh.generators.state_dict()
     assert all(not optimizer.state for optimizer in algorithm.configure_optimizers())
     assert changed(algorithm.critic_gradient, copy_of(fresh.critic_gradient)) == set()
-    assert "fresh: the state of a gradient method" in table
 
 
 # ---- critics that do not fit ----
@@ -308,46 +284,38 @@ def test_counters_optimizers_and_generators_start_anew():
 def test_a_policy_without_a_critic_gives_actor_and_encoder():
     encoder = partial(Standardize, per_task=True)
     source = trained(make_bc, encoder=encoder)
-    fresh, algorithm, table = started(make_sac, source, encoder=encoder)
+    fresh, algorithm, _ = started(make_sac, source, encoder=encoder)
     assert_acts_as(algorithm, source)
     assert changed(algorithm.critic, copy_of(fresh.critic)) == set()
-    assert "fresh: the checkpoint is of BehaviourCloning" in table
-    _, back, table = started(make_bc, algorithm, encoder=encoder)
+    _, back, _ = started(make_bc, algorithm, encoder=encoder)
     assert_acts_as(back, algorithm, {0: 0, 2: 2})
-    assert "left out: this run has none" in table
     # with the clipped Gaussian of PPO
-    source = trained(make_bc, noise=StateIndependentStd)
-    _, algorithm, table = started(make_ppo, source)
+    source = trained(make_bc, noise=networks.StateIndependentStd)
+    _, algorithm, _ = started(make_ppo, source)
     assert_acts_as(algorithm, source)
 
 
 CRITICS = {
-    "size": (make_sac, {"critic": partial(MLP, width=9)}, {"critic": partial(MLP, width=8)}),
-    "PopArt there": (make_ppo, {"return_scale": PopArt}, {"return_scale": ReturnScale}),
-    "PopArt here": (make_ppo, {"return_scale": ReturnScale}, {"return_scale": PopArt}),
-    "normalized there": (make_sac, {"reward_scale": NormalizeReward}, {}),
-    "normalized here": (make_sac, {}, {"reward_scale": NormalizeReward}),
-    "bound": (
-        make_sac,
-        {"reward_scale": partial(ReturnRange, bound=1.0)},
-        {"reward_scale": ReturnRange},
-    ),
-    "value": (make_sac, {"value": partial(Categorical, bound=5.0)}, {"value": Categorical}),
-    "discount": (make_ppo, {"discount": 0.9}, {"discount": 0.99}),
+    "size": (make_sac, "critic", partial(MLP, width=9), partial(MLP, width=8)),
+    "PopArt there": (make_ppo, "return_scale", PopArt, ReturnScale),
+    "PopArt here": (make_ppo, "return_scale", ReturnScale, PopArt),
+    "normalized there": (make_sac, "reward_scale", NormalizeReward, RewardScale),
+    "normalized here": (make_sac, "reward_scale", RewardScale, NormalizeReward),
+    "bound": (make_sac, "reward_scale", partial(ReturnRange, bound=1.0), ReturnRange),
+    "value": (make_sac, "value", partial(Categorical, bound=5.0), Categorical),
+    "discount": (make_ppo, "discount", 0.9, 0.99),
 }
 
 
-@pytest.mark.parametrize(("make", "there", "here"), CRITICS.values(), ids=CRITICS)
-def test_critics_of_another_size_or_scale_are_fresh(make, there, here):
-    source = trained(make, **there)
-    fresh, algorithm, table = started(make, source, **here)
+@pytest.mark.parametrize(("make", "option", "there", "here"), CRITICS.values(), ids=CRITICS)
+def test_critics_of_another_size_or_scale_are_fresh(make, option, there, here):
+    source = trained(make, **{option: there})
+    fresh, algorithm, _ = started(make, source, **{option: here})
     assert_acts_as(algorithm, source)
     for name in ("critic", "target_critic", "return_scale"):
         if name in dict(algorithm.named_children()):
             part, initial = algorithm.get_submodule(name), fresh.get_submodule(name)
             assert changed(part, copy_of(initial)) == set()
-    reason = "critic.members.0.trunk.0.weight has shape" if "critic" in there else "the policy"
-    assert f"fresh: {reason}" in table
 
 
 def test_returns_of_given_and_of_default_options_are_compared():
@@ -370,7 +338,7 @@ class Looked(MLP):
         return super().forward(x_BD, task_B) * self.scale_T[task_B][..., None]
 
 
-class Plain(Network):
+class Plain(networks.Network):
     """Does not see the task, and does not say so."""
 
     def __init__(self, in_dim, out_dim, spec):
@@ -385,10 +353,10 @@ BOX = Box(-1.0, 1.0, (3,), np.float32)
 REFUSED = {
     "TD3 to PPO": (make_td3, {}, make_ppo, {}, {}),
     "PPO to TD3": (make_ppo, {}, make_td3, {}, {}),
-    "SAC to PPO": (make_sac, {}, make_ppo, {"noise": StateDependentStd}, {}),
-    "TD3 to cloning": (make_td3, {}, make_bc, {"noise": StateIndependentStd}, {}),
-    "width": (make_sac, networks(MLP), make_sac, {"actor": partial(MLP, width=9)}, {}),
-    "conditioning": (make_sac, {}, make_sac, {"conditioning": partial(Embedding, dim=4)}, {}),
+    "SAC to PPO": (make_sac, {}, make_ppo, {"noise": networks.StateDependentStd}, {}),
+    "TD3 to cloning": (make_td3, {}, make_bc, {"noise": networks.StateIndependentStd}, {}),
+    "width": (make_sac, both(MLP), make_sac, {"actor": partial(MLP, width=9)}, {}),
+    "conditioning": (make_sac, {}, make_sac, {"conditioning": networks.Embedding}, {}),
     "encoder": (make_sac, {}, make_sac, {"encoder": Standardize}, {}),
     "no encoder": (make_sac, {"encoder": Standardize}, make_sac, {}, {}),
     "observations": (make_sac, {}, make_sac, {}, {"observation_space": BOX}),
@@ -411,9 +379,9 @@ def test_a_policy_that_does_not_fit_is_refused(make_source, there, make, here, s
     [
         {"actor": Looked},
         {"actor": Plain},
-        {"encoder": AppendTask},
-        {**networks(MLP), "conditioning": Dense},
-        {**networks(MLP), "conditioning": PlainOneHot},
+        {"encoder": networks.AppendTask},
+        {**both(MLP), "conditioning": Dense},
+        {**both(MLP), "conditioning": PlainOneHot},
     ],
 )
 def test_task_axes_have_to_be_declared_where_tasks_differ(options):
