@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.helpers.matrix import GRADIENTS
+from tests.helpers.command_line import ROOT
 
 TIMES = ("time/", "system/")
 """Beginnings of the columns that differ between two equal runs."""
@@ -126,7 +126,7 @@ def single_runs() -> Iterator[tuple[str, list[str]]]:
         )
     for network in NETWORKS:
         yield f"network {network}", [*configs(network=network), *OFF_POLICY]
-    for gradient in GRADIENTS:
+    for gradient in sorted(path.stem for path in ROOT.glob("configs/gradient/*.yaml")):
         if gradient == "mean":  # the other runs have it
             continue
         yield f"gradient {gradient}", [*configs(gradient=gradient), *OFF_POLICY, *NARROW]

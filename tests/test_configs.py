@@ -229,6 +229,16 @@ def named(name):
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FILES if name.split("/")[0] in OWNED])
+def test_each_network_encoder_and_gradient_method_is_built(command_line, monkeypatch, name):
+    if "pixels" in name or "multi_input" in name:
+        pytest.skip("the tasks have states")
+    own = {"network": "network/mlp", "encoder": "encoder/identity", "gradient": "gradient/mean"}
+    parts = {**own, name.split("/")[0]: name}.values()
+    composed(command_line, monkeypatch, "base", "algorithm/mtsac", *parts, "env/toy_conflict")
+
+
 def test_file_names_all_keys_of_its_group_and_no_other():
     """A later file of the group then replaces all of the earlier one."""
     of_others = set().union(*OWNED.values())

@@ -3,7 +3,6 @@
 Updates equal to a CPU's, exact continuation, the replay on the device, and policies that leave it.
 """
 
-from copy import deepcopy
 from functools import partial
 
 import numpy as np
@@ -21,7 +20,8 @@ from mtrl_lightning.utils.devices import CPU
 from tests import test_on_policy as on_policy
 from tests.helpers.algorithms import attach
 from tests.helpers.command_line import config_args
-from tests.helpers.matrix import CROSSED, GRADIENTS, batches, build, in_precision
+from tests.helpers.gradients import METHODS
+from tests.helpers.matrix import NETWORKS, batches, make
 from tests.helpers.runs import assert_same_end
 
 pytestmark = [
@@ -30,11 +30,11 @@ pytestmark = [
 ]
 GPU = "--trainer.accelerator=gpu"
 PAIRS = [
-    *((network, "mean") for network in CROSSED),
+    *((network, "mean") for network in NETWORKS),
     *(
         (network, gradient)
-        for gradient in GRADIENTS
-        for network in ("multi_head", "moore")
+        for gradient in METHODS
+        for network in ("multi-head", "moore")
         if gradient != "mean"
     ),
 ]
@@ -63,17 +63,14 @@ def draw_gradients_on_the_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize(("network", "gradient"), PAIRS)
-def test_updates_equal_those_of_a_cpu(command_line, monkeypatch, network, gradient):
+def test_updates_equal_those_of_a_cpu(monkeypatch, network, gradient):
     """The reward's scale, targets, losses, gradient methods and optimizers, in float32."""
     draw_gradients_on_the_cpu(monkeypatch)
-    options = config_args(f"gradient/{gradient}")
-    built = build(command_line, monkeypatch, network, *options)
-    start = deepcopy(built.model.state_dict())
+    start = make(network, gradient).state_dict()
     given, _ = batches()
     ends = []
     for device in ("cpu", "cuda"):
-        model = in_precision(built, "32-true").model.to(device)
-        model.load_state_dict(start)
+        model = make(network, gradient).to(device)
         model.generators.normal_like = lambda _, action_RnA: same_noise(action_RnA)
         attach(model)
         for i, batch in enumerate(given):

@@ -14,10 +14,8 @@ import pytest
 from mtrl_lightning.algorithms import PPO, SAC
 from mtrl_lightning.callbacks import BestCheckpoint, read_metrics
 from mtrl_lightning.rollout import Collector
-from tests.helpers.matrix import NETWORKS, STACKS
 from tests.helpers.runs import (
     CONNECTORS,
-    assert_same,
     assert_same_end,
     checkpoint,
     signal_in_call,
@@ -49,6 +47,29 @@ def part(module: str, name: str) -> str:
     return f"mtrl_lightning.{module}.{name}"
 
 
+def both(**options: Any) -> list[str]:
+    """Return options of the networks of actor and critic."""
+    return [
+        f"--model.init_args.{network}.init_args.{name}={value}"
+        for name, value in options.items()
+        for network in ("actor", "critic")
+    ]
+
+
+FILES = {
+    "mlp": ("network/mlp", "encoder/identity"),
+    "context": ("network/mlp", "encoder/mlp_context"),
+    "brc": ("experiment/mt10_brc",),
+}
+"""Files of ``configs`` of a network where it is not the one of its name."""
+SMALL = both(width=8, depth=2)
+SOFT = [
+    *both(width=8, embedding_dim=12),
+    *init(task_weighting=part("algorithms", "TemperatureWeights")),
+]
+CONTEXT = [*SMALL, *init(**{"encoder.init_args.width": 6, "encoder.init_args.out_dim": 5})]
+
+
 class Stop(NamedTuple):
     """A signal in a call of a method, counted from 1."""
 
@@ -73,16 +94,18 @@ class Case(NamedTuple):
     @property
     def configs(self) -> tuple[str, ...]:
         algorithm, gradient = f"algorithm/{self.algorithm}", f"gradient/{self.gradient}"
-        return ("base", algorithm, *STACKS[self.network], self.env, gradient)
+        network = FILES.get(self.network, (f"network/{self.network}",))
+        return ("base", algorithm, *network, self.env, gradient)
 
 
 def sac(network: str, gradient: str, *options: str, **more: Any) -> Case:
-    return Case("mtsac", network, gradient, [*NETWORKS[network], *REPLAY, *options], **more)
+    size = {"soft_modularization": SOFT, "context": CONTEXT}.get(network, SMALL)
+    return Case("mtsac", network, gradient, [*size, *REPLAY, *options], **more)
 
 
 def ppo(gradient: str, *options: str, **more: Any) -> Case:
     size = init(num_steps=15, num_epochs=2, num_minibatches=3)
-    return Case("mtppo", "mlp", gradient, [*NETWORKS["mlp"], *size, *options], **more)
+    return Case("mtppo", "mlp", gradient, [*SMALL, *size, *options], **more)
 
 
 LOSSES = ",".join(part("auxiliaries", name) for name in ("HiPBMDP", "Reconstruction"))
@@ -108,7 +131,7 @@ for name, values in EXTRAS.items():
 CASES = {
     # networks and gradient methods with a state of their own; paco reinitializes some tasks
     "brc": sac("brc", "famo", "--resets.every=50"),
-    "auxiliaries": sac("mlp_context", "mean", *init(auxiliaries=f"[{LOSSES}]")),
+    "auxiliaries": sac("context", "mean", *init(auxiliaries=f"[{LOSSES}]")),
     "paco": sac("paco", "gradnorm", *init(**{"critic.init_args.max_loss": 0.5})),
     "soft modularization": sac("soft_modularization", "nash_mtl"),
     # numbers of updates, precision, environments and what is between them and the networks
@@ -184,7 +207,7 @@ SIZES = [
     f"--data.benchmark={part('envs', 'GymnasiumTasks')}",
     f"--data.benchmark.init_args.tasks={TASKS}",
     *STANDARDIZE,
-    *NETWORKS["mlp"],
+    *SMALL,
 ]
 CASES["ppo, tasks of different sizes"] = ppo("pcgrad", *SIZES)
 for algorithm in ("mtsac", "mttd3", "distral"):
@@ -230,22 +253,3 @@ def test_continued_run_is_the_uninterrupted_one(command_line, monkeypatch, name)
         for metric in ("rollout/reused", "rollout/stepped"):
             assert max(curves[metric][1]) > min(curves[metric][1]), metric
         assert set(curves["train/exploration/goal-0"][1]) == {0.9}
-
-
-@pytest.mark.slow
-def test_end_off_the_schedules_only_adds_its_rows(command_line):
-    every = [f"--{one}=60" for one in ("evaluation.every", "metrics.every")]
-    options = [*OPTIONS, *every, *NETWORKS["mlp"], *REPLAY]
-    configs = CASES["sac extras"].configs
-    for name, steps, more in (
-        ("whole", 180, []),
-        ("parts", 150, []),
-        ("parts", 180, ["--ckpt_path=last"]),
-    ):
-        given = [f"--name={name}", f"--data.total_steps={steps}", *more]
-        command_line("fit", *options, *given, configs=configs, small=False)
-    whole, parts = (checkpoint(command_line, name) for name in ("whole", "parts"))
-    for key in ("state_dict", "optimizer_states", "mtrl_lightning"):
-        assert_same(whole[key], parts[key])
-    scheduled = [row for row in command_line.rows("parts") if int(row["env_steps"]) != 150]
-    assert scheduled == command_line.rows("whole")

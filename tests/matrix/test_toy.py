@@ -2,80 +2,57 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
-import yaml
 
-from mtrl_lightning import gradients
-from mtrl_lightning.algorithms.arguments import rebuild
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export import ONNX, TORCH_EXPORT
 from mtrl_lightning.export import policy as exporting
 from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.updates.update import without_gradients
-from tests.helpers.command_line import ROOT
-from tests.helpers.matrix import CROSSED, GRADIENTS, Built, batches, build, in_precision
+from tests.helpers.algorithms import attach
+from tests.helpers.gradients import METHODS
+from tests.helpers.matrix import NETWORKS, batches, make
 
 WAITING = {
-    # the two experts that the gate does not choose for any task, and those whose words no task has,
-    # learn nothing
-    "mixture_top_k": ("encoder.experts",),
-    "mixture_clusters": ("encoder.experts",),
+    # an expert that the gate does not choose for any task learns nothing
+    "mixture, gate": ("encoder.experts",),
     # auxiliaries alone train a context
-    "mlp_context": ("encoder.context",),
+    "context": ("encoder.context",),
 }
-WIDE = [f"--model.init_args.{network}.init_args.width=32" for network in ("actor", "critic")]
-"""With fewer units, some have no gradient by chance."""
-OPERATIONS_OF_OTHERS = (
-    "brc",
-    "film_scalar",
-    "mixture_attention",
-    "mixture_uniform",
-    "mixture_one_hot",
-    "mlp",
-    "mlp_context",
-    "multi_head",
-    "shared_task_embedding",
-    "task_embedding",
-    "task_encoder",
+OWN_OPERATIONS = (
+    "care",
+    "film",
+    "language",
+    "mixture, clusters",
+    "mixture, gate",
+    "mlp encoder",
+    "mlp, residual",
+    "moore",
+    "multi-head, residual",
+    "paco",
+    "separate",
+    "soft modularization",
+    "standardize",
 )
-"""Stacks without an operation that no other stack has: ONNX translates operations one by one."""
+"""Networks with an operation of their own: ONNX translates operations one by one."""
 FEW = ("famo", "pcgrad")
 """With the networks whose operations others have."""
 WITHOUT_SHARED = ("famo", "mean")
 """Gradient methods that need no shared parameters."""
 
 
-def with_gradient(built, gradient):
-    """Build the algorithm again with the gradient method of a file."""
-    path = ROOT / "configs" / "gradient" / f"{gradient}.yaml"
-    methods = {
-        side: partial(
-            getattr(gradients, method["class_path"].rpartition(".")[2]),
-            **method.get("init_args", {}),
-        )
-        for side, method in yaml.safe_load(path.read_text())["model"]["init_args"].items()
-    }
-    model = built.model
-    rebuilt = rebuild(model.hyper_parameters, model.spec, type(model), overrides=methods)
-    return Built(built.cli, rebuilt)
-
-
-def check_update(built, gradient):
+def check_update(model, gradient="mean", precision=torch.float32):
     """Make two updates as the trainer would; return how far each number of the networks moved."""
     given, steps = batches()
-    model = built.model
     before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     for transitions in steps:
         model.transforms.observe(transitions)
-    model.transforms.begin_learning(np.ones(4))
-    optimizers = model.configure_optimizers()
-    model.optimizers = lambda use_pl_optimizer=True: optimizers
+    model.transforms.begin_learning(np.ones(3))
+    attach(model)
     for i, batch in enumerate(given):
-        with built.cli.trainer.precision_plugin.train_step_context():
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
             model.training_step(batch, i)
     metrics = model.drain_metrics()
     assert all(np.isfinite(value) for value in metrics.values()), metrics
@@ -148,21 +125,21 @@ def check_exports(model, folder, format):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", [*CROSSED, "mlp_context"])
-def test_network_learns_in_each_way_and_exports(command_line, monkeypatch, tmp_path, network):
-    built = build(command_line, monkeypatch, network, *WIDE)  # parsing takes longest
-    check_each_loss_trains_its_own_networks(built.model, WAITING.get(network, ()))
-    check_every_parameter_has_one_place(built.model)
-    format = TORCH_EXPORT if network in OPERATIONS_OF_OTHERS else ONNX
-    check_exports(built.model, tmp_path, format)
-    for gradient in FEW if network in OPERATIONS_OF_OTHERS else GRADIENTS:
+@pytest.mark.parametrize("network", NETWORKS)
+def test_network_learns_in_each_way_and_exports(tmp_path, network):
+    has_own = network in OWN_OPERATIONS
+    model = make(network)
+    check_each_loss_trains_its_own_networks(model, WAITING.get(network, ()))
+    check_every_parameter_has_one_place(model)
+    check_exports(model, tmp_path, ONNX if has_own else TORCH_EXPORT)
+    for gradient in METHODS if has_own else FEW:
         if network == "separate" and gradient not in WITHOUT_SHARED:
             with pytest.raises((ConfigurationError, ValueError), match="share no parameter"):
-                with_gradient(built, gradient)
+                make(network, gradient)
         else:
-            check_update(with_gradient(built, gradient), gradient)
+            check_update(make(network, gradient), gradient)
     single, half = (
-        check_update(in_precision(built, one), "mean") for one in ("32-true", "bf16-mixed")
+        check_update(make(network), precision=one) for one in (torch.float32, torch.bfloat16)
     )
     assert not torch.equal(single, half)
     assert torch.nn.functional.cosine_similarity(single, half, dim=0) > 0.6
