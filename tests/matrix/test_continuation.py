@@ -150,6 +150,10 @@ CASES = {
         *CONNECTORS,
         "--data.envs_per_task=2",
         "--data.exclude_from_training=[goal-1]",
+        "--data.benchmark=tests.helpers.altered_reach.Reporting",
+        "--data.benchmark.init_args.horizon=7",
+        "--data.info_keys=[place,steps,score]",
+        "--data.listeners+=tests.helpers.diary.Diary",
     ),
     "ppo between iterations": ppo(
         "mean", *STANDARDIZE, "--trainer.precision=bf16-mixed", "--resets.every=50", half=90
