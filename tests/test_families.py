@@ -27,9 +27,8 @@ SHORT = (
 TASKS = {"eval_base": (0.25, 0.5), "eval_interpolation": (0.35,), "eval_extrapolation": (0.2,)}
 
 
-def test_family_is_evaluated_in_three_modes(command_line, capsys, caplog):
+def test_family_is_evaluated_in_three_modes(command_line, capsys):
     command_line("fit", *SHORT, "--data.total_steps=100", configs=FAMILY)
-    printed = capsys.readouterr().out
     curves = read_metrics(command_line.folder())
     for split, values in TASKS.items():
         names = [f"cartpole-swingup-pole-{value}" for value in values]
@@ -40,15 +39,9 @@ def test_family_is_evaluated_in_three_modes(command_line, capsys, caplog):
         per_task = np.array([curves[f"{split}/return/{name}"][1] for name in names])
         assert average == pytest.approx(per_task.mean(0))
         assert curves[f"{split}/score"][1] == pytest.approx([value / 24 for value in average])
-        assert f"{split} after 100 env steps" in printed
     assert not any(name.startswith("eval/") for name in curves)
-    trained = {name.rsplit("/", 1)[1] for name in curves if name.startswith("rollout/return/")}
-    assert trained == {"cartpole-swingup-pole-0.25", "cartpole-swingup-pole-0.5"}
-    untrained = "cartpole-swingup-pole-0.35, cartpole-swingup-pole-0.2"
-    given = "Parameters of a task are the mean of the trained tasks'"
-    assert f"Evaluated without training: {untrained}. {given}" in caplog.text
-
     folder = str(command_line.folder())
+    capsys.readouterr()
     main(["validate", folder, "--split=eval_interpolation", "--trainer.accelerator=cpu"])
     printed = capsys.readouterr().out
     assert "eval_interpolation after" in printed and "eval_base" not in printed

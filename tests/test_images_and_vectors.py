@@ -20,9 +20,11 @@ from mtrl_lightning.networks import MLP, MultiInput, PixelEncoder
 from mtrl_lightning.networks.multi_input import image_of, state_of
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import bytes_needed
-from mtrl_lightning.transitions import TransitionBatch, transition_fields
+from mtrl_lightning.transitions import transition_fields
 from mtrl_lightning.updates.augmentation import RandomShift
+from tests.helpers.algorithms import make_batch
 from tests.helpers.fitting import QUIET
+from tests.helpers.specs import packed_spec
 
 SIZE = 16
 VECTOR = Box(-np.inf, np.inf, (3,), np.float64)
@@ -89,7 +91,8 @@ def test_parts_are_those_of_the_dictionary(shape, channels, vectors):
 
 
 def test_features_are_those_of_the_image_and_the_standardized_vector():
-    spec = GymnasiumTasks({"task": camera(SIZE, SIZE, 3)}).spec
+    benchmark = GymnasiumTasks({"task": camera(SIZE, SIZE, 3)})
+    spec, env = benchmark.spec, benchmark.make_env(0, "train", 0)
     torch.manual_seed(0)
     both = encoder(spec)
     torch.manual_seed(0)
@@ -97,7 +100,7 @@ def test_features_are_those_of_the_image_and_the_standardized_vector():
     alone = PixelEncoder(
         spec._replace(observation_space=image_space), channels=4, strides=(2, 1), out_dim=6
     )
-    observation_BD = torch.from_numpy(np.stack(sampled(spec, 40)))
+    observation_BD = torch.from_numpy(np.stack([env.reset(seed=seed)[0] for seed in range(40)]))
     task_B = torch.zeros(40, dtype=torch.int64)
     assert both.observe(observation_BD, task_B)
     features_BZ = both(observation_BD, task_B)
@@ -112,24 +115,14 @@ def test_features_are_those_of_the_image_and_the_standardized_vector():
     torch.testing.assert_close(actor.projection(shared_BF)[:, 6:], standardized)
 
 
-def sampled(spec, num):
-    env = GymnasiumTasks({"task": camera(SIZE, SIZE, 3)}).make_env(0, "train", 0)
-    return [env.reset(seed=seed)[0] for seed in range(num)]
-
-
 def test_a_shift_moves_the_image_alone():
-    spec = GymnasiumTasks({"task": camera(SIZE, SIZE, 3)}).spec
-    observation_RnD = torch.from_numpy(np.stack(sampled(spec, 8)))[None]
-    before_RnD = observation_RnD.clone()
-    zeros_Rn = torch.zeros(1, 8)
-    batch = TransitionBatch(
-        observation_RnD, zeros_Rn, zeros_Rn, observation_RnD, zeros_Rn.bool(), zeros_Rn.long()
-    )
-    algorithm = SAC(spec, encoder=encoder, transforms=[RandomShift])
+    algorithm = SAC(packed_spec(size=3), encoder=encoder, transforms=[RandomShift])
+    batch = make_batch(algorithm.spec)
+    before_RnD = batch.observation_RnD.clone()
     shifted = algorithm.transforms(batch).observation_RnD
-    assert torch.equal(observation_RnD, before_RnD)
-    assert torch.equal(shifted[..., :12], observation_RnD[..., :12])
-    assert not torch.equal(shifted, observation_RnD)
+    assert torch.equal(batch.observation_RnD, before_RnD)
+    assert torch.equal(shifted[..., :12], before_RnD[..., :12])  # 3 numbers of 4 bytes
+    assert not torch.equal(shifted, before_RnD)
 
 
 class Counted(gym.Env):
@@ -201,15 +194,9 @@ def test_other_observations_are_refused(spaces, word):
         GymnasiumTasks(tasks)
 
 
-def test_images_of_a_dictionary_without_vectors_are_one_image():
-    benchmark = GymnasiumTasks({"task": partial(wrapped, Dict(left=IMAGE, right=IMAGE))})
-    assert benchmark.spec.observation_space.shape == (1, 6, SIZE, SIZE)
-    assert benchmark.spec.observation_parts == ()
-    observed, _ = benchmark.make_env(0, "train", 0).reset(seed=1)
-    assert benchmark.spec.observation_space.contains(observed)
-
-
-def test_wrappers_that_change_an_observation_leave_no_parts():
+def test_two_images_are_one_and_wrappers_that_change_an_observation_leave_no_parts():
+    spec = GymnasiumTasks({"task": partial(wrapped, Dict(left=IMAGE, right=IMAGE))}).spec
+    assert (spec.observation_space.shape, spec.observation_parts) == ((1, 6, SIZE, SIZE), ())
     benchmark = GymnasiumTasks({"task": camera(SIZE, SIZE, 3)})
     shorter = Box(0, 255, (1, 4), np.uint8)
     cut = partial(TransformObservation, func=lambda row: row[:, :4], observation_space=shorter)

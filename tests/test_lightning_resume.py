@@ -166,8 +166,7 @@ def test_checkpoint_outside_the_run_resumes_elsewhere(tmp_path, whole):
 
 
 def fit(folder, model, data, ckpt_path=None):
-    given = [EnvStepCheckpoint(30), EvaluationCallback(60, num_episodes=1, num_workers=0)]
-    trainer = L.Trainer(**QUIET, default_root_dir=folder, callbacks=given)
+    trainer = L.Trainer(**QUIET, default_root_dir=folder, callbacks=EnvStepCheckpoint(30))
     trainer.fit(model, data, ckpt_path=ckpt_path)
 
 

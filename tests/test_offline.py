@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from functools import partial
 
 import pytest
 
-from mtrl_lightning import BehaviourCloning, ToyReach, load_policy
 from mtrl_lightning.__main__ import main
 from mtrl_lightning.compare.charts import evaluation_charts
 from mtrl_lightning.compare.record import read_metrics, read_run
-from mtrl_lightning.networks import MLP
 from tests.helpers.command_line import fails
 from tests.helpers.demonstrations import write_demonstrations
-from tests.helpers.runs import checkpoint, small
+from tests.helpers.runs import checkpoint
 
 OPTIONS = [
     "--model.init_args.actor.init_args.width=16",
@@ -46,28 +42,9 @@ def clone(command_line, folder, *options):
     command_line("fit", *options_of(folder, *options), **PLAIN)
 
 
-def counters(command_line):
-    return checkpoint(command_line)["mtrl_lightning"]["counters"]
-
-
-def test_it_trains_from_python_and_its_policy_is_loaded(tmp_path, demonstrations, caplog):
-    run = small(
-        ToyReach(),
-        tmp_path,
-        algorithm=partial(BehaviourCloning, actor=partial(MLP, width=16)),
-        total_steps=50,
-        data={"demonstrations": str(demonstrations)},
-    )
-    assert run.algorithm.counters.updates == run.algorithm.counters.env_steps == 50
-    assert "180 transitions of 3 tasks" in caplog.text
-    assert "Stepping" not in caplog.text
-    assert load_policy(run.folder).act([0.1, 0.2], "goal-1").shape == (2,)
-
-
 def test_a_run_writes_what_any_run_does(command_line, demonstrations, capsys):
     clone(command_line, demonstrations)
-    printed = capsys.readouterr().out
-    assert "eval after 20 updates" in printed and "env steps" not in printed
+    assert "env steps" not in capsys.readouterr().out
     rows, folder = command_line.rows(), command_line.folder()
     steps = [int(row["env_steps"]) for row in rows if "train/actor_loss" in row]
     assert steps == list(range(10, 70, 10))
@@ -77,10 +54,7 @@ def test_a_run_writes_what_any_run_does(command_line, demonstrations, capsys):
     assert times == {"time/updates_per_second", *(f"time/{name}_fraction" for name in spent)}
     charts = evaluation_charts(read_run(folder))
     assert {chart.xlabel for chart in charts} == {"updates"}
-    names = {path.name for path in folder.iterdir()}
-    assert {"config.yaml", "metrics.jsonl"} <= names and "replay" not in names
-    main(["export", str(folder), "--to", "torch.export"])
-    assert re.search(r"best\.ckpt, after \d+ updates, 3 tasks", capsys.readouterr().out)
+    assert not (folder / "replay").exists()
     results = folder / "results.json"
     main(["validate", str(folder), f"--json={results}"])
     found = json.loads(results.read_text())["metrics"]["eval/success"]
@@ -96,4 +70,4 @@ def test_other_demonstrations_do_not_continue_a_run(command_line, demonstrations
     moved = tmp_path / "moved"
     os.symlink(demonstrations, moved)
     clone(command_line, moved, "--ckpt_path=last")
-    assert counters(command_line)["updates"] == 60
+    assert checkpoint(command_line)["mtrl_lightning"]["counters"]["updates"] == 60

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import signal
-
 import numpy as np
 import pytest
 import torch
 
 from mtrl_lightning import PPO, ToyReach
 from mtrl_lightning.callbacks import read_metrics
-from tests.helpers.runs import checkpoint, signal_in_call
+from tests.helpers.runs import checkpoint
 
 CONFIGS = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
 OPTIONS = [
@@ -128,20 +126,6 @@ def test_rebuilt_environment_leaves_a_gap_in_the_rollout(command_line, monkeypat
     found = counters(command_line)
     assert found["dropped_transitions"] == len(gaps)
     assert found["env_steps"] + found["dropped_transitions"] == 3 * found["vector_steps"]
-
-
-@pytest.mark.slow
-def test_other_iteration_size_is_refused_within_an_iteration(command_line, monkeypatch, capsys):
-    other = "--model.init_args.num_steps=60"
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        signal_in_call(patch, PPO, "training_step", 19, signal.SIGTERM)
-        fit(command_line, "--name=within")
-    with pytest.raises(SystemExit):
-        fit(command_line, other, "--name=within", "--ckpt_path=last")
-    assert "in the middle of an iteration" in capsys.readouterr().err
-    fit(command_line, "--data.total_steps=288")
-    fit(command_line, other, "--ckpt_path=last")
-    assert counters(command_line)["env_steps"] == 288 + 2 * 180
 
 
 @pytest.mark.parametrize(

@@ -148,25 +148,6 @@ def test_stop_that_one_process_asks_for_ends_both_together(command_line):
     assert 100 <= checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] < 150
 
 
-def test_one_process_continues_as_two_and_two_as_one(command_line):
-    """Each environment is in the middle of its episode of 20 steps."""
-    options = [*SHORT, "--data.envs_per_task=2", "--evaluation.every=1000"]
-    command_line("fit", *options, "--data.total_steps=90")
-    more = ["--ckpt_path=last", "--trainer.devices=2", "--data.total_steps=132"]
-    assert forked(partial(command_line, "fit", *options, *more)) == [0, 0]
-    two = checkpoint(command_line)
-    running = two["ReplayData"]["collector"]["running"]["per_env"]
-    assert running["length"] == [132 // 6 % 20] * 6
-    with pytest.warns(UserWarning, match="2 processes"):
-        command_line("fit", *options, "--ckpt_path=last", "--data.total_steps=240")
-    one = checkpoint(command_line)
-    assert one["mtrl_lightning"]["counters"]["env_steps"] == 240
-    data = one["ReplayData"]
-    assert data["collector"]["running"]["per_env"]["length"] == [240 // 6 % 20] * 6
-    assert data["collector"]["windows"]["per_env"]["counts"] == [2] * 6
-    assert data["replay"]["per_env"]["added"] == [40] * 6
-
-
 def test_what_processes_cannot_divide_is_refused(command_line):
     assert forked(starting(command_line, "sac", "--data.batch_size=99")) == [2, 1]
     assert not command_line.folder().exists()

@@ -40,16 +40,6 @@ def test_changed_options_take_effect_from_here_on(command_line):
 
 
 @pytest.mark.slow
-def test_an_older_checkpoint_drops_later_rows(command_line):
-    command_line.finished(*SHORT, "--checkpoint.save_top_k=-1")
-    for step, total in ((120, 150), (150, 210)):
-        path = command_line.folder() / "checkpoints" / f"env_steps={step:012d}.ckpt"
-        command_line("fit", *SHORT, f"--ckpt_path={path}", f"--data.total_steps={total}")
-        assert max(int(row["env_steps"]) for row in command_line.rows()) == total
-        assert counters(command_line)["env_steps"] == total
-
-
-@pytest.mark.slow
 def test_lost_replay_is_filled_on_top_of_the_steps(command_line):
     command_line.finished(*SHORT, "--data.save_replay=false")
     assert not (command_line.folder() / "replay").exists()
