@@ -241,7 +241,8 @@ TABLE = {
         "tasks": [["cartpole-fly"], []], "horizon": [0, 1001], "action_repeat": [0, 1001],
         "reward_scale": [0.0, INF]}),
     envs.DMControlFamily: (partial(envs.DMControlFamily, family="cartpole_pole"), {
-        "family": ["cartpole"], "train": [[], [-1.0], [0.5, 0.5]], "task": ["reach-v3"]}),
+        "family": ["cartpole"], "train": [[], [-1.0], [0.5, 0.5]], "task": ["reach-v3"],
+        "eval_interpolation": [[0.4, 0.9]], "eval_extrapolation": [[0.2, 0.35]]}),
     envs.GymnasiumTasks: (partial(envs.GymnasiumTasks, tasks=["Pendulum-v1"]), {
         "tasks": [[]], "horizon": [0]}),
     envs.MetaWorld: (partial(envs.MetaWorld, tasks=["reach"]), {

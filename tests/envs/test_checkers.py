@@ -7,7 +7,6 @@ import warnings
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.wrappers import StickyAction
 from stable_baselines3.common import env_checker as stable_baselines3
 
 from mtrl_lightning.envs import (
@@ -95,16 +94,3 @@ def rollout(env, num_steps=12):
     observations.append(env.reset()[0])
     assert all(observation in env.observation_space for observation in observations)
     return [*observations, np.array(steps)]
-
-
-@pytest.mark.parametrize("split", ["train", "eval"])
-@pytest.mark.parametrize("name", ["toy", "suite", "MetaWorld"])
-def test_a_seed_decides_what_wrappers_draw(name, split):
-    wrapped = WithWrappers(CASES[name](), [lambda env: StickyAction(env, 0.5)])
-    rows = []
-    for seed in (0, 1):
-        env = wrapped.make_env(0, split, seed=seed)
-        env.reset(seed=5)
-        env.action_space.seed(0)
-        rows.append([env.step(env.action_space.sample())[0] for _ in range(10)])
-    assert np.array_equal(*rows)

@@ -11,7 +11,6 @@ from mtrl_lightning.envs import DMControl, DMControlFamily
 from mtrl_lightning.envs.benchmarks.benchmark import only_split
 from mtrl_lightning.envs.benchmarks.dm_families import FAMILIES
 from mtrl_lightning.envs.simulator import arrays_of
-from mtrl_lightning.errors import ConfigurationError
 
 NUMBERS = {
     "train": (4, 5, 8, 9),
@@ -156,11 +155,3 @@ def test_given_trained_values_decide_the_default_splits(without_models):
         "eval_extrapolation": [5.5],
     }
     assert DMControlFamily("walker_foot", [0.1], None, [], []).splits == ("train", "eval_base")
-
-
-@pytest.mark.parametrize(
-    ("split", "values"), [("eval_interpolation", [0.3, 0.9]), ("eval_extrapolation", [0.2, 0.5])]
-)
-def test_values_of_the_wrong_split_are_refused(without_models, split, values):
-    with pytest.raises(ConfigurationError, match=split):
-        DMControlFamily("cartpole_pole", [0.25, 0.5], **{split: values})

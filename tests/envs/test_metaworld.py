@@ -90,13 +90,3 @@ def test_training_draws_from_the_first_goals():
         env.reset()
         drawn.add(tuple(goal_of(env)))
     assert drawn == {tuple(goal) for goal in upstream_goals("reach-v3")[:4]}
-
-
-def test_nothing_draws_from_numpys_global_generator():
-    before = str(np.random.get_state())
-    env = MetaWorld(["push"], horizon=5, goal_seed=17).make_env(0, "train", seed=0)
-    for seed in (3, None):
-        env.reset(seed=seed)
-        for action in actions(5):
-            env.step(action)
-    assert str(np.random.get_state()) == before

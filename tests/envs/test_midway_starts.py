@@ -11,6 +11,7 @@ from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv, WithWrappers
 from mtrl_lightning.envs.vector.episodes import Episodes
 from mtrl_lightning.envs.vector.global_random import GlobalRandom
 from mtrl_lightning.envs.vector.midway_starts import NUM_BEGINNINGS, MidwayStarts
+from mtrl_lightning.rollout import RunningEpisodes
 from tests.helpers.environments import draw, run, through_a_file
 
 HORIZON = 40
@@ -91,9 +92,8 @@ def episode(env, best_step=None, largest=0.5, num_steps=HORIZON):
     """Step to the episode's end; one step has the largest reward. Return its number of steps."""
     for step in range(1, 1 + num_steps):
         reward = largest if step == best_step else small(step)
-        _, _, _, truncated, _ = env.step(np.array([reward, 0.0], np.float32))
-        if truncated:
-            return step
+        if env.step(np.array([reward, 0.0], np.float32))[3]:
+            break
     return step
 
 
@@ -302,16 +302,10 @@ def test_repeated_steps_are_counted_and_shorten_episodes():
     benchmark = WithWrappers(ToyReach(2, HORIZON), [CountSteps])
     envs = VectorEnv(benchmark, [0, 1], num_workers=0, seed=3, midway_starts=0.5)
     envs.reset()
-    midway, running_E = [], [[], []]
-    for result in run(envs, draw(envs, 20 * HORIZON)):
-        for e in range(2):
-            running_E[e].append(bool(result.midway_E[e]))
-            if result.truncated_E[e]:
-                is_midway = len(running_E[e]) < HORIZON
-                assert running_E[e] == [is_midway] * len(running_E[e])
-                midway.append(is_midway)
-                running_E[e] = []
+    running, results = RunningEpisodes(envs.task_E), run(envs, draw(envs, 20 * HORIZON))
+    episodes = [one for result in results for one in running.add(result).values()]
+    assert all(one.midway == (one.length < HORIZON) for one in episodes)
     repeated_steps = envs.take_repeated_steps()
-    assert 0.1 < np.mean(midway) < 0.6
+    assert 0.1 < np.mean([one.midway for one in episodes]) < 0.6
     assert len(taken) == 2 * 20 * HORIZON + repeated_steps and repeated_steps > 0
     assert envs.take_repeated_steps() == 0

@@ -2,12 +2,10 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
+import time
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -16,11 +14,10 @@ import pytest
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import RestartsExhaustedError
 from tests.helpers.altered_reach import Large, OnceFaulty
-from tests.helpers.environments import run, through_a_file, toy_step
+from tests.helpers.environments import assert_toy_steps, run, through_a_file
 from tests.helpers.fakes import arrays_of
-from tests.helpers.processes import alive, wait_until_gone
+from tests.helpers.processes import FORK, alive, fork, wait_until_gone
 
-ROOT = Path(__file__).parents[2]
 TASKS = [0, 1, 2, 0]
 ROWS = {0: [0, 1, 2, 3], 3: [0, 1]}
 """For each number of workers the rows that break together with row 1."""
@@ -68,11 +65,8 @@ def after_a_fault(seed=3):
 def assert_true(observation_ED, action_SEA, results):
     """Check that the valid rows are steps of the point from the observation returned before."""
     for action_EA, result in zip(action_SEA, results, strict=True):
-        next_ED, reward_E = toy_step(observation_ED, action_EA, TASKS)
-        valid_E = result.valid_E
-        found_ED = result.next_observation_ED[valid_E]
-        np.testing.assert_allclose(found_ED, next_ED[valid_E], rtol=0, atol=3e-7)
-        np.testing.assert_allclose(result.reward_E[valid_E], reward_E[valid_E], rtol=0, atol=5e-7)
+        core = (action_EA, result.reward_E, result.next_observation_ED, np.array(TASKS))
+        assert_toy_steps(*(column[result.valid_E] for column in (observation_ED, *core)))
         observation_ED = result.observation_ED
 
 
@@ -295,43 +289,20 @@ def test_group_that_stays_broken_exhausts_the_budget():
     assert len(set(seeds)) == len(seeds) == 4 * 3
 
 
-# ---- nothing is left behind ----
-
-
-MAIN = """
-import time
-import numpy as np
-from mtrl_lightning.envs import VectorEnv
-from tests.helpers.altered_reach import OnceFaulty
-
-envs = VectorEnv(OnceFaulty("hang", step=2), [0, 1, 2], num_workers=3, max_restarts=5)
-envs.reset()
-envs.step(np.zeros((3, 2)))
-envs.send(np.zeros((3, 2)))
-time.sleep(0.5)
-print(*envs.worker_pids, flush=True)
-time.sleep(60)
-"""
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux's shared memory")
-def test_a_killed_main_process_leaves_neither_workers_nor_memory(tmp_path):
-    main = subprocess.Popen(
-        [sys.executable, "-c", MAIN],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-    )
-    try:
-        pids = [int(pid) for pid in main.stdout.readline().split()]
-        assert len(pids) == 3 and alive(pids)
-        family = [process.pid for process in psutil.Process(main.pid).children(recursive=True)]
-    finally:
-        main.kill()
-        main.wait(30)
-        main.stdout.close()
-    wait_until_gone({*pids, *family})
-    assert not [path for path in Path("/dev/shm").iterdir() if f"-{main.pid}-" in path.name]
-    assert list(tmp_path.rglob("*")) == []
+def test_a_killed_main_process_leaves_no_workers():
+    is_stepping = FORK.Event()
+
+    def main(rank):
+        envs, _ = make("hang", workers=3, step=1)
+        envs.reset()
+        envs.send(actions()[0])
+        is_stepping.set()
+        time.sleep(60)
+
+    (process,) = fork(main, 1)
+    assert is_stepping.wait(60)
+    pids = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    assert len(alive(pids)) >= 3
+    process.kill()
+    wait_until_gone([process.pid, *pids])

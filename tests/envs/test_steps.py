@@ -1,60 +1,20 @@
 """What a step may return, and simulations that MuJoCo resets silently."""
 
-from functools import partial
-
 import gymnasium as gym
 import mujoco
 import numpy as np
 import pytest
 
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
-from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
-from mtrl_lightning.spec import Field
+from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.environments import run
-from tests.helpers.fakes import Point, Scripted
-
-FIELDS = (Field("energy"), Field("place", (2,), "float64"), Field("count", (), "int64"))
-MISSING = object()
-
-
-class Altered(Scripted):
-    """``Scripted`` with further numbers in ``info``; a step of the second task has other values.
-
-    Args:
-        values: by name of what a step returns, or of a key in ``info``.
-    """
-
-    def __init__(self, **values):
-        super().__init__(3)
-        self.values = values
-
-    @property
-    def spec(self):
-        return super().spec._replace(info_fields=FIELDS)
-
-    def make_env(self, task, split, seed):
-        return Returning(super().make_env(task, split, seed), self.values if task == 1 else {})
-
-
-class Returning(gym.Wrapper):
-    def __init__(self, env, values):
-        super().__init__(env)
-        self.values = values
-
-    def step(self, action):
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        step = self.unwrapped.steps
-        info |= {"energy": 0.25, "place": action * 2, "count": step}
-        core = {"observation": observation, "reward": reward, "terminated": terminated}
-        returned = core | info | (self.values if step == 2 else {})
-        info = {name: returned[name] for name in info if returned[name] is not MISSING}
-        return *(returned[name] for name in core), truncated, info
+from tests.helpers.fakes import Informed
 
 
 def second_step(workers=0, options=None, **values):
     """Send the step with other values."""
     envs = VectorEnv(
-        Altered(**values), [0, 1, 2], num_workers=workers, max_restarts=5, **(options or {})
+        Informed(**values), [0, 1, 2], num_workers=workers, max_restarts=5, **(options or {})
     )
     envs.reset(seed=[0, 1, 0])
     envs.step(np.ones((3, 2)))
@@ -85,19 +45,16 @@ def test_nonfinite_number_is_a_fault_and_voids_its_row(workers, name, value):
         assert column[result.valid_E].all()
 
 
-def test_observation_may_be_the_largest_float32():
-    observation = np.full(4, float(np.finfo(np.float32).max))
-    result = second_step(observation=observation).receive()
-    assert np.array_equal(result.next_observation_ED[1], observation)
-
-
 @pytest.mark.parametrize(
     ("success", "expected"),
     [(1, True), (np.array([1.0]), True), (False, False), (np.array([0.0]), False)],
 )
-def test_success_is_a_boolean_or_a_number(success, expected):
-    result = second_step(success=success, reward=np.array([2.5])).receive()
+def test_values_may_be_arrays_and_as_large_as_float32(success, expected):
+    largest = np.full(4, np.finfo(np.float32).max, np.float64)
+    reward = np.array([2.5])
+    result = second_step(success=success, reward=reward, observation=largest).receive()
     assert (result.success_E[1], result.reward_E[1]) == (expected, 2.5)
+    assert np.array_equal(result.next_observation_ED[1], largest)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +70,7 @@ def test_success_is_a_boolean_or_a_number(success, expected):
         ("observation", np.zeros(1), 0),
         ("place", 1.0, 0),
         ("place", 1.0, 1),
-        ("energy", MISSING, 0),
+        ("energy", ..., 0),
     ],
 )
 def test_a_value_of_another_kind_is_refused(name, value, workers):
@@ -129,39 +86,6 @@ def test_extras_refuse_an_unclear_success(options):
     envs = second_step(options=options, success=0.7)
     with pytest.raises(ConfigurationError, match="success"):
         envs.receive()
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_padding_does_not_hide_a_changed_shape(number):
-    class Changing(Point):
-        def step(self, action):
-            _, *rest = super().step(action)
-            return np.zeros(number, np.float32), *rest
-
-    tasks = {"a": lambda: Changing(2), "b": lambda: Point(4)}
-    envs = VectorEnv(GymnasiumTasks(tasks, horizon=5), [0], num_workers=0)
-    envs.reset()
-    with pytest.raises(ConfigurationError, match="observation"):
-        envs.step(np.zeros((1, 4)))
-
-
-def test_an_environment_of_the_old_interface_is_not_rebuilt():
-    class OldStep(Point):
-        def step(self, action):
-            observation, reward, terminated, _, info = super().step(action)
-            return observation, reward, terminated, info
-
-    class OldReset(Point):
-        def reset(self, *, seed=None, options=None):
-            return super().reset(seed=seed, options=options)[0]
-
-    for kind in (OldStep, OldReset):
-        benchmark = GymnasiumTasks({"a": partial(kind, 3)}, horizon=5)
-        envs = VectorEnv(benchmark, [0], num_workers=0, max_restarts=5)
-        with pytest.raises(EnvironmentFaultError, match="task 'a'"):
-            envs.reset()
-            envs.step(np.zeros((1, 3)))
-        assert envs.num_restarts == 0
 
 
 # ---- unstable simulations ----

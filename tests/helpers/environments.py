@@ -35,9 +35,11 @@ def run(envs, action_SEA):
     return results
 
 
-def toy_step(observation_ED, action_EA, task_E, num_tasks=3):
-    """The next observations and the rewards that the dynamics of ``ToyReach`` give."""
-    angle_E = 2 * np.pi * np.asarray(task_E) / num_tasks
+def assert_toy_steps(observation_ED, action_EA, reward_E, next_observation_ED, task_E):
+    """Compare steps of ``ToyReach`` with three tasks with its dynamics."""
+    angle_E = 2 * np.pi * task_E / 3
     goal_ED = 0.7 * np.stack([np.cos(angle_E), np.sin(angle_E)], axis=1)
     next_ED = np.clip(observation_ED.astype(np.float64) + 0.2 * np.clip(action_EA, -1, 1), -1, 1)
-    return next_ED, 1 - np.linalg.norm(next_ED - goal_ED, axis=1)
+    np.testing.assert_allclose(next_observation_ED, next_ED, rtol=0, atol=3e-7)
+    distance_E = np.linalg.norm(next_ED - goal_ED, axis=1)
+    np.testing.assert_allclose(reward_E, 1 - distance_E, rtol=0, atol=5e-7)

@@ -7,7 +7,7 @@ import functools
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box
 from gymnasium.wrappers import TimeLimit
 
 from mtrl_lightning.envs import Benchmark
@@ -108,25 +108,6 @@ def arrays_of(result):
     """Every array of a step result, by name."""
     core = {name: getattr(result, name) for name in result._fields[:-2]}
     return core | dict(result.extra) | dict(result.info)
-
-
-class ReplayedEnvs:
-    """Stands in for a ``VectorEnv`` and returns step results that are given beforehand."""
-
-    def __init__(self, task_E, results):
-        self.spec_ = Scripted(max(task_E) + 1).spec
-        self.task_E, self.num_envs = np.asarray(task_E, np.int64), len(task_E)
-        self.builds_E = np.ones(self.num_envs, np.int64)
-        self._results = iter(results)
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros((self.num_envs, 4)), {}
-
-    def send(self, action_EA, paused_E=None):
-        pass
-
-    def receive(self):
-        return next(self._results)
 
 
 def step_result(reward, terminated, truncated, success, valid, midway=None):
@@ -256,65 +237,57 @@ class Line(gym.Env):
 
     action_space = Box(-3.0, 3.0, (1,), np.float32)
 
-    def __init__(self, observations=None, success=None):
-        self.observation_space = observations or Box(-9.0, 9.0, (1,), np.float64)
+    observation_space = Box(-9.0, 9.0, (1,), np.float64)
+
+    def __init__(self, success=None):
         self.success = success
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.place = self.np_random.uniform(-1, 1, 1)
-        return self.observe(), {}
+        return self.place, {}
 
     def step(self, action):
         self.place = self.place + action
         info = {} if self.success is None else {self.success: self.place[0] > 0}
-        return self.observe(), float(action[0]), False, False, info
-
-    def observe(self):
-        if isinstance(self.observation_space, Dict):
-            return {"a": self.place, "b": 2 * self.place}
-        return self.place
+        return self.place, float(action[0]), False, False, info
 
 
 def limited(steps, **kwargs):
     return lambda: TimeLimit(Line(**kwargs), steps)
 
 
-INFO_FIELDS = (Field("cost"), Field("contacts", (2, 2), "int64"))
-"""What the environments of ``Costly`` report of a step."""
+INFO_FIELDS = (Field("energy"), Field("place", (2,), "float64"), Field("count", (), "int64"))
 
 
-def extra_of(value_N) -> dict[str, np.ndarray]:
-    """Return what belongs to a transition whose observation begins with this number."""
-    value_N = np.asarray(value_N, np.float64)
-    return {
-        "cost": (value_N + 0.5).astype(np.float32),
-        "contacts": (value_N[..., None, None] * 4 + np.arange(4).reshape(2, 2)).astype(np.int64),
-        "log_prob": -value_N / 4,
-    }
+class Informed(Scripted):
+    """``Scripted`` with ``INFO_FIELDS``; step 2 of the second task has other values.
 
+    Args:
+        values: by name of what a step returns, or of a key in ``info``; ``...`` for none.
+    """
 
-class Costly(Scripted):
-    """``Scripted`` with environments that report ``INFO_FIELDS``."""
+    def __init__(self, **values):
+        super().__init__(3)
+        self.values = values
 
     @property
     def spec(self):
         return super().spec._replace(info_fields=INFO_FIELDS)
 
     def make_env(self, task, split, seed):
-        return CostlyEnv(self.spec, task, seed)
+        return InformedEnv(self.spec, task, seed, self.values if task == 1 else {})
 
 
-def number_of(observation_ND):
-    """Tell an observation of ``Scripted`` from all others: by task, episode and step."""
-    return observation_ND[..., 0] * 4096 + observation_ND[..., 1] * 16 + observation_ND[..., 2]
-
-
-class CostlyEnv(ScriptedEnv):
-    """Reports what belongs to the observation that it was stepped from."""
+class InformedEnv(ScriptedEnv):
+    def __init__(self, spec, task, seed, values):
+        super().__init__(spec, task, seed)
+        self.values = values
 
     def step(self, action):
-        before = np.array([[self.task, self.episode, self.steps]], np.float64)
-        *result, info = super().step(action)
-        extra = extra_of(number_of(before))
-        return *result, info | {name: extra[name][0] for name in ("cost", "contacts")}
+        observation, reward, terminated, truncated, info = super().step(action)
+        info |= {"energy": 0.25, "place": action * 2, "count": self.steps}
+        core = {"observation": observation, "reward": reward, "terminated": terminated}
+        returned = core | info | (self.values if self.steps == 2 else {})
+        info = {name: returned[name] for name in info if returned[name] is not ...}
+        return *(returned[name] for name in core), truncated, info

@@ -4,7 +4,6 @@ import pytest
 from mtrl_lightning.callbacks.evaluation import table
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach
 from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks
-from mtrl_lightning.errors import PolicyFaultError
 from mtrl_lightning.rollout import Evaluation, Evaluator
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from mtrl_lightning.rollout.evaluator import main_metric, metric_names
@@ -147,13 +146,6 @@ def test_best_is_by_success_else_score_else_return():
     assert main_metric(spec) == "success"
     assert main_metric(spec._replace(has_success=False)) == "score"
     assert main_metric(spec._replace(has_success=False, max_return=None)) == "return"
-
-
-def test_a_policys_fault_is_no_fault_of_an_environment():
-    evaluator = Evaluator(ToyReach(2), num_episodes=1, num_workers=0, max_restarts=5)
-    with pytest.raises(PolicyFaultError, match="goal-0, goal-1"):
-        evaluator.evaluate(Constant((np.nan, 0.0)))
-    assert evaluator.num_restarts == 0
 
 
 def test_tasks_are_matched_by_name_behind_transforms():

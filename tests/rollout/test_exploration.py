@@ -98,12 +98,6 @@ def test_policy_of_other_sizes_gets_its_own_noise():
     assert np.array_equal(policy.noise[0], np.pad(expected_EA, ((0, 0), (0, 1))))
 
 
-def test_a_policy_that_takes_no_noise_is_refused():
-    envs = VectorEnv(ToyReach(2), [0, 1], num_workers=0)
-    with pytest.raises(TypeError, match="noise_EA"):
-        Collector(envs, Constant(), exploration=CorrelatedNoise()).step("explore")
-
-
 def test_noise_resumes_and_a_new_rank_keeps_its_generator():
     first, second = begun(CorrelatedNoise(0.8)), begun(CorrelatedNoise(0.8), seed=5)
     first.noise()
