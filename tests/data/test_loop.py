@@ -161,32 +161,13 @@ def test_steps_of_all_environments_count_and_threads_are_set(tmp_path):
         ({"val_check_interval": 0.5}, "evaluation.every"),
         ({"precision": "64-true"}, "precision"),
         ({"overfit_batches": 2}, "overfit"),
+        ({"model": ppo()}, "RolloutData"),
+        ({"data": RolloutData(BENCHMARK, 12, num_workers=0)}, "ReplayData"),
     ],
 )
-def test_options_without_effect_are_refused(tmp_path, options, word):
+def test_what_would_be_ignored_is_refused(tmp_path, options, word):
     with pytest.raises(ConfigurationError, match=word):
-        fit(sac(), replay_data(), tmp_path, **options)
-
-
-@pytest.mark.parametrize(
-    ("make", "data", "needed"),
-    [
-        (ppo, replay_data(), "RolloutData"),
-        (sac, RolloutData(BENCHMARK, 12, num_workers=0), "ReplayData"),
-    ],
-)
-def test_data_of_another_kind_are_refused_by_name(tmp_path, make, data, needed):
-    with pytest.raises(ConfigurationError, match=needed):
-        fit(make(), data, tmp_path)
-
-
-def test_hooks_of_optimizer_steps_are_called_for_each(tmp_path):
-    hooks, called = Callback(), []
-    step = ["on_before_zero_grad", "on_after_backward", "on_before_optimizer_step"]
-    for name in step:
-        setattr(hooks, name, lambda *_, name=name: called.append(name))
-    fit(sac(), replay_data(total_steps=15), tmp_path, hooks)
-    assert called == step * 3, "critic, actor, temperature"
+        fit(**{"model": sac(), "data": replay_data(), "folder": tmp_path, **options})
 
 
 @pytest.mark.parametrize(

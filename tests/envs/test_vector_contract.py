@@ -6,6 +6,8 @@ its two vector environments.
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from gymnasium.error import (
@@ -171,33 +173,25 @@ def test_closed_environments_say_so(envs):
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("when", ["sent", "broken"])
 def test_environments_can_be_closed_at_any_time(workers, when):
-    envs = VectorEnv(OnceFaulty("raise", step=1), TASKS, num_workers=workers)
+    envs = VectorEnv(OnceFaulty("raise", step=1), TASKS, num_workers=workers, max_restarts=5)
     envs.reset(seed=0)
     envs.send(ZEROS)
     if when == "broken":
-        with pytest.raises(EnvironmentFaultError):
+        with pytest.raises(EnvironmentFaultError, match="task 'goal-1'"):
             envs.receive()
     envs.close()
-    assert envs.closed
+    assert envs.closed and envs.num_restarts == 0, "rebuilding does not repair it"
 
 
 def test_an_environment_that_cannot_be_closed_keeps_none_open():
-    closed = []
-
-    def close(task):
-        closed.append(task)
-        if task == 1:
-            raise RuntimeError("the window is gone")
-
-    class WithClosing(Scripted):
-        def make_env(self, task, split, seed):
-            env = super().make_env(task, split, seed)
-            env.close = lambda: close(task)
-            return env
-
-    envs = VectorEnv(WithClosing(3), [0, 1, 2], num_workers=0)
+    benchmark = Scripted(3)
+    made = [benchmark.make_env(task, "train", 0) for task in range(3)]
+    benchmark.make_env = lambda task, *_: made[task]
+    for env, error in zip(made, (None, RuntimeError("the window is gone"), None), strict=True):
+        env.close = mock.Mock(side_effect=error)
+    envs = VectorEnv(benchmark, [0, 1, 2], num_workers=0)
     envs.reset()
     with pytest.raises(RuntimeError, match="the window is gone"):
         envs.close()
     envs.close()
-    assert closed == [0, 1, 2] and envs.closed
+    assert [env.close.call_count for env in made] == [1] * 3 and envs.closed

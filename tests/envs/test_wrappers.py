@@ -17,6 +17,7 @@ from gymnasium.wrappers import (
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers
 from mtrl_lightning.envs.names import values_text
+from tests.helpers.altered_reach import Halves
 from tests.helpers.environments import run
 from tests.helpers.fakes import half, point_in_space, point_on_a_line
 
@@ -68,6 +69,7 @@ def test_wrappers_apply_to_any_benchmark_also_in_workers():
         FlattenObservation,
     ]
     assert WithWrappers(toy, given).spec == spec, "the same from Python"
+    assert with_layers(toy, [], None) is toy
     twice = WithWrappers(wrapped, [HALF])
     assert twice.spec.protocol["wrappers"].startswith(f"{wrapped.pipeline} > gymnasium")
 
@@ -122,25 +124,6 @@ def test_spaces_and_score_that_no_wrapper_changes_are_the_benchmarks_own():
         assert spec.max_return == max_return
 
 
-def test_a_benchmark_without_wrappers_is_unchanged():
-    toy = ToyReach(2, HORIZON)
-    assert with_layers(toy, [], None) is toy
-
-
-class Halves(ToyReach):
-    """Each of the two splits has a task of its own, and no environment of the other's."""
-
-    def split_tasks(self, split):
-        return (0,) if split == "train" else (1,)
-
-    def make_env(self, task, split, seed):
-        assert task in self.split_tasks(split)
-        return super().make_env(task, split, seed)
-
-    def camera(self, task):
-        return f"camera {task}"
-
-
 def test_wrapped_benchmark_keeps_splits_and_rendering():
     benchmark = WithWrappers(Halves(2, horizon=HORIZON), [STACK, FLATTEN])
     assert [benchmark.split_tasks(split) for split in benchmark.splits] == [(0,), (1,)]
@@ -160,4 +143,4 @@ def test_the_protocol_has_the_values_of_objects():
     wrapped = WithWrappers(ToyReach(), [wrapper])
     assert "Box(-9.0, 9.0, (2,), float32)" in wrapped.spec.protocol["wrappers"]
     found = values_text([Halves.__new__(Halves), {"b", "a"}])  # an object without a text of its own
-    assert found == f'["{__name__}.Halves", ["\\"a\\"", "\\"b\\""]]'
+    assert found == f'["{Halves.__module__}.Halves", ["\\"a\\"", "\\"b\\""]]'

@@ -66,6 +66,20 @@ class NoSuccess(ToyReach):
         return super().spec._replace(has_success=False)
 
 
+class Halves(ToyReach):
+    """Each of the two splits has a task of its own, and no environment of the other's."""
+
+    def split_tasks(self, split):
+        return (0,) if split == "train" else (1,)
+
+    def make_env(self, task, split, seed):
+        assert task in self.split_tasks(split)
+        return super().make_env(task, split, seed)
+
+    def camera(self, task):
+        return f"camera {task}"
+
+
 class Large(ToyReach):
     """Three toy tasks with an attribute and arguments too large for one message in a pipe."""
 

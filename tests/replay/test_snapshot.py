@@ -55,18 +55,6 @@ def restored(folder, manifest):
     return held(storage)
 
 
-@pytest.mark.parametrize(
-    ("chunk_rows", "sizes"),
-    [(1, [1] * 7), (8, [2, 2, 2, 1]), (9, [3, 3, 1]), (21, [7])],
-)
-def test_chunks_hold_the_rows_asked_for(tmp_path, chunk_rows, sizes):
-    storage = make_storage()
-    add_to_all(storage, 0, 7)
-    manifest = make_snapshots(tmp_path, chunk_rows).save(storage)
-    assert sizes_of(manifest) == [[size] * 3 for size in sizes]
-    assert restored(tmp_path, manifest) == held(storage)
-
-
 def test_the_newest_rows_are_saved_and_not_written_again(tmp_path):
     storage, other = make_storage(), make_storage()
     add_to_all(storage, 0, 25)

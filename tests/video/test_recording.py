@@ -10,6 +10,7 @@ from mtrl_lightning.rollout import Evaluator
 from mtrl_lightning.video import VideoFormat, gif
 from mtrl_lightning.video.drawing import Mosaic, labelled
 from mtrl_lightning.video.encoding import write_mp4
+from tests.helpers.altered_reach import Halves
 from tests.helpers.fakes import (
     Constant,
     Recorder,
@@ -105,17 +106,9 @@ def test_labels_are_drawn_on_the_upper_edge():
     assert (drawn[60:] == plain[60:]).all()
 
 
-class Halves(ToyReach):
-    """Each of the two splits has a task of its own."""
-
-    def split_tasks(self, split):
-        return (0,) if split == "train" else (1,)
-
-
 def test_tasks_are_those_of_the_split_and_matched_by_name(tmp_path):
     benchmark = Halves(2, horizon=3)
     policy = Recorder(spec=benchmark.spec._replace(task_names=("goal-1", "goal-0")))
-
     options = {"format": SMALL, "num_workers": 0}
     for split, task in {None: 1, "train": 0}.items():
         recording = record_videos(policy, benchmark, tmp_path, split=split, **options)
