@@ -6,6 +6,7 @@ import pytest
 from mtrl_lightning.demonstrations import ScriptedPolicy, UniformPolicy, collect
 from mtrl_lightning.envs import MetaWorld, ToyReach
 from mtrl_lightning.errors import ConfigurationError
+from tests.helpers.altered_reach import NoSuccess
 from tests.helpers.fakes import Constant, Scripted, scripted_length, scripted_success
 
 EVAL = {"split": "eval", "num_workers": 0}
@@ -115,11 +116,6 @@ def test_seed_decides_and_noise_is_stored_separately():
 
 
 def test_benchmark_without_success_has_no_successes():
-    class WithoutSuccess(Scripted):
-        @property
-        def spec(self):
-            return super().spec._replace(has_success=False)
-
     with pytest.raises(ConfigurationError, match="success"):
-        collect(Constant(), WithoutSuccess(2), 1, successes_only=True, **EVAL)
-    assert not collect(Constant(), WithoutSuccess(2), 1, **EVAL).episodes["task-0"][0].infos
+        collect(Constant(), NoSuccess(), 1, successes_only=True, **EVAL)
+    assert not collect(Constant(), NoSuccess(), 1, **EVAL).episodes["goal-0"][0].infos

@@ -6,7 +6,7 @@ from gymnasium.spaces import Box, Discrete
 
 from mtrl_lightning.envs import DMControl, GymnasiumTasks, MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import check_spec, tasks_of
-from mtrl_lightning.errors import ConfigurationError, import_optional
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import known_tasks
 from tests.helpers.fakes import limited
 
@@ -53,15 +53,6 @@ def test_spec_and_protocol_say_what_belongs_beside_every_number():
     assert (spec.train_tasks, spec.horizon, spec.has_success) == ((0, 1), 150, True)
     assert spec.observation_space == Box(-np.inf, np.inf, (39,), np.float64)
     assert spec.action_space == Box(-1.0, 1.0, (4,), np.float32)
-
-
-def test_missing_dependency_is_not_the_missing_package(tmp_path, monkeypatch):
-    (tmp_path / "half_installed.py").write_text("import a_module_that_does_not_exist\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="a_module_that_does_not_exist"):
-        import_optional("half_installed", "an-extra")
-    with pytest.raises(ConfigurationError, match="an-extra"):
-        import_optional("another_module_that_does_not_exist.part", "an-extra")
 
 
 SEEDED = {

@@ -102,9 +102,6 @@ def scripted(name, horizon, generator):
     return act
 
 
-# ---- Stepping ----
-
-
 @pytest.mark.parametrize(
     ("name", "version"),
     [
@@ -210,9 +207,6 @@ def test_misuse_is_refused_as_in_metaworld():
     assert same(ours.unwrapped.data.mocap_pos, theirs.unwrapped.data.mocap_pos)
 
 
-# ---- Models ----
-
-
 @pytest.mark.parametrize("name", slow_unless(METAWORLD_TASKS, ALL), scope="module")
 def test_model_without_visuals_is_equal_in_all_that_steps_use(name):
     ours, theirs = fast_class(CLASSES[name])().model, CLASSES[name]().model
@@ -248,9 +242,6 @@ def test_env_without_meshes_is_not_rendered():
     for draw in (SimulationRenderer(env, None, (16, 16)), env.unwrapped.render):
         with pytest.raises(ConfigurationError, match="make_rendered_env"):
             draw()
-
-
-# ---- When it is off, and what it leaves alone ----
 
 
 @pytest.mark.filterwarnings("error")
@@ -292,19 +283,13 @@ def test_metaworlds_classes_and_modules_stay_as_they_are():
         fast_class(kind)
     modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "metaworld"]
     kinds = [kind for m in modules for kind in vars(m).values() if isinstance(kind, type)]
-    functions = [vars(one).values() for one in (*modules, *kinds)]
-    functions = [
-        getattr(one, "__func__", getattr(one, "fget", one)) for of in functions for one in of
-    ]
-    functions = [one for one in functions if isinstance(one, types.FunctionType)]
+    found = [one for of in (*modules, *kinds) for one in vars(of).values()]
+    found = [getattr(one, "__func__", getattr(one, "fget", one)) for one in found]
+    functions = [one for one in found if isinstance(one, types.FunctionType)]
     assert len(functions) > 500
     assert not [f for f in functions if f.__module__.startswith("mtrl_lightning")]
-    assert {id(vars(module)["np"]) for module in modules if "np" in vars(module)} == {id(np)}
-    used = [vars(sys.modules[kind.__module__]).get("reward_utils") for kind in CLASSES.values()]
-    assert {id(rewards) for rewards in used if rewards is not None} == {id(reward_utils)}
-
-
-# ---- Arithmetic ----
+    for name, own in {"np": np, "reward_utils": reward_utils}.items():
+        assert {id(vars(m)[name]) for m in modules if name in vars(m)} == {id(own)}
 
 
 @pytest.mark.filterwarnings("ignore:(divide|invalid|overflow)")

@@ -110,9 +110,6 @@ def lengths(env):
     return [len(beginning["action_SA"]) for beginning in beginnings(env)]
 
 
-# ---- where episodes begin ----
-
-
 @pytest.mark.parametrize(
     ("best_step", "expected"), [(25, 20), (31, 30), (30, 20), (11, 10), (10, 0), (4, 0)]
 )
@@ -187,9 +184,6 @@ def test_with_each_success_episodes_may_begin_earlier_on_the_way():
     assert beginnings(env) == before, "a longer beginning is not needed"
 
 
-# ---- how many begin midway ----
-
-
 @pytest.mark.parametrize(("largest", "share"), [(0.3, 0.6), (0.5, 0.0)])
 def test_more_success_means_fewer_midway_starts(largest, share):
     env = started(Hill(success_from=0.4), fraction=0.6)
@@ -220,9 +214,6 @@ def test_seeded_reset_forgets_the_episodes_before():
     observation, _ = env.reset(seed=5)
     assert observation.tolist() == [5, 0.0]
     assert not beginnings(env) and not env.get_state()["midway"]["success"]
-
-
-# ---- repeating ----
 
 
 def test_reset_follows_where_repeating_diverges():

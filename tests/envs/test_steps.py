@@ -11,11 +11,10 @@ from tests.helpers.environments import run
 from tests.helpers.fakes import Informed
 
 
-def second_step(workers=0, options=None, **values):
+def second_step(values, **options):
     """Send the step with other values."""
-    envs = VectorEnv(
-        Informed(**values), [0, 1, 2], num_workers=workers, max_restarts=5, **(options or {})
-    )
+    given = {"num_workers": 0, "max_restarts": 5, **options}
+    envs = VectorEnv(Informed(**values), [0, 1, 2], **given)
     envs.reset(seed=[0, 1, 0])
     envs.step(np.ones((3, 2)))
     envs.send(np.ones((3, 2)))
@@ -35,7 +34,7 @@ def second_step(workers=0, options=None, **values):
     ],
 )
 def test_nonfinite_number_is_a_fault_and_voids_its_row(workers, name, value):
-    envs = second_step(workers, **{name: value})
+    envs = second_step({name: value}, num_workers=workers)
     result = envs.receive()
     envs.close()
     assert envs.num_restarts == 1
@@ -51,44 +50,36 @@ def test_nonfinite_number_is_a_fault_and_voids_its_row(workers, name, value):
 )
 def test_values_may_be_arrays_and_as_large_as_float32(success, expected):
     largest = np.full(4, np.finfo(np.float32).max, np.float64)
-    reward = np.array([2.5])
-    result = second_step(success=success, reward=reward, observation=largest).receive()
+    values = {"success": success, "reward": np.array([2.5]), "observation": largest}
+    result = second_step(values).receive()
     assert (result.success_E[1], result.reward_E[1]) == (expected, 2.5)
     assert np.array_equal(result.next_observation_ED[1], largest)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "workers"),
+    ("name", "value", "options"),
     [
-        ("success", np.nan, 0),
-        ("success", 0.7, 0),
-        ("success", "yes", 0),
-        ("success", np.array([True, True]), 0),
-        ("terminated", None, 0),
-        ("reward", None, 0),
-        ("reward", np.zeros(2), 0),
-        ("observation", np.zeros(1), 0),
-        ("place", 1.0, 0),
-        ("place", 1.0, 1),
-        ("energy", ..., 0),
+        ("success", np.nan, {}),
+        ("success", 0.7, {}),
+        ("success", 0.7, {"after_success": 1}),
+        ("success", 0.7, {"midway_starts": 0.5}),
+        ("success", "yes", {}),
+        ("success", np.array([True, True]), {}),
+        ("terminated", None, {}),
+        ("reward", None, {}),
+        ("reward", np.zeros(2), {}),
+        ("observation", np.zeros(1), {}),
+        ("place", 1.0, {}),
+        ("place", 1.0, {"num_workers": 1}),
+        ("energy", ..., {}),
     ],
 )
-def test_a_value_of_another_kind_is_refused(name, value, workers):
-    envs = second_step(workers, **{name: value})
+def test_a_value_of_another_kind_is_refused(name, value, options):
+    envs = second_step({name: value}, **options)
     with pytest.raises(ConfigurationError, match=f"task-1.*step 2.*{name}"):
         envs.receive()
     envs.close()
     assert envs.num_restarts == 0, "a rebuilt environment would not report it either"
-
-
-@pytest.mark.parametrize("options", [{"after_success": 1}, {"midway_starts": 0.5}])
-def test_extras_refuse_an_unclear_success(options):
-    envs = second_step(options=options, success=0.7)
-    with pytest.raises(ConfigurationError, match="success"):
-        envs.receive()
-
-
-# ---- unstable simulations ----
 
 
 class UnstableReset(gym.Wrapper):

@@ -12,7 +12,7 @@ from mtrl_lightning.envs.vector.vector import default_num_workers
 from mtrl_lightning.errors import EnvironmentFaultError, PolicyFaultError
 from tests.helpers.altered_reach import OnceFaulty
 from tests.helpers.environments import draw, run
-from tests.helpers.fakes import Scripted, arrays_of
+from tests.helpers.fakes import Scripted
 from tests.helpers.processes import alive
 
 ZEROS = np.zeros((3, 2))
@@ -31,27 +31,12 @@ def test_number_of_workers_has_bounds():
     assert not alive([pid])
 
 
-def test_results_are_not_overwritten_by_the_next_step():
-    envs = VectorEnv(Scripted(3), [0, 1, 2], num_workers=1)
-    kept, _ = envs.reset(seed=1)
-    envs.send(ZEROS)
-    arrays = [kept, *arrays_of(envs.receive()).values()]
-    copies = [array.copy() for array in arrays]
-    envs.step(ZEROS + 1)
-    envs.reset()
-    envs.close()
-    assert all(map(np.array_equal, arrays, copies))
-
-
 def test_calls_reach_every_environment_in_order():
     envs = VectorEnv(Scripted(3), [2, 0, 1], num_workers=2)
     envs.reset(seed=[4, 5, 6])
     assert envs.get_attr("task") == (2, 0, 1)
     assert envs.call("place", steps=3) == ((4, 3), (5, 3), (6, 3))
     envs.close()
-
-
-# ---- what can go wrong ----
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,12 +1,10 @@
 """The toy benchmark, broken or slow; worker processes import this: no torch."""
 
 import os
-import random
 import time
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box
 
 from mtrl_lightning.envs import ToyReach
 
@@ -119,22 +117,3 @@ class _Reporting(gym.Wrapper):
         if self._task % 2:
             info["odd"] = True
         return observation, reward, terminated, truncated, info
-
-
-class Dice(gym.Env):
-    """Draws from the global generators, when it is made, too."""
-
-    observation_space = Box(0, 1, (3,), np.float64)
-    action_space = Box(-1, 1, (1,), np.float32)
-
-    def __init__(self):
-        self.bias = random.random() + np.random.random()
-
-    def reset(self, *, seed=None, options=None):
-        return self.drawn(), {}
-
-    def step(self, action):
-        return self.drawn(), np.random.normal(), False, False, {}
-
-    def drawn(self):
-        return np.array([self.bias, np.random.random(), random.gauss(0, 1)])

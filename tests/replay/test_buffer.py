@@ -65,12 +65,6 @@ def test_default_is_one_env_per_trained_task():
     assert ids_of(batch).tolist() == [8, 8, 7, 7]
 
 
-def test_envs_of_untrained_tasks_are_a_programming_error():
-    for tasks in ([0, 1], [0, 1, 2, 3]):
-        with pytest.raises(AssertionError, match="trained"):
-            ReplayBuffer(make_spec(4, (0, 1, 2)), capacity=20, tasks=tasks)
-
-
 @pytest.mark.parametrize(("sizes", "capacity"), [([5, 1, 0, 2], None), ([70, 9, 33, 2], 120)])
 def test_draws_are_uniform_over_rows_and_equal_over_tasks(sizes, capacity):
     tasks, num_draws = [0, 1, 0, 0], 100_000

@@ -113,12 +113,6 @@ def test_minibatch_names_the_trained_tasks():
     assert (checked_ids(batch) // 1000).tolist() == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("tasks", [[0, 1, 0, 1], [0, 0, 0, 1], [0, 0, 2, 2]])
-def test_envs_out_of_task_order_are_a_programming_error(tasks):
-    with pytest.raises(AssertionError, match="order"):
-        make(RolloutConfig(4, 1, 2), tasks, spec=make_spec(3, (0, 1)))
-
-
 PAUSED = {(step, env) for step in range(NUM_STEPS) for env in (1, 4)}
 """Of tasks 0 and 2 one of two environments steps."""
 ONE_ROW = {(step, env) for step in range(NUM_STEPS) for env in (2, 3)} - {(4, 3)}

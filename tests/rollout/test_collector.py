@@ -81,9 +81,6 @@ class Diary(EpisodeListener):
         self.num_ended = state["num_ended"]
 
 
-# ---- transitions ----
-
-
 def test_transitions_and_listeners_follow_every_episode():
     tasks, diary = [0, 1, 2, 1], Diary()
     sample = scripted(tasks, Numbering(), listeners=[diary]).sample(num_steps=120, seed=0)
@@ -144,9 +141,6 @@ def test_transitions_survive_a_policy_that_writes_into_arrays():
     assert collector.envs.get_attr("num_resets") == tuple(1 + done_E[e::3].sum() for e in range(3))
 
 
-# ---- sample ----
-
-
 def test_steps_round_up_and_episodes_span_calls_or_are_dropped():
     counters = Counters(env_steps=100, vector_steps=50, updates=7, episodes=3)
     # lengths: task 0: 3 1 4 2, task 1: 1 4 2 6, task 2: 4 2 6 5
@@ -199,9 +193,6 @@ def test_either_steps_or_episodes_are_required():
             scripted().sample(**numbers)
 
 
-# ---- seeds ----
-
-
 def small_sac(seed=0, width=4):
     small = partial(MLP, width=width, depth=1)
     return SAC(ToyReach(3).spec, actor=small, critic=small, encoder=Standardize, seed=seed)
@@ -220,9 +211,6 @@ def test_the_same_seed_gives_the_same_episodes(mode):
     by_list = collector.sample(num_episodes=6, mode=mode, seed=[3, 4, 5])
     assert np.array_equal(by_list.transitions.observation_ED[:3], first.transitions[0][:3])
     assert not np.array_equal(by_list.transitions.action_EA, first.transitions.action_EA)
-
-
-# ---- continuation ----
 
 
 @pytest.mark.parametrize(("workers", "before"), [((0, 2), 3), ((0, 0), 8), ((0, 0), None)])
@@ -283,9 +271,6 @@ def test_state_of_other_envs_is_refused_without_a_change():
     assert other.state_dict() == before
 
 
-# ---- weights ----
-
-
 def best(policy):
     return policy.act(np.full((3, 2), 0.3), np.arange(3), "exploit").tolist()
 
@@ -320,9 +305,6 @@ def test_other_weights_and_policies_without_are_refused():
     assert toy().sample(num_steps=3).weights_seq_no == 0
 
 
-# ---- faults ----
-
-
 def test_fault_gives_no_false_transition():
     """The middle task breaks in its 47th step and, rebuilt, in the 47th after that."""
     num_steps, faults, diary = 100, [46, 93], Diary()
@@ -354,9 +336,6 @@ def test_fault_gives_no_false_transition():
     ]
 
 
-# ---- time limits that are reported as terminations ----
-
-
 class Ending(Line):
     """Its episodes terminate after these numbers of steps, one after another."""
 
@@ -374,14 +353,12 @@ class Ending(Line):
         return observation, reward, self.remaining == 0, *rest
 
 
+LENGTHS = {"clock": [3], "fall": [5, 3], "bandit": [1]}
+
+
 def test_episodes_that_all_terminate_at_one_length_warn_once(recwarn):
-    tasks = {
-        "clock": partial(Ending, 3),
-        "fall": partial(Ending, 5, 3),
-        "limited": limited(3),
-        "bandit": partial(Ending, 1),
-    }
-    envs = VectorEnv(GymnasiumTasks(tasks, horizon=9), [0, 1, 2, 3], num_workers=0)
+    tasks = {name: partial(Ending, *n) for name, n in LENGTHS.items()}
+    envs = VectorEnv(GymnasiumTasks(tasks | {"limited": limited(3)}, 9), range(4), num_workers=0)
     collector = Collector(envs, Uniform(1))
     collector.sample(num_episodes=160, mode="exploit")
     assert not recwarn.list

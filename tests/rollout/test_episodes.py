@@ -16,9 +16,6 @@ def episode(task, return_, length=1, success=False, success_last=False, env=0, *
     return Episode(task, return_, length, success, success_last, env, **options)
 
 
-# ---- running episodes ----
-
-
 def test_episodes_equal_those_of_a_slow_loop():
     generator, task_E = np.random.default_rng(0), np.array([2, 0, 1, 0])
 
@@ -87,9 +84,6 @@ def test_info_resumes_and_new_numbers_start_there():
     hot = last._replace(info={**last.info, "heat": np.array([8.0, NAN])})
     expected = {"energy": 2.0, "energy_last": 3.0, "heat": 8.0, "heat_last": 8.0}
     assert new.add(hot)[0].info == expected
-
-
-# ---- windows ----
 
 
 def test_scores_are_of_the_last_episodes_from_a_reset():

@@ -45,9 +45,6 @@ def test_of_each_solved_task_the_last_environments_pause(windows, paused):
     assert np.flatnonzero(paused_E).tolist() == paused
 
 
-# ---- vector environments ----
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_paused_environment_keeps_its_episode(workers):
     """Each environment's own steps are those of an environment that was never paused."""
@@ -101,9 +98,6 @@ def test_numbers_of_info_are_not_reported_by_paused_environments():
     envs.send(np.zeros((2, 2)), np.array([True, False]))
     result = envs.receive()
     assert math.isnan(result.info["success"][0]) and not math.isnan(result.info["success"][1])
-
-
-# ---- collectors ----
 
 
 def collector_of(*paused, num_envs=3):

@@ -34,9 +34,6 @@ def always(**options):
     return begun(PolicyReuse(0.9), *pairs, **options)
 
 
-# ---- where another policy acts ----
-
-
 def test_solved_tasks_act_in_all_but_the_first_env():
     reuse = always()
     reuse.start_episodes(EVERYWHERE, {}, windows_with(0.0, 1.0, 0.0))
@@ -85,8 +82,6 @@ def test_without_a_success_signal_the_score_decides():
     reuse.start_episodes(EVERYWHERE, {}, windows)
     assert reuse.acting_task_E[:4].tolist() == [0, 2, 2, 1], "a score of 0 against 0.8"
 
-
-# ---- which policy acts ----
 
 HALF, NONE = (0.25, 1.0, 1.0), (0.0, 1.0, 1.0)
 
@@ -138,9 +133,6 @@ def test_policy_is_judged_by_its_last_five_full_episodes():
     assert end(0, 99.0, success=True) == results, "its own policy"
     results[0][2] = [*results[0][2][1:], [0.0, 9.0]]
     assert end(1, 9.0) == results
-
-
-# ---- collectors ----
 
 
 def collector_of(fraction=0.9, tasks=(0, 0, 1, 1)):
