@@ -170,28 +170,17 @@ def test_what_would_be_ignored_is_refused(tmp_path, options, word):
         fit(**{"model": sac(), "data": replay_data(), "folder": tmp_path, **options})
 
 
-@pytest.mark.parametrize(
-    "callback",
-    [
+def test_callbacks_with_a_wrong_result_are_refused():
+    for callback in (
         BatchSizeFinder(),
         EarlyStopping("eval/success/reach", mode="min"),
         GradientAccumulationScheduler({0: 2}),
         LearningRateFinder(),
         ModelCheckpoint(monitor="eval_base/return", mode="min"),
         StochasticWeightAveraging(0.1),
-    ],
-)
-def test_callbacks_with_a_wrong_result_are_refused(callback):
-    with pytest.raises(ConfigurationError, match=type(callback).__name__):
-        check_callbacks([callback])
-
-
-def test_other_callbacks_are_accepted():
-    check_callbacks(
-        [
-            EarlyStopping("eval/success", mode="max"),
-            EarlyStopping("train/critic_loss", mode="min"),
-            ModelCheckpoint(),
-            ModelCheckpoint(monitor="eval/length", mode="min"),
-        ]
-    )
+    ):
+        with pytest.raises(ConfigurationError, match=type(callback).__name__):
+            check_callbacks([callback])
+    stops = [EarlyStopping("eval/success", mode="max"), EarlyStopping("train/critic_loss")]
+    saves = [ModelCheckpoint(), ModelCheckpoint(monitor="eval/length", mode="min")]
+    check_callbacks([*stops, *saves])

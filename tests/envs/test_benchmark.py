@@ -6,6 +6,7 @@ from gymnasium.spaces import Box, Discrete
 
 from mtrl_lightning.envs import DMControl, GymnasiumTasks, MetaWorld, ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import check_spec, tasks_of
+from mtrl_lightning.envs.benchmarks.toy import STEP
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.spec import known_tasks
 from tests.helpers.fakes import limited
@@ -103,3 +104,14 @@ def test_environment_with_other_actions_than_the_spec_is_refused():
     for env.action_space in (Discrete(4), Box(-1, 1, (3,))):
         with pytest.raises(ConfigurationError, match="goal-1"):
             VectorEnv(benchmark, [1], num_workers=0).reset()
+
+
+@pytest.mark.parametrize(
+    ("x", "success"), [(0.549, False), (0.551, True), (0.849, True), (0.851, False)]
+)
+def test_toy_succeeds_within_a_radius_of_its_goal(x, success):
+    env = ToyReach(1, horizon=100).make_env(0, "train", 0)  # the goal is at (0.7, 0)
+    env.reset(seed=0)
+    way_D = np.array([x, 0.0]) - 1
+    *_, last = (env.step(action) for action in [np.ones(2)] * 10 + [way_D / (10 * STEP)] * 10)
+    assert last[4]["success"] == success

@@ -158,13 +158,6 @@ def test_every_transition_of_a_task_is_drawn_equally_often():
         assert np.abs(counts - num_epochs * expected).max() < 5 * np.sqrt(num_epochs * 0.25)
 
 
-def test_missing_rows_are_not_valid():
-    buffer = make()
-    collect(buffer, missing={(2, 3), (5, 0)})
-    assert (~buffer.collected().valid_SE).nonzero().tolist() == [[2, 3], [5, 0]]
-    assert buffer.collected().task_E.tolist() == TASKS and len(buffer) == 34
-
-
 def test_the_memory_is_that_of_one_iteration():
     # single precision: 3 + 3 numbers of observations, 2 + 2 of actions, the reward and the log
     # density; a byte for each of the two ends, and one for whether another task's policy acted

@@ -87,26 +87,18 @@ def test_info_resumes_and_new_numbers_start_there():
 
 
 def test_scores_are_of_the_last_episodes_from_a_reset():
-    windows = EpisodeWindows(2, 5)
-    outcomes = [(6, False, False), (9, True, False), (4, True, False), (7, False, True)]
-    for return_, success, midway in [*outcomes, (2, False, False)]:
+    windows = EpisodeWindows(3, 5)
+    outcomes = [(3, True, False), (6, False, False), (9, True, False), (4, True, False)]
+    for return_, success, midway in [*outcomes, (7, False, True), (2, False, False)]:
         windows.add([episode(0, float(return_), success=success, midway=midway)])
     windows.add([episode(1, 1.0, success=True, midway=True)] * 4)
+    assert windows.success_from_reset() == {0: 0.5}, "the last five, of which one began midway"
     assert windows.recent_score(0, 3, SPEC) == pytest.approx(2 / 3)
     assert windows.recent_from_reset(0, 3) == pytest.approx((2 / 3, 5.0))
     assert windows.recent_score(0, 5, SPEC) is None
     # successful only midway
     assert windows.recent_score(1, 1, SPEC) is None
     assert windows.recent_from_reset(1, 1) is None
-
-
-def test_success_from_reset_leaves_out_midway_starts():
-    windows = EpisodeWindows(3, 4)
-    outcomes = [(0, True, True), (0, True, False), (0, False, False), (0, False, False)]
-    for task, success, midway in [*outcomes, (1, True, True), (0, True, False)]:
-        windows.add([episode(task, 0.0, success=success, env=task, midway=midway)])
-    # task 0 keeps the last four of its five, of which none started midway; task 1 has no other
-    assert windows.success_from_reset() == {0: 0.5}
 
 
 def test_windows_hold_the_last_episodes_of_each_task():

@@ -47,23 +47,6 @@ def test_only_deterministic_actions_are_requested_and_no_more():
     assert copies.tasks[0].tolist() == [0, 0, 1, 1], "one environment for each episode"
 
 
-def test_interrupted_evaluation_leaves_no_trace():
-    calls = []
-
-    def on_step():
-        calls.append(1)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-
-    evaluator = Evaluator(Scripted(3), num_episodes=4, num_workers=0)
-    expected_T = evaluator.evaluate(Constant()).return_T
-    with pytest.raises(KeyboardInterrupt):
-        evaluator.evaluate(Constant(), on_step)
-    assert np.array_equal(evaluator.evaluate(Constant()).return_T, expected_T)
-    evaluator.close()
-    assert np.array_equal(evaluator.evaluate(Constant()).return_T, expected_T)
-
-
 def named(prefix, name, values, tasks):
     """Return a metric's values by name: the mean, and after it the value of each task."""
     names = [f"{prefix}/{name}", *(f"{prefix}/{name}/{task}" for task in tasks)]
