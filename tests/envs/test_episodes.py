@@ -62,6 +62,7 @@ def assert_continues(benchmark, workers=(0, 0), num_steps=3 * HORIZON + 5, seeds
         for seed, number in zip(seeds, workers, strict=True)
     )
     state, observation_ED = saved(envs, num_steps)
+    assert (envs.take_repeated_steps() > 0) == ("midway_starts" in options)
     saved(other, 3)  # what came before does not matter
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -83,10 +84,24 @@ def test_it_continues_at_a_reset_and_before_the_last_step(num_steps):
     assert_continues(ToyReach(2, HORIZON), num_steps=num_steps)
 
 
-@pytest.mark.parametrize("workers", [(0, 2), (2, 0)])
-def test_it_continues_with_other_workers_and_midway_starts(workers):
+FOUR = ["push", "pick-place", "door-open", "hammer"]
+
+
+@pytest.mark.usefixtures("few_goals")
+@pytest.mark.filterwarnings("error:the same seed and actions")
+@pytest.mark.parametrize(
+    ("make", "workers"),
+    [
+        (partial(ToyReach, 2), (0, 2)),
+        (partial(ToyReach, 2), (2, 0)),
+        (partial(MetaWorld, FOUR, num_goals=6), (0, 0)),
+        pytest.param(partial(MetaWorld, "MT50", num_goals=6), (0, 0), marks=pytest.mark.slow),
+    ],
+)
+def test_it_continues_with_other_workers_and_midway_starts(make, workers):
+    """An episode that is repeated with another bit is an error."""
     options = {"num_steps": 125, "midway_starts": 1.0, "after_success": 2}
-    assert_continues(ToyReach(2, 30), workers, **options)
+    assert_continues(make(horizon=30), workers, **options)
 
 
 @pytest.mark.parametrize(("difference", "continues"), [(0.01, False), (1e-7, True)])

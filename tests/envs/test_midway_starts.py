@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from mtrl_lightning.envs import MetaWorld, ToyReach, VectorEnv, WithWrappers
+from mtrl_lightning.envs import ToyReach, VectorEnv, WithWrappers
 from mtrl_lightning.envs.vector.episodes import Episodes
 from mtrl_lightning.envs.vector.global_random import GlobalRandom
 from mtrl_lightning.envs.vector.midway_starts import NUM_BEGINNINGS, MidwayStarts
@@ -254,32 +254,6 @@ def test_episodes_with_one_beginning_have_noise_of_their_own():
     assert starts == [starts[0]] * 30
     assert len({row[1] for row in noise}) == 30, "np_random"
     assert len({row[2] for row in noise}) == 30, "np.random"
-
-
-TASKS = ["push", "pick-place", "door-open", "hammer"]
-
-
-@pytest.mark.usefixtures("few_goals")
-@pytest.mark.filterwarnings("error:the same seed and actions")
-@pytest.mark.parametrize(
-    "tasks", [TASKS, pytest.param("MT50", marks=pytest.mark.slow)], ids=["four", "MT50"]
-)
-def test_metaworld_repeats_and_continues_bit_exact(tasks):
-    """An episode that is repeated with another bit warns."""
-    benchmark = MetaWorld(tasks, horizon=HORIZON, num_goals=6)
-    num_tasks = benchmark.spec.num_tasks
-    envs, other = (
-        VectorEnv(benchmark, range(num_tasks), num_workers=0, seed=3, midway_starts=1.0)
-        for _ in range(2)
-    )
-    envs.reset()
-    *_, last = run(envs, draw(envs, 3 * HORIZON + HORIZON // 2))
-    assert last.midway_E.mean() > 0.5
-    other.set_state(through_a_file(envs.get_state()))
-    action_SEA = draw(envs, 2 * HORIZON)
-    for here, there in zip(run(envs, action_SEA), run(other, action_SEA), strict=True):
-        assert np.array_equal(here.observation_ED, there.observation_ED)
-        assert np.array_equal(here.reward_E, there.reward_E)
 
 
 def test_repeated_steps_are_counted_and_shorten_episodes():

@@ -7,12 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from gymnasium.spaces import Box
-from gymnasium.wrappers import (
-    FlattenObservation,
-    FrameStackObservation,
-    TimeLimit,
-    TransformReward,
-)
+from gymnasium.wrappers import FlattenObservation, FrameStackObservation, TimeLimit, TransformReward
 
 from mtrl_lightning.envs import GymnasiumTasks, ToyReach, VectorEnv, WithWrappers
 from mtrl_lightning.envs.benchmarks.wrappers import with_layers

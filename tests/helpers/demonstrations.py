@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from mtrl_lightning.demonstrations import (
-    RecordedEpisode,
-    collect,
-    open_data_sets,
-    write_data_sets,
-)
+from mtrl_lightning.demonstrations import RecordedEpisode, collect, open_data_sets, write_data_sets
 from mtrl_lightning.envs import Benchmark, ToyReach
 from mtrl_lightning.transitions import Policy
 from tests.helpers.fakes import Seeker

@@ -13,14 +13,7 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
-from tests.helpers.replay import (
-    ROW_BYTES,
-    TENSORS,
-    assert_same_columns,
-    encode,
-    make_rings,
-    newest,
-)
+from tests.helpers.replay import ROW_BYTES, TENSORS, assert_same_columns, encode, make_rings, newest
 
 
 @pytest.mark.parametrize(

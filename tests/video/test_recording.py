@@ -11,13 +11,7 @@ from mtrl_lightning.video import VideoFormat, gif
 from mtrl_lightning.video.drawing import Mosaic
 from mtrl_lightning.video.encoding import write_mp4
 from tests.helpers.altered_reach import Halves
-from tests.helpers.fakes import (
-    Constant,
-    Recorder,
-    Scripted,
-    Seeker,
-    scripted_length,
-)
+from tests.helpers.fakes import Constant, Recorder, Scripted, Seeker, scripted_length
 from tests.helpers.video import frames_of
 
 SMALL = VideoFormat(96, 64)
@@ -86,8 +80,7 @@ def test_a_gif_for_tensorboard(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_cells", "columns", "rows", "cell"),
-    [(3, 2, 2, (480, 360)), (50, 8, 7, (240, 180))],
+    ("num_cells", "columns", "rows", "cell"), [(3, 2, 2, (480, 360)), (50, 8, 7, (240, 180))]
 )
 def test_tasks_side_by_side_fit_on_a_screen(num_cells, columns, rows, cell):
     mosaic = Mosaic(num_cells, 480, 360)
