@@ -221,6 +221,21 @@ def step_fields(spec: EnvSpec) -> tuple[Field, ...]:
     )
 
 
+EPISODE_STEP = Field("episode_step", (), "int64")
+"""The current or last step of an environment's episode."""
+ACTIVE = Field("active", (), "bool")
+"""Whether the environment is being stepped or reset, to locate where a worker died."""
+PAUSED = Field("paused", (), "bool")
+"""Whether the next step skips the environment."""
+REPEATED = Field("repeated", (), "int64")
+"""Number of steps replayed to start midway, since it was last read."""
+
+
+def array_fields(spec: EnvSpec) -> tuple[Field, ...]:
+    """Return the fields of a step, and the internal fields of groups."""
+    return (*step_fields(spec), EPISODE_STEP, ACTIVE, PAUSED, REPEATED)
+
+
 def info_column(key: str) -> str:
     """Return the column name of a logged number of ``info``, distinct from all field names."""
     return f"info/{key}"

@@ -27,7 +27,7 @@ from mtrl_lightning import (
 )
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
-from mtrl_lightning.networks.task_axes import UntrainedTasks
+from mtrl_lightning.networks.network import UntrainedTasks
 from mtrl_lightning.schedules import Every, UpdateRatio
 from mtrl_lightning.transitions import RolloutConfig
 from mtrl_lightning.updates.metrics import DivergenceGuard

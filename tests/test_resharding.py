@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from mtrl_lightning.checkpoints import gathered, of_absent_ranks, of_envs
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.state import gathered, of_absent_ranks, of_envs
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.rollout import ActionNoise, ActionTransform, Collector, EpisodeWindows
 from mtrl_lightning.transitions import Episode

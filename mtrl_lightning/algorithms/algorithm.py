@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -21,15 +22,13 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from mtrl_lightning.algorithms.arguments import KeepsArguments, rebuild
-from mtrl_lightning.checkpoints import FORMAT, check_tasks, load_checkpoint, restoring
+from mtrl_lightning.checkpoints import FORMAT, PER_RANK, check_tasks, load_checkpoint, restoring
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod
 from mtrl_lightning.networks import ActionDistribution, Encoder, Network, zero_padding
-from mtrl_lightning.networks.categorical import masked, one_hot
-from mtrl_lightning.networks.network import task_values
-from mtrl_lightning.networks.task_axes import UntrainedParameters, UntrainedTasks
+from mtrl_lightning.networks.distributions import masked, one_hot
+from mtrl_lightning.networks.network import UntrainedParameters, UntrainedTasks, task_values
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.state import PER_RANK
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks
 from mtrl_lightning.transitions import ActOutput, Kind, Mode, TransitionBatch
 from mtrl_lightning.updates.generators import (
@@ -46,7 +45,6 @@ from mtrl_lightning.updates.targets import (
 from mtrl_lightning.updates.transforms import Transforms
 from mtrl_lightning.updates.update import Update
 from mtrl_lightning.utils.counters import Counters, Stopwatch
-from mtrl_lightning.utils.devices import CPU, to_device, to_host
 
 if TYPE_CHECKING:
     from typing import Self
@@ -163,7 +161,8 @@ class Algorithm(KeepsArguments, LightningModule):
             raise ConfigurationError(
                 f"{type(self).__name__} cannot reset its networks: set resets.every to null"
             )
-        seed = int(torch.randint(2**31, (), generator=self.generators.get("reset", CPU)))
+        generator = self.generators.get("reset", torch.device("cpu"))
+        seed = int(torch.randint(2**31, (), generator=generator))
         was_reset: set[Parameter] = set()
         for name, fresh in seeded(seed, self.make_networks).items():
             module = self.get_submodule(name)
@@ -219,7 +218,7 @@ class Algorithm(KeepsArguments, LightningModule):
         shape = (len(observation_ED), self.action_dim)
         generator = self.generators.get("act", self.device)
         if mode == "random":
-            task = to_device(task_E, self.device)
+            task = move_data_to_device(torch.as_tensor(task_E), self.device)
             uniform_EA = torch.rand(shape, generator=generator, device=self.device)
             if self.spec.is_discrete:
                 score_EA = masked(uniform_EA, self.action_mask(task))
@@ -229,7 +228,8 @@ class Algorithm(KeepsArguments, LightningModule):
             observation_ED = observation_ED.astype(np.float32)
         task_B = self._acting_tasks(task_E, self.device)
         rows = task_B.shape
-        observation_BD = to_device(observation_ED, self.device).unflatten(0, rows)
+        observation_BD = torch.as_tensor(observation_ED).unflatten(0, rows)
+        observation_BD = move_data_to_device(observation_BD, self.device)
         if self.untrained.is_untrained_T[task_E].any():
             self.untrained.fill(self.acting_modules())
         policy = self.policy(observation_BD, task_B)
@@ -240,10 +240,10 @@ class Algorithm(KeepsArguments, LightningModule):
             if noise_EA is None:
                 given_EA = torch.randn(shape, generator=generator, device=self.device)
             else:
-                given_EA = to_device(noise_EA, self.device)
+                given_EA = move_data_to_device(torch.as_tensor(noise_EA), self.device)
             action_BA, fields = self.explore(policy, given_EA.unflatten(0, rows))
         action_BA = zero_padding(action_BA, self.action_mask(task_B))
-        action_EA, *columns = to_host(
+        action_EA, *columns = _as_arrays(
             [x_BA.flatten(0, len(rows) - 1) for x_BA in (action_BA, *fields.values())]
         )
         return (action_EA, dict(zip(fields, columns, strict=True))) if fields else action_EA
@@ -537,8 +537,29 @@ class TaskTensors:
             shape = (1, num_envs)
         # a copy: the caller may write into its array, whose memory a tensor on a CPU shares
         self._last_E = task_E.copy()
-        self._last_B = to_device(self._last_E.reshape(shape), device)
+        self._last_B = move_data_to_device(torch.as_tensor(self._last_E.reshape(shape)), device)
         return self._last_B
+
+
+def _as_arrays(tensors: Sequence[Tensor]) -> list[npt.NDArray]:
+    """Return tensors ``[N, ...]`` as arrays, with a single copy from a GPU.
+
+    Args:
+        tensors: tensors with the same number of rows; those with another dtype than the first are
+            copied separately.
+    """
+    first = tensors[0]
+    if first.device.type == "cpu":
+        return [tensor.numpy() for tensor in tensors]
+    joined = [tensor for tensor in tensors if tensor.dtype == first.dtype]
+    flat = [tensor.reshape(len(tensor), -1) for tensor in joined]
+    parts = iter(torch.cat(flat, 1).cpu().split([rows.shape[1] for rows in flat], 1))
+    arrays = []
+    for tensor in tensors:
+        is_joined = tensor.dtype == first.dtype
+        array = next(parts).reshape(tensor.shape) if is_joined else tensor.cpu()
+        arrays.append(array.numpy())
+    return arrays
 
 
 def seeded(seed: int, make: Callable[[], T]) -> T:

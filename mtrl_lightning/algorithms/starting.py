@@ -32,8 +32,8 @@ from mtrl_lightning.networks import (
     TaskAxis,
     TaskConditioning,
 )
+from mtrl_lightning.networks.network import task_axes
 from mtrl_lightning.networks.one_per_task import member_name
-from mtrl_lightning.networks.task_axes import task_axes
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.updates.popart import ReturnScale
 from mtrl_lightning.updates.transforms import RewardScale

@@ -15,15 +15,17 @@ from mtrl_lightning.checkpoints import (
     RANKS,
     check_complete,
     data_key,
+    gathered,
     load_checkpoint,
     manifest_of,
+    of_absent_ranks,
+    of_envs,
     part_of,
     restoring,
     with_part,
 )
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.state import gathered, of_absent_ranks, of_envs
 from mtrl_lightning.replay.index import note_checkpoint, replay_folder
 from mtrl_lightning.spec import EnvSpec
 

@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.algorithms.arguments import OWN_CLASS, short_name
-from mtrl_lightning.checkpoints import env_steps_of, load_checkpoint, manifest_of
+from mtrl_lightning.checkpoints import PER_ENV, env_steps_of, load_checkpoint, manifest_of
 from mtrl_lightning.demonstrations import RecordedEpisode, write_data_sets
 from mtrl_lightning.demonstrations.minari_files import check_new
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.index import replay_folder
 from mtrl_lightning.replay.storage import RingStorage, Storage

@@ -1,6 +1,5 @@
 """Neural networks, one architecture per file. Nothing here imports Lightning."""
 
-from mtrl_lightning.networks.categorical import OneHotCategorical
 from mtrl_lightning.networks.conditioning import (
     Embedding,
     NoConditioning,
@@ -8,16 +7,17 @@ from mtrl_lightning.networks.conditioning import (
     TaskConditioning,
     TaskEncoder,
 )
+from mtrl_lightning.networks.distributions import (
+    ActionDistribution,
+    ClippedGaussian,
+    OneHotCategorical,
+    SquashedGaussian,
+    zero_padding,
+)
 from mtrl_lightning.networks.encoder import AppendTask, Encoder, Identity
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.exploration import PolicyStd, StateDependentStd, StateIndependentStd
 from mtrl_lightning.networks.film import FiLM
-from mtrl_lightning.networks.gaussian import (
-    ActionDistribution,
-    ClippedGaussian,
-    SquashedGaussian,
-    zero_padding,
-)
 from mtrl_lightning.networks.language import Language
 from mtrl_lightning.networks.mixture import (
     CARE,
@@ -34,7 +34,7 @@ from mtrl_lightning.networks.mlp_encoder import MLPEncoder
 from mtrl_lightning.networks.moore import MOORE
 from mtrl_lightning.networks.multi_head import MultiHead
 from mtrl_lightning.networks.multi_input import MultiInput
-from mtrl_lightning.networks.network import Network, TaskModule
+from mtrl_lightning.networks.network import HasTaskAxes, Network, TaskAxis, TaskModule
 from mtrl_lightning.networks.one_per_task import OneForAll, OnePerTask
 from mtrl_lightning.networks.paco import PaCo
 from mtrl_lightning.networks.pixel_encoder import PixelEncoder, is_image
@@ -46,7 +46,6 @@ from mtrl_lightning.networks.projection import (
 from mtrl_lightning.networks.separate import Separate
 from mtrl_lightning.networks.soft_modularization import SoftModularization
 from mtrl_lightning.networks.standardize import Standardize
-from mtrl_lightning.networks.task_axes import HasTaskAxes, TaskAxis
 
 __all__ = [
     "CARE",

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
-from mtrl_lightning.networks.network import task_values
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis, task_values
 from mtrl_lightning.spec import EnvSpec
 
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence, unpad_sequence
 
 from mtrl_lightning.checks import at_least
-from mtrl_lightning.networks.network import is_captured, uniform_
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis, is_captured, uniform_
 
 
 class Experts(nn.Module):

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.networks.gaussian import ClippedGaussian
-from mtrl_lightning.networks.network import TaskModule, task_values
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.distributions import ClippedGaussian
+from mtrl_lightning.networks.network import TaskAxis, TaskModule, task_values
 from mtrl_lightning.spec import EnvSpec
 
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
-from mtrl_lightning.networks.network import Network, he_linear, output_linear
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import Network, TaskAxis, he_linear, output_linear
 from mtrl_lightning.spec import EnvSpec
 
 

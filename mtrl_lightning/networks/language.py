@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.networks.conditioning import TaskConditioning
-from mtrl_lightning.networks.network import task_values
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis, task_values
 from mtrl_lightning.spec import EnvSpec
 
 DESCRIPTIONS = Path(__file__).parent / "data" / "descriptions.json"

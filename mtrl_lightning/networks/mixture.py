@@ -25,8 +25,7 @@ from mtrl_lightning.networks.encoder import Encoder, require_vectors
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.language import DESCRIPTIONS, Language, TaskTable, find_name, read_json
-from mtrl_lightning.networks.network import task_values
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis, task_values
 from mtrl_lightning.spec import EnvSpec
 
 WORDS = (

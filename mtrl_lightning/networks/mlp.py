@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning
 from mtrl_lightning.networks.hidden import HiddenLayers, residual_layers
-from mtrl_lightning.networks.network import Network, output_linear
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import Network, TaskAxis, output_linear
 from mtrl_lightning.spec import EnvSpec
 
 

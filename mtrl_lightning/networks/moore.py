@@ -17,8 +17,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import Experts
 from mtrl_lightning.networks.multi_head import LinearHeads
-from mtrl_lightning.networks.network import Network
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import Network, TaskAxis
 from mtrl_lightning.spec import EnvSpec
 
 EPSILON = 1e-12

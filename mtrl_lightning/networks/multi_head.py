@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from mtrl_lightning.checks import at_least
 from mtrl_lightning.networks.experts import TaskExperts
 from mtrl_lightning.networks.mlp import MLP
-from mtrl_lightning.networks.network import group_values, uniform_
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis, group_values, uniform_
 from mtrl_lightning.spec import EnvSpec
 
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from mtrl_lightning.networks.network import Network, is_captured
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import Network, TaskAxis, is_captured
 from mtrl_lightning.spec import EnvSpec
 
 

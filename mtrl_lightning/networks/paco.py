@@ -19,8 +19,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.conditioning import OneHot, TaskConditioning, require_task_input
 from mtrl_lightning.networks.experts import he_uniform_
 from mtrl_lightning.networks.language import TaskTable
-from mtrl_lightning.networks.network import Network, uniform_
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import Network, TaskAxis, uniform_
 from mtrl_lightning.spec import EnvSpec
 
 

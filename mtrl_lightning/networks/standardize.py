@@ -15,8 +15,7 @@ from torch import Tensor
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.encoder import Identity
-from mtrl_lightning.networks.network import task_values
-from mtrl_lightning.networks.task_axes import TaskAxis
+from mtrl_lightning.networks.network import TaskAxis, task_values
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.utils.moments import union

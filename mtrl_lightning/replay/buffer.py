@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mtrl_lightning.checkpoints import PER_RANK
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.state import PER_RANK
 from mtrl_lightning.replay.frames import FrameStorage
 from mtrl_lightning.replay.storage import RingStorage, Storage
 from mtrl_lightning.spec import EnvSpec, Field

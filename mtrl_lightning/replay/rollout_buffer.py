@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtrl_lightning.checkpoints import PER_ENV, PER_RANK
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.state import PER_ENV, PER_RANK
 from mtrl_lightning.replay.buffer import batch_of
 from mtrl_lightning.spec import EnvSpec, Field
 from mtrl_lightning.transitions import (

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checkpoints import ALL_RANKS, PER_ENV
 from mtrl_lightning.checks import above, at_least
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.state import ALL_RANKS, PER_ENV
 from mtrl_lightning.replay.storage import Storage
 
 MEBIBYTE = 1 << 20

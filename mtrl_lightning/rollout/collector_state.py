@@ -2,7 +2,7 @@
 
 A checkpoint identifies a listener or an action transform by its class and its index among those of
 the same class. Each process saves and loads its own states, except for entries under the key
-``per_env``, which belong to environments; see ``mtrl_lightning.ranks.state``.
+``per_env``, which belong to environments; see ``mtrl_lightning.checkpoints``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mtrl_lightning.checkpoints import PER_ENV, PER_RANK
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.state import PER_ENV, PER_RANK
 from mtrl_lightning.transitions import WeightedPolicy
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checkpoints import PER_ENV
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import Episode, StepResult
 

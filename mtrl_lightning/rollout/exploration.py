@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checkpoints import PER_ENV
 from mtrl_lightning.checks import within
-from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.rollout.extras import Extra
 from mtrl_lightning.spec import EnvSpec
 

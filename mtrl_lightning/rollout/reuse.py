@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mtrl_lightning.checkpoints import PER_ENV
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.rollout.episodes import EpisodeWindows, check_scores, task_means
 from mtrl_lightning.rollout.extras import Extra
 from mtrl_lightning.spec import EnvSpec

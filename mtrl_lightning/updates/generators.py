@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mtrl_lightning.checkpoints import PER_RANK
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.state import PER_RANK
 
 NUMPY_BUFFER = 624
 """Numbers in the buffer of NumPy's global generator, an MT19937."""

@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from mtrl_lightning.checkpoints import ALL_RANKS
 from mtrl_lightning.checks import at_least, one_of
 from mtrl_lightning.errors import DivergenceError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.state import ALL_RANKS
 from mtrl_lightning.utils.counters import Counters
 
 NO_SUM = -0.0

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mtrl_lightning.checkpoints import PER_ENV
 from mtrl_lightning.checks import above, at_least, within
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import TaskAxis
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.state import PER_ENV
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch, Transitions
 from mtrl_lightning.updates.transforms import RewardScale

@@ -27,7 +27,7 @@ class Transform(nn.Module):
 
     The replay stores untransformed transitions, so updated statistics apply to all of them. Return
     state per environment from ``get_extra_state`` as lists under the key ``per_env``; see
-    ``mtrl_lightning.ranks.state``.
+    ``mtrl_lightning.checkpoints``.
 
     Args:
         spec: the tasks.

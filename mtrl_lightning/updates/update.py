@@ -23,7 +23,7 @@ from mtrl_lightning.checks import above
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.gradients import GradientMethod, Mean, TaskParameters
 from mtrl_lightning.networks import TaskModule
-from mtrl_lightning.networks.task_axes import last_shared_weight, shared_parameters
+from mtrl_lightning.networks.network import last_shared_weight, shared_parameters
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.updates.generators import Generators

@@ -1,15 +1,14 @@
-"""Devices: copies to and from them, free memory, threads."""
+"""Devices: copies to them, free memory, threads."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 import psutil
 import torch
 from torch import Tensor
@@ -27,27 +26,6 @@ def to_device(array: Any, device: torch.device) -> Tensor:
     """Copy an array or a tensor to the device; a copy to a GPU is asynchronous."""
     # no pinning, which costs more than it saves; CUDA has read pageable memory on return
     return torch.as_tensor(array).to(device, non_blocking=device.type == "cuda")
-
-
-def to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray]:
-    """Return tensors ``[N, ...]`` as arrays, with a single copy from a GPU.
-
-    Args:
-        tensors: tensors with the same number of rows; those with another dtype than the first are
-            copied separately.
-    """
-    first = tensors[0]
-    if first.device.type == "cpu":
-        return [tensor.numpy() for tensor in tensors]
-    joined = [tensor for tensor in tensors if tensor.dtype == first.dtype]
-    flat = [tensor.reshape(len(tensor), -1) for tensor in joined]
-    parts = iter(torch.cat(flat, 1).cpu().split([rows.shape[1] for rows in flat], 1))
-    arrays = []
-    for tensor in tensors:
-        is_joined = tensor.dtype == first.dtype
-        array = next(parts).reshape(tensor.shape) if is_joined else tensor.cpu()
-        arrays.append(array.numpy())
-    return arrays
 
 
 def free_memory(device: torch.device = CPU) -> int:

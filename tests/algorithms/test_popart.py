@@ -10,7 +10,7 @@ import torch
 
 from mtrl_lightning.algorithms import PopArt
 from mtrl_lightning.networks import MLP, MOORE, MultiHead, Separate
-from mtrl_lightning.networks.task_axes import shared_parameters
+from mtrl_lightning.networks.network import shared_parameters
 from tests.helpers.algorithms import changed, copy_of
 from tests.helpers.specs import spec_of
 

@@ -28,7 +28,7 @@ from mtrl_lightning.networks import (
     StateDependentStd,
     StateIndependentStd,
 )
-from mtrl_lightning.networks.task_axes import shared_parameters
+from mtrl_lightning.networks.network import shared_parameters
 from mtrl_lightning.transitions import Rollout, TransitionBatch
 from tests.helpers.algorithms import attach, changed, copy_of, make_ppo, make_spec
 

@@ -17,7 +17,7 @@ from torch.optim import SGD
 from mtrl_lightning.algorithms import ManualWeights
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs, Reconstruction
 from mtrl_lightning.networks import MultiHead, Standardize
-from mtrl_lightning.networks.task_axes import shared_parameters
+from mtrl_lightning.networks.network import shared_parameters
 from mtrl_lightning.utils.devices import CPU
 from tests.helpers import plain
 from tests.helpers.algorithms import (

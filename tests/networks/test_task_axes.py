@@ -10,7 +10,7 @@ from torch import nn
 from mtrl_lightning import networks
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import Embedding, TaskAxis, TaskEncoder
-from mtrl_lightning.networks.task_axes import (
+from mtrl_lightning.networks.network import (
     UntrainedTasks,
     last_shared_weight,
     shared_parameters,

@@ -5,10 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from mtrl_lightning.checkpoints import of_envs
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.envs.benchmarks.wrappers import WithWrappers
 from mtrl_lightning.errors import ConfigurationError
-from mtrl_lightning.ranks.state import of_envs
 from mtrl_lightning.replay import FrameStorage, ReplayBuffer, ReplaySnapshots
 from mtrl_lightning.replay.frame_columns import compressed, decompressed
 from mtrl_lightning.replay.sizes import replay_bytes

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from mtrl_lightning.checkpoints import of_envs
 from mtrl_lightning.errors import ConfigurationError, EnvironmentFaultError
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.ranks.state import of_envs
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.spec import Field
 from mtrl_lightning.transitions import RolloutConfig

@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from mtrl_lightning.checks import above
-from mtrl_lightning.envs.vector.shared_arrays import array_fields
 from mtrl_lightning.envs.vector.spaces import wrong_actions
 from mtrl_lightning.errors import ConfigurationError, name_hint
 from mtrl_lightning.spec import EnvSpec, Field, check_train_tasks, known_tasks
+from mtrl_lightning.transitions import array_fields
 
 
 class Benchmark(ABC):

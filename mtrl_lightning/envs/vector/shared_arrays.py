@@ -14,26 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mtrl_lightning.spec import EnvSpec, Field
-from mtrl_lightning.transitions import step_fields
+from mtrl_lightning.transitions import array_fields
 
 StepArrays = dict[str, npt.NDArray]
 """Arrays by field name, with one row per environment."""
 
-EPISODE_STEP = Field("episode_step", (), "int64")
-"""The current or last step of an environment's episode."""
-ACTIVE = Field("active", (), "bool")
-"""Whether the environment is being stepped or reset, to locate where a worker died."""
-PAUSED = Field("paused", (), "bool")
-"""Whether the next step skips the environment."""
-REPEATED = Field("repeated", (), "int64")
-"""Number of steps replayed to start midway, since it was last read."""
 CACHE_LINE = 64
 """Alignment in bytes: each array starts on its own cache line."""
-
-
-def array_fields(spec: EnvSpec) -> tuple[Field, ...]:
-    """Return the fields of a step, and the internal fields of groups."""
-    return (*step_fields(spec), EPISODE_STEP, ACTIVE, PAUSED, REPEATED)
 
 
 def num_bytes(num_envs: int, spec: EnvSpec) -> int:
