@@ -18,8 +18,10 @@ SLOWEST = (
     "tests/matrix/test_toy.py",
     "tests/matrix/test_continuation.py",
     "tests/test_ray.py",
-    "tests/test_ranks.py",
+    "tests/updates/test_metaworld.py",
     "tests/test_readme.py",
+    "tests/test_ranks.py",
+    "tests/test_benchmarks.py",
     "tests/test_configs.py",
 )
 """The files whose slow tests take longest, the longest first."""
