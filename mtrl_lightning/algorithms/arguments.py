@@ -184,7 +184,8 @@ def summary(hyper_parameters: Mapping[str, Any]) -> str:
         for name, value in hyper_parameters.items()
         if isinstance(value, Mapping) and CLASS_PATH in value
     ]
-    return f"{short_name(hyper_parameters[OWN_CLASS])}: {', '.join(parts)}"
+    name = short_name(hyper_parameters[OWN_CLASS])
+    return f"{name}: {', '.join(parts)}" if parts else name
 
 
 def parameters_of(called: Any) -> Mapping[str, inspect.Parameter]:

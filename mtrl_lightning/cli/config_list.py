@@ -117,7 +117,14 @@ def _policy_card(folder: Path) -> str:
         "sha256": card["sha256"],
     }
     described = [
-        textwrap.fill(f"{key}: {value}", 100, initial_indent="  ", subsequent_indent="    ")
+        textwrap.fill(
+            f"{key}: {value}",
+            100,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         for key, value in facts.items()
     ]
     table = textwrap.indent(text_table(lines, num_texts=1), "  ")

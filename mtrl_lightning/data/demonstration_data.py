@@ -85,7 +85,7 @@ class DemonstrationData(TaskData):
         needed = bytes_needed(self.buffer.storage.fields, self.buffer.capacity)
         rank_zero_info(
             f"Demonstrations in {self.demonstrations}: {len(self.buffer):,} transitions of"
-            f" {len(self.spec.train_tasks)} tasks, {needed / 2**20:,.0f} MiB of memory of"
+            f" {len(self.spec.train_tasks)} tasks, {needed / 2**20:,.0f} MiB on"
             f" {self.buffer.storage.device}"
         )
 

@@ -257,14 +257,14 @@ class ReplayData(EnvData):
         wants_device = self._on_device and not self._memory_map
         if not (device.type == "cuda" and wants_device and needed <= free_memory(device) / 2):
             device = CPU
-        where = f"disk in {self.folder}" if self._memory_map else f"memory of {device} when full"
+        where = f"in {self.folder}" if self._memory_map else f"on {device}"
         once = ""
         if self.spec.frame_stack:
             stacks = bytes_needed(fields, num_rows)
             once = f", each frame once (as stacks {stacks / 2**20:,.0f} MiB)"
         rank_zero_info(
-            f"{distributed.per_rank_prefix()}Replay of {num_rows:,} transitions:"
-            f" {needed / 2**20:,.0f} MiB of {where}{once}"
+            f"{distributed.per_rank_prefix()}Replay buffer of {num_rows:,} transitions:"
+            f" up to {needed / 2**20:,.0f} MiB {where}{once}"
         )
         self.buffer = ReplayBuffer(
             self.spec,

@@ -211,7 +211,7 @@ class TaskData(LightningDataModule):
                 threads = 1
         if threads is not None:
             torch.set_num_threads(threads)
-        rank_zero_info(f"PyTorch computes with {torch.get_num_threads()} threads")
+        rank_zero_info(f"PyTorch threads: {torch.get_num_threads()}")
 
     def _batch_rows(self) -> int:
         """Return the number of rows of a batch over all processes."""
