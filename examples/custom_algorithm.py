@@ -43,9 +43,9 @@ class DDPG(Algorithm):
         spec: the tasks; filled in from the data.
         actor: network of the policy, ``(in_dim, out_dim, spec) -> Network``.
         critic: network of the Q function, likewise.
-        gradient: how the tasks' losses become one gradient, for actor and critic.
+        gradient: gradient method of the actor and of the critic.
         discount: gamma, between 0 and 1.
-        tau: how far the targets move at each update, above 0 and at most 1.
+        tau: Polyak factor of the target networks, above 0 and at most 1.
         noise_std: standard deviation of the exploration noise.
         optimizer: optimizer of the actor and of the critic.
         seed: of the weights and of all random numbers.

@@ -262,7 +262,7 @@ class _Start:
             "Tasks copied": [here.task_names[task] for task in self._tasks.common],
             "New tasks": [name for name in new if name not in there.task_names],
             "New tasks, not trained in the checkpoint": [n for n in new if n in there.task_names],
-            "Left out, not in this run": sorted(trained - set(here.task_names)),
+            "Not copied, because not in this run": sorted(trained - set(here.task_names)),
         }
         lines = [f"{group}: {', '.join(names)}" for group, names in groups.items() if names]
         rows = [
