@@ -8,15 +8,17 @@ import pytest
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.wrappers import TimeLimit
 
-from mtrl_lightning import SAC
+from mtrl_lightning import PPO, SAC, train
 from mtrl_lightning.demonstrations import UniformPolicy, collect, open_data_sets, write_data_sets
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.policy import export_policy, load_exported, observations_of
-from mtrl_lightning.networks import MLP
+from mtrl_lightning.networks import MLP, Standardize
 from mtrl_lightning.policy import LoadedPolicy
 
 CLASSIC = ["CartPole-v1", "Acrobot-v1"]
+REGISTERED = "mtrl_lightning.envs.benchmarks.registered"
+SMALL = partial(MLP, width=8, depth=1, output_bound=0.5)
 
 
 class Echo(gym.Env):
@@ -58,10 +60,27 @@ def test_steps_are_gymnasiums_with_the_index_of_the_largest_entry():
                 break
 
 
+def test_minigrid_is_learned_from_the_agents_view(tmp_path):
+    pytest.importorskip("minigrid")
+    name, view = "MiniGrid-DoorKey-5x5-v0", f"{REGISTERED}:MiniGridView-v0"
+    benchmark = GymnasiumTasks({"door": {"id": view, "kwargs": {"name": name}}}, horizon=288)
+    ours, theirs = benchmark.make_env(0, "eval", 0), gym.make(name)
+    observation_D, _ = ours.reset(seed=3)
+    observation, _ = theirs.reset(seed=3)
+    for action in (0, 2, 1, 2):
+        np.testing.assert_array_equal(observation_D, observation["image"].ravel())
+        observation_D, *_ = ours.step(np.eye(7)[action])
+        observation, *_ = theirs.step(action)
+    sizes = {"num_steps": 5, "num_epochs": 1, "num_minibatches": 1}
+    algorithm = partial(PPO, actor=SMALL, critic=SMALL, encoder=Standardize, **sizes)
+    seen = train(benchmark, algorithm, total_steps=10, root=tmp_path).algorithm.encoder
+    assert (seen.count, seen.mean_D.max() > 1) == (2, True)
+
+
 @pytest.mark.parametrize("length", [0.5, 1.0])
 def test_poles_of_another_length_are_cartpole_with_that_length(length):
-    name = "mtrl_lightning.envs.benchmarks.registered:CartPoleLength-v0"
-    ours, theirs = gym.make(name, length=length), gym.make("CartPole-v1")
+    ours = gym.make(f"{REGISTERED}:CartPoleLength-v0", length=length)
+    theirs = gym.make("CartPole-v1")
     theirs.unwrapped.length = length
     theirs.unwrapped.polemass_length = length * theirs.unwrapped.masspole
     assert ours.spec.max_episode_steps == theirs.spec.max_episode_steps
@@ -114,9 +133,8 @@ def test_exported_policies_return_the_indices(tmp_path, format, tasks):
     if format == "onnx":
         pytest.importorskip("onnxruntime")
         pytest.importorskip("onnxscript")
-    network = partial(MLP, width=8, depth=1, output_bound=0.5)
     spec = GymnasiumTasks(tasks).spec
-    policy = LoadedPolicy(SAC(spec, actor=network, critic=network))
+    policy = LoadedPolicy(SAC(spec, actor=SMALL, critic=SMALL))
     file, _ = export_policy(policy, format, tmp_path, num_observations=40)
     observation_ED, task_E = observations_of(spec, 40)
     index = load_exported(file, format)(observation_ED, task_E)

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import mtrl_lightning
-from mtrl_lightning import PPO, SAC, ToyConflict, read_metrics, train
+from mtrl_lightning import PPO, SAC, ToyConflict, read_metrics
 from mtrl_lightning.gradients import FAMO, PCGrad, TaskParameters
 from mtrl_lightning.networks import MLP
 from tests.helpers.algorithms import make_batch
 from tests.helpers.command_line import ROOT, short_train
+from tests.helpers.runs import small
 from tests.helpers.specs import spec_of
 
 pytestmark = pytest.mark.slow
@@ -86,16 +87,9 @@ def documented_metrics():
     ids=["SAC", "PPO"],
 )
 def test_every_metric_of_a_run_is_on_its_page(algorithm, tmp_path):
-    benchmark, small = ToyConflict(), partial(MLP, width=8, depth=1)
-    run = train(
-        benchmark,
-        partial(algorithm, actor=small, critic=small),
-        total_steps=120,
-        num_workers=0,
-        evaluation={"num_episodes": 1, "num_workers": 0},
-        trainer={"enable_progress_bar": False},
-        root=str(tmp_path),
-    )
+    benchmark, network = ToyConflict(), partial(MLP, width=8, depth=1)
+    algorithm = partial(algorithm, actor=network, critic=network)
+    run = small(benchmark, tmp_path, algorithm=algorithm, total_steps=120)
     logged = set(read_metrics(run.folder))
     for task in benchmark.spec.task_names:
         logged = {name.replace(f"/{task}", "/<task>") for name in logged}

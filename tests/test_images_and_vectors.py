@@ -3,27 +3,27 @@
 from functools import partial
 
 import gymnasium as gym
-import lightning
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.wrappers import TimeLimit, TransformObservation
 
-from mtrl_lightning import SAC, ReplayData
-from mtrl_lightning.callbacks import EvaluationCallback
-from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, Pixels
+from mtrl_lightning import SAC
+from mtrl_lightning.demonstrations import UniformPolicy
+from mtrl_lightning.envs import GymnasiumTasks, MetaWorld, Pixels, VectorEnv
 from mtrl_lightning.envs.benchmarks.images import channels_first
 from mtrl_lightning.envs.benchmarks.wrappers import WithWrappers
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, MultiInput, PixelEncoder
 from mtrl_lightning.networks.multi_input import image_of, state_of
+from mtrl_lightning.replay import ReplayBuffer
 from mtrl_lightning.replay.sizes import replay_bytes
 from mtrl_lightning.replay.storage import bytes_needed
+from mtrl_lightning.rollout import Collector
 from mtrl_lightning.transitions import transition_fields
 from mtrl_lightning.updates.augmentation import RandomShift
 from tests.helpers.algorithms import make_batch
-from tests.helpers.fitting import QUIET
 from tests.helpers.specs import packed_spec
 
 SIZE = 16
@@ -145,33 +145,21 @@ class Counted(gym.Env):
         return {"image": image, "step": np.full(3, self.number + 0.5)}
 
 
-def test_the_replay_keeps_a_frame_once_and_returns_it(tmp_path):
-    data = ReplayData(
-        GymnasiumTasks({"task": lambda: TimeLimit(Counted(), 5)}),
-        40,
-        batch_size=16,
-        capacity=40,
-        warmup_steps=38,
-        num_workers=0,
-    )
-    algorithm = SAC(data.spec, encoder=encoder)
-    options = {
-        "enable_checkpointing": False,
-        "default_root_dir": tmp_path,
-        "callbacks": [EvaluationCallback(num_workers=0)],
-    }
-    lightning.Trainer(**QUIET, **options).fit(algorithm, data)
-    batch = data.buffer.sample(64)
-    for observation_RnD, offset in (
-        (batch.observation_RnD, 0),
-        (batch.next_observation_RnD, 1),
-    ):
+def test_the_replay_keeps_a_frame_once_and_returns_it():
+    benchmark = GymnasiumTasks({"task": lambda: TimeLimit(Counted(), 5)})
+    spec = benchmark.spec
+    collector = Collector(VectorEnv(benchmark, [0], num_workers=0), UniformPolicy(spec))
+    buffer = ReplayBuffer(spec, 40)
+    for _ in range(60):
+        buffer.add(collector.step("random")[0])
+    batch = buffer.sample(64)
+    for observation_RnD, offset in ((batch.observation_RnD, 0), (batch.next_observation_RnD, 1)):
         number_Rn = batch.reward_Rn + offset
         image_RnCHW = image_of(observation_RnD, 3, (1, SIZE, SIZE)).flatten(2)
         assert torch.equal(image_RnCHW.float(), number_Rn[..., None].expand(image_RnCHW.shape))
         assert torch.equal(state_of(observation_RnD, 3)[..., 2], number_Rn + 0.5)
-    fields = transition_fields(data.spec)
-    assert replay_bytes(data.spec, fields, 1, 100) < 0.7 * bytes_needed(fields, 100)
+    fields = transition_fields(spec)
+    assert replay_bytes(spec, fields, 1, 100) < 0.7 * bytes_needed(fields, 100)
 
 
 IMAGE = Box(0, 255, (SIZE, SIZE, 3), np.uint8)

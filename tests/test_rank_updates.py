@@ -81,7 +81,6 @@ SAC_CASES = {
     ),
     "categorical": partial(sac, value=partial(Categorical, num_bins=11), reward_scale=MeanReward),
     "return range": partial(sac, reward_scale=ReturnRange),
-    "masked bodies, standardize per task": partial(make_sac, MASKED, **STANDARDIZE),
     "masked bodies, standardize per task, outliers": partial(make_sac, MASKED, **OUTLIERS),
     "standardize, outliers": partial(sac, **OUTLIERS),
     "one temperature": partial(sac, temperature=partial(Temperature, per_task=False)),
@@ -286,15 +285,11 @@ def error_of(call, *given):
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        ({0: OSError("full")}, ["OSError: full"] * 2),
         ({1: OSError("full")}, ["OSError: rank 1: full", "OSError: full"]),
         ({}, ["", ""]),
-        (
-            {0: OSError("full"), 1: TypeError("a bug")},
-            ["RuntimeError: rank 1", "TypeError: a bug"],
-        ),
+        ({0: OSError(), 1: TypeError("a bug")}, ["RuntimeError: rank 1", "TypeError: a bug"]),
     ],
-    ids=["first", "second", "none", "unexpected"],
+    ids=["expected", "none", "unexpected"],
 )
 def test_exception_on_one_rank_is_raised_on_all(on_ranks, raised, expected):
     def fail(rank):

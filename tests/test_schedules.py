@@ -58,11 +58,6 @@ def test_updates_due_are_exact(exact, burst, start, steps, is_restored):
     assert not schedule.due(vector_steps + further, made + math.floor(further * exact))
 
 
-def test_update_ratio_needs_a_start():
-    with pytest.raises(AssertionError, match="start"):
-        UpdateRatio(1).due(1, 0)
-
-
 @pytest.mark.parametrize(
     ("number", "rounded"), [(1, 1), (7, 7), (11, 15), (15, 15), (16, 20), (21, 30), (1234, 1500)]
 )

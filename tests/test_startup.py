@@ -7,9 +7,8 @@ import sys
 from tests.helpers.command_line import ROOT
 
 SLOW_TO_IMPORT = {
-    *("dm_control", "gymnasium", "imageio", "jsonargparse", "lightning", "matplotlib", "metaworld"),
-    *("mujoco", "numpy", "onnx", "pandas", "scipy", "tensorboard", "torch", "torchmetrics"),
-    *("torchvision", "wandb"),
+    *("gymnasium", "jsonargparse", "lightning", "matplotlib", "metaworld", "mujoco", "numpy"),
+    *("pandas", "scipy", "torch", "wandb"),
 }
 QUICK = [
     ["--help"],

@@ -80,16 +80,6 @@ def test_validate_stores_the_results_of_a_checkpoint(command_line, tmp_path):
 
 
 @pytest.mark.slow
-def test_excluded_tasks_are_evaluated_but_not_trained_on(command_line):
-    excluded = ["--data.exclude_from_training=[goal-1]", "--data.batch_size=64"]
-    command_line("fit", *SHORT, *excluded)
-    curves = read_metrics(command_line.folder())
-    assert "eval/success/goal-1" in curves and "rollout/return/goal-1" not in curves
-    assert "train/temperature/goal-1" not in curves
-    assert len(set(curves["train/temperature/goal-0"][1])) > 1
-
-
-@pytest.mark.slow
 def test_wandb_run_is_resumed_and_a_repeated_run_is_new(command_line, monkeypatch):
     wandb = pytest.importorskip("wandb")
     offline = ["--trainer.logger.offline=true", "--name=logged"]
