@@ -138,3 +138,11 @@ def test_a_loaded_policy_takes_and_gives_a_tasks_own_size(tmp_path):
         np.testing.assert_allclose(found_BA, action_BA[:, :2], rtol=1e-5)
     assert policy.act(first_BD[0, :4], 0).shape == (2,)
     assert policy.act(first_BD[0], "push-v3").shape == (A,)
+
+
+def test_the_spec_of_one_task():
+    one = SPEC._replace(train_tasks=(0, 2)).of_task(1)
+    assert (one.task_names, one.train_tasks) == (("push-v3",), (0,))
+    assert (one.num_tasks, one.num_trained) == (1, 1)
+    assert (one.observation_sizes, one.action_sizes) == ((D,), (A,))
+    assert (one.observation_space, one.action_space) == (SPEC.observation_space, SPEC.action_space)

@@ -17,17 +17,10 @@ from torch import nn
 from torch.distributions import Normal
 from torch.optim import SGD, Adam
 
+from mtrl_lightning import networks
 from mtrl_lightning.algorithms import LinearRate, PopArt, ReturnScale, advantages
-from mtrl_lightning.gradients import Mean, PCGrad
-from mtrl_lightning.networks import (
-    MLP,
-    AppendTask,
-    Embedding,
-    MultiHead,
-    Standardize,
-    StateDependentStd,
-    StateIndependentStd,
-)
+from mtrl_lightning.gradients import PCGrad
+from mtrl_lightning.networks import MultiHead, Standardize, StateDependentStd, StateIndependentStd
 from mtrl_lightning.networks.network import shared_parameters
 from mtrl_lightning.transitions import Rollout, TransitionBatch
 from tests.helpers.algorithms import attach, changed, copy_of, make_ppo, make_spec
@@ -352,9 +345,8 @@ def test_every_update_equals_that_of_an_independent_program(foreign, numbers, pa
 # ---- what an iteration begins with ----
 
 
-@pytest.mark.parametrize("gradient", [Mean, PCGrad])
-def test_transitions_count_alike_when_environments_are_paused(gradient):
-    ppo = make_ppo(actor=SMALL_HEADS, critic=SMALL_HEADS, actor_gradient=gradient)
+def test_transitions_count_alike_when_environments_are_paused():
+    ppo = make_ppo(actor=SMALL_HEADS, critic=SMALL_HEADS, actor_gradient=PCGrad)
     attach(ppo)
     collected = make_collected(ppo, gap=0.0)
     collected.valid_SE[:, 1] = False  # of the first task
@@ -366,7 +358,6 @@ def test_transitions_count_alike_when_environments_are_paused(gradient):
         mean_R, _ = getattr(ppo, name)(batch_of(collected, unweighted, row_Rn))
         # of one task 8 transitions, of the others 16
         torch.testing.assert_close(loss_R, torch.tensor([0.5, 1.0, 1.0]) * mean_R)
-    ppo.training_step(batch_of(collected, computed, row_Rn), 0)
 
 
 def test_losses_are_finite_for_actions_far_from_the_policy():
@@ -413,17 +404,13 @@ def test_only_the_trained_tasks_have_statistics():
 # ---- the end of an iteration ----
 
 
-def test_divergence_of_small_ratios_keeps_its_digits():
+def test_divergence_and_clip_fraction_by_hand():
     # (exp(x) - 1) - x = x^2 / 2 + x^3 / 6 + ...
     found, _ = advantages.kl_and_clip_fraction(torch.full((4,), 1e-3), 0.2, torch.ones(1))
     assert found.item() == pytest.approx(0.5e-6, rel=1e-3)
-
-
-def test_clip_fraction_counts_weighted_ratios_beyond_both_bounds():
-    ratio_N = torch.tensor([0.6, 0.82, 1.0, 1.18, 1.22])
-    _, fraction = advantages.kl_and_clip_fraction(
-        ratio_N.log(), 0.2, torch.tensor([0.5, 1.0, 1, 1, 1])
-    )
+    log_ratio_N = torch.tensor([0.6, 0.82, 1.0, 1.18, 1.22]).log()
+    weight_N = torch.tensor([0.5, 1.0, 1, 1, 1])
+    _, fraction = advantages.kl_and_clip_fraction(log_ratio_N, 0.2, weight_N)
     assert fraction.item() == pytest.approx(1.5 / 4.5)
 
 
@@ -456,14 +443,13 @@ def begin(**options):
     ("max_kl", "epochs", "ends"),
     [
         (0.4, ["far"], [True]),
-        (0.44, ["far"], [False]),
         (None, ["far"], [False]),
         (0.2, ["same far"], [True]),  # the mean is 0.2128
         (0.22, ["same far", "far far"], [False, True]),
-        *((0.4, [epoch], [True]) for epoch in ("advantage far far", "far observation far")),
-        *((0.44, [epoch], [False]) for epoch in ("far far advantage", "observation far far")),
-        (0.05, ["advantage advantage"], [True]),
-        (0.05, ["observation observation"], [True]),
+        # skipped steps do not count, unless there are no others
+        (0.4, ["advantage far far"], [True]),
+        (0.44, ["far observation far"], [False]),
+        (0.05, ["advantage observation"], [True]),
     ],
 )
 def test_mean_divergence_of_an_epochs_steps_ends_the_iteration(max_kl, epochs, ends):
@@ -520,7 +506,7 @@ def test_ratios_start_from_one_as_statistics_move_in_between(per_task, noise):
 
 
 def test_the_critics_loss_alone_trains_the_encoder():
-    ppo = make_ppo(encoder=partial(AppendTask, conditioning=partial(Embedding, dim=3)))
+    ppo = make_ppo(encoder=partial(networks.AppendTask, conditioning=networks.Embedding))
     attach(ppo)
     collected = make_collected(ppo)
     batch = batch_of(collected, ppo.begin_iteration(collected, 0.0), rows_of(collected)[0])
@@ -545,27 +531,6 @@ def test_learning_rates_follow_the_schedule():
 
 
 # ---- acting, resets, precision ----
-
-
-def test_exploring_returns_clipped_samples_with_their_densities():
-    generator = torch.Generator().manual_seed(0)
-    observation_ED, task_E = torch.randn(60, 4, generator=generator), torch.arange(60) % NUM_TASKS
-    noise_EA = torch.randn(60, 2, generator=generator)
-    ppo = make_ppo(seed=3, actor=partial(MLP, width=16, depth=2, output_bound=1.0))
-    with torch.no_grad():
-        ppo.noise.log_std_TA.copy_(torch.tensor([[0.1, -0.3], [-1.0, 0.2], [0.3, -2.0]]))
-        policy = Normal(ppo.actor(observation_ED, task_E), ppo.noise.log_std_TA[task_E].exp())
-    sample_EA = policy.mean + policy.stddev * noise_EA
-    given = observation_ED.numpy(), task_E.numpy()
-    action_EA, fields = ppo.act(*given, "explore", noise_EA.numpy())
-    assert [field.name for field in ppo.policy_fields] == list(fields)
-    for found, wanted in (
-        (action_EA, sample_EA.clamp(-1, 1)),
-        (fields["unclipped_action"], sample_EA),
-        (fields["log_prob"], policy.log_prob(sample_EA).sum(1)),
-        (ppo.act(*given, "exploit"), policy.mean.clamp(-1, 1)),
-    ):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_reset_keeps_the_statistics():

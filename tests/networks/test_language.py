@@ -62,14 +62,7 @@ def test_all_tasks_are_described_and_these_descriptions_embedded():
     assert described == set(metaworld.ALL_V3_ENVIRONMENTS)
 
 
-@pytest.mark.parametrize(
-    ("task", "near", "far"),
-    [
-        ("door-open-v3", "door-close-v3", "basketball-v3"),
-        ("reach-v3", "reach-wall-v3", "drawer-close-v3"),
-        ("walker-walk", "quadruped-walk", "button-press-v3"),
-    ],
-)
-def test_tasks_that_are_alike_are_nearer(task, near, far):
-    own, one, other = load_embeddings(EMBEDDINGS, [task, near, far])
-    assert own @ one > own @ other + 0.1
+def test_tasks_that_are_alike_are_nearer():
+    names = ["door-open-v3", "door-close-v3", "basketball-v3"]
+    own, near, far = load_embeddings(EMBEDDINGS, names)
+    assert own @ near > own @ far + 0.1

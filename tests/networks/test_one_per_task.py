@@ -1,29 +1,18 @@
-"""One network of any architecture per task, and one for all tasks."""
+"""One network of any architecture per task."""
 
 from functools import partial
 
 import pytest
 import torch
 
-from mtrl_lightning.networks import MLP, MultiHead, OneForAll, OnePerTask, PaCo
+from mtrl_lightning.networks import MLP, OnePerTask, PaCo
 from tests.helpers.networks import IN_DIM, NUM_TASKS, OUT_DIM, uniform
 from tests.helpers.specs import spec_of
 
-SMALL = {"width": 8, "depth": 2}
-
 
 def make(architecture=MLP, tasks=None, spec=None, **options):
-    network = partial(architecture, **SMALL, **options)
+    network = partial(architecture, width=8, depth=2, **options)
     return OnePerTask(IN_DIM, OUT_DIM, spec or spec_of(NUM_TASKS), make=network, tasks=tasks)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_traced_network_accepts_other_tasks():
-    network, x_BD = make(), uniform(3, IN_DIM)
-    traced = torch.jit.trace(network, (x_BD, torch.tensor([0, 1, 2])))
-    for tasks in ([2, 0, 0], [1, 1, 1], [2, 1, 0]):
-        task_B = torch.tensor(tasks)
-        torch.testing.assert_close(traced(x_BD, task_B), network(x_BD, task_B))
 
 
 @pytest.mark.parametrize("tasks", [(0, 2), (2, 0), (2,)])
@@ -58,12 +47,3 @@ def test_each_trained_network_masks_and_repairs_by_its_own_loss(train_tasks, tas
     assert network.mask_losses(loss_R).tolist() == [0.5, 0, 0.25][: len(train_tasks)]
     network.after_step(loss_R, torch.tensor(train_tasks), torch.Generator())
     assert seen == [(task, [loss], [0]) for task, loss in zip(train_tasks, losses, strict=True)]
-
-
-def test_one_network_for_all_sees_no_task():
-    network = OneForAll(IN_DIM, OUT_DIM, spec_of(3), make=partial(MultiHead, **SMALL))
-    x_RnD = uniform(3, 4, IN_DIM)
-    rows_BO = network(x_RnD.flatten(0, 1))
-    assert torch.equal(network(x_RnD), rows_BO.view(3, 4, OUT_DIM)), "as rows in any order"
-    task_B = torch.zeros(12, dtype=torch.int64)
-    torch.testing.assert_close(rows_BO, network.network(x_RnD.flatten(0, 1), task_B))
