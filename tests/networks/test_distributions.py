@@ -1,14 +1,23 @@
-"""The squashed and the clipped Gaussian against torch.distributions."""
+"""Distributions of actions against PyTorch's, and the standard deviations of Gaussian ones."""
 
 import math
 
 import pytest
 import torch
+from torch.distributions import Categorical as Reference
 from torch.distributions import Normal, TransformedDistribution, kl_divergence
 from torch.distributions.transforms import TanhTransform
+from torch.optim import SGD
 
-from mtrl_lightning.networks import ClippedGaussian, SquashedGaussian
+from mtrl_lightning.networks import (
+    ClippedGaussian,
+    OneHotCategorical,
+    SquashedGaussian,
+    StateDependentStd,
+    StateIndependentStd,
+)
 from tests.helpers.networks import gradients_of, uniform
+from tests.helpers.specs import spec_of
 
 
 def policy_and_normal(kind, seed=1):
@@ -134,3 +143,116 @@ def test_a_clipped_gaussian_is_normal_until_it_is_clipped():
     assert_equal(policy.mode(), policy.mean_BA.clamp(-1, 1))
     assert_equal(log_prob_B, normal.log_prob(sample_BA).sum(-1))
     assert_equal(policy.entropy(), normal.entropy().sum(-1))
+
+
+# ---- discrete actions ----
+
+CHOICES = (3, 2)
+
+
+def logits(rows, seed=0):
+    return torch.randn(rows, sum(CHOICES), generator=torch.Generator().manual_seed(seed))
+
+
+def references(logits_BA):
+    return [Reference(logits=part) for part in logits_BA.split(CHOICES, -1)]
+
+
+def test_probabilities_entropies_and_divergences_are_pytorchs():
+    policy, other = OneHotCategorical(logits(7), CHOICES), OneHotCategorical(logits(7, 1), CHOICES)
+    parts, other_parts = references(policy.logits_BA), references(other.logits_BA)
+    torch.testing.assert_close(policy.probs(), torch.cat([part.probs for part in parts], -1))
+    torch.testing.assert_close(policy.entropy(), sum(part.entropy() for part in parts))
+    expected = sum(map(kl_divergence, parts, other_parts))
+    torch.testing.assert_close(policy.kl(other), expected)
+    torch.testing.assert_close(policy.log_ratio(other, logits(7, 2)), expected)
+    action_BA, log_prob_B = policy.sample(logits(7, 3))
+    indices = [part.argmax(-1) for part in action_BA.split(CHOICES, -1)]
+    expected = sum(part.log_prob(index) for part, index in zip(parts, indices, strict=True))
+    torch.testing.assert_close(log_prob_B, expected)
+    assert torch.equal(action_BA.sum(-1), torch.full((7,), 2.0))
+
+
+def test_samples_have_the_probabilities():
+    policy = OneHotCategorical(logits(1).expand(40_000, -1), CHOICES)
+    frequency_A = policy.draw(torch.randn(40_000, 5, generator=torch.Generator().manual_seed(1)))
+    # five standard deviations of a frequency
+    torch.testing.assert_close(frequency_A.mean(0), policy.probs()[0], atol=0.0125, rtol=0)
+    mode_A = policy.mode()[0]
+    assert mode_A[:3].argmax() == policy.probs()[0, :3].argmax()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_choices_of_other_tasks_are_never_taken(scale):
+    logits_BA = (scale * torch.tensor([[0.3, -1.0, 2.0], [0.3, -1.0, 2.0]])).requires_grad_()
+    mask_BA = torch.tensor([[True, True, False], [True, True, True]])
+    policy = OneHotCategorical(logits_BA, (3,), mask_BA)
+    own = Reference(logits=logits_BA[0, :2])
+    probs_BA, entropy_B = policy.probs(), policy.entropy()
+    assert probs_BA[0, 2] == 0
+    torch.testing.assert_close(probs_BA[0, :2], own.probs)
+    torch.testing.assert_close(entropy_B[0], own.entropy())
+    action_BA, log_prob_B = policy.sample(torch.tensor([[0.0, 0.0, 9.0], [0.0, 0.0, 9.0]]))
+    assert action_BA.argmax(-1)[0] != 2 and policy.mode().argmax(-1).tolist() == [0, 2]
+    (entropy_B.sum() + log_prob_B.sum() + probs_BA.square().sum()).backward()
+    assert logits_BA.grad[0, 2] == 0 and logits_BA.grad.isfinite().all()
+
+
+# ---- standard deviations ----
+
+SPEC = spec_of(3, action_dim=2)
+TASK_B = torch.tensor([2, 0, 0, 1])
+each_kind = pytest.mark.parametrize("kind", [StateIndependentStd, StateDependentStd])
+
+
+def make(kind, log_std_TA=None, **options):
+    made = kind(SPEC, **options)
+    if log_std_TA is not None:
+        made.load_state_dict({"log_std_TA": torch.as_tensor(log_std_TA)})
+    return made
+
+
+def test_state_dependent_deviations_stay_in_their_bounds():
+    made = make(
+        StateDependentStd, [[-1.0, -1.0], [-1.0, -1.0], [-0.5, 0.25]], minimum=-2.0, maximum=0.5
+    )
+    output_BO = torch.tensor(
+        [[1.0, 2.0, 0.125, 0.125], [3.0, 4.0, 0.5, -5.0], [5.0, 6.0, -1.0, 1.5], [0.0] * 4]
+    )
+    policy = made.distribution(output_BO, TASK_B)
+    assert policy.mean_BA.tolist() == [[1, 2], [3, 4], [5, 6], [0, 0]]
+    assert policy.log_std_BA.tolist() == [[-0.375, 0.375], [-0.5, -2], [-2, 0.5], [-1, -1]]
+
+
+@each_kind
+def test_groups_have_the_distributions_of_rows_in_float32(kind):
+    made = make(kind, 0.3 * uniform(3, 2))
+    output_RnO = uniform(2, 3, 2 * made.outputs_per_action).bfloat16()
+    task_Rn = torch.tensor([[0] * 3, [2] * 3])
+    policy = made.distribution(output_RnO, task_Rn)
+    rows = made.distribution(output_RnO.flatten(0, 1), task_Rn.flatten())
+    for found, wanted in zip(policy[:2], rows[:2], strict=True):
+        assert found.dtype == torch.float32
+        assert torch.equal(found.expand(2, 3, -1).flatten(0, 1), wanted)
+
+
+@each_kind
+def test_step_beyond_a_bound_is_clipped_and_can_return(kind):
+    made = make(kind, initial=-1.0, minimum=-2.0, maximum=0.5)
+    assert (made.log_std_TA == -1).all()
+    optimizer = SGD(made.parameters(), lr=1.0)
+    push_T1 = torch.tensor([[10.0], [-10.0], [0.1]])
+
+    def push(sign):
+        optimizer.zero_grad()
+        (sign * push_T1 * made.log_std_TA).sum().backward()
+        optimizer.step()
+        made.after_step(None, None, None)
+
+    push(1)
+    assert made.log_std_TA[:2].tolist() == [[-2, -2], [0.5, 0.5]]
+    assert made.log_std_TA[2].tolist() == pytest.approx([-1.1, -1.1])
+    push(-0.01)
+    # a clamp in the forward pass would leave no gradient at a bound, or beyond it
+    assert made.log_std_TA[0].tolist() == pytest.approx([-1.9, -1.9])
+    assert made.log_std_TA[1].tolist() == pytest.approx([0.4, 0.4])
