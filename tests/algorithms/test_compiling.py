@@ -50,20 +50,14 @@ def test_distral_target_is_one_graph_with_untrained_tasks():
         torch.testing.assert_close(found, wanted)
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """What ``torch.compile``, which compiles nothing here, is asked for."""
-    found = []
+def test_losses_are_compiled_in_the_given_mode_and_steps_marked(monkeypatch):
+    asked, found = [], []
     monkeypatch.setattr(
-        torch, "compile", lambda function, mode: found.append((function.__name__, mode)) or function
+        torch, "compile", lambda function, mode: asked.append((function.__name__, mode)) or function
     )
-    return found
-
-
-def test_losses_are_compiled_in_the_given_mode_and_steps_marked(asked, monkeypatch):
     make_sac()
     assert asked == []
-    sac, found = make_sac(compile="reduce-overhead"), []
+    sac = make_sac(compile="reduce-overhead")
     losses = ("critic_target", "critic_loss", "actor_loss")
     assert asked == [(name, "reduce-overhead") for name in losses]
     monkeypatch.setattr(
@@ -75,6 +69,6 @@ def test_losses_are_compiled_in_the_given_mode_and_steps_marked(asked, monkeypat
     assert found == [{None}] * 3, "gradients are cleared before"
 
 
-def test_what_is_differentiated_task_by_task_cannot_be_compiled(asked):
+def test_what_is_differentiated_task_by_task_cannot_be_compiled():
     with pytest.raises(ConfigurationError, match="PCGrad"):
         make_sac(compile="default", actor_gradient=PCGrad)

@@ -10,7 +10,7 @@ from mtrl_lightning import networks
 from mtrl_lightning.algorithms.arguments import rebuild, with_conditioning
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import MLP, Embedding, Separate
-from tests.helpers.algorithms import make_ppo, make_sac, make_spec, make_td3
+from tests.helpers.algorithms import OBSERVATION_ED, make_ppo, make_sac, make_spec, make_td3
 from tests.helpers.specs import spec_of
 
 SPEC = spec_of(3)
@@ -41,24 +41,21 @@ def test_sac_passes_conditioning_to_actor_and_critics():
 # ---- tasks that are not trained ----
 
 PARTLY_TRAINED = make_spec(3, train_tasks=(0, 2))
-NETWORK = partial(MLP, width=8, depth=1, output_bound=0.3)
-OPTIONS = {"actor": NETWORK, "critic": NETWORK, "conditioning": partial(Embedding, dim=5)}
-OBSERVATION_ED = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
 
 def act(algorithm, *tasks):
-    return algorithm.act(OBSERVATION_ED, np.array(tasks), "exploit")
+    return algorithm.act(OBSERVATION_ED[:3], np.array(tasks), "exploit")
 
 
 def modes(algorithm, *tasks):
     with torch.no_grad():
-        policy = algorithm.policy(torch.from_numpy(OBSERVATION_ED), torch.tensor(tasks))
+        policy = algorithm.policy(torch.from_numpy(OBSERVATION_ED[:3]), torch.tensor(tasks))
         return policy.mode().numpy()
 
 
 @pytest.mark.parametrize("make", [make_sac, make_td3, make_ppo])
 def test_it_acts_with_the_mean_of_the_trained_tasks_embeddings(make):
-    algorithm = make(PARTLY_TRAINED, **OPTIONS)
+    algorithm = make(PARTLY_TRAINED, conditioning=SHARED)
     own_EA = modes(algorithm, 0, 0, 0)
     found_EA = act(algorithm, 1, 0, 1)
     np.testing.assert_allclose(found_EA[1], own_EA[1], rtol=1e-5, err_msg="a trained task's own")
@@ -68,7 +65,7 @@ def test_it_acts_with_the_mean_of_the_trained_tasks_embeddings(make):
 
 
 def test_untrained_task_keeps_its_initial_parameters_if_asked():
-    sac = make_sac(PARTLY_TRAINED, **OPTIONS, untrained_tasks="own")
+    sac = make_sac(PARTLY_TRAINED, conditioning=SHARED, untrained_tasks="own")
     wanted_EA = modes(sac, 1, 1, 1)
     rebuilt = rebuild(sac.hyper_parameters, PARTLY_TRAINED, type(sac))
     for algorithm in (sac, rebuilt):

@@ -135,16 +135,6 @@ def test_return_range_is_the_largest_return_of_a_loop():
     assert scale.largest_T.tolist() == pytest.approx(largest, rel=1e-6)
 
 
-def test_return_range_of_an_episode_that_outgrows_its_memory():
-    scale = ReturnRange(SPEC, discount=DISCOUNT)
-    rewards = [16.0, 8.0, 4.0, 2.0, 1.0]
-    for reward in rewards:
-        ended = np.array([reward == rewards[-1]])
-        scale.observe(step(np.array([reward]), np.array([2]), ended, np.array([False])))
-    largest = max(DISCOUNT ** np.arange(5 - i) @ rewards[i:] for i in range(5))
-    assert scale.largest_T[TASK_E[2]].item() == pytest.approx(largest)
-
-
 def test_return_range_by_hand():
     scale = ReturnRange(SPEC, discount=0.5, bound=10.0)
     assert scaled(scale, alpha=(0.5, 0.5, 0.5), target_entropy=0.0) == REWARD_RN.tolist()

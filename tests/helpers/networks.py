@@ -127,15 +127,6 @@ def perceptron(experts, k, x_D):
     return x_D
 
 
-def hidden_layers(module, x_D):
-    """Return the output of linear maps with ReLU; with LayerNorm, each has 4 parameters."""
-    parameters = list(module.parameters())
-    size = 4 if any(isinstance(layer, nn.LayerNorm) for layer in module) else 2
-    for i in range(0, len(parameters), size):
-        x_D = normalized(parameters[i : i + size], x_D).clamp(min=0)
-    return x_D
-
-
 def normalized(parameters, x_D):
     """Return ``LN(W x + b)``, or ``W x + b`` without the parameters of LayerNorm."""
     weight_HD, bias_H, *gain_and_shift = parameters
@@ -160,7 +151,7 @@ def task_input(network, task):
 
 def mlp(network, x_D, task):
     is_plain = isinstance(network.trunk, HiddenLayers)
-    layers = hidden_layers if is_plain else residual_layers
+    layers = nn.Sequential.forward if is_plain else residual_layers
     h_H = layers(network.trunk, torch.cat([x_D, task_input(network, task)]))
     if hasattr(network, "head"):
         return network.head(h_H)
@@ -228,7 +219,7 @@ def soft_modularization(network, x_D, task):
 
 
 def encoded_task(encoder, embedding_C):
-    return encoder.output(hidden_layers(encoder.hidden, embedding_C))
+    return encoder.output(nn.Sequential.forward(encoder.hidden, embedding_C))
 
 
 def care(encoder, x_D, task):
