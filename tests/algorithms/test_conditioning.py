@@ -38,8 +38,6 @@ def test_sac_passes_conditioning_to_actor_and_critics():
     assert sac.actor.conditioning.out_dim == sac.critic.members[1].conditioning.out_dim == 5
 
 
-# ---- tasks that are not trained ----
-
 PARTLY_TRAINED = make_spec(3, train_tasks=(0, 2))
 
 

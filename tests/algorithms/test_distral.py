@@ -107,9 +107,6 @@ def test_update_is_that_of_plain_pytorch():
     assert set(found) == {"train/q", *others}
 
 
-# ---- who sees and trains what ----
-
-
 @pytest.mark.parametrize("encoder", [Standardize, partial(MLPEncoder, width=8, out_dim=5)])
 def test_the_distilled_policy_acts_on_tasks_that_are_not_trained(encoder):
     distral = train(make_distral(make_spec(4, train_tasks=(0, 2)), encoder=encoder), 3)

@@ -103,9 +103,6 @@ def iterate(ppo, seed=0, progress=0.0):
     ppo.end_iteration(collected)
 
 
-# ---- an independent program ----
-
-
 class PlainPPO:
     """Multi-task PPO with PopArt in plain PyTorch, with copies of the networks.
 
@@ -342,9 +339,6 @@ def test_every_update_equals_that_of_an_independent_program(foreign, numbers, pa
     assert ppo.drain_metrics() == {}
 
 
-# ---- what an iteration begins with ----
-
-
 def test_transitions_count_alike_when_environments_are_paused():
     ppo = make_ppo(actor=SMALL_HEADS, critic=SMALL_HEADS, actor_gradient=PCGrad)
     attach(ppo)
@@ -399,9 +393,6 @@ def test_only_the_trained_tasks_have_statistics():
     assert heads.tolist() == [False, True, False, True]
     names = {name.split("/")[-1] for name in ppo.drain_metrics() if name.count("/") == 2}
     assert names == {"task-1", "task-3"}
-
-
-# ---- the end of an iteration ----
 
 
 def test_divergence_and_clip_fraction_by_hand():
@@ -476,9 +467,6 @@ def test_mean_divergence_continues_after_resuming_in_an_epoch():
         assert ppo.is_iteration_over(), "the mean of 0.4255 and 0 is above 0.2"
 
 
-# ---- the encoder ----
-
-
 def test_ratios_start_from_one_as_statistics_move_in_between():
     encoder = partial(Standardize, num_updates=2)
     ppo = make_ppo(encoder=encoder, noise=StateDependentStd, max_kl=None)
@@ -524,9 +512,6 @@ def test_learning_rates_follow_the_schedule():
         iterate(ppo, progress=progress)
         rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
         assert rates == pytest.approx([0.01 * factor, 0.04 * factor])
-
-
-# ---- acting, resets, precision ----
 
 
 def test_a_reset_keeps_the_statistics():

@@ -106,9 +106,6 @@ def test_without_a_scale_rewards_stay_as_they_are():
     assert scaled(RewardScale(SPEC)) == REWARD_RN.tolist()
 
 
-# ---- the mean reward ----
-
-
 @pytest.mark.parametrize(
     ("means", "factors"),
     [
@@ -124,9 +121,6 @@ def test_mean_reward_makes_the_means_equal_up_to_a_bound(means, factors):
     assert scaled(scale) == REWARD_RN.tolist(), "before the replay is known"
     scale.begin_learning(np.array(means))
     assert scaled(scale) == (torch.tensor(factors)[:, None] * REWARD_RN).tolist()
-
-
-# ---- the range of returns ----
 
 
 def test_return_range_is_the_largest_return_of_a_loop():
@@ -145,9 +139,6 @@ def test_return_range_by_hand():
         assert found == pytest.approx((factor * rewards).tolist())
 
 
-# ---- the deviation of returns ----
-
-
 def test_rewards_are_divided_by_the_std_of_a_loops_returns():
     scale = observed(NormalizeReward)
     returns, _ = slow_statistics()
@@ -164,9 +155,6 @@ def test_rewards_are_divided_by_the_std_of_a_loops_returns():
     torch.testing.assert_close(torch.tensor(scaled(clipped)), wanted_Rn.clamp(-0.3, 0.3))
 
 
-# ---- in an algorithm ----
-
-
 def test_a_run_drops_the_rewards_of_rebuilt_environments(command_line):
     # all three are rebuilt at the 47th of 50 vector steps, the seventh of an episode
     faulty = "--data.benchmark=tests.helpers.altered_reach.FaultyReach"
@@ -177,9 +165,6 @@ def test_a_run_drops_the_rewards_of_rebuilt_environments(command_line):
         )
     state = checkpoint(command_line)["state_dict"]["transforms.0._extra_state"]
     assert [len(rewards) for rewards in state["per_env"]["rewards"]] == [3, 3, 3]
-
-
-# ---- the order of transforms ----
 
 
 class Tenfold(RewardScale):

@@ -38,9 +38,6 @@ from tests.helpers.networks import Dense
 still = partial(SGD, lr=0.0)
 
 
-# ---- one update ----
-
-
 def test_update_is_that_of_plain_pytorch():
     """First critics and encoder, then the actor on their new weights, then the rest."""
     weighting = partial(ManualWeights, weights={"task-0": 4.0})
@@ -125,9 +122,6 @@ def test_what_a_network_freezes_stays_frozen():
     train(sac, 3)
     assert changed(tables, before) == set()
     assert not any(parameter.requires_grad for parameter in tables.parameters())
-
-
-# ---- schedules, clipping, auxiliaries ----
 
 
 @pytest.mark.parametrize(
@@ -229,9 +223,6 @@ def test_a_batch_is_observed_once_and_targets_use_its_statistics(target_every):
     rows = [make_batch(sac.spec, seed=i).observation_RnD.flatten(0, 1) for i in range(3)]
     for num_seen, mean_D in zip((1, 2, 2), means, strict=True):
         torch.testing.assert_close(mean_D, torch.cat(rows[:num_seen]).mean(0))
-
-
-# ---- acting ----
 
 
 def test_exploring_squashes_mean_plus_noise_of_clamped_std():

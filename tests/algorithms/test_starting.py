@@ -89,9 +89,6 @@ def assert_acts_as(algorithm, source, common=None):
             )
 
 
-# ---- the policy ----
-
-
 class DeclaredDense(Dense):
     def task_axes(self):
         return {"table.weight": networks.TaskAxis()}
@@ -173,9 +170,6 @@ def test_a_policy_of_other_tasks_gives_what_they_share():
     fresh, algorithm, _ = started(make_distral, source, OTHER)
     assert changed(algorithm.distilled, copy_of(source.distilled)) == set()
     assert changed(algorithm.actor, copy_of(fresh.actor)) == set()
-
-
-# ---- critics, temperatures, statistics ----
 
 
 def test_critics_and_temperatures_of_common_tasks_are_copied():
@@ -278,9 +272,6 @@ def test_counters_optimizers_and_generators_start_anew():
     assert changed(algorithm.critic_gradient, copy_of(fresh.critic_gradient)) == set()
 
 
-# ---- critics that do not fit ----
-
-
 def test_a_policy_without_a_critic_gives_actor_and_encoder():
     encoder = partial(Standardize, per_task=True)
     source = trained(make_bc, encoder=encoder)
@@ -322,9 +313,6 @@ def test_returns_of_given_and_of_default_options_are_compared():
     source = trained(make_sac, discount=0.99, reward_scale=RewardScale, value=Scalar)
     fresh, algorithm, _ = started(make_sac, source)
     assert changed(algorithm.critic, copy_of(fresh.critic)) != set()
-
-
-# ---- policies that do not fit ----
 
 
 class Looked(MLP):

@@ -20,9 +20,6 @@ def draw(generators, name, count=5):
     return torch.rand(count, generator=generators.get(name, torch.device("cpu"))).tolist()
 
 
-# ---- generators ----
-
-
 def test_names_and_neighbouring_seeds_have_streams_of_their_own():
     other = Generators(3)
     draw(other, "learn", 1000)
@@ -66,9 +63,6 @@ def test_numpys_generator_is_not_read_outside_its_buffer(position):
         restore_global_generators(state)
 
 
-# ---- running means ----
-
-
 def test_means_by_hand_have_counts_of_their_own_and_begin_anew():
     metrics, weight = MeanMetrics(), torch.tensor(1.0, requires_grad=True)
     metrics.add({"q": weight, "loss": torch.tensor(5.0)})
@@ -95,9 +89,6 @@ def test_means_of_an_update_are_in_single_precision():
         metrics.add({"a": torch.ones(2, 3)})
 
 
-# ---- other tasks ----
-
-
 def of_tasks(*names):
     return make_spec(len(names))._replace(task_names=names)
 
@@ -114,9 +105,6 @@ def of_tasks(*names):
 def test_a_checkpoint_of_other_tasks_is_refused(spec, word):
     with pytest.raises(ConfigurationError, match=word):
         make_sac(spec).on_load_checkpoint(checkpoint_of(make_sac()))
-
-
-# ---- states of optimizers ----
 
 
 def test_fused_kernels_get_no_state_of_another_shape():

@@ -96,9 +96,6 @@ def test_a_task_whose_loss_explodes_changes_no_weight():
     assert changed(critics[0], copy_of(critics[1])) == set()
 
 
-# ---- targets ----
-
-
 class Toy(nn.Module):
     def __init__(self, weights, mean=0.0, count=0):
         super().__init__()

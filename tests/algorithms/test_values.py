@@ -89,8 +89,6 @@ def test_what_comes_after_a_termination_is_not_looked_at(next_q):
 TASK_RN = torch.tensor([[0, 0], [1, 1], [2, 2]])
 SPEC = make_spec(3)
 
-# ---- the temperature ----
-
 
 def test_one_temperature_follows_the_entropy_of_all_tasks():
     temperature = Temperature(SPEC, per_task=False)
@@ -107,9 +105,6 @@ def test_fixed_temperature_weights_the_entropy_and_stays():
     torch.testing.assert_close(log_alpha_Rn, torch.full((3, 2), math.log(0.3)))
     assert [update.name for update in sac.updates] == ["critic", "actor"]
     assert not [name for name in (*sac.drain_metrics(), *sac.state_dict()) if "temperat" in name]
-
-
-# ---- the tasks ----
 
 
 def test_temperature_weights_are_a_softmax_by_hand():

@@ -62,9 +62,6 @@ def test_worst_task_of_cagrad_stays_where_not_all_can_improve():
     assert_near(combined(CAGrad, gradients, c=0.9), [0.0, 1 / 3 / 1.9], atol=1e-3)
 
 
-# ---- Nash-MTL ----
-
-
 @pytest.mark.parametrize(
     ("gradients", "expected"),
     [
@@ -106,8 +103,6 @@ def test_weights_are_kept_and_applied_to_new_gradients():
     assert_near(problem.own[0].grad, torch.tensor([1.0, 2.0, 3.0]) / 3)
     assert_near(method.metrics()["weight_max"], 3 * kept[-1].max())
 
-
-# ---- FairGrad ----
 
 fair = partial(combined, FairGrad)
 

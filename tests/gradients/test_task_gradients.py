@@ -77,9 +77,6 @@ def test_a_scaled_matrix_is_solved_or_the_mean_followed():
         assert_near(weights_from(gram_RR, mean_weight_R, solve), expected)
 
 
-# ---- PCGrad ----
-
-
 def double_loop(gradients, order):
     """Algorithm 1 of the paper on vectors, with the mean instead of the sum."""
     projected = []

@@ -145,8 +145,6 @@ def test_a_clipped_gaussian_is_normal_until_it_is_clipped():
     assert_equal(policy.entropy(), normal.entropy().sum(-1))
 
 
-# ---- discrete actions ----
-
 CHOICES = (3, 2)
 
 
@@ -197,8 +195,6 @@ def test_choices_of_other_tasks_are_never_taken(scale):
     (entropy_B.sum() + log_prob_B.sum() + probs_BA.square().sum()).backward()
     assert logits_BA.grad[0, 2] == 0 and logits_BA.grad.isfinite().all()
 
-
-# ---- standard deviations ----
 
 SPEC = spec_of(3, action_dim=2)
 TASK_B = torch.tensor([2, 0, 0, 1])
