@@ -10,7 +10,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.spec import Field
 from mtrl_lightning.transitions import RolloutConfig
-from tests.helpers.replay import assert_same_batch, ids_of, make_spec, make_transitions
+from tests.helpers.replay import ids_of, make_spec, make_transitions
 
 NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES = 6, 3, 4
 TASKS = [0, 0, 1, 1, 2, 2]
@@ -183,34 +183,6 @@ def resumed(state, **options):
     other = make(**{"seed": 99, **options})
     other.load_state_dict(state)
     return other
-
-
-@pytest.mark.parametrize("missing", [{(0, 2), (2, 5)}, PAUSED], ids=["faults", "paused"])
-@pytest.mark.parametrize(("num_steps", "num_made"), [(0, 0), (4, 0), (6, 0), (6, 3), (6, 12)])
-def test_an_iteration_is_resumed_anywhere(num_steps, num_made, missing):
-    """The batches of this iteration, and of the next one, are the same."""
-    first = ready()
-    epoch(first)
-    first.clear()
-    collect(first, end=num_steps, missing=missing)
-    if num_made:
-        begin(first)
-    for _ in range(num_made):
-        first.next_minibatch()
-    second = resumed(first.state_dict())
-    assert len(second) == len(first)
-    for _ in range(2):
-        for buffer in (first, second):
-            assert buffer.is_full == (num_steps == NUM_STEPS)
-            collect(buffer, first=num_steps, missing=missing)
-            if not buffer.has_begun:
-                begin(buffer)
-        while not first.is_used_up:
-            assert_same_batch(first.next_minibatch(), second.next_minibatch())
-        assert second.is_used_up
-        first.clear()
-        second.clear()
-        num_steps = 0
 
 
 def test_an_iteration_whose_rest_is_left_out_stays_over():

@@ -53,7 +53,7 @@ def toy(policy=None, tasks=(0, 1, 2), horizon=6):
 
 class Diary(EpisodeListener):
     def __init__(self):
-        self.lines, self.samples, self.num_ended = [], [], 0
+        self.lines, self.samples = [], []
 
     def on_environment_created(self, env, task):
         self.lines.append(("built", env, task))
@@ -68,17 +68,10 @@ class Diary(EpisodeListener):
         self.lines.append(("stepped", env, task, return_, length))
 
     def on_episode_ended(self, env, episode):
-        self.num_ended += 1
         self.lines.append(("ended", env, episode))
 
     def on_sample_end(self, sample):
         self.samples.append((sample, len(self.lines)))
-
-    def state_dict(self):
-        return {"num_ended": self.num_ended}
-
-    def load_state_dict(self, state):
-        self.num_ended = state["num_ended"]
 
 
 def test_transitions_and_listeners_follow_every_episode():
@@ -213,41 +206,15 @@ def test_the_same_seed_gives_the_same_episodes(mode):
     assert not np.array_equal(by_list.transitions.action_EA, first.transitions.action_EA)
 
 
-@pytest.mark.parametrize(("workers", "before"), [((0, 2), 3), ((0, 0), 8), ((0, 0), None)])
-def test_state_continues_bit_exact_in_mid_episode(workers, before):
-    """Another number of workers, seed and past; None for a collector that has not started."""
-    first, second = (
-        VectorEnv(ToyReach(3, horizon=6), [0, 1, 2, 1], seed=s, num_workers=n)
-        for s, n in zip((3, 3 if before is None else 4), workers, strict=True)
-    )
-    diary, later = Diary(), Diary()
-    collector = Collector(first, Uniform(), window=3, listeners=[diary])
-    resumed = Collector(second, Uniform(seed=1), window=3, listeners=[EpisodeListener(), later])
-    if before is not None:
-        collector.sample(num_steps=4 * before)
-    resumed.sample(num_steps=4 * 5)
-    diary.lines.clear()
-    later.lines.clear()
-    state = collector.state_dict()
-    collector.policy, resumed.policy = Uniform(seed=9), Uniform(seed=9)
-    expected = collector.sample(num_steps=4 * 20)
-    resumed.load_state_dict(through_a_file(state))  # it has not changed with what follows
-    found = resumed.sample(num_steps=4 * 20)
-    first.close()
-    second.close()
-    for one, other in zip(found.transitions[:-1], expected.transitions[:-1], strict=True):
-        assert one.dtype == other.dtype and np.array_equal(one, other)
-    assert found.episodes == expected.episodes
-    assert len(found.episodes) == 4 * 3
-    assert resumed.windows.summary() == collector.windows.summary() != {}
-    lines = [[line for line in one.lines if line[0] != "built"] for one in (diary, later)]
-    assert lines[0] == lines[1], "an episode that is continued does not start"
-    assert later.num_ended == diary.num_ended
-
-
 def test_parts_of_the_state_can_be_taken_and_restored(monkeypatch):
-    collector, other, fresh = (scripted(window=2) for _ in range(3))
-    collector.sample(num_steps=24)
+    diary = Diary()
+    fresh, resumed = scripted(window=2, listeners=[diary]), scripted()
+    collector, other = scripted(window=2), scripted(window=2)
+    state = collector.get_state()
+    resumed.sample(num_steps=6)
+    resumed.set_state(through_a_file(state))
+    first = collector.sample(num_steps=24)
+    assert resumed.sample(num_steps=24).episodes == first.episodes, "saved before the first reset"
     other.sample(num_steps=9)
     before = other.get_state(["episodes"])
     with monkeypatch.context() as patched:
@@ -259,6 +226,7 @@ def test_parts_of_the_state_can_be_taken_and_restored(monkeypatch):
     fresh.set_state(collector.get_state(["episodes"]))
     assert fresh.windows.summary() == {}
     assert fresh.sample(num_steps=30).episodes == collector.sample(num_steps=30).episodes
+    assert diary.lines[3][0] == "stepped", "an episode that is continued does not start"
 
 
 def test_state_of_other_envs_is_refused_without_a_change():
