@@ -14,7 +14,7 @@ from mtrl_lightning.envs.benchmarks.dm_control import steps_like_upstream
 from mtrl_lightning.envs.benchmarks.dm_control_domains import domain, import_suite, load
 from mtrl_lightning.envs.benchmarks.dm_control_env import FastStepper
 from mtrl_lightning.envs.fast.arithmetic import SCALES
-from mtrl_lightning.envs.fast.dm_control_fast import NamedField, tolerance
+from mtrl_lightning.envs.fast.dm_control_fast import tolerance
 from tests.helpers.tiers import DM_CONTROL_TASKS, slow_unless
 
 BENCHMARKING = ["-".join(name) for name in import_suite().BENCHMARKING]
@@ -231,20 +231,6 @@ def test_tolerances_are_dm_controls(sigmoid, value):
                 found, wanted = tolerance(*arguments), rewards.tolerance(*arguments)
                 assert type(found) is type(wanted)
                 assert same(np.asarray(found), np.asarray(wanted))
-
-
-def test_names_are_converted_as_dm_control_does():
-    physics = load("manipulator-bring_ball", fast=True).physics
-    ball, hand = np.array([["ball"], ["hand"]])
-    keys = ["ball", ("hand", "x"), ("hand", ["x", "z"]), (["hand", "ball"], "z"), [1, 2], (1, 2)]
-    keys += [(slice(1, None), ["x", "z"]), np.array([1, 2]), (np.stack([hand, ball]), ["x", "z"])]
-    found, wanted = physics.named.data.xpos, physics._named.data.xpos
-    assert isinstance(found, NamedField)
-    for key in (*keys, *keys):  # the second time from what was kept
-        assert same(np.asarray(found[key]), np.asarray(wanted[key]))
-    assert np.shares_memory(found["ball"], wanted["ball"])
-    physics.named.data.qpos["arm_root"] = 0.25
-    assert physics.data.qpos[0] == 0.25 and physics.named.data.qpos.shape == (11,)
 
 
 def test_tasks_with_one_model_edit_their_own():

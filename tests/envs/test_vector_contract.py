@@ -119,41 +119,31 @@ def test_a_mask_that_cannot_be_used_is_refused(envs):
             envs.reset(options={"reset_mask": mask})
 
 
-def test_a_step_needs_a_reset_of_every_environment(envs):
+def test_calls_out_of_order_are_refused(envs):
+    def step():
+        return envs.step(ZEROS)
+
     for mask in (None, [True, True, False, True]):
         if mask:
             envs.reset(options={"reset_mask": np.array(mask)})
-        with pytest.raises(ResetNeeded, match="call reset"):
-            envs.step(ZEROS)
-    envs.reset(options={"reset_mask": np.array([False, False, True, False])})
-    envs.step(ZEROS)
-    other = VectorEnv(Scripted(3), TASKS, num_workers=0)
-    other.set_state(envs.get_state())
-    assert np.array_equal(other.step(ZEROS)[0], envs.step(ZEROS)[0])
-
-
-def test_a_step_is_received_before_anything_else(envs):
+        with pytest.raises(ResetNeeded):
+            step()
     envs.reset(seed=0)
-    with pytest.raises(NoAsyncCallError, match="call send"):
+    with pytest.raises(NoAsyncCallError):
         envs.receive()
     envs.send(ZEROS)
-    for call in (lambda: envs.send(ZEROS), envs.reset, envs.get_state):
-        with pytest.raises(AlreadyPendingCallError, match="call receive"):
+    for call in (step, envs.reset, envs.get_state):
+        with pytest.raises(AlreadyPendingCallError):
             call()
     assert envs.receive().observation_ED[:, 2].tolist() == [1] * 4
-    with pytest.raises(NoAsyncCallError, match="call send"):
+    with pytest.raises(NoAsyncCallError):
         envs.receive()
-
-
-def test_closed_environments_say_so(envs):
-    envs.reset(seed=0)
     envs.close()
     envs.close()
     assert envs.closed
-    step, call = (lambda: envs.step(ZEROS)), (lambda: envs.call("num_resets"))
-    for asked in (step, envs.reset, envs.get_state, call):
-        with pytest.raises(ClosedEnvironmentError, match="make a new VectorEnv"):
-            asked()
+    for call in (step, envs.reset, envs.get_state, lambda: envs.call("num_resets")):
+        with pytest.raises(ClosedEnvironmentError):
+            call()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -99,31 +99,19 @@ def test_windows_hold_the_last_episodes_of_each_task():
     windows = EpisodeWindows(num_tasks=3, size=4)
     assert windows.metrics(SPEC) == windows.summary() == {}
     windows.add(episode(0, 99.0, 99) for _ in range(3))
-    windows.add([episode(0, 1.0, 5, True), episode(2, -4.0, 7)])
-    windows.add([episode(0, 2.0, 6), episode(0, 6.0, 10, True, True), episode(0, -1.0, 3, True)])
-    std = pytest.approx(26**0.5 / 2)
-    assert windows.summary()[0] == {
-        "return": {"mean": 2.0, "min": -1.0, "max": 6.0, "std": std},
-        "length": {"mean": 6.0, "min": 3.0, "max": 10.0, "std": std},
-        "success": {"mean": 0.75, "min": 0.0, "max": 1.0, "std": pytest.approx(3**0.5 / 4)},
-    }
-    assert windows.summary()[2]["return"] == {"mean": -4.0, "min": -4.0, "max": -4.0, "std": 0.0}
-    expected = {
-        "return": (-1.0, 2.0, -4.0),
-        "length": (6.5, 6.0, 7.0),
-        "success": (0.375, 0.75, 0.0),
-        "return_min": (-4.0, -1.0, -4.0),
-        "return_max": (6.0, 6.0, -4.0),
-        "return_std": (pytest.approx(26**0.5 / 4), std, 0.0),
-        "length_min": (3.0, 3.0, 7.0),
-        "length_max": (10.0, 10.0, 7.0),
-        "length_std": (pytest.approx(26**0.5 / 4), std, 0.0),
-    }
-    assert windows.metrics(SPEC) == {
-        f"rollout/{name}{task}": value
-        for name, values in expected.items()
-        for task, value in zip(("", "/a", "/c"), values, strict=True)
-    }
+    of_a = [(1.0, 5, True), (2.0, 6, False), (6.0, 10, True), (-1.0, 3, True)]
+    of_c = [(-4.0, 7, False)]
+    windows.add(episode(task, *one) for task, of in ((0, of_a), (2, of_c)) for one in of)
+    summary, expected = windows.summary(), {}
+    for column, name in enumerate(("return", "length", "success")):
+        for key, over_tasks in {"mean": np.mean, "min": min, "max": max, "std": np.mean}.items():
+            values = [getattr(np.array(of, float)[:, column], key)() for of in (of_a, of_c)]
+            assert [summary[task][name][key] for task in (0, 2)] == pytest.approx(values)
+            if name != "success" or key == "mean":
+                prefix = f"rollout/{name}" + f"_{key}" * (key != "mean")
+                metrics = (prefix, f"{prefix}/a", f"{prefix}/c")
+                expected |= zip(metrics, (over_tasks(values), *values), strict=True)
+    assert windows.metrics(SPEC) == pytest.approx(expected)
     assert "rollout/success" not in windows.metrics(SPEC._replace(has_success=False))
 
 
