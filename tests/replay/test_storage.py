@@ -13,7 +13,7 @@ import torch
 
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.replay import ReplaySnapshots
-from tests.helpers.replay import ROW_BYTES, TENSORS, assert_same_columns, encode, make_rings, newest
+from tests.helpers.replay import ROW_BYTES, TENSORS, assert_same_columns, make_rings, newest
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,3 @@ def test_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         make_rings(1, 10, tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rows_that_are_not_there_are_programming_errors():
-    storage = make_rings(1, 5)
-    with pytest.raises(AssertionError, match="than a ring holds"):
-        storage.add(np.zeros(6, np.int64), encode(range(6)))
-    for number in range(6):
-        storage.add(np.zeros(1, np.int64), encode([number]))
-    for first, end in ((0, 4), (1, 7), (5, 4)):
-        with pytest.raises(AssertionError):
-            storage.numbers(0, first, end)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box
 from lightning.pytorch import Trainer
 
-from mtrl_lightning.algorithms import PPO, SAC, TD3
+from mtrl_lightning.algorithms import PPO
 from mtrl_lightning.data import RolloutData
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
@@ -38,23 +37,6 @@ def test_a_step_by_hand_and_a_new_episode():
     expected = 0.6 * last + 0.8 * third
     expected[[1, 3]] = third[[1, 3]]
     np.testing.assert_allclose(noise.noise(), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", [SAC, PPO, TD3])
-def test_an_algorithm_explores_with_the_noise_that_it_is_given(kind):
-    algorithm = kind(SPEC, seed=1)
-    observation_ED = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
-    noise_EA = np.random.default_rng(1).normal(size=(4, 2)).astype(np.float32)
-    chosen = algorithm.act(observation_ED, TASK_E, "explore", noise_EA)
-    action_EA = chosen[0] if isinstance(chosen, tuple) else chosen
-    policy = algorithm.policy(torch.from_numpy(observation_ED), torch.from_numpy(TASK_E))
-    drawn_EA = policy.mean_BA + policy.log_std_BA.exp() * torch.from_numpy(noise_EA)
-    expected_EA = drawn_EA.tanh() if kind is SAC else drawn_EA.clamp(-1, 1)
-    np.testing.assert_allclose(action_EA, expected_EA.detach().numpy(), atol=1e-6)
-    if kind is PPO:
-        std_EA = policy.log_std_BA.exp()
-        density = torch.distributions.Normal(policy.mean_BA, std_EA).log_prob(drawn_EA).sum(-1)
-        np.testing.assert_allclose(chosen[1]["log_prob"], density.detach().numpy(), rtol=1e-4)
 
 
 def test_a_collector_explores_with_it_and_exploits_without():

@@ -34,20 +34,16 @@ def always(**options):
     return begun(PolicyReuse(0.9), *pairs, **options)
 
 
-def test_solved_tasks_act_in_all_but_the_first_env():
-    reuse = always()
-    reuse.start_episodes(EVERYWHERE, {}, windows_with(0.0, 1.0, 0.0))
-    assert reuse.acting_task_E.tolist() == [0, 1, 1, 1, 1, 1, 2, 1, 1]
-    assert reuse.is_foreign_E.tolist() == [False, True, True] + [False] * 4 + [True, True]
-    assert reuse.fractions() == pytest.approx({0: 2 / 3, 1: 0.0, 2: 2 / 3})
-
-
-def test_environments_in_an_episode_keep_their_policy():
+def test_solved_tasks_act_in_new_episodes_of_all_but_the_first_env():
     reuse = always()
     reuse.start_episodes(np.arange(9) == 1, {}, windows_with(0.0, 1.0, 0.0))
     assert reuse.acting_task_E.tolist() == [0, 1, 0, 1, 1, 1, 2, 2, 2]
     reuse.start_episodes(np.arange(9) == 1, {}, windows_with(0.6, 1.0, 0.0))
     assert reuse.acting_task_E.tolist() == TASKS, "it has been solved since"
+    reuse.start_episodes(EVERYWHERE, {}, windows_with(0.0, 1.0, 0.0))
+    assert reuse.acting_task_E.tolist() == [0, 1, 1, 1, 1, 1, 2, 1, 1]
+    assert reuse.is_foreign_E.tolist() == [False, True, True] + [False] * 4 + [True, True]
+    assert reuse.fractions() == pytest.approx({0: 2 / 3, 1: 0.0, 2: 2 / 3})
 
 
 @pytest.mark.parametrize(
