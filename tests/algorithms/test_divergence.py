@@ -16,18 +16,10 @@ from tests.helpers.runs import assert_same
 from tests.helpers.tiers import slow_unless
 
 
-@pytest.fixture
-def on_device(monkeypatch):
-    """Let fused optimizers get the flag as a tensor, as on a GPU."""
-    monkeypatch.setattr(update, "decides_on_device", lambda device: True)
-
-
-@pytest.fixture(params=["cpu", "device"])
-def where(request):
-    """Decide on the CPU, or as on a GPU."""
-    if request.param == "device":
-        request.getfixturevalue("on_device")
-    return request.param
+@pytest.fixture(params=[False, True], ids=["cpu", "device"])
+def where(request, monkeypatch):
+    """Decide on the CPU, or as on a GPU, where fused optimizers get the flag as a tensor."""
+    monkeypatch.setattr(update, "decides_on_device", lambda device: request.param)
 
 
 def skipping(**options):
@@ -109,7 +101,8 @@ def test_more_steps_than_may_be_skipped_end_the_run(where):
         sac.guard.read()
 
 
-def test_pending_results_are_read_at_their_limit_or_for_a_checkpoint(on_device, monkeypatch):
+def test_pending_results_are_read_at_their_limit_or_for_a_checkpoint(monkeypatch):
+    monkeypatch.setattr(update, "decides_on_device", lambda device: True)
     monkeypatch.setattr(metrics, "MAX_PENDING", 8)
     sac = skipping(actor_every=10_000)  # 3 steps in the first update, then 1 in each
     for last, num_read in ((4, 0), (5, 1)):

@@ -39,7 +39,7 @@ ALGORITHMS = {
     "ppo of standardized observations": partial(make_ppo, encoder=Standardize),
     "bc": partial(make_bc, noise=StateIndependentStd, loss="log_prob"),
     **{
-        f"{make.__name__[5:]} of discrete actions": partial(make, discrete_spec())
+        f"{make.args[0].__name__} of discrete actions": partial(make, discrete_spec())
         for make in (make_sac, make_distral, make_ppo, make_bc)
     },
 }

@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 from mtrl_lightning.algorithms import ManualWeights
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs, Reconstruction
-from mtrl_lightning.networks import MultiHead, Standardize
+from mtrl_lightning.networks import Embedding, MultiHead, Standardize
 from mtrl_lightning.networks.network import shared_parameters
 from mtrl_lightning.utils.devices import CPU
 from tests.helpers import plain
@@ -33,7 +33,6 @@ from tests.helpers.algorithms import (
     make_td3,
     train,
 )
-from tests.helpers.networks import Dense
 
 still = partial(SGD, lr=0.0)
 
@@ -109,14 +108,8 @@ def test_gradient_methods_get_trained_tasks_and_shared_weights():
     assert [alpha == 1 for alpha in alphas] == [False, True, False, False]
 
 
-class Frozen(Dense):
-    def __init__(self, spec) -> None:
-        super().__init__(spec)
-        self.requires_grad_(False)
-
-
 def test_what_a_network_freezes_stays_frozen():
-    sac = make_sac(conditioning=Frozen)
+    sac = make_sac(conditioning=lambda spec: Embedding(spec).requires_grad_(False))
     tables = nn.ModuleList(net.conditioning for net in (sac.actor, *sac.critic.members))
     before = copy_of(tables)
     train(sac, 3)

@@ -7,6 +7,7 @@ import itertools
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,19 +33,10 @@ def draws(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def slow_projection(probabilities, values, low, high):
-    """C51's projection, one value at a time (Bellemare et al. 2017, algorithm 1)."""
-    width = (high - low) / (len(probabilities) - 1)
-    result = [0.0] * len(probabilities)
-    for p, value in zip(probabilities, values, strict=True):
-        place = (min(max(value, low), high) - low) / width
-        lower, upper = math.floor(place + 1e-9), math.ceil(place - 1e-9)
-        if lower == upper:
-            result[lower] += p
-        else:
-            result[lower] += p * (upper - place)
-            result[upper] += p * (place - lower)
-    return result
+def projection(probabilities, values):
+    """C51's projection (Bellemare et al. 2017): each value's share of its two nearest bins."""
+    distance = np.abs(np.clip(values, BINS[0], BINS[-1])[:, None] - BINS)
+    return np.array(probabilities) @ (1 - distance).clip(0)
 
 
 def test_distribution_learns_by_projected_cross_entropy():
@@ -55,7 +47,7 @@ def test_distribution_learns_by_projected_cross_entropy():
     for row in itertools.product(range(R), range(ROWS)):
         mean = following[(slice(None), *row)].softmax(-1).mean(0).tolist()
         moved = [(reward_Rn[row] + REST_RN[row] * (z - cost_Rn[row])).item() for z in BINS]
-        target = slow_projection(mean, moved, -2.0, 2.0)
+        target = projection(mean, moved)
         for i in range(Q):
             log_q = output[(i, *row)].log_softmax(-1).tolist()
             wanted_R[row[0]] -= sum(p * x for p, x in zip(target, log_q, strict=True)) / ROWS

@@ -1,12 +1,22 @@
-"""SAC-AE's autoencoder: its loss, its targets, its images."""
+"""SAC-AE's autoencoder: its loss, its targets, its images; when auxiliaries are trained."""
+
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from mtrl_lightning.auxiliaries import Reconstruction
+from mtrl_lightning.auxiliaries import LatentDynamics, Reconstruction
 from mtrl_lightning.auxiliaries.reconstruction import preprocessed
-from tests.helpers.algorithms import make_batch, make_sac, make_spec, pixel_spec, train
+from tests.helpers.algorithms import (
+    changed,
+    copy_of,
+    make_batch,
+    make_sac,
+    make_spec,
+    pixel_spec,
+    train,
+)
 from tests.helpers.auxiliaries import PIXELS, STATES, STATES_CONTEXT, inputs, make_encoder, reached
 
 SPEC = pixel_spec()
@@ -65,3 +75,49 @@ def test_images_show_the_newest_frame_and_what_is_decoded():
         decoded = decoder(z_BZ)[0, -1].detach().numpy().transpose(1, 2, 0)
         shown = np.clip((decoded + 0.5) * 255, 0, 255)
         np.testing.assert_allclose(image[17:, columns], shown, atol=0.51)
+
+
+DEEPMDP = partial(LatentDynamics, width=8)
+
+
+@pytest.mark.parametrize(
+    ("make", "after"),
+    [
+        (DEEPMDP, "critic"),
+        (partial(DEEPMDP, after="targets"), "targets"),  # mtrl's order
+        (Reconstruction, "targets"),
+    ],
+)
+def test_auxiliary_follows_the_critics_or_the_targets(make, after):
+    sac = make_sac(encoder=STATES, auxiliaries=[make], tau=1.0)
+    order = []
+    for update in sac.updates:
+        update.call_hook = lambda hook, *_, name=update.name: order.append((hook, name))
+    train(sac, 1)
+    steps = [name for hook, name in order if hook == "on_before_optimizer_step"]
+    assert steps.pop(1 if after == "critic" else 3) == type(sac.auxiliaries[0]).__name__.lower()
+    assert steps == ["critic", "actor", "temperature"]
+    # the targets are the networks that their step has found
+    assert (changed(sac.target_encoder, copy_of(sac.encoder)) == set()) == (after == "critic")
+
+
+def test_only_the_decoders_weights_decay():
+    sac = make_sac(pixel_spec(), encoder=PIXELS, auxiliaries=[Reconstruction])
+    of_encoder, of_decoder = sac.auxiliary_updates[0].configure_optimizer().param_groups
+    assert list(map(id, of_encoder["params"])) == list(map(id, sac.encoder.parameters()))
+    assert list(map(id, of_decoder["params"])) == list(map(id, sac.auxiliaries.parameters()))
+    assert (of_encoder["weight_decay"], of_decoder["weight_decay"]) == (0.0, 1e-7)
+
+
+def test_reset_clears_the_encoders_moments_and_keeps_auxiliaries():
+    sac = train(make_sac(encoder=STATES, auxiliaries=[DEEPMDP]), 2)
+    (auxiliary,), (update,) = sac.auxiliaries, sac.auxiliary_updates
+    before = copy_of(auxiliary)
+    sac.reset_networks()
+    assert not changed(auxiliary, before)
+    train(sac, 1)
+    steps = {parameter: int(state["step"]) for parameter, state in update.optimizer.state.items()}
+    assert {steps[parameter] for parameter in sac.encoder.parameters()} == {1}
+    assert {steps[parameter] for parameter in auxiliary.parameters()} == {3}
+    of_temperature = sac.temperature_update.optimizer.state[sac.temperature.log_alpha]
+    assert of_temperature["step"] == 3

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import PPO, SAC, TD3, Algorithm, BehaviourCloning, Distral
-from mtrl_lightning.networks import MLP
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.transitions import TransitionBatch
 from tests.helpers.networks import ENCODERS, EXPERTS, NETWORKS
@@ -101,27 +100,20 @@ def make_batch(spec: EnvSpec, rows: int = 5, seed: int = 0) -> TransitionBatch:
     )
 
 
-small_mlp = partial(MLP, width=16, depth=2, output_bound=0.3)
+small = partial(networks.MLP, width=16, depth=2, output_bound=0.3)
 
 
-def make_sac(spec: EnvSpec | None = None, **options: Any) -> SAC:
-    return SAC(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
+def make(kind: type[Trained], spec: EnvSpec | None = None, **options: Any) -> Trained:
+    """Return an algorithm with small networks."""
+    names = ("actor",) if kind is BehaviourCloning else ("actor", "critic")
+    return kind(spec or make_spec(), **{**dict.fromkeys(names, small), **options})
 
 
-def make_td3(spec: EnvSpec | None = None, **options: Any) -> TD3:
-    return TD3(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
-
-
-def make_distral(spec: EnvSpec | None = None, **options: Any) -> Distral:
-    return Distral(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
-
-
-def make_ppo(spec: EnvSpec | None = None, **options: Any) -> PPO:
-    return PPO(spec or make_spec(), **{"actor": small_mlp, "critic": small_mlp, **options})
-
-
-def make_bc(spec: EnvSpec | None = None, **options: Any) -> BehaviourCloning:
-    return BehaviourCloning(spec or make_spec(), **{"actor": small_mlp, **options})
+make_sac = partial(make, SAC)
+make_td3 = partial(make, TD3)
+make_distral = partial(make, Distral)
+make_ppo = partial(make, PPO)
+make_bc = partial(make, BehaviourCloning)
 
 
 def attach(algorithm: Algorithm) -> list[Optimizer]:
