@@ -9,16 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common import env_checker as stable_baselines3
 
-from mtrl_lightning.envs import (
-    DMControl,
-    DMControlFamily,
-    GymnasiumTasks,
-    MetaWorld,
-    Pixels,
-    ToyConflict,
-    ToyReach,
-    WithWrappers,
-)
+from mtrl_lightning import envs
 from mtrl_lightning.envs.benchmarks.dm_control_domains import import_suite
 from tests.helpers.command_line import skip_without_renderer
 from tests.helpers.fakes import point_in_space, point_on_a_line
@@ -43,19 +34,19 @@ OWN = {
     "space": point_in_space,
 }
 CASES = {
-    "toy": ToyReach,
-    "toy conflict": ToyConflict,
-    "Gymnasium": lambda: GymnasiumTasks(OWN, horizon=30),
-    "suite": lambda: DMControl(["cartpole-balance", "humanoid-walk"]),
-    "suite's own code": lambda: DMControl(["cartpole-balance", "reacher-easy"], fast=False),
-    "MetaWorld": lambda: MetaWorld(["pick-place"], reward_version="v1", horizon=150),
-    "wrappers": lambda: WithWrappers(DMControl(["reacher-easy", "walker-run"]), [TIME]),
+    "toy": envs.ToyReach,
+    "toy conflict": envs.ToyConflict,
+    "Gymnasium": lambda: envs.GymnasiumTasks(OWN, horizon=30),
+    "suite": lambda: envs.DMControl(["cartpole-balance", "humanoid-walk"]),
+    "suite's own code": lambda: envs.DMControl(["cartpole-balance", "reacher-easy"], fast=False),
+    "MetaWorld": lambda: envs.MetaWorld(["pick-place"], reward_version="v1", horizon=150),
+    "wrappers": lambda: envs.WithWrappers(envs.DMControl(["reacher-easy", "walker-run"]), [TIME]),
 }
 SLOW = {
-    "MetaWorld's other tasks": lambda: MetaWorld(["assembly", "soccer", "coffee-button"]),
-    "suite's domains": lambda: DMControl([*SUITE.values()]),
-    "family": lambda: DMControlFamily("finger_length"),
-    "pixels": lambda: Pixels(DMControl(["walker-walk"]), size=36),
+    "MetaWorld's other tasks": lambda: envs.MetaWorld(["assembly", "soccer", "coffee-button"]),
+    "suite's domains": lambda: envs.DMControl([*SUITE.values()]),
+    "family": lambda: envs.DMControlFamily("finger_length"),
+    "pixels": lambda: envs.Pixels(envs.DMControl(["walker-walk"]), size=36),
 }
 
 

@@ -52,6 +52,8 @@ def test_episodes_end_at_the_horizon_of_their_split():
         assert benchmark.horizon_of(split) == horizon
         env = benchmark.make_env(0, split, seed=0)
         env.reset(seed=0)
+        env.step(np.zeros(4, np.float32))
+        env.restart_clock()
         truncated = [env.step(action)[3] for action in actions(horizon)]
         assert np.flatnonzero(truncated).tolist() == [horizon - 1]
     same = MetaWorld(["reach"], horizon=3)

@@ -10,12 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from gymnasium.error import (
-    AlreadyPendingCallError,
-    ClosedEnvironmentError,
-    NoAsyncCallError,
-    ResetNeeded,
-)
+from gymnasium import error
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
@@ -126,23 +121,23 @@ def test_calls_out_of_order_are_refused(envs):
     for mask in (None, [True, True, False, True]):
         if mask:
             envs.reset(options={"reset_mask": np.array(mask)})
-        with pytest.raises(ResetNeeded):
+        with pytest.raises(error.ResetNeeded):
             step()
     envs.reset(seed=0)
-    with pytest.raises(NoAsyncCallError):
+    with pytest.raises(error.NoAsyncCallError):
         envs.receive()
     envs.send(ZEROS)
     for call in (step, envs.reset, envs.get_state):
-        with pytest.raises(AlreadyPendingCallError):
+        with pytest.raises(error.AlreadyPendingCallError):
             call()
     assert envs.receive().observation_ED[:, 2].tolist() == [1] * 4
-    with pytest.raises(NoAsyncCallError):
+    with pytest.raises(error.NoAsyncCallError):
         envs.receive()
     envs.close()
     envs.close()
     assert envs.closed
-    for call in (step, envs.reset, envs.get_state, lambda: envs.call("num_resets")):
-        with pytest.raises(ClosedEnvironmentError):
+    for call in (step, envs.reset, envs.get_state, lambda: envs.call("task")):
+        with pytest.raises(error.ClosedEnvironmentError):
             call()
 
 
@@ -163,8 +158,8 @@ def test_an_environment_that_cannot_be_closed_keeps_none_open():
     benchmark = Scripted(3)
     made = [benchmark.make_env(task, "train", 0) for task in range(3)]
     benchmark.make_env = lambda task, *_: made[task]
-    for env, error in zip(made, (None, RuntimeError("the window is gone"), None), strict=True):
-        env.close = mock.Mock(side_effect=error)
+    for env, broken in zip(made, (None, RuntimeError("the window is gone"), None), strict=True):
+        env.close = mock.Mock(side_effect=broken)
     envs = VectorEnv(benchmark, [0, 1, 2], num_workers=0)
     envs.reset()
     with pytest.raises(RuntimeError, match="the window is gone"):

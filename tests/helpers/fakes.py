@@ -47,8 +47,6 @@ class Scripted(Benchmark):
     Odd tasks end by termination, even ones by truncation.
     """
 
-    splits = ("train", "eval", "eval_interpolation")
-
     def __init__(self, num_tasks=3):
         self.num_tasks = num_tasks
 
@@ -83,12 +81,10 @@ class ScriptedEnv(gym.Env):
         self.task = task
         self.episode = -1
         self.steps = 0
-        self.num_resets = 0
 
     def reset(self, *, seed=None, options=None):
         self.episode = self.episode + 1 if seed is None else _numbers(self.first).get(seed, seed)
         self.steps = 0
-        self.num_resets += 1
         return np.array([self.task, self.episode, 0, 0], np.float64), {}
 
     def step(self, action):

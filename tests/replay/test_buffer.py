@@ -88,19 +88,15 @@ def test_draws_are_uniform_over_rows_and_equal_over_tasks(sizes, capacity):
         assert abs(chi_square - freedom) <= 5 * np.sqrt(2 * freedom)
 
 
-def test_mean_rewards_are_over_all_rings_of_a_task():
+def test_mean_rewards_are_over_all_rings_in_double_precision():
     buffer = filled([2, 3, 7, 0], capacity=20, tasks=[0, 0, 1, 2])
     kept = [[0, 1, 1000, 1001, 1002], [2000 + row for row in range(2, 7)]]
     wanted = [-2.0 * np.mean(rows) for rows in kept]
     means = buffer.mean_rewards()
     assert means[:2].tolist() == pytest.approx(wanted, rel=1e-12)
     assert np.isnan(means[2])
-
-
-def test_rewards_are_summed_in_double_precision():
     buffer = filled([], capacity=5, tasks=[0])
-    rewards = [1e8, 1.0, 1.0, 1.0, 1.0]  # in single precision 1e8 + 1 is 1e8
-    for reward in rewards:
+    for reward in (1e8, 1.0, 1.0, 1.0, 1.0):  # in single precision 1e8 + 1 is 1e8
         row = make_transitions([0], [0], [0])
         buffer.add(row._replace(reward_E=np.array([reward], np.float32)))
     assert buffer.mean_rewards().tolist() == [(1e8 + 4) / 5]

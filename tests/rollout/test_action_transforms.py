@@ -40,8 +40,6 @@ class Spoil(ActionTransform):
 
 
 class PerTask(ActionTransform):
-    """Add a tenth of the task's number."""
-
     def transform(self, action_EA, task_E, is_training):
         return action_EA + task_E[:, None] / 10
 
