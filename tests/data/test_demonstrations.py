@@ -51,14 +51,10 @@ SPEC = make_spec(3, 4, 2)._replace(
 )
 
 
-@pytest.fixture
-def written(tmp_path):
+def test_tasks_are_matched_by_name_and_padded_as_they_are_here(tmp_path):
     need_minari()
-    write_data_sets(tmp_path / "demonstrations", SPEC, episodes_of(SPEC), {})
-    return str(tmp_path / "demonstrations")
-
-
-def test_tasks_are_matched_by_name_and_padded_as_they_are_here(written):
+    written = str(tmp_path / "demonstrations")
+    write_data_sets(written, SPEC, episodes_of(SPEC), {})
     # fewer tasks, in another order, whose largest is smaller: less padding
     spec = make_spec(2, 3, 2)._replace(
         task_names=("between", "near"), observation_sizes=(2, 3), action_sizes=(2, 1)

@@ -60,12 +60,7 @@ def sac():
     return SAC(BENCHMARK.spec, **SMALL)
 
 
-def ppo():
-    return PPO(BENCHMARK.spec, num_steps=2, num_epochs=1, num_minibatches=2, **SMALL)
-
-
 RANDOM_STEP = ["random", "receive"]
-STEP = ["explore", "receive"]
 OVERLAPPED = ["sample", "explore", "update", "receive"]
 
 
@@ -73,7 +68,7 @@ OVERLAPPED = ["sample", "explore", "update", "receive"]
     ("ratio", "burst", "expected"),
     [
         (1, 0, OVERLAPPED * 4),
-        (0.5, 0, ["sample", *STEP, "explore", "update", "receive"] * 2),
+        (0.5, 0, ["sample", "explore", "receive", "explore", "update", "receive"] * 2),
         (2, 0, [*OVERLAPPED, "sample", "update"] * 4),
         (1, 7, [*["sample", "update"] * 7, *OVERLAPPED * 4]),
     ],
@@ -133,7 +128,7 @@ def test_steps_of_all_environments_count_and_threads_are_set(tmp_path):
         ({"val_check_interval": 0.5}, "evaluation.every"),
         ({"precision": "64-true"}, "precision"),
         ({"overfit_batches": 2}, "overfit"),
-        ({"model": ppo()}, "RolloutData"),
+        ({"model": PPO(BENCHMARK.spec, **SMALL)}, "RolloutData"),
         ({"data": RolloutData(BENCHMARK, 12, num_workers=0)}, "ReplayData"),
     ],
 )

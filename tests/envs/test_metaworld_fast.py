@@ -141,18 +141,16 @@ def test_every_task_gives_metaworlds_own_numbers(name, version):
         assert_steps_equal(ours, theirs, *generator.uniform(-1.5, 1.5, (40, 4)))
 
 
-UNUSUAL = {
-    "a list": [0.3, -0.2, 0.9, 0.7],
-    "out of bounds": np.array([-7.0, 1.0001, np.inf, -np.inf], np.float32),
-    "a NaN": np.array([0.1, np.nan, 0.2, 0.3], np.float32),
-    "too short": np.zeros(3, np.float32),
-}
-
-
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_unusual_actions_give_the_same_or_fail_in_the_same_way():
     ours, theirs = pair("pick-place-v3")
-    for kind, action in UNUSUAL.items():
+    unusual = {
+        "a list": [0.3, -0.2, 0.9, 0.7],
+        "out of bounds": np.array([-7.0, 1.0001, np.inf, -np.inf], np.float32),
+        "a NaN": np.array([0.1, np.nan, 0.2, 0.3], np.float32),
+        "too short": np.zeros(3, np.float32),
+    }
+    for kind, action in unusual.items():
         assert same(ours.reset(seed=1), theirs.reset(seed=1)), kind
         for _ in range(8):
             assert same(outcome(ours.step, action), outcome(theirs.step, action)), kind

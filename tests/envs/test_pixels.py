@@ -9,15 +9,13 @@ from mtrl_lightning.envs.render.frame_recorder import VideoFormat, WithFrameReco
 from mtrl_lightning.errors import EnvironmentFaultError
 from tests.helpers.command_line import skip_without_renderer
 
-TASKS = ["cheetah-run", "cartpole-swingup"]
-
 
 @pytest.fixture(scope="module")
 def suite():
     """Two tasks of dm_control of different sizes, drawn at 16 x 16 pixels."""
     pytest.importorskip("dm_control")
     skip_without_renderer()
-    return Pixels(DMControl(TASKS, horizon=20), size=16)
+    return Pixels(DMControl(["cheetah-run", "cartpole-swingup"], horizon=20), size=16)
 
 
 def test_observations_stack_frames_and_repeat_the_first():

@@ -27,22 +27,18 @@ def row_id(step, env, iteration=0):
     return 10_000 * iteration + 1000 * env + step
 
 
-def add_step(buffer, step, tasks=TASKS, missing=(), iteration=0):
-    """Add the transitions of one vector step, without those of environments that broke."""
-    envs = [env for env in range(len(tasks)) if (step, env) not in missing]
-    ids = np.array([row_id(step, env, iteration) for env in envs])
-    transitions = make_transitions(ids, [tasks[env] for env in envs], envs)
-    extra = {
-        "unclipped_action": np.stack([ids / 7, -ids / 7], axis=1),
-        "log_prob": -0.5 * ids,
-        "foreign": ids % 3 == 0,
-    }
-    buffer.add(transitions._replace(extra=extra, truncated_E=ids % 5 == 0))
-
-
-def collect(buffer, first=0, end=None, **options):
+def collect(buffer, first=0, end=None, tasks=TASKS, missing=(), iteration=0):
+    """Add the transitions of vector steps, without those of environments that broke."""
     for step in range(first, buffer.collection.num_steps if end is None else end):
-        add_step(buffer, step, **options)
+        envs = [env for env in range(len(tasks)) if (step, env) not in missing]
+        ids = np.array([row_id(step, env, iteration) for env in envs])
+        transitions = make_transitions(ids, [tasks[env] for env in envs], envs)
+        extra = {
+            "unclipped_action": np.stack([ids / 7, -ids / 7], axis=1),
+            "log_prob": -0.5 * ids,
+            "foreign": ids % 3 == 0,
+        }
+        buffer.add(transitions._replace(extra=extra, truncated_E=ids % 5 == 0))
 
 
 def begin(buffer):

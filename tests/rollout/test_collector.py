@@ -318,12 +318,10 @@ class Ending(Line):
         return observation, reward, self.remaining == 0, *rest
 
 
-LENGTHS = {"clock": [3], "fall": [5, 3], "bandit": [1]}
-
-
 def test_episodes_that_all_terminate_at_one_length_warn_once(recwarn):
-    tasks = {name: partial(Ending, *n) for name, n in LENGTHS.items()}
-    envs = VectorEnv(GymnasiumTasks(tasks | {"limited": limited(3)}, 9), range(4), num_workers=0)
+    tasks = {"fall": partial(Ending, 5, 3), "bandit": partial(Ending, 1), "limited": limited(3)}
+    benchmark = GymnasiumTasks({"clock": partial(Ending, 3), **tasks}, horizon=9)
+    envs = VectorEnv(benchmark, [0, 1, 2, 3], num_workers=0)
     collector = Collector(envs, Uniform(1))
     collector.sample(num_episodes=160, mode="exploit")
     assert not recwarn.list
