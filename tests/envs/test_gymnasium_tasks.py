@@ -17,7 +17,6 @@ PENDULUMS = {"light": {"id": "Pendulum-v1", "kwargs": {"g": 5.0}}, "heavy": "Pen
 
 
 def imported():
-    """Found by its import path."""
     return TimeLimit(Line(), 4)
 
 

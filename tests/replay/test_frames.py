@@ -68,15 +68,6 @@ def make_buffer(horizon=None, seed=3, **options):
     return ReplayBuffer(SPEC, CAPACITY, seed, tasks=TASKS, storage=storage, **options)
 
 
-def assert_newest(storage, stacks):
-    """Check that every ring gives whole transitions, the newest ones."""
-    for ring in range(len(TASKS)):
-        found = newest(storage, ring)
-        wanted = newest(stacks, ring)
-        first = len(wanted["reward"]) - len(found["reward"])
-        assert_same_columns(found, {name: rows[first:] for name, rows in wanted.items()})
-
-
 @pytest.mark.parametrize(
     ("longest", "shades", "horizon", "chunk_rows", "save_last"),
     [
@@ -121,7 +112,10 @@ def test_frames_give_the_batches_of_uninterrupted_stacks(
         size_E, most_E = resumed.storage.size_E, stacks.storage.size_E
         shorter += (size_E < most_E).any()
         assert (size_E <= most_E).all()
-        assert_newest(resumed.storage, stacks.storage)
+        for ring in range(len(TASKS)):
+            found, wanted = newest(resumed.storage, ring), newest(stacks.storage, ring)
+            first = len(wanted["reward"]) - len(found["reward"])
+            assert_same_columns(found, {name: rows[first:] for name, rows in wanted.items()})
         if save_last is None:
             assert size_E.tolist() == uninterrupted.storage.size_E.tolist()
             assert (size_E >= np.minimum(most_E, resumed.storage.guaranteed_size)).all()

@@ -17,9 +17,6 @@ from mtrl_lightning.rollout.episodes import EpisodeWindows
 from tests.helpers.episodes import windows_with
 from tests.helpers.fakes import Constant, Scripted
 
-TASK_E = np.array([0, 0, 0, 1, 1, 1])
-SPEC = ToyReach(2).spec
-
 
 @pytest.mark.parametrize(
     ("success", "expected"), [(0.0, 10), (0.7, 10), (0.85, 5), (0.91, 3), (1.0, 2)]
@@ -41,7 +38,8 @@ def test_the_number_falls_from_all_to_the_minimum(success, expected):
     ids=["one is solved", "the last ten episodes are", "few episodes", "none"],
 )
 def test_of_each_solved_task_the_last_environments_pause(windows, paused):
-    paused_E = PauseSolved(0.5, 1 / 3, episodes=10).paused(SPEC, TASK_E, windows)
+    task_E = np.array([0, 0, 0, 1, 1, 1])
+    paused_E = PauseSolved(0.5, 1 / 3, episodes=10).paused(ToyReach(2).spec, task_E, windows)
     assert np.flatnonzero(paused_E).tolist() == paused
 
 

@@ -20,8 +20,6 @@ SMALL = VideoFormat(64, 48)
 
 
 class Drawn(gym.Wrapper):
-    """An environment whose frame is given, in a small format."""
-
     render_mode = "rgb_array"
 
     def __init__(self, frame, render_fps=80):
