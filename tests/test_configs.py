@@ -10,13 +10,7 @@ from jsonargparse import ArgumentParser
 from mtrl_lightning import algorithms
 from mtrl_lightning.cli.config_files import files_of
 from mtrl_lightning.cli.lightning_cli import MultiTaskCLI, parsed
-from tests.helpers.command_line import (
-    CONFIGS,
-    ROOT,
-    SHORT,
-    only_composed,
-    skip_without_renderer,
-)
+from tests.helpers.command_line import CONFIGS, ROOT, SHORT, only_composed, skip_without_renderer
 from tests.helpers.tiers import slow_unless
 
 FILES = sorted(
@@ -63,12 +57,11 @@ ENVS = {
     "env/toy_conflict": (6, 20),
 }
 """Numbers of tasks, and of steps of an episode."""
-PIXELS = ("pixels", "encoder/pixels_small")
 PARTS = {
     "algorithm/sac_ae": ("encoder/mlp",),
     "algorithm/deepmdp": ("encoder/mlp",),
     "algorithm/hipbmdp": ("encoder/mlp_context",),
-    "algorithm/drq": PIXELS,
+    "algorithm/drq": ("pixels", "encoder/pixels_small"),
 }
 """What an algorithm needs."""
 PAIRS = [
@@ -100,35 +93,33 @@ def test_algorithms_go_with_environments_by_default(command_line, monkeypatch, p
 
 
 BENCHMARK = "data.init_args.benchmark.init_args"
+OF_BOTH = {
+    f"{BENCHMARK}.num_goals": 50,
+    "data.init_args.updates_per_step": 1,
+    "data.init_args.envs_per_task": 1,
+    "model.init_args.discount": 0.99,
+    "model.init_args.tau": 0.005,
+    "model.init_args.num_critics": 2,
+}
 PROTOCOLS = {
     # McLean et al. 2025, arXiv 2505.11289: 2 M steps per task, 4,000 random steps of each first,
     # and evaluation on each of the 50 goals once
     "metaworld_plus": {
+        **OF_BOTH,
         f"{BENCHMARK}.reward_version": "v2",
         f"{BENCHMARK}.horizon": 500,
-        f"{BENCHMARK}.num_goals": 50,
         "data.init_args.warmup_updates": 0,
-        "data.init_args.updates_per_step": 1,
-        "data.init_args.envs_per_task": 1,
         "evaluation.num_episodes": 50,
-        "model.init_args.discount": 0.99,
-        "model.init_args.tau": 0.005,
-        "model.init_args.num_critics": 2,
         "model.init_args.actor_max_grad_norm": 1.0,
         "model.init_args.critic_max_grad_norm": 1.0,
     },
     # github.com/facebookresearch/mtrl, config/setup/metaworld.yaml (Sodhani et al. 2021, arXiv
     # 2102.06177): horizon 150, batches of 1,280, a replay of 1 M, 1,500 random steps of each task
     "mtrl": {
+        **OF_BOTH,
         f"{BENCHMARK}.reward_version": "v1",
         f"{BENCHMARK}.horizon": 150,
-        f"{BENCHMARK}.num_goals": 50,
         "data.init_args.warmup_updates": 1500,
-        "data.init_args.updates_per_step": 1,
-        "data.init_args.envs_per_task": 1,
-        "model.init_args.discount": 0.99,
-        "model.init_args.tau": 0.005,
-        "model.init_args.num_critics": 2,
         "model.init_args.actor_max_grad_norm": None,
         "model.init_args.critic_max_grad_norm": None,
     },
@@ -270,7 +261,7 @@ def test_loggers_write_into_the_run_or_their_folder(command_line, tmp_path):
     more.write_text(yaml.safe_dump({"trainer": {"logger+": loggers}}))
     command_line("fit", *SHORT, "-c", str(more), configs=(*CONFIGS, "logger/tensorboard"))
     folder = command_line.folder()
-    assert len(list(folder.glob("tensorboard/events.*"))) == 1
+    assert any(folder.glob("tensorboard/events.*"))
     for parent in (folder, tmp_path / "elsewhere"):
         assert (parent / "second" / "version_0" / "metrics.csv").exists()
     saved = yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["logger"]

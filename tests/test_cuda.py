@@ -10,11 +10,11 @@ import pytest
 import torch
 from lightning.fabric.utilities import move_data_to_device
 
-from mtrl_lightning import SAC, load_policy, train
+from mtrl_lightning import load_policy
 from mtrl_lightning.algorithms import Categorical
 from mtrl_lightning.envs import Pixels, ToyReach
 from mtrl_lightning.gradients import cagrad, pcgrad
-from mtrl_lightning.networks import MLP, PixelEncoder
+from mtrl_lightning.networks import PixelEncoder
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.utils.devices import CPU
 from tests import test_on_policy as on_policy
@@ -22,7 +22,7 @@ from tests.helpers.algorithms import attach
 from tests.helpers.command_line import config_args
 from tests.helpers.gradients import METHODS
 from tests.helpers.matrix import NETWORKS, batches, make
-from tests.helpers.runs import assert_same_end
+from tests.helpers.runs import SMALL_SAC, assert_same_end, small
 
 pytestmark = [
     pytest.mark.cuda,
@@ -122,18 +122,16 @@ def test_continued_run_is_the_uninterrupted_one(command_line, options):
 
 @pytest.mark.parametrize("on_device", [True, False])
 def test_frames_are_kept_where_it_is_asked_for(tmp_path, on_device):
-    small = partial(MLP, width=8, depth=1)
     encoder = partial(PixelEncoder, channels=4, strides=(2, 2), out_dim=8)
-    run = train(
+    # the rings wrap around
+    data = {"batch_size": 8, "capacity": 48, "on_device": on_device, "warmup_steps": 10}
+    run = small(
         Pixels(ToyReach(2, horizon=20), size=16),
-        partial(SAC, encoder=encoder, actor=small, critic=small),
+        tmp_path,
+        algorithm=partial(SMALL_SAC, encoder=encoder),
         total_steps=120,
-        root=str(tmp_path),
-        # the rings wrap around
-        data={"batch_size": 8, "capacity": 48, "on_device": on_device, "warmup_steps": 10},
-        num_workers=0,
-        evaluation={"num_episodes": 1, "num_workers": 0},
-        trainer={"enable_progress_bar": False, "accelerator": "gpu"},
+        data=data,
+        trainer={"accelerator": "gpu"},
     )
     buffer = run.algorithm.trainer.datamodule.buffer
     assert buffer.storage.device.type == ("cuda" if on_device else "cpu")

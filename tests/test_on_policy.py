@@ -11,10 +11,12 @@ import torch
 
 from mtrl_lightning import PPO, ToyReach
 from mtrl_lightning.callbacks import read_metrics
+from tests.helpers.command_line import SMALL, without_replay
 from tests.helpers.runs import checkpoint
 
 CONFIGS = ("base", "env/toy", "algorithm/mtppo", "network/mlp", "gradient/mean")
 OPTIONS = [
+    *without_replay(SMALL),
     # iterations of 48 vector steps of 3 environments, while episodes have 20 steps
     "--model.init_args.num_steps=48",
     "--model.init_args.num_epochs=3",
@@ -22,26 +24,15 @@ OPTIONS = [
     "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
     "--model.init_args.learning_rate=mtrl_lightning.algorithms.LinearRate",
     "--data.total_steps=576",
-    "--data.num_workers=0",
-    "--evaluation.num_workers=0",
     "--evaluation.every=200",
-    "--evaluation.num_episodes=2",
     "--metrics.every=100",
     "--checkpoint.every_n_env_steps=150",
     "--checkpoint.save_top_k=-1",
-    "--model.init_args.actor.init_args.width=16",
-    "--model.init_args.critic.init_args.width=16",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.accelerator=cpu",
 ]
 
 
 def fit(command_line, *options):
     command_line("fit", *OPTIONS, *options, configs=CONFIGS, small=False)
-
-
-def counters(command_line):
-    return checkpoint(command_line)["mtrl_lightning"]["counters"]
 
 
 def test_iterations_are_collected_then_learned_from(command_line, monkeypatch):
@@ -87,7 +78,7 @@ def test_iterations_are_collected_then_learned_from(command_line, monkeypatch):
 
 def test_large_step_ends_iteration_and_steps_are_rounded_up(command_line):
     fit(command_line, "--model.init_args.max_kl=1e-9", "--data.total_steps=300")
-    found = counters(command_line)
+    found = checkpoint(command_line)["mtrl_lightning"]["counters"]
     assert found["env_steps"] == 432
     assert 3 <= found["updates"] < 36 / 2
 
@@ -123,7 +114,7 @@ def test_rebuilt_environment_leaves_a_gap_in_the_rollout(command_line, monkeypat
     assert gaps
     for found, expected in gaps:
         assert found == pytest.approx(expected, abs=1e-5)
-    found = counters(command_line)
+    found = checkpoint(command_line)["mtrl_lightning"]["counters"]
     assert found["dropped_transitions"] == len(gaps)
     assert found["env_steps"] + found["dropped_transitions"] == 3 * found["vector_steps"]
 

@@ -6,7 +6,6 @@ that those give them.
 
 import os
 import signal
-from contextlib import suppress
 from functools import cache, partial
 
 import psutil
@@ -17,8 +16,15 @@ from lightning.pytorch import Trainer
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from mtrl_lightning.ranks.strategy import RanksStrategy
-from tests.helpers.command_line import CONFIGS, SHORT, SMALL, CommandLine, leave_out_curves
-from tests.helpers.processes import exit_codes, fork
+from tests.helpers.command_line import (
+    CONFIGS,
+    SHORT,
+    SMALL,
+    CommandLine,
+    leave_out_curves,
+    without_replay,
+)
+from tests.helpers.processes import exit_codes, fork, wait_until_gone
 from tests.helpers.runs import assert_same, checkpoint, end_of, wait_for
 
 pytestmark = pytest.mark.slow
@@ -30,9 +36,8 @@ OF_SAC = [
     "--model.init_args.reward_scale=mtrl_lightning.algorithms.NormalizeReward",
     "--model.init_args.encoder=mtrl_lightning.networks.Standardize",
 ]
-OF_REPLAY = ("--data.batch_size", "--data.capacity", "--data.warmup_steps")
 OF_PPO = [
-    *(option for option in (*SMALL, *SHORT, *TWO) if not option.startswith(OF_REPLAY)),
+    *without_replay([*SMALL, *SHORT, *TWO]),
     "--model.init_args.num_steps=10",
     "--model.init_args.num_minibatches=2",
 ]
@@ -89,12 +94,6 @@ def uninterrupted(tmp_path_factory):
         yield run
 
 
-def is_of_session(session, process):
-    with suppress(psutil.NoSuchProcess, ProcessLookupError):
-        return os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 @pytest.mark.parametrize("kind", ["sac", "ppo"])
 def test_interrupted_killed_and_resaved_run_ends_as_uninterrupted(
     command_line, uninterrupted, kind
@@ -103,10 +102,12 @@ def test_interrupted_killed_and_resaved_run_ends_as_uninterrupted(
     terminate = signal_option(signal.SIGTERM, 1, 66, True)
     if kind == "sac":  # Lightning starts the second process
         process = command_line.process("fit", *OF_SAC, terminate, small=False)
+        children = psutil.Process(process.pid).children
+        wait_for(lambda: process.poll() is not None or children())
+        pids = [child.pid for child in children()]
         output, _ = process.communicate(timeout=300)
-        assert process.returncode == TERMINATED, output
-        session = partial(is_of_session, process.pid)
-        wait_for(lambda: not any(map(session, psutil.process_iter())), 5)
+        assert process.returncode == TERMINATED and pids, output
+        wait_until_gone(pids)
     else:
         assert forked(starting(command_line, kind, terminate)) == [TERMINATED] * 2
     folder = command_line.folder()

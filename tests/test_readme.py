@@ -57,8 +57,7 @@ QUICKSTART = "mtrl-lightning fit -c quickstart"
 """Trained for the commands that take its run."""
 RUNS = [command for command in COMMANDS if "mtrl-lightning " in command and command not in INSTALL]
 PROGRAMS = [command for command in COMMANDS if command.startswith("python -m benchmarks.")]
-BUILD = ["python -m sphinx -n -W --keep-going docs docs/_build"]
-"""Run by tests/test_docs.py."""
+BUILD = "python -m sphinx -n -W --keep-going docs docs/_build"
 EXPECTED = {
     "validate": "average",
     "clear": "Nothing was deleted",
@@ -194,5 +193,12 @@ def test_every_program_takes_its_options(command, monkeypatch):
     program.main(given)
 
 
+@pytest.mark.slow
+def test_the_pages_build_without_a_warning(tmp_path):
+    pytest.importorskip("sphinx")
+    line = [sys.executable, *shlex.split(BUILD)[1:-1], tmp_path / "site", "-d", tmp_path / "trees"]
+    subprocess.run(line, cwd=ROOT, check=True)
+
+
 def test_every_command_is_known():
-    assert {*INSTALL, *RUNS, *PROGRAMS, *BUILD} == set(COMMANDS)
+    assert {*INSTALL, *RUNS, *PROGRAMS, BUILD} == set(COMMANDS)

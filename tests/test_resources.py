@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import psutil
-import pytest
 import torch
 
 from mtrl_lightning.utils import devices
@@ -31,10 +29,3 @@ def test_files_that_a_container_holds_in_memory_are_free(monkeypatch, tmp_path):
     assert devices.free_memory() == 50
     (tmp_path / "memory.max").write_text("800\n")
     assert devices.free_memory() == 0
-
-
-@pytest.mark.parametrize("given", [np.arange(3), torch.arange(3)])
-def test_on_the_cpu_nothing_is_copied(given):
-    tensor = devices.to_device(given, devices.CPU)
-    given[0] = 9
-    assert tensor.tolist() == [9, 1, 2]

@@ -9,7 +9,6 @@ import pytest
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.runs import check_idle, find_run, newest_checkpoint, open_run, run_lock
 from mtrl_lightning.training import checkpoint_to_continue, restart_version
-from tests.helpers.runs import wait_for
 
 
 def test_folder_is_locked_once_and_free_afterwards(tmp_path):
@@ -23,22 +22,12 @@ def test_folder_is_locked_once_and_free_afterwards(tmp_path):
     check_idle(tmp_path)
 
 
-def is_idle(folder):
-    try:
-        check_idle(folder)
-    except ConfigurationError:
-        return False
-    return True
-
-
 def test_started_processes_do_not_inherit_the_lock(tmp_path):
     with run_lock(tmp_path):
         child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False)
-    try:
-        wait_for(lambda: is_idle(tmp_path), 10)
+    with child:  # it ends when its input does
+        check_idle(tmp_path)
         assert child.poll() is None
-    finally:
-        child.communicate(b"\n")
 
 
 def write_checkpoint(folder, name, seconds=0):

@@ -13,15 +13,12 @@ SLOW_TO_IMPORT = {
 QUICK = [
     ["--help"],
     ["--version"],
-    ["fti"],
     ["list"],
-    ["list", "gradeint"],
     ["clear", "nowhere"],
     ["doctor", "--nothing"],
     ["play", "--nothing"],
     ["collect", "--nothing"],
     ["collect", "--policy=mt11", "--env=env/toy", "--episodes=1"],
-    ["play", "mt11"],
     ["compare", "--nothing"],
     ["export", "--nothing"],
 ]

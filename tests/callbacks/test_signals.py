@@ -36,21 +36,25 @@ def handlers():
     assert [signal.getsignal(number) for number in handled] == before
 
 
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_the_run_at_once_and_unsaved(tmp_path, capfd, second):
+def interrupted(folder, *signals):
+    """Train until signals come after 80 steps; return the exception and the saved steps."""
+
     def send(env_steps):
-        if env_steps == 80:
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(second)
+        for number in signals if env_steps == 80 else ():
+            signal.raise_signal(number)
 
     callback = Callback()
     callback.on_train_start = lambda trainer, _: data_of(trainer).after_step.append(send)
     with pytest.raises(SystemExit) as ended:
-        fit(tmp_path, callback)
-    assert type(ended.value) is SystemExit and ended.value.code == 128 + second
-    assert "unsaved" in capfd.readouterr().err
-    last = load_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
-    assert last["mtrl_lightning"]["counters"]["env_steps"] == 62
+        fit(folder, callback)
+    last = load_checkpoint(folder / "checkpoints" / "last.ckpt")
+    return ended.value, last["mtrl_lightning"]["counters"]["env_steps"]
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_run_at_once_and_unsaved(tmp_path, second):
+    ended, saved = interrupted(tmp_path, signal.SIGTERM, second)
+    assert type(ended) is SystemExit and (ended.code, saved) == (128 + second, 62)
 
 
 @pytest.fixture
@@ -61,6 +65,16 @@ def slurm(monkeypatch):
     program = Mock(return_value=0)
     monkeypatch.setattr(subprocess, "call", program)
     return program
+
+
+def test_slurms_signal_saves_the_run_and_requeues_the_job(tmp_path, slurm):
+    """``tests/test_runs.py`` has what the job does when it starts again."""
+    # once a job is requeued, SLURM ends it
+    slurm.side_effect = lambda line: signal.raise_signal(signal.SIGTERM)
+    ended, saved = interrupted(tmp_path, signal.SIGUSR1, signal.SIGUSR1)
+    assert (ended.code, saved) == (ENDED, 80)
+    slurm.assert_called_once_with(["scontrol", "requeue", "4711"])
+    assert not list(tmp_path.rglob("hpc_ckpt*"))
 
 
 def trainer_of(auto_requeue=True, loggers=()):

@@ -11,16 +11,6 @@ from tests.helpers.command_line import CONFIGS, SHORT
 TASKS = ("goal-0", "goal-1", "goal-2")
 
 
-@pytest.mark.curves
-def test_run_writes_config_metrics_curves_and_checkpoints(command_line, capsys):
-    command_line("fit", *SHORT)
-    folder, printed = command_line.folder(), capsys.readouterr().out
-    files = "config.yaml hparams.yaml metrics.jsonl curves.png checkpoints replay run.lock"
-    assert {path.name for path in folder.iterdir()} == {*files.split()}
-    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert printed.count("eval after") == 3
-
-
 def test_times_add_up_and_every_part_has_its_metrics(command_line):
     command_line.finished()
     curves = read_metrics(command_line.folder())

@@ -52,6 +52,12 @@ def config_args(*names):
     return [arg for name in names for arg in ("-c", str(ROOT / "configs" / f"{name}.yaml"))]
 
 
+def without_replay(options):
+    """Leave out the options that on-policy algorithms do not have."""
+    of_replay = ("--data.batch_size", "--data.capacity", "--data.warmup_steps")
+    return [option for option in options if not option.startswith(of_replay)]
+
+
 def short_train(benchmark, algorithm, *, total_steps, **options):
     """Train an off-policy algorithm as ``train`` does, for a few steps whatever is asked for."""
     short = {
