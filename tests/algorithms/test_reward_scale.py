@@ -3,8 +3,6 @@
 Statistics of returns of several iterations are in ``test_ppo.py``.
 """
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -17,11 +15,11 @@ from mtrl_lightning.algorithms import (
     RewardScale,
     Transform,
 )
-from mtrl_lightning.networks import MLP, MOORE, MultiHead, Separate
 from mtrl_lightning.networks.network import shared_parameters
 from mtrl_lightning.transitions import TransitionBatch, Transitions
 from tests.helpers.algorithms import attach, changed, copy_of, make_batch, make_sac, make_spec
 from tests.helpers.command_line import SHORT
+from tests.helpers.networks import NETWORKS
 from tests.helpers.runs import checkpoint
 
 SPEC = make_spec(3)
@@ -208,22 +206,15 @@ def test_an_update_learns_from_the_batch_after_all_transforms():
     assert shift.received == ["transitions", "means"]
 
 
-SIZES = {"width": 16, "depth": 2, "output_bound": 0.3}
-CRITICS = {
-    "multi_head": partial(MultiHead, **SIZES),
-    "moore": partial(MOORE, num_experts=2, **SIZES),
-    "mlp": partial(MLP, **SIZES),
-    "separate": partial(Separate, **SIZES),
-}
-WITH_HEADS = ("multi_head", "moore")
+WITH_HEADS = ("multi-head", "moore")
 SEEN_T = torch.full((3,), 10.0)
 
 
-def make_scale(name="multi_head", **options):
+def make_scale(name="multi-head", **options):
     """Return a critic and the scale of its returns."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        critic = CRITICS[name](4, 1, SPEC)
+        critic = NETWORKS[name](4, 1, SPEC)
     return critic, PopArt(SPEC, critic, **options)
 
 
@@ -231,7 +222,7 @@ def full(value):
     return torch.full((3,), value)
 
 
-@pytest.mark.parametrize("name", CRITICS)
+@pytest.mark.parametrize("name", [*WITH_HEADS, "mlp", "separate"])
 def test_the_values_stay_when_the_statistics_move(name):
     critic, scale = make_scale(name, step_size=0.3)
     generator = torch.Generator().manual_seed(1)
@@ -270,14 +261,14 @@ def test_the_variance_of_returns_far_from_zero_keeps_its_digits():
     assert scale.variance_T.tolist() == pytest.approx([0.25] * 3, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["multi_head", "mlp"])
+@pytest.mark.parametrize("name", ["multi-head", "mlp"])
 def test_tasks_without_returns_stay_as_they_are(name):
     critic, scale = make_scale(name, step_size=0.5)
     scale.observe(full(6.0), full(9.0), torch.tensor([10.0, 0.0, 10.0]))
     assert scale.mean_T.tolist() == [6, 0, 6]
     assert scale.variance_T.tolist() == pytest.approx([9, 1, 9])
     assert scale.is_known_T.tolist() == [True, False, True]
-    weight_T = critic.heads.weight if name == "multi_head" else scale.weight_T
+    weight_T = critic.heads.weight if name == "multi-head" else scale.weight_T
     before_T = weight_T.clone()
     scale.observe(full(8.0), full(9.0), torch.tensor([0.0, 0.0, 3.0]))
     assert scale.mean_T.tolist() == [6, 0, 7]

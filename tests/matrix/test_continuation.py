@@ -63,11 +63,6 @@ FILES = {
 }
 """Files of ``configs`` of a network where it is not the one of its name."""
 SMALL = both(width=8, depth=2)
-SOFT = [
-    *both(width=8, embedding_dim=12),
-    *init(task_weighting=part("algorithms", "TemperatureWeights")),
-]
-CONTEXT = [*SMALL, *init(**{"encoder.init_args.width": 6, "encoder.init_args.out_dim": 5})]
 
 
 class Stop(NamedTuple):
@@ -83,9 +78,9 @@ class Case(NamedTuple):
     """A run; where it stops, or the number of steps at which its first part ends."""
 
     algorithm: str
-    network: str
-    gradient: str
     options: list[str]
+    network: str = "mlp"
+    gradient: str = "mean"
     stops: tuple[Stop, ...] = ()
     half: int = 120
     total: int = 180
@@ -98,14 +93,13 @@ class Case(NamedTuple):
         return ("base", algorithm, *network, self.env, gradient)
 
 
-def sac(network: str, gradient: str, *options: str, **more: Any) -> Case:
-    size = {"soft_modularization": SOFT, "context": CONTEXT}.get(network, SMALL)
-    return Case("mtsac", network, gradient, [*size, *REPLAY, *options], **more)
+def sac(*options: str, **more: Any) -> Case:
+    return Case("mtsac", [*SMALL, *REPLAY, *options], **more)
 
 
-def ppo(gradient: str, *options: str, **more: Any) -> Case:
+def ppo(*options: str, **more: Any) -> Case:
     size = init(num_steps=15, num_epochs=2, num_minibatches=3)
-    return Case("mtppo", "mlp", gradient, [*SMALL, *size, *options], **more)
+    return Case("mtppo", [*SMALL, *size, *options], **more)
 
 
 LOSSES = ",".join(part("auxiliaries", name) for name in ("HiPBMDP", "Reconstruction"))
@@ -130,14 +124,17 @@ for name, values in EXTRAS.items():
 
 CASES = {
     # networks and gradient methods with a state of their own; paco reinitializes some tasks
-    "brc": sac("brc", "famo", "--resets.every=50"),
-    "auxiliaries": sac("context", "mean", *init(auxiliaries=f"[{LOSSES}]")),
-    "paco": sac("paco", "gradnorm", *init(**{"critic.init_args.max_loss": 0.5})),
-    "soft modularization": sac("soft_modularization", "nash_mtl"),
+    "brc": sac("--resets.every=50", network="brc", gradient="famo"),
+    "auxiliaries": sac(*init(auxiliaries=f"[{LOSSES}]"), network="context"),
+    "paco": sac(*init(**{"critic.init_args.max_loss": 0.5}), network="paco", gradient="gradnorm"),
+    "soft modularization": sac(
+        *both(embedding_dim=12),
+        *init(task_weighting=part("algorithms", "TemperatureWeights")),
+        network="soft_modularization",
+        gradient="nash_mtl",
+    ),
     # numbers of updates, precision, environments and what is between them and the networks
     "bf16, three updates a step": sac(
-        "mlp",
-        "mean",
         *SMALL_RINGS,
         *STANDARDIZE,
         "--data.updates_per_step=3",
@@ -145,8 +142,6 @@ CASES = {
         "--trainer.precision=bf16-mixed",
     ),
     "connectors, excluded task": sac(
-        "mlp",
-        "mean",
         *CONNECTORS,
         "--data.envs_per_task=2",
         "--data.exclude_from_training=[goal-1]",
@@ -156,14 +151,12 @@ CASES = {
         "--data.listeners+=tests.helpers.diary.Diary",
     ),
     "ppo between iterations": ppo(
-        "mean", *STANDARDIZE, "--trainer.precision=bf16-mixed", "--resets.every=50", half=90
+        *STANDARDIZE, "--trainer.precision=bf16-mixed", "--resets.every=50", half=90
     ),
     # other actions and observations
-    "discrete sac": sac("mlp", "mean", "--data.batch_size=25", env="env/classic_discrete"),
-    "discrete ppo": ppo("mean", env="env/classic_discrete"),
+    "discrete sac": sac("--data.batch_size=25", env="env/classic_discrete"),
+    "discrete ppo": ppo(env="env/classic_discrete"),
     "images and state": sac(
-        "mlp",
-        "mean",
         *SMALL_RINGS,
         *init(encoder=part("networks", "MultiInput")),
         f"--data.pixels={part('envs', 'Pixels')}",
@@ -172,10 +165,9 @@ CASES = {
     ),
     # in the middle of the warm-up, an evaluation, a vector step, an update, and an iteration
     "sac interrupted": sac(
-        "multi_head",
-        "mean",
         *SMALL_RINGS,
         "--data.num_workers=1",  # it steps during an update
+        network="multi_head",
         stops=(
             Stop(Collector, "send", 10),
             Stop(SAC, "training_step", 13),
@@ -183,28 +175,24 @@ CASES = {
         ),
     ),
     "evaluation interrupted": sac(
-        "mlp",
-        "mean",
         "--best.monitor=eval/return",
         stops=(
             Stop(Collector, "run_episodes", 2, signal.SIGINT),
             Stop(BestCheckpoint, "on_validation_end", 1),
         ),
     ),
-    "ppo collecting": ppo("pcgrad", *STANDARDIZE, stops=(Stop(PPO, "act", 26),)),
+    "ppo collecting": ppo(*STANDARDIZE, gradient="pcgrad", stops=(Stop(PPO, "act", 26),)),
     "ppo learning": ppo(
-        "famo",
         *init(learning_rate=part("algorithms", "LinearRate")),
+        gradient="famo",
         stops=(Stop(PPO, "training_step", 15),),
     ),
     "sac extras": sac(
-        "mlp",
-        "mean",
         *[option for option in WITH_EXTRAS if "model" not in option],
         stops=(Stop(SAC, "training_step", 70),),
         total=1440,
     ),
-    "ppo extras": ppo("mean", *WITH_EXTRAS, stops=(Stop(PPO, "training_step", 40),), total=2880),
+    "ppo extras": ppo(*WITH_EXTRAS, stops=(Stop(PPO, "training_step", 40),), total=2880),
 }
 TASKS = "{line: tests.helpers.fakes.point_on_a_line, space: tests.helpers.fakes.point_in_space}"
 SIZES = [
@@ -213,10 +201,10 @@ SIZES = [
     *STANDARDIZE,
     *SMALL,
 ]
-CASES["ppo, tasks of different sizes"] = ppo("pcgrad", *SIZES)
+CASES["ppo, tasks of different sizes"] = ppo(*SIZES, gradient="pcgrad")
 for algorithm in ("mtsac", "mttd3", "distral"):
     CASES[f"{algorithm}, tasks of different sizes"] = Case(
-        algorithm, "mlp", "pcgrad", [*SIZES, *REPLAY]
+        algorithm, [*SIZES, *REPLAY], gradient="pcgrad"
     )
 FAST = ("connectors, excluded task", "ppo learning")
 

@@ -72,12 +72,10 @@ def test_groups_have_the_features_of_rows_in_any_order(name, context):
     x_RnD = observation_BD.unflatten(0, (2, 2))
     task_Rn, order_B = torch.tensor([[0, 0], [2, 2]]), torch.tensor([2, 0, 3, 1])
     x_BD, task_B = observation_BD[order_B], task_Rn.flatten()[order_B]
-    projection, decoder = encoder.make_projection(), encoder.make_decoder()
+    decoder = encoder.make_decoder()
     for function in (
         encoder,
-        encoder.latent,
         encoder.shared_features,
-        lambda x, task: projection(encoder.shared_features(x, task)),
         lambda x, task: decoder(encoder.latent(x, task)),
     ):
         found_RnZ, any_BZ = function(x_RnD, task_Rn), function(x_BD, task_B)
