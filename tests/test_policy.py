@@ -29,8 +29,7 @@ from mtrl_lightning.networks import (
 )
 from mtrl_lightning.policy import load_policy
 from mtrl_lightning.spec import EnvSpec, Field
-from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, train
-from tests.helpers.checkpoints import save
+from tests.helpers.algorithms import changed, copy_of, make_sac, make_spec, save, train
 
 OBSERVATION_ED = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 TASK_E = np.array([0, 1, 2, 2, 1, 0])

@@ -26,9 +26,9 @@ from tests.helpers.algorithms import (
     make_ppo,
     make_sac,
     make_td3,
+    save,
     train,
 )
-from tests.helpers.checkpoints import save
 from tests.helpers.specs import discrete_spec
 
 ALGORITHMS = {

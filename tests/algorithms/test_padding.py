@@ -22,8 +22,8 @@ from tests.helpers.algorithms import (
     make_sac,
     make_spec,
     make_td3,
+    save,
 )
-from tests.helpers.checkpoints import save
 
 D, A = 7, 4
 """Sizes of the largest task, which is the second; the others have 4 observations, 2 actions."""

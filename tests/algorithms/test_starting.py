@@ -27,6 +27,7 @@ from tests.helpers.algorithms import (
     NAMES,
     STACKS,
     changed,
+    checkpoint_of,
     copy_of,
     make_batch,
     make_bc,
@@ -36,7 +37,6 @@ from tests.helpers.algorithms import (
     make_td3,
     train,
 )
-from tests.helpers.checkpoints import checkpoint_of
 from tests.helpers.networks import Dense
 from tests.helpers.specs import spec_of
 

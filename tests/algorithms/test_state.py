@@ -12,8 +12,7 @@ from mtrl_lightning.updates.generators import (
 )
 from mtrl_lightning.updates.metrics import MeanMetrics
 from mtrl_lightning.updates.update import check_fused_state, replace_options
-from tests.helpers.algorithms import make_sac, make_spec
-from tests.helpers.checkpoints import checkpoint_of
+from tests.helpers.algorithms import checkpoint_of, make_sac, make_spec
 
 
 def draw(generators, name, count=5):
