@@ -1,6 +1,6 @@
 """Tasks with smaller observations and actions than the largest: what pads them has no effect.
 
-``tests/networks/test_gaussian.py`` compares masked distributions with smaller ones.
+``tests/networks/test_distributions.py`` compares masked distributions with smaller ones.
 """
 
 from functools import partial

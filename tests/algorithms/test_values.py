@@ -1,6 +1,6 @@
 """Critics' outputs, temperatures and weights of tasks, by hand and against loops.
 
-The losses of scalar values are in the updates of ``test_sac.py`` and ``test_td3.py``.
+The losses of scalar values are in the updates of ``test_sac.py``.
 """
 
 import itertools
