@@ -18,8 +18,8 @@ def test_train_starts_from_a_policy_of_other_tasks(tmp_path):
     network = partial(MultiHead, width=16, depth=1)
     fixed = partial(SAC, actor=network, critic=network, actor_optimizer=partial(Adam, lr=0.0))
     source = small(ToyReach(3), tmp_path, algorithm=fixed, name="source", total_steps=300)
-    options = {"name": "next", "init_from": source.folder, "total_steps": 120, "seed": 2}
-    run = small(ToyReach(2), tmp_path, algorithm=fixed, **options)
+    options = {"algorithm": fixed, "init_from": source.folder, "total_steps": 120, "seed": 2}
+    run = small(ToyReach(2), tmp_path, name="next", **options)
     observation_ED = np.random.default_rng(0).normal(size=(9, 2)).astype(np.float32)
     for task in ("goal-0", "goal-1"):
         expected = source.policy.act(observation_ED, task)

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.compare.comparison import (
-    Comparison,
-    Curves,
-    compare_runs,
-    summarize,
-)
+from mtrl_lightning.compare.comparison import Comparison, Curves, compare_runs, summarize
 from mtrl_lightning.compare.record import RunRecord, read_metrics
 from mtrl_lightning.errors import ConfigurationError
 from tests.helpers.command_line import fails
