@@ -10,7 +10,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay.rollout_buffer import RolloutBuffer
 from mtrl_lightning.spec import Field
 from mtrl_lightning.transitions import RolloutConfig
-from tests.helpers.replay import ids_of, make_spec, make_transitions
+from tests.helpers.replay import assert_same_batch, ids_of, make_spec, make_transitions
 
 NUM_STEPS, NUM_EPOCHS, NUM_MINIBATCHES = 6, 3, 4
 TASKS = [0, 0, 1, 1, 2, 2]
@@ -167,11 +167,12 @@ def test_computed_column_replaces_a_collected_one():
     column_SE = buffer.collected().columns["observation"][:, :, 0]
     buffer.begin({"log_prob": 2 * column_SE})
     other = resumed(buffer.state_dict())
-    for each in (buffer, other):
-        batch = each.next_minibatch()
-        log_prob_B = batch.extra["log_prob"].flatten()
-        assert torch.equal(log_prob_B, 2.0 * torch.tensor(ids_of(batch)))
-        assert torch.equal(each.collected().columns["log_prob"], -0.5 * column_SE)
+    for _ in range(2):  # also in the middle of an epoch
+        batch, same = buffer.next_minibatch(), other.next_minibatch()
+        assert_same_batch(batch, same)
+        assert torch.equal(batch.extra["log_prob"].flatten(), 2.0 * torch.tensor(ids_of(batch)))
+        assert torch.equal(other.collected().columns["log_prob"], -0.5 * column_SE)
+        other = resumed(buffer.state_dict())
 
 
 def resumed(state, **options):
