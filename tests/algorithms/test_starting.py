@@ -37,7 +37,6 @@ from tests.helpers.algorithms import (
     make_td3,
     train,
 )
-from tests.helpers.networks import Dense
 from tests.helpers.specs import spec_of
 
 THERE = spec_of([*NAMES, "door-close-v3"])
@@ -89,24 +88,26 @@ def assert_acts_as(algorithm, source, common=None):
             )
 
 
-class DeclaredDense(Dense):
-    def task_axes(self):
-        return {"table.weight": networks.TaskAxis()}
+class DeclaredDense(networks.Embedding):
+    """Not of the package; its vectors are declared."""
 
 
-class PlainOneHot(networks.TaskConditioning):
-    """Gives a one-hot, and does not say so."""
+class Dense(networks.Embedding):
+    """Does not say that each task has a vector."""
 
-    def __init__(self, spec):
-        super().__init__(spec)
-        self.out_dim = spec.num_tasks
-
-    def forward(self, task_B):
-        return torch.nn.functional.one_hot(task_B, self.num_tasks).float()
+    task_axes = None
 
 
-class DeclaredOneHot(PlainOneHot):
-    columns = networks.OneHot.columns
+class DeclaredOneHot(networks.OneHot):
+    """Says only that it is a one-hot."""
+
+    task_axes = None
+
+
+class PlainOneHot(DeclaredOneHot):
+    """Does not say so."""
+
+    columns = networks.TaskConditioning.columns
 
 
 POLICIES = {

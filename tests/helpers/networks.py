@@ -38,18 +38,6 @@ def gradients_of(out, inputs, weights=None, retain_graph=True):
     )
 
 
-class Dense(networks.TaskConditioning):
-    """A learned vector for each task, which does not declare that it has an axis of tasks."""
-
-    def __init__(self, spec) -> None:
-        super().__init__(spec)
-        self.out_dim = 5
-        self.table = nn.Embedding(spec.num_tasks, 5)
-
-    def forward(self, task_B: torch.Tensor) -> torch.Tensor:
-        return self.table(task_B)
-
-
 SMALL = {"width": 8, "depth": 2, "output_bound": 0.5}
 SOFT = {"num_modules": 2, "embedding_dim": 5}
 NETWORKS = {
