@@ -16,15 +16,7 @@ from mtrl_lightning.algorithms import ManualWeights, MeanReward, Scalar
 from mtrl_lightning.algorithms.td3 import spread_over_environments
 from mtrl_lightning.auxiliaries import Auxiliary, LossInputs, Reconstruction
 from mtrl_lightning.gradients import Mean, PCGrad
-from mtrl_lightning.networks import (
-    MLP,
-    Embedding,
-    MixtureOfEncoders,
-    MLPEncoder,
-    MultiHead,
-    Standardize,
-    UniformGate,
-)
+from mtrl_lightning.networks import MLP, Embedding, MLPEncoder, MultiHead, Standardize
 from mtrl_lightning.networks.network import shared_parameters
 from mtrl_lightning.utils.devices import CPU
 from tests.helpers import plain
@@ -458,11 +450,8 @@ def test_the_distilled_policy_acts_on_tasks_that_are_not_trained(encoder):
 
 
 def test_gradient_methods_combine_what_the_tasks_share():
-    encoder = partial(
-        MixtureOfEncoders, num_experts=2, assignment=UniformGate, width=6, depth=1, out_dim=5
-    )
     methods = {"actor_gradient": PCGrad, "critic_gradient": PCGrad}
-    distral = make_distral(encoder=encoder, reward_scale=MeanReward, **methods)
+    distral = make_distral(encoder=plain.OPTIONS["encoder"], reward_scale=MeanReward, **methods)
     for update, method, network in (
         (distral.critic_update, distral.critic_gradient, distral.encoder),
         (distral.distilled_update, distral.actor_gradient, distral.distilled),
