@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
-from mtrl_lightning import BehaviourCloning
 from mtrl_lightning.algorithms.losses import Categorical
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import SquashedGaussian, StateDependentStd, StateIndependentStd
@@ -80,7 +79,7 @@ def test_target_entropy_is_of_the_tasks_own_number_of_actions():
     np.testing.assert_allclose(several, [0.98 * np.log(6)] * 2, rtol=1e-6)
 
 
-@pytest.mark.parametrize("make", [make_sac, make_ppo, make_distral, BehaviourCloning])
+@pytest.mark.parametrize("make", [make_sac, make_ppo, make_distral, make_bc])
 def test_padded_choices_are_never_taken(make):
     spec = discrete_spec((2, 3))
     algorithm = make(spec)
@@ -98,7 +97,7 @@ def test_padded_choices_are_never_taken(make):
 
 def test_behaviour_cloning_minimizes_the_cross_entropy():
     spec = discrete_spec((3, 3))
-    algorithm = BehaviourCloning(spec)
+    algorithm = make_bc(spec)
     batch = discrete_batch(spec)
     loss_R, _ = algorithm.actor_loss(batch)
     logits_RnA = algorithm.actor(batch.observation_RnD, batch.task_Rn)

@@ -17,20 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mtrl_lightning import algorithms
 from mtrl_lightning.auxiliaries import HiPBMDP, Reconstruction
 from mtrl_lightning.updates.generators import Generators
-from tests.helpers.algorithms import (
-    EMBEDDING,
-    ENCODER,
-    NAMES,
-    STACKS,
-    attach,
-    learning_batch,
-    make_bc,
-    make_distral,
-    make_ppo,
-    make_sac,
-    make_spec,
-    make_td3,
-)
+from tests.helpers import algorithms as small
 from tests.helpers.gradients import METHODS
 from tests.helpers.tiers import slow_unless
 
@@ -47,16 +34,22 @@ PARTS = (
         "actor_max_grad_norm": None,
         "critic_max_grad_norm": None,
     },
-    {"encoder": partial(ENCODER, context=EMBEDDING), "auxiliaries": [HiPBMDP, Reconstruction]},
+    {
+        "encoder": partial(small.ENCODER, context=small.EMBEDDING),
+        "auxiliaries": [HiPBMDP, Reconstruction],
+    },
 )
 OF_METHODS = [
     dict.fromkeys(("actor_gradient", "critic_gradient"), METHODS[name])
     for name in ("pcgrad", "gradnorm", "famo")
 ]
 CASES = [
-    *(partial(make_sac, **options) for options in (*STACKS.values(), *PARTS, *OF_METHODS)),
-    partial(make_ppo, **STACKS["multi-head"], **OF_METHODS[0]),
-    *(make_sac, make_td3, make_distral, make_bc),
+    *(
+        partial(small.make_sac, **options)
+        for options in (*small.STACKS.values(), *PARTS, *OF_METHODS)
+    ),
+    partial(small.make_ppo, **small.STACKS["multi-head"], **OF_METHODS[0]),
+    *(small.make_sac, small.make_td3, small.make_distral, small.make_bc),
 ]
 
 
@@ -90,17 +83,17 @@ def meta_as_gpu(monkeypatch):
 
 def on_meta(make, optimizer=SkippingAdam, **options):
     """Return an algorithm on the device, with its optimizers, and a batch."""
-    algorithm = make(make_spec()._replace(task_names=NAMES), **options)
+    algorithm = make(small.make_spec()._replace(task_names=small.NAMES), **options)
     for update in algorithm.updates:
         update.make_optimizer = partial(optimizer, lr=1e-3)
     algorithm.to(META)
-    attach(algorithm)
-    batch = learning_batch(algorithm)
+    small.attach(algorithm)
+    batch = small.learning_batch(algorithm)
     extra = {name: column.to(META) for name, column in batch.extra.items()}
     return algorithm, type(batch)(*(field.to(META) for field in batch[:-1]), extra)
 
 
-@pytest.mark.parametrize("make", slow_unless((make_sac,), CASES))
+@pytest.mark.parametrize("make", slow_unless((small.make_sac,), CASES))
 def test_no_part_of_an_update_waits(make):
     algorithm, batch = on_meta(make)
     for i in range(2):
@@ -109,7 +102,7 @@ def test_no_part_of_an_update_waits(make):
 
 
 def test_ppo_waits_only_for_the_divergence_of_an_epoch():
-    ppo, batch = on_meta(make_ppo, num_minibatches=2)
+    ppo, batch = on_meta(small.make_ppo, num_minibatches=2)
     for _ in range(2):
         ppo.training_step(batch, 0)
         assert not ppo.is_iteration_over()
@@ -120,7 +113,7 @@ def test_ppo_waits_only_for_the_divergence_of_an_epoch():
 
 def test_an_optimizer_that_cannot_skip_on_the_device_waits():
     with pytest.warns(UserWarning, match=r"of critic, Adam, cannot skip .* fused: true"):
-        sac, batch = on_meta(make_sac, optimizer=Adam)
+        sac, batch = on_meta(small.make_sac, optimizer=Adam)
     with pytest.raises(RuntimeError, match="item"):
         sac.training_step(batch, 0)
 
@@ -135,7 +128,7 @@ class CopiesFromHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("make", [make_sac, make_td3, make_ppo])
+@pytest.mark.parametrize("make", [small.make_sac, small.make_td3, small.make_ppo])
 def test_acting_copies_once_to_the_device_and_once_back(make, monkeypatch):
     algorithm, _ = on_meta(make)
     fetched = []
@@ -151,5 +144,5 @@ def test_acting_copies_once_to_the_device_and_once_back(make, monkeypatch):
             algorithm.act(np.zeros((6, 4)), task_E, "explore")
     assert copies.count == 1, "the observations; the tasks are there already"
     # actions, and PPO's samples and log densities
-    num_columns = 2 + 2 + 1 if make is make_ppo else 2
+    num_columns = 2 + 2 + 1 if make is small.make_ppo else 2
     assert fetched == [(6, num_columns)] * 2

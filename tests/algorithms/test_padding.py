@@ -12,34 +12,23 @@ import torch
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import SAC
 from mtrl_lightning.policy import load_policy
-from tests.helpers.algorithms import (
-    NAMES,
-    attach,
-    learning_batch,
-    make_bc,
-    make_distral,
-    make_ppo,
-    make_sac,
-    make_spec,
-    make_td3,
-    save,
-)
+from tests.helpers import algorithms as small
 
 D, A = 7, 4
 """Sizes of the largest task, which is the second; the others have 4 observations, 2 actions."""
-SPEC = make_spec(3, D, A)._replace(
-    task_names=NAMES, observation_sizes=(4, D, 4), action_sizes=(2, A, 2)
+SPEC = small.make_spec(3, D, A)._replace(
+    task_names=small.NAMES, observation_sizes=(4, D, 4), action_sizes=(2, A, 2)
 )
 IS_OWN_TA = torch.from_numpy(SPEC.action_mask_TA)
 STATE_DEPENDENT = networks.StateDependentStd
 CASES = [
-    *(partial(make, SPEC) for make in (make_sac, make_td3, make_distral)),
+    *(partial(make, SPEC) for make in (small.make_sac, small.make_td3, small.make_distral)),
     *(
-        partial(make_ppo, SPEC, noise=noise, entropy_coef=0.3)
+        partial(small.make_ppo, SPEC, noise=noise, entropy_coef=0.3)
         for noise in (networks.StateIndependentStd, STATE_DEPENDENT)
     ),
     *(
-        partial(make_bc, SPEC, loss=loss, noise=noise)
+        partial(small.make_bc, SPEC, loss=loss, noise=noise)
         for loss in ("log_prob", "mse")
         for noise in (None, STATE_DEPENDENT)
     ),
@@ -47,7 +36,7 @@ CASES = [
 
 
 def padded_batch(algorithm, seed):
-    batch = learning_batch(algorithm, seed)
+    batch = small.learning_batch(algorithm, seed)
     action_RnA = batch.action_RnA * IS_OWN_TA[batch.task_Rn]
     extra = {"unclipped_action": action_RnA} if "unclipped_action" in batch.extra else {}
     return batch._replace(action_RnA=action_RnA, extra=batch.extra | extra)
@@ -76,7 +65,7 @@ def test_padding_of_a_policys_outputs_changes_no_update(make):
 
     for is_disturbed in (False, True):
         algorithm = make()
-        attach(algorithm)
+        small.attach(algorithm)
         batches = [padded_batch(algorithm, seed) for seed in range(3)]
         if is_disturbed:
             disturb(algorithm, batches[0].task_Rn)
@@ -96,7 +85,9 @@ def test_padding_of_a_policys_outputs_changes_no_update(make):
     assert bool(actions) == (algorithm.kind == "off-policy")
 
 
-@pytest.mark.parametrize("make", [make_sac, make_ppo, make_td3, make_distral])
+@pytest.mark.parametrize(
+    "make", [small.make_sac, small.make_ppo, small.make_td3, small.make_distral]
+)
 @pytest.mark.parametrize("mode", ["random", "explore", "exploit"])
 def test_what_is_not_a_tasks_own_is_zero_in_every_action(make, mode):
     task_E = np.array([0, 1, 2, 1])
@@ -116,20 +107,20 @@ def test_each_task_aims_at_the_entropy_of_its_own_dimensions():
 
 
 def test_the_logged_noise_is_that_of_a_tasks_own_dimensions():
-    ppo = make_ppo(SPEC)
+    ppo = small.make_ppo(SPEC)
     ppo.noise.log_std_TA.data[:] = torch.tensor([1.0, 2, 4, 4]).log()
     ppo.mean_metrics.add({"loss": torch.tensor(1.0)})
     metrics = ppo.drain_metrics()
-    stds = [metrics[f"train/noise_std/{name}"] for name in NAMES]
+    stds = [metrics[f"train/noise_std/{name}"] for name in small.NAMES]
     assert stds == pytest.approx([1.5, 2.75, 1.5])
 
 
 def test_a_loaded_policy_takes_and_gives_a_tasks_own_size(tmp_path):
-    sac = make_sac(SPEC, encoder=partial(networks.Standardize, per_task=True))
-    batch = learning_batch(sac)
+    sac = small.make_sac(SPEC, encoder=partial(networks.Standardize, per_task=True))
+    batch = small.learning_batch(sac)
     batch.observation_RnD[[0, 2], :, 4:] = 0
     sac.encoder.observe(batch.observation_RnD, batch.task_Rn)
-    policy = load_policy(save(sac, tmp_path))
+    policy = load_policy(small.save(sac, tmp_path))
     first_BD = batch.observation_RnD[0].numpy()
     action_BA = sac.act(first_BD, np.zeros(5, np.int64), "exploit")
     for given_BD in (first_BD[:, :4], first_BD):
