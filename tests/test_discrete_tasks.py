@@ -6,19 +6,20 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import FrameStackObservation, TimeLimit, TransformObservation
 
 from mtrl_lightning import PPO, SAC, train
 from mtrl_lightning.demonstrations import UniformPolicy, collect, open_data_sets, write_data_sets
 from mtrl_lightning.envs import GymnasiumTasks, VectorEnv
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.export.policy import export_policy, load_exported, observations_of
-from mtrl_lightning.networks import MLP, Standardize
+from mtrl_lightning.networks import MLP, PixelEncoder, Standardize
 from mtrl_lightning.policy import LoadedPolicy
 
 CLASSIC = ["CartPole-v1", "Acrobot-v1"]
 REGISTERED = "mtrl_lightning.envs.benchmarks.registered"
 SMALL = partial(MLP, width=8, depth=1, output_bound=0.5)
+ONE_BATCH = {"num_epochs": 1, "num_minibatches": 1}
 
 
 class Echo(gym.Env):
@@ -71,10 +72,37 @@ def test_minigrid_is_learned_from_the_agents_view(tmp_path):
         np.testing.assert_array_equal(observation_D, observation["image"].ravel())
         observation_D, *_ = ours.step(np.eye(7)[action])
         observation, *_ = theirs.step(action)
-    sizes = {"num_steps": 5, "num_epochs": 1, "num_minibatches": 1}
-    algorithm = partial(PPO, actor=SMALL, critic=SMALL, encoder=Standardize, **sizes)
-    seen = train(benchmark, algorithm, total_steps=10, root=tmp_path).algorithm.encoder
+    algorithm = partial(PPO, actor=SMALL, critic=SMALL, encoder=Standardize, num_steps=5)
+    run = train(benchmark, partial(algorithm, **ONE_BATCH), total_steps=10, root=tmp_path)
+    seen = run.algorithm.encoder
     assert (seen.count, seen.mean_D.max() > 1) == (2, True)
+
+
+def atari(name):
+    """Return the last four grey screens of a game, at half their size."""
+    env = gym.make(f"ale_py:ALE/{name}-v5", obs_type="grayscale")
+    env = TransformObservation(env, lambda screen: screen[::2, ::2], Box(0, 255, (105, 80), "u1"))
+    return FrameStackObservation(TimeLimit(env, 200), 4)
+
+
+@pytest.mark.slow
+def test_three_atari_games_are_trained_for_2000_steps(tmp_path):
+    pytest.importorskip("ale_py")
+    games = ("Pong", "Breakout", "Freeway")
+    benchmark = GymnasiumTasks({name: partial(atari, name) for name in games})
+    assert benchmark.spec.observation_space.shape == (1, 4, 105, 80)
+    assert benchmark.spec.action_sizes == (6, 4, 3)
+    encoder = partial(PixelEncoder, channels=8, strides=(4, 4))
+    algorithm = partial(PPO, actor=SMALL, critic=SMALL, encoder=encoder, num_steps=100)
+    run = train(
+        benchmark,
+        partial(algorithm, **ONE_BATCH),
+        total_steps=2_000,
+        root=tmp_path,
+        evaluation={"num_episodes": 1, "num_workers": 0},
+        num_workers=0,
+    )
+    assert all(f"eval/return/{game}" in run.evaluation for game in games)
 
 
 @pytest.mark.parametrize("length", [0.5, 1.0])
