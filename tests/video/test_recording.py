@@ -7,8 +7,9 @@ from PIL import Image
 from mtrl_lightning import record_videos
 from mtrl_lightning.envs import ToyReach
 from mtrl_lightning.rollout import Evaluator
-from mtrl_lightning.video import VideoFormat
+from mtrl_lightning.video import VideoFormat, gif
 from mtrl_lightning.video.drawing import Mosaic
+from mtrl_lightning.video.encoding import write_mp4
 from tests.helpers.altered_reach import Halves
 from tests.helpers.fakes import Constant, Recorder, Scripted, Seeker, scripted_length
 from tests.helpers.video import frames_of
@@ -99,3 +100,11 @@ def test_every_task_has_a_file_of_its_own(tmp_path):
     recording = record_videos(Constant(), Renamed(3), tmp_path, format=SMALL, num_workers=0)
     assert list(recording.files) == [*names, "all_tasks"]
     assert len({path.name.casefold() for path in tmp_path.iterdir()}) == 4
+
+
+def test_a_gif_has_fewer_and_smaller_images(tmp_path):
+    write_mp4(tmp_path / "a.mp4", [Image.new("RGB", (640, 320), (i, i, i)) for i in range(60)], 30)
+    (tmp_path / "a.gif").write_bytes(gif(tmp_path / "a.mp4"))
+    with Image.open(tmp_path / "a.gif") as image:
+        found = image.size, image.n_frames, image.info["duration"]
+    assert found == ((320, 160), 20, 100)
