@@ -127,6 +127,9 @@ def test_windows_average_info_over_episodes_that_have_it():
         "rollout/info/y": 7.0,
         "rollout/info/y/a": 7.0,
     }
+    resumed = EpisodeWindows(num_tasks=3, size=2)
+    resumed.load_state_dict(windows.state_dict())
+    assert resumed.metrics(SPEC) == found and resumed.count_T.tolist() == [3, 1, 1]
 
 
 def test_episode_seconds_are_from_start_to_end(monkeypatch):
