@@ -1,11 +1,13 @@
 """Discrete actions, and behaviour cloning: losses against loops and PyTorch's distributions."""
 
+import copy
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from mtrl_lightning.algorithms.losses import Categorical
@@ -13,6 +15,7 @@ from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks import SquashedGaussian, StateDependentStd, StateIndependentStd
 from mtrl_lightning.updates.weighting import FixedTemperature
 from tests.helpers.algorithms import (
+    attach,
     make_batch,
     make_bc,
     make_distral,
@@ -70,6 +73,48 @@ def test_sac_losses_are_sums_over_the_actions(spec):
         cost_n = (log_pi_nA.exp() * (ALPHA * log_pi_nA - q_QnA.amin(0))).sum(-1)
         torch.testing.assert_close(actor_loss_R[task], cost_n.mean())
         torch.testing.assert_close(log_prob_Rn[task], (log_pi_nA.exp() * log_pi_nA).sum(-1))
+
+
+def test_ppos_steps_of_the_actor_are_those_of_stable_baselines3():
+    sb3 = pytest.importorskip("stable_baselines3")
+    other = sb3.PPO(
+        "MlpPolicy",
+        "CartPole-v1",
+        learning_rate=0.3,
+        **{"n_steps": 64, "batch_size": 64, "n_epochs": 4, "normalize_advantage": False},
+        **{"clip_range": 0.1, "ent_coef": 0.2, "vf_coef": 0.0, "max_grad_norm": 1e9},
+        policy_kwargs={"net_arch": [16], "optimizer_class": torch.optim.SGD},
+        device="cpu",
+        seed=0,
+    )
+    layers = nn.Sequential(*other.policy.mlp_extractor.policy_net, other.policy.action_net)
+    actor = copy.deepcopy(layers)
+    actor.forward = lambda x_BD, task_B: nn.Sequential.forward(actor, x_BD)
+    sgd = partial(torch.optim.SGD, lr=0.3)
+    spec = discrete_spec((2,))
+    ppo = make_ppo(
+        spec,
+        actor=lambda *_: actor,
+        actor_optimizer=sgd,
+        clip=0.1,
+        entropy_coef=0.2,
+        actor_max_grad_norm=None,
+    )
+    attach(ppo)
+    old = copy.deepcopy(layers.state_dict())
+    other.learn(64)
+    rows = other.rollout_buffer
+    extra = {"log_prob": rows.log_probs, "advantage": rows.advantages, "weight": np.ones(64, "f4")}
+    columns = {name: torch.from_numpy(value).view(1, 64) for name, value in extra.items()}
+    action_RnA = F.one_hot(torch.from_numpy(rows.actions).long().view(1, 64)).float()
+    batch = make_batch(spec, 64)._replace(
+        observation_RnD=torch.from_numpy(rows.observations)[None],
+        extra={**columns, "unclipped_action": action_RnA},
+    )
+    for _ in range(4):
+        ppo.actor_update(lambda: ppo.actor_loss(batch))
+    assert not torch.allclose(old["0.weight"], layers[0].weight, atol=1e-2)
+    torch.testing.assert_close(actor.state_dict(), layers.state_dict())
 
 
 def test_target_entropy_is_of_the_tasks_own_number_of_actions():
