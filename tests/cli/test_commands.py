@@ -29,11 +29,6 @@ def test_list_finds_all_a_group_or_a_part_of_a_name_or_description(capsys):
     assert code == 2 and "gradeint" in error
 
 
-def test_abbreviated_option_is_refused(capsys):
-    code, error = fails(main, capsys, ["clear", "run", "--ye"])
-    assert code == 2 and "--ye" in error
-
-
 def test_doctor_prints_versions_and_fails_where_torch_is_missing(capsys, monkeypatch):
     def version(name):
         raise importlib.metadata.PackageNotFoundError

@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 from mtrl_lightning.cli.lightning_cli import parsed
-from tests.helpers.command_line import CONFIGS, SHORT, SMALL, config_args, fails
+from tests.helpers.command_line import CONFIGS, SHORT, SMALL, config_args
 
 
 def write(folder, name, text):
@@ -49,21 +49,3 @@ def test_saved_configuration_is_complete_and_repeats_the_run(command_line, tmp_p
     assert "extends" not in content and content["data"]["init_args"]["batch_size"] == 96
     command_line("fit", "-c", str(saved), configs=(), small=False)
     assert command_line.rows("extended", 1) == command_line.rows("extended", 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("", "config"),
-        ("model: {init_args: [", "config"),
-        ("model: {init_args: {critic: {class_path: mtrl_lightning.networks.MLP}}}", "critic"),
-    ],
-)
-def test_own_file_in_a_folder_named_as_a_group_is_read_whole(
-    command_line, tmp_path, capsys, text, word
-):
-    """What a file of the package names for a critic is left out where there is none."""
-    path = write(tmp_path, "network/own.yaml", text)
-    configs = ("base", "env/toy", "algorithm/bc", "network/mlp")
-    code, error = fails(command_line, capsys, "fit", "-c", path, configs=configs, small=False)
-    assert code == 2 and word in error

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from mtrl_lightning.__main__ import main
-from mtrl_lightning.cli import loaded_run, play
+from mtrl_lightning.cli import loaded_run
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.policy import load_policy
-from mtrl_lightning.video.recording import RecordedEpisode, Recording
+from mtrl_lightning.video.recording import Recording
 from tests.helpers.video import frames_of
 
 SMALL = ["--width=64", "--height=48", "--num_workers=0"]
@@ -48,12 +48,6 @@ def test_checkpoint_may_use_the_configurations_classes():
     }
     expected = ["gated.Gated", "gated", "own.parts.Crop", "own.parts"]
     assert loaded_run.named_classes(model) == expected
-
-
-def test_the_table_has_a_score_where_there_is_a_largest_return():
-    recording = Recording({}, [RecordedEpisode("walker-walk", 0, 250.0, 500, False)])
-    line = play.table(recording, has_success=False, max_return=1000.0).splitlines()[1]
-    assert line.split() == ["walker-walk", "0", "250.0", "500", "0.250"]
 
 
 def test_a_run_is_played_with_its_action_transforms(run, monkeypatch):

@@ -65,11 +65,3 @@ def test_an_evaluation_averages_them_by_task():
     for key, values in expected.items():
         for task, value in zip(("", "/goal-0", "/goal-1"), values, strict=True):
             assert metrics.get(f"eval/info/{key}{task}") == value
-
-
-def test_a_number_that_no_environment_reports_is_named_once():
-    collector = collector_of(WithInfo(Reporting(3, horizon=4), ["steps", "speed", "odd"]))
-    collector.sample(num_steps=9)
-    with pytest.warns(UserWarning, match="reported") as warned:
-        collector.sample(num_steps=30)
-    assert len(warned) == 1

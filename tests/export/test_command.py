@@ -93,13 +93,6 @@ def test_policies_of_the_package_are_those_of_their_cards(name):
     assert card["evaluation"]["env_steps"] == card["env_steps"]
 
 
-def test_list_prints_the_results_of_the_cards(capsys):
-    main(["list", "policies"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    success = read_card(policies()["mt10"])["evaluation"]["metrics"]["eval/success/door-open-v3"]
-    assert f"{success:.2f}" in next(line for line in lines if line[:1] == ["door-open-v3"])
-
-
 @pytest.mark.slow
 def test_mt10_does_as_well_as_its_card_says(tmp_path):
     file = tmp_path / "results.json"
