@@ -78,12 +78,11 @@ def restoring(path: str | Path | None) -> Iterator[None]:
         ) from error
 
 
-def load_checkpoint(path: str | Path, verify: bool = True, mmap: bool = True) -> dict[str, Any]:
-    """Read a checkpoint's tensors and plain values without executing code.
+def load_checkpoint(path: str | Path, mmap: bool = True) -> dict[str, Any]:
+    """Read a checkpoint's tensors and plain values, verifying checksums and executing no code.
 
     Args:
         path: the file.
-        verify: whether to verify the checksums, which reads the entire file.
         mmap: whether to memory-map tensors instead of reading them.
     """
     if not Path(path).is_file():
@@ -91,10 +90,9 @@ def load_checkpoint(path: str | Path, verify: bool = True, mmap: bool = True) ->
             f"checkpoint {path} does not exist: give a file in a run's checkpoints/ folder"
         )
     with restoring(path):
-        if verify:
-            with zipfile.ZipFile(path) as archive:
-                if archive.testzip() is not None:
-                    raise zipfile.BadZipFile("a checksum is wrong")
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:
+                raise zipfile.BadZipFile("a checksum is wrong")
         loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     state = loaded.get("mtrl_lightning") if isinstance(loaded, dict) else None
     if not isinstance(state, dict) or "format" not in state:

@@ -22,7 +22,7 @@ def test_truncated_checkpoint_is_refused(last, mmap):
         path = last.with_name("truncated.ckpt")
         path.write_bytes(content[: len(content) * twentieth // 20])
         with pytest.raises(ConfigurationError, match=r"truncated\.ckpt is damaged"):
-            load_checkpoint(path, verify=False, mmap=mmap)
+            load_checkpoint(path, mmap)
 
 
 def test_flipped_bit_of_a_weight_is_refused(last):
