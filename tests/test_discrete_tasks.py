@@ -63,9 +63,11 @@ def test_steps_are_gymnasiums_with_the_index_of_the_largest_entry():
 
 def test_minigrid_is_learned_from_the_agents_view(tmp_path):
     pytest.importorskip("minigrid")
-    name, view = "MiniGrid-DoorKey-5x5-v0", f"{REGISTERED}:MiniGridView-v0"
+    name = "MiniGrid-DoorKey-5x5-v0"
+    view = f"{REGISTERED}:MiniGridView-v0"
     benchmark = GymnasiumTasks({"door": {"id": view, "kwargs": {"name": name}}}, horizon=288)
-    ours, theirs = benchmark.make_env(0, "eval", 0), gym.make(name)
+    ours = benchmark.make_env(0, "eval", 0)
+    theirs = gym.make(name)
     observation_D, _ = ours.reset(seed=3)
     observation, _ = theirs.reset(seed=3)
     for action in (0, 2, 1, 2):

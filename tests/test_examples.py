@@ -87,7 +87,8 @@ def documented_metrics():
     ids=["SAC", "PPO"],
 )
 def test_every_metric_of_a_run_is_on_its_page(algorithm, tmp_path):
-    benchmark, network = ToyConflict(), partial(MLP, width=8, depth=1)
+    benchmark = ToyConflict()
+    network = partial(MLP, width=8, depth=1)
     algorithm = partial(algorithm, actor=network, critic=network)
     run = small(benchmark, tmp_path, algorithm=algorithm, total_steps=120)
     logged = set(read_metrics(run.folder))

@@ -92,7 +92,8 @@ def test_parts_are_those_of_the_dictionary(shape, channels, vectors):
 
 def test_features_are_those_of_the_image_and_the_standardized_vector():
     benchmark = GymnasiumTasks({"task": camera(SIZE, SIZE, 3)})
-    spec, env = benchmark.spec, benchmark.make_env(0, "train", 0)
+    spec = benchmark.spec
+    env = benchmark.make_env(0, "train", 0)
     torch.manual_seed(0)
     both = encoder(spec)
     torch.manual_seed(0)

@@ -49,7 +49,8 @@ def test_ctrl_c_during_imports_ends_the_program_at_once(command_line):
 
 
 def test_a_requeued_slurm_job_continues_in_its_folder(command_line, tmp_path, monkeypatch):
-    scontrol, calls = tmp_path / "scontrol", tmp_path / "calls"
+    scontrol = tmp_path / "scontrol"
+    calls = tmp_path / "calls"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
     scontrol.chmod(0o755)
     for name, value in {**JOB, "PATH": f"{tmp_path}:{os.environ['PATH']}"}.items():

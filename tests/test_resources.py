@@ -1,4 +1,4 @@
-"""Free memory, and copies to a device."""
+"""Free memory."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ def test_compiled_losses_give_the_same_updates(make, num_metrics, backend, monke
 
 
 def test_losses_are_compiled_in_the_given_mode_and_steps_marked(monkeypatch):
-    asked, found = [], []
+    asked = []
+    found = []
     monkeypatch.setattr(
         torch, "compile", lambda function, mode: asked.append((function.__name__, mode)) or function
     )

@@ -91,7 +91,8 @@ def test_seed_decides_weights_and_draws_without_global_state(make, monkeypatch):
 @every_algorithm
 def test_actions_have_their_shape_and_exploiting_draws_nothing(make):
     algorithm, reference = small.train(make(), 1), small.train(make(), 1)
-    observation_ED, batch = small.OBSERVATION_ED.copy(), small.learning_batch(algorithm)
+    observation_ED = small.OBSERVATION_ED.copy()
+    batch = small.learning_batch(algorithm)
     for one in (algorithm, reference):
         one.training_step(batch, 1)
     for one, other in zip(batch[:-1], small.learning_batch(algorithm)[:-1], strict=True):
@@ -114,7 +115,8 @@ def test_actions_have_their_shape_and_exploiting_draws_nothing(make):
 
 @every_algorithm
 def test_an_algorithm_acts_with_the_weights_of_another(make):
-    algorithm, other = small.train(make(), 2), make(seed=4)
+    algorithm = small.train(make(), 2)
+    other = make(seed=4)
     wanted = act(algorithm, "exploit")
     assert not np.array_equal(act(other, "exploit"), wanted)
     weights = algorithm.get_weights()

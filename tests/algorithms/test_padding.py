@@ -58,7 +58,8 @@ def disturb(algorithm, task_Rn):
 
 @pytest.mark.parametrize("make", CASES)
 def test_padding_of_a_policys_outputs_changes_no_update(make):
-    ends, actions = [], []
+    ends = []
+    actions = []
 
     def note(module, given):
         actions.append(given[0][..., -A:].detach())

@@ -226,7 +226,8 @@ def full(value):
 def test_the_values_stay_when_the_statistics_move(name):
     critic, scale = make_scale(name, step_size=0.3)
     generator = torch.Generator().manual_seed(1)
-    x_BD, mixed_B = torch.randn(18, 4, generator=generator), torch.randperm(18, generator=generator)
+    x_BD = torch.randn(18, 4, generator=generator)
+    mixed_B = torch.randperm(18, generator=generator)
     task_B = torch.arange(3).repeat_interleave(6)
 
     @torch.no_grad()

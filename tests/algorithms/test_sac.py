@@ -341,7 +341,8 @@ def test_deviations_are_spread_over_environments_of_all_ranks(acting):
 
 def test_exploring_adds_the_noise_of_each_environment():
     td3 = make_td3(exploration_std_min=0.0, exploration_std_max=2.0)
-    observation_ED, task_E = np.ones((3, 4), np.float32), np.zeros(3, np.int64)
+    observation_ED = np.ones((3, 4), np.float32)
+    task_E = np.zeros(3, np.int64)
     with torch.no_grad():
         output_EA = td3.actor(torch.from_numpy(observation_ED), torch.from_numpy(task_E))
     mode_EA = td3.act(observation_ED, task_E, "exploit")
@@ -403,7 +404,8 @@ def test_distral_updates_as_plain_pytorch():
     plain.descend(sum(losses), parts["critic"], encoder)
     metrics = {"train/critic_loss": sum(losses) / 3}
 
-    log_probs, losses = [], []
+    log_probs = []
+    losses = []
     for t in range(3):
         z_nZ = encoder(batch.observation_RnD[t], none_n).detach()
         action_nA, log_prob_n, bonus_n = draw(t, z_nZ, noise_RnA[t])

@@ -158,7 +158,9 @@ T, ROWS = 3, 4
     ],
 )
 def test_each_task_has_a_graph_where_losses_are_differentiated_one_by_one(method, device, calls):
-    network, found, entered = nn.Linear(2, 2, device=device), [], []
+    network = nn.Linear(2, 2, device=device)
+    found = []
+    entered = []
 
     def note(module, given, output):
         found.append(given[0].shape[:2])
@@ -248,7 +250,8 @@ def test_skipped_step_changes_nothing_and_learning_continues(monkeypatch, name):
         monkeypatch.setattr(update, "decides_on_device", lambda _, is_on=decides_on_device: is_on)
         sac = skipping(actor_gradient=METHODS[name], critic_gradient=METHODS[name])
         learn(sac, range(2))
-        before, actor = critic_state(sac), copy_of(sac.actor)
+        before = critic_state(sac)
+        actor = copy_of(sac.actor)
         learn(sac, range(2, 4), broken=(2, 3))
         assert_same(critic_state(sac), before)
         assert changed(sac.actor, actor) == set(actor), "the actor's own loss is finite"

@@ -59,7 +59,7 @@ def test_a_second_signal_ends_the_run_at_once_and_unsaved(tmp_path, second):
 
 @pytest.fixture
 def slurm(monkeypatch):
-    """Simulate a SLURM job, and return what stands for its programs."""
+    """Simulate a SLURM job, and return the mock of ``scontrol``."""
     for name, value in JOB.items():
         monkeypatch.setenv(name, value)
     program = Mock(return_value=0)

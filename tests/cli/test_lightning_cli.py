@@ -39,7 +39,8 @@ def test_null_is_the_default_of_a_factory(command_line):
 
 def test_validate_stores_the_results_of_a_checkpoint(command_line, tmp_path):
     command_line.finished()
-    folder, file = command_line.folder(), tmp_path / "results" / "two.json"
+    folder = command_line.folder()
+    file = tmp_path / "results" / "two.json"
     stored = folder / "validations.jsonl"
 
     def times():

@@ -99,7 +99,8 @@ def test_seeds_decide_episodes_and_evaluations_number_them(name):
 
 
 def test_environment_with_other_actions_than_the_spec_is_refused():
-    env, benchmark = ToyReach().make_env(1, "train", 0), ToyReach()
+    env = ToyReach().make_env(1, "train", 0)
+    benchmark = ToyReach()
     benchmark.make_env = lambda *_: env
     for env.action_space in (Discrete(4), Box(-1, 1, (3,))):
         with pytest.raises(ConfigurationError, match="goal-1"):

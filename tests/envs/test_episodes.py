@@ -140,7 +140,8 @@ def rolling(env):
 
 
 def test_draws_of_global_generators_depend_on_the_seed_alone():
-    found, benchmark = [], WithWrappers(ToyReach(1, HORIZON), [rolling])
+    found = []
+    benchmark = WithWrappers(ToyReach(1, HORIZON), [rolling])
     before = np.random.get_state()[1].tolist(), random.getstate()
     for workers in (0, 2):
         envs = VectorEnv(benchmark, [0, 0, 0], seed=3, num_workers=workers)

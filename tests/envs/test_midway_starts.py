@@ -267,7 +267,8 @@ def test_repeated_steps_are_counted_and_shorten_episodes():
     benchmark = WithWrappers(ToyReach(2, HORIZON), [CountSteps])
     envs = VectorEnv(benchmark, [0, 1], num_workers=0, seed=3, midway_starts=0.5)
     envs.reset()
-    running, results = RunningEpisodes(envs.task_E), run(envs, draw(envs, 20 * HORIZON))
+    running = RunningEpisodes(envs.task_E)
+    results = run(envs, draw(envs, 20 * HORIZON))
     episodes = [one for result in results for one in running.add(result).values()]
     assert all(one.midway == (one.length < HORIZON) for one in episodes)
     repeated_steps = envs.take_repeated_steps()

@@ -62,7 +62,8 @@ def test_a_fault_of_a_reset_names_its_task(workers, number, value):
     class Broken(ToyReach):
         def make_env(self, task, split, seed):
             env = super().make_env(task, split, seed)
-            reset, calls = env.reset, itertools.count(1)
+            reset = env.reset
+            calls = itertools.count(1)
 
             def broken_reset(**kwargs):
                 observation, info = reset(**kwargs)

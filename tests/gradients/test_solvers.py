@@ -48,7 +48,8 @@ def test_parallel_gradients_and_rounding_of_aligned_mtl():
 
 def test_cagrad_fast_treats_the_tasks_that_were_not_drawn_as_one():
     first, again = (torch.Generator().manual_seed(3) for _ in range(2))
-    gradients, order = random_gradients(6), torch.randperm(6, generator=first)
+    gradients = random_gradients(6)
+    order = torch.randperm(6, generator=first)
     found = update(CAGrad(spec_of(6), num_sampled=2), gradients, again)
     gradients[order[2:]] = gradients[order[2:]].mean(0)
     assert_near(found, combined(CAGrad, gradients), atol=1e-4)
@@ -89,7 +90,8 @@ def test_the_norm_is_limited_for_shared_parameters_only():
 
 
 def test_weights_are_kept_and_applied_to_new_gradients():
-    problem, method = Quadratic(random_gradients(3)), NashMTL(spec_of(3), update_every=3)
+    problem = Quadratic(random_gradients(3))
+    method = NashMTL(spec_of(3), update_every=3)
     kept = []
     for _ in range(7):
         problem.update(method, lr=0.1)

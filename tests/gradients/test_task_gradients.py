@@ -142,7 +142,8 @@ def make_method(name, num_tasks=3):
 def test_update_is_the_mean_of_equal_tasks_and_of_one(name):
     gradients = torch.tensor([0.3, -0.5, 0.2, 0.1]).expand(4, 4)
     assert_near(update(make_method(name, 4), gradients), gradients[0])
-    problem, method = Quadratic([[0.2, -0.3, 0.4]]), make_method(name, 1)
+    problem = Quadratic([[0.2, -0.3, 0.4]])
+    method = make_method(name, 1)
     for _ in range(3):
         expected = torch.autograd.grad(problem.losses().mean(), problem.shared)
         assert_near(problem.update(method, lr=0.1), torch.cat([g.flatten() for g in expected]))
@@ -159,7 +160,8 @@ def test_mean_of_gradients_of_any_length(method):
 def test_zero_gradients_give_finite_ones(name, zeros):
     gradients = random_gradients(3)
     gradients[zeros] = 0
-    problem, method = Problem(gradients), make_method(name)
+    problem = Problem(gradients)
+    method = make_method(name)
     for _ in range(3):
         found = problem.update(method, lr=0.01)
         assert torch.isfinite(found).all()
@@ -170,7 +172,8 @@ def test_zero_gradients_give_finite_ones(name, zeros):
 @pytest.mark.parametrize("name", WEIGHT_LOSSES)
 @pytest.mark.parametrize("offset", [-1e4, 0.0])
 def test_negative_losses_give_finite_gradients(name, offset):
-    problem, method = Quadratic(random_gradients(3), offset), make_method(name)
+    problem = Quadratic(random_gradients(3), offset)
+    method = make_method(name)
     for _ in range(10):
         assert torch.isfinite(problem.update(method, lr=0.05)).all()
 
@@ -191,7 +194,8 @@ def test_what_is_not_finite_reaches_the_gradient_and_is_not_remembered(name, val
 
 @every_method
 def test_only_what_is_trained_gets_a_gradient(name):
-    problem, method = Problem(random_gradients(4)), make_method(name, 4)
+    problem = Problem(random_gradients(4))
+    method = make_method(name, 4)
     other = torch.nn.Parameter(torch.ones(2))
     other.grad = torch.full((2,), 7.0)
     problem.update(method)
@@ -221,7 +225,8 @@ def test_a_task_that_uses_nothing_shared_has_the_gradient_zero(name):
 @every_method
 def test_draws_come_from_the_generator_only(name):
     def run(seed):
-        problem, method = Quadratic(random_gradients(6, 3)), make_method(name, 6)
+        problem = Quadratic(random_gradients(6, 3))
+        method = make_method(name, 6)
         generator = torch.Generator().manual_seed(seed)
         return torch.stack([problem.update(method, generator, lr=0.02) for _ in range(4)])
 

@@ -118,7 +118,8 @@ def by_autograd(problem, last, weight_R, initial_R, asymmetry):
 
 
 def test_the_weights_follow_the_gradient_of_the_paper():
-    problem, method = Quadratic(random_gradients(3)), GradNorm(spec_of(3), asymmetry=0.7, lr=0.05)
+    problem = Quadratic(random_gradients(3))
+    method = GradNorm(spec_of(3), asymmetry=0.7, lr=0.05)
     last = problem.shared[0]  # without the second shared parameter
     parameters = problem.parameters._replace(last_shared=[last])
     weight = torch.nn.Parameter(torch.ones(3))
@@ -147,7 +148,8 @@ def test_rounding_moves_no_weight():
 
 
 def test_the_networks_gradient_is_that_of_the_weighted_mean_loss():
-    problem, method = Problem([[3.0, 0.0], [0.0, 1.0]]), GradNorm(spec_of(2))
+    problem = Problem([[3.0, 0.0], [0.0, 1.0]])
+    method = GradNorm(spec_of(2))
     method.weight_R.copy_(torch.tensor([0.5, 1.5]))
     assert_near(problem.update(method), [0.75, 0.75])
     assert_near(problem.own[0].grad, [0.25, 1.5])

@@ -186,7 +186,8 @@ def test_choices_of_other_tasks_are_never_taken(scale):
     mask_BA = torch.tensor([[True, True, False], [True, True, True]])
     policy = OneHotCategorical(logits_BA, (3,), mask_BA)
     own = Reference(logits=logits_BA[0, :2])
-    probs_BA, entropy_B = policy.probs(), policy.entropy()
+    probs_BA = policy.probs()
+    entropy_B = policy.entropy()
     assert probs_BA[0, 2] == 0
     torch.testing.assert_close(probs_BA[0, :2], own.probs)
     torch.testing.assert_close(entropy_B[0], own.entropy())

@@ -252,7 +252,8 @@ def test_the_context_is_appended_without_a_gradient(name):
 @each_encoder
 def test_actor_projection_is_its_own_and_keeps_the_context(name):
     encoder, x_BD = make_projected(name, context=CONTEXT)
-    projection, shared_BF = encoder.make_projection(), encoder.shared_features(x_BD, TASK_B)
+    projection = encoder.make_projection()
+    shared_BF = encoder.shared_features(x_BD, TASK_B)
     first_BZ = projection(shared_BF)
     assert not torch.allclose(first_BZ[:, :5], encoder(x_BD, TASK_B)[:, :5])
     projection.load_state_dict(encoder.projection.state_dict())
@@ -265,7 +266,8 @@ def test_actor_projection_is_its_own_and_keeps_the_context(name):
 @pytest.mark.parametrize("strides", [(2, 2, 1), (3,)])
 def test_a_decoder_gives_images_of_the_observations_size_in_float32(strides):
     encoder, image_BD = make_projected("pixels", strides=strides)
-    decoder, z_BZ = encoder.make_decoder(), torch.randn(4, 5)
+    decoder = encoder.make_decoder()
+    z_BZ = torch.randn(4, 5)
     wanted_BD = decoder(z_BZ)
     assert wanted_BD.shape == image_BD.shape
     with torch.autocast("cpu", torch.bfloat16):  # which is slower on a CPU

@@ -39,7 +39,8 @@ def test_fields_are_the_core_then_the_others_in_float32():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_fields_pass_from_workers_to_files_and_batches(tmp_path, num_workers):
-    benchmark, tasks = Informed(), [0, 1, 2, 1]
+    benchmark = Informed()
+    tasks = [0, 1, 2, 1]
     envs = VectorEnv(benchmark, tasks, num_workers=num_workers)
     collector = Collector(envs, Confident())
     given = {"tasks": tasks, "policy_fields": POLICY_FIELDS}

@@ -168,7 +168,8 @@ def test_computed_column_replaces_a_collected_one():
     buffer.begin({"log_prob": 2 * column_SE})
     other = resumed(buffer.state_dict())
     for _ in range(2):  # also in the middle of an epoch
-        batch, same = buffer.next_minibatch(), other.next_minibatch()
+        batch = buffer.next_minibatch()
+        same = other.next_minibatch()
         assert_same_batch(batch, same)
         assert torch.equal(batch.extra["log_prob"].flatten(), 2.0 * torch.tensor(ids_of(batch)))
         assert torch.equal(other.collected().columns["log_prob"], -0.5 * column_SE)

@@ -53,7 +53,8 @@ def toy(policy=None, tasks=(0, 1, 2), horizon=6):
 
 class Diary(EpisodeListener):
     def __init__(self):
-        self.lines, self.samples = [], []
+        self.lines = []
+        self.samples = []
 
     def on_environment_created(self, env, task):
         self.lines.append(("built", env, task))

@@ -102,7 +102,8 @@ def test_windows_hold_the_last_episodes_of_each_task():
     of_a = [(1.0, 5, True), (2.0, 6, False), (6.0, 10, True), (-1.0, 3, True)]
     of_c = [(-4.0, 7, False)]
     windows.add(episode(task, *one) for task, of in ((0, of_a), (2, of_c)) for one in of)
-    summary, expected = windows.summary(), {}
+    summary = windows.summary()
+    expected = {}
     for column, name in enumerate(("return", "length", "success")):
         for key, over_tasks in {"mean": np.mean, "min": min, "max": max, "std": np.mean}.items():
             values = [getattr(np.array(of, float)[:, column], key)() for of in (of_a, of_c)]

@@ -182,7 +182,8 @@ def test_the_same_seed_gives_the_same_choices():
 
 
 def test_a_new_process_has_choices_but_no_results():
-    reuse, second = always(), begun(PolicyReuse())
+    reuse = always()
+    second = begun(PolicyReuse())
     reuse.start_episodes(EVERYWHERE, {}, windows_with(0.0, 1.0, 0.0))
     second.load_state_dict({"per_env": reuse.state_dict()["per_env"]})
     assert second.acting_task_E.tolist() == reuse.acting_task_E.tolist() != TASKS
