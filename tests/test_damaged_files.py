@@ -21,7 +21,7 @@ def test_truncated_checkpoint_is_refused(last, mmap):
     for twentieth in range(20):
         path = last.with_name("truncated.ckpt")
         path.write_bytes(content[: len(content) * twentieth // 20])
-        with pytest.raises(ConfigurationError, match=r"truncated\.ckpt is damaged"):
+        with pytest.raises(ConfigurationError, match=r"truncated\.ckpt"):
             load_checkpoint(path, mmap)
 
 
@@ -30,7 +30,7 @@ def test_flipped_bit_of_a_weight_is_refused(last):
     content = bytearray(last.read_bytes())
     content[content.index(max(weights, key=torch.numel).numpy().tobytes())] ^= 1
     last.with_name("flipped.ckpt").write_bytes(content)
-    with pytest.raises(ConfigurationError, match=r"flipped\.ckpt is damaged"):
+    with pytest.raises(ConfigurationError, match=r"flipped\.ckpt"):
         load_policy(last.with_name("flipped.ckpt"))
 
 

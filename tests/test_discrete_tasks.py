@@ -42,7 +42,7 @@ def echo(action_space, size=1):
     return lambda: TimeLimit(Echo(action_space, size), 5)
 
 
-def test_steps_are_gymnasiums_with_the_index_of_the_largest_entry():
+def test_steps_take_the_index_of_the_largest_entry():
     benchmark = GymnasiumTasks(CLASSIC)
     assert benchmark.spec.action_choices == (3,) and benchmark.spec.action_sizes == (2, 3)
     rng = np.random.default_rng(0)
@@ -135,7 +135,7 @@ def test_components_and_starts_are_those_of_the_space():
 
 @pytest.mark.parametrize("other", [Box(-1, 1, (2,)), MultiDiscrete([2, 2])], ids=["box", "multi"])
 def test_one_agent_has_actions_of_one_kind(other):
-    with pytest.raises(ConfigurationError, match="different kinds"):
+    with pytest.raises(ConfigurationError, match="kinds"):
         GymnasiumTasks({"discrete": echo(Discrete(2)), "other": echo(other)})
 
 

@@ -55,7 +55,7 @@ def test_every_example_runs(name, tmp_path, monkeypatch, capsys):
     assert (folder / "checkpoints" / "last.ckpt").is_file()
 
 
-def test_custom_gradient_method_gives_all_gradients_the_mean_norm():
+def test_custom_gradient_method_equalizes_the_norms():
     shared = torch.nn.Parameter(torch.zeros(2))
     loss_R = torch.stack([shared[0], 4 * shared[1]])  # gradients of the norms 1 and 4, mean 2.5
     method = imported("custom_gradient_method")["EqualNorms"](spec_of(2), power=1.0)

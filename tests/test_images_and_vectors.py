@@ -90,7 +90,7 @@ def test_parts_are_those_of_the_dictionary(shape, channels, vectors):
     np.testing.assert_array_equal(state_of(rows, 3 * vectors)[0], joints.astype(np.float32))
 
 
-def test_features_are_those_of_the_image_and_the_standardized_vector():
+def test_features_are_those_of_image_and_standardized_vector():
     benchmark = GymnasiumTasks({"task": camera(SIZE, SIZE, 3)})
     spec = benchmark.spec
     env = benchmark.make_env(0, "train", 0)
@@ -183,7 +183,7 @@ def test_other_observations_are_refused(spaces, word):
         GymnasiumTasks(tasks)
 
 
-def test_two_images_are_one_and_wrappers_that_change_an_observation_leave_no_parts():
+def test_joined_images_and_changed_observations_have_no_parts():
     spec = GymnasiumTasks({"task": partial(wrapped, Dict(left=IMAGE, right=IMAGE))}).spec
     assert (spec.observation_space.shape, spec.observation_parts) == ((1, 6, SIZE, SIZE), ())
     benchmark = GymnasiumTasks({"task": camera(SIZE, SIZE, 3)})

@@ -95,9 +95,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["sac", "ppo"])
-def test_interrupted_killed_and_resaved_run_ends_as_uninterrupted(
-    command_line, uninterrupted, kind
-):
+def test_interrupted_run_ends_as_the_uninterrupted_one(command_line, uninterrupted, kind):
     """The signal comes in the middle of episodes, and of an iteration of PPO."""
     terminate = signal_option(signal.SIGTERM, 1, 66, True)
     if kind == "sac":  # Lightning starts the second process

@@ -194,7 +194,7 @@ class Noting(Auxiliary):
         return {"every": torch.tensor(float(self.every))}
 
 
-def test_auxiliaries_of_one_class_have_generators_and_metrics_of_their_own():
+def test_auxiliaries_of_one_class_have_separate_generators():
     sac = train(make_sac(auxiliaries=[Noting, partial(Noting, every=2)], **FULL), 3)
     for i, auxiliary in enumerate(sac.auxiliaries):
         encoder, target_encoder, generator = auxiliary.inputs

@@ -82,7 +82,7 @@ def test_losses_that_are_not_one_per_task_are_refused():
     assert module.x.tolist() == [1.0, -2.0]
 
 
-def test_losses_use_autocast_and_new_weights_but_gradients_do_not():
+def test_only_losses_use_autocast_and_new_weights():
     module, seen, backward = nn.Linear(2, 2), [], []
     module.weight.register_hook(lambda _: backward.append(torch.is_autocast_enabled("cpu")))
     update, _ = make_update(module, method=FAMO(spec_of(2)))
@@ -157,7 +157,7 @@ T, ROWS = 3, 4
         (None, "meta", [(T, ROWS)]),
     ],
 )
-def test_each_task_has_a_graph_where_losses_are_differentiated_one_by_one(method, device, calls):
+def test_losses_differentiated_one_by_one_have_separate_graphs(method, device, calls):
     network = nn.Linear(2, 2, device=device)
     found = []
     entered = []
@@ -283,7 +283,7 @@ def test_more_steps_than_may_be_skipped_end_the_run(where):
         sac.guard.read()
 
 
-def test_pending_results_are_read_at_their_limit_or_for_a_checkpoint(monkeypatch):
+def test_pending_results_are_read_at_the_limit_or_checkpoint(monkeypatch):
     monkeypatch.setattr(update, "decides_on_device", lambda device: True)
     monkeypatch.setattr(metrics, "MAX_PENDING", 8)
     sac = skipping(actor_every=10_000)  # 3 steps in the first update, then 1 in each

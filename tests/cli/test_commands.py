@@ -20,7 +20,7 @@ def listed(capsys, *words):
     return [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
 
 
-def test_list_finds_all_a_group_or_a_part_of_a_name_or_description(capsys):
+def test_list_searches_groups_names_and_descriptions(capsys):
     assert sorted(listed(capsys)) == sorted([*config_names(), *policies()])
     assert all(name.startswith("gradient/") for name in listed(capsys, "gradient"))
     assert {name for name in config_names() if "mt10" in name} <= {*listed(capsys, "MT10")}

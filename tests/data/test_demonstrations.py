@@ -101,7 +101,7 @@ def test_what_the_demonstrator_chose_is_in_the_replay(tmp_path):
 def test_an_excluded_task_needs_no_demonstrations(tmp_path):
     need_minari()
     write_data_sets(tmp_path / "two", SPEC, {**episodes_of(SPEC), "between": []}, {})
-    with pytest.raises(ConfigurationError, match="no episode of between"):
+    with pytest.raises(ConfigurationError, match="between"):
         load_demonstrations(str(tmp_path / "two"), SPEC, 0, CPU)
     spec = SPEC._replace(train_tasks=(0, 1))
     _, identity = load_demonstrations(str(tmp_path / "two"), spec, 0, CPU)
@@ -122,7 +122,7 @@ def test_the_demonstrations_are_of_the_benchmark(tmp_path):
     ):
         with pytest.raises(ConfigurationError, match=message):
             load_demonstrations(str(folder), spec._replace(**changed), 0, CPU)
-    with pytest.raises(ConfigurationError, match="no Minari data set"):
+    with pytest.raises(ConfigurationError, match="Minari"):
         load_demonstrations(str(tmp_path / "nowhere"), spec, 0, CPU)
     of_another = {**protocol, "task elsewhere": "another"}
     load_demonstrations(str(folder), spec._replace(protocol=of_another), 0, CPU)

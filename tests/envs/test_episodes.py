@@ -105,9 +105,7 @@ def test_it_continues_with_other_workers_and_midway_starts(make, workers):
 
 
 @pytest.mark.parametrize(("difference", "continues"), [(0.01, False), (1e-7, True)])
-def test_new_episode_starts_if_repeating_differs_by_more_than_rounding(
-    difference, continues, recwarn
-):
+def test_new_episode_starts_if_the_repeated_one_differs(difference, continues, recwarn):
     made = itertools.count()
 
     class Differing(ToyReach):

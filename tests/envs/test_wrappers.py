@@ -104,7 +104,7 @@ def test_tasks_of_different_sizes_are_wrapped_then_padded():
     assert np.diff(found_SED[:2, 0, :3], axis=0)[0] == pytest.approx([0, 0, 0.1], abs=1e-6)
 
 
-def test_spaces_and_score_that_no_wrapper_changes_are_the_benchmarks_own():
+def test_unchanged_spaces_and_score_are_the_benchmarks_own():
     class Wider(ToyReach):
         @property
         def spec(self):

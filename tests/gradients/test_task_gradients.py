@@ -180,7 +180,7 @@ def test_negative_losses_give_finite_gradients(name, offset):
 
 @every_method
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_reaches_the_gradient_and_is_not_remembered(name, value):
+def test_nonfinite_values_reach_the_gradient_but_not_the_state(name, value):
     gradients = random_gradients(3)
     gradients[1, 0] = value
     method = make_method(name)

@@ -176,5 +176,5 @@ def test_weights_stay_above_zero():
 
 def test_no_shared_layer_is_refused():
     problem = Problem(torch.ones(2, 2))
-    with pytest.raises(ConfigurationError, match="choose a network"):
+    with pytest.raises(ConfigurationError, match="network"):
         GradNorm(spec_of(2)).check(problem.parameters._replace(last_shared=[]))

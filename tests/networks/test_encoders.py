@@ -264,7 +264,7 @@ def test_actor_projection_is_its_own_and_keeps_the_context(name):
 
 
 @pytest.mark.parametrize("strides", [(2, 2, 1), (3,)])
-def test_a_decoder_gives_images_of_the_observations_size_in_float32(strides):
+def test_decoded_images_have_the_observations_size_in_float32(strides):
     encoder, image_BD = make_projected("pixels", strides=strides)
     decoder = encoder.make_decoder()
     z_BZ = torch.randn(4, 5)

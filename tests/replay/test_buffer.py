@@ -43,7 +43,7 @@ def test_tasks_are_drawn_at_places_of_their_own():
     assert equal == pytest.approx(1 / 50, abs=0.006)
 
 
-def test_seed_and_rank_decide_the_draws_without_global_generators(monkeypatch):
+def test_draws_depend_on_seed_and_rank_only(monkeypatch):
     def draw(seed):
         return ids_of(filled([30, 30], seed=seed).sample(64)).tolist()
 

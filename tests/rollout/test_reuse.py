@@ -34,7 +34,7 @@ def always(**options):
     return begun(PolicyReuse(0.9), *pairs, **options)
 
 
-def test_solved_tasks_act_in_new_episodes_of_all_but_the_first_env():
+def test_solved_tasks_act_in_all_but_the_first_environment():
     reuse = always()
     reuse.start_episodes(np.arange(9) == 1, {}, windows_with(0.0, 1.0, 0.0))
     assert reuse.acting_task_E.tolist() == [0, 1, 0, 1, 1, 1, 2, 2, 2]
