@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import tempfile
 import warnings
 import zipfile
@@ -17,13 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from mtrl_lightning.errors import ConfigurationError, name_hint
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 POLICIES = Path(__file__).parent / "policies"
 """The trained policies of this package, one folder each."""
@@ -268,30 +263,17 @@ def ensure_writable(folder: Path) -> None:
 def run_lock(folder: Path) -> Iterator[None]:
     """Lock a run folder, so that no other process trains in it.
 
-    The kernel releases the lock of a killed process, but the file remains. Locking is skipped if
-    the operating system or the file system does not support it.
+    The lock of a process that was killed is released, but the file remains.
     """
     path = folder / LOCK
     try:
-        file = path.open("a+")
-    except OSError:
-        yield
-        return
-    with file:
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise ConfigurationError(
-                f"another process ({file.read()}) is training in {folder}: wait until it has"
-                f" finished. If its host failed and the process no longer exists, delete {path}"
-            ) from None
-        except OSError:  # the file system does not support locks
-            pass
-        file.truncate(0)
-        file.write(f"pid {os.getpid()} on host {socket.gethostname()}")
-        file.flush()
+        lock = FileLock(path).acquire(blocking=False)
+    except Timeout:
+        raise ConfigurationError(
+            f"another process is training in {folder}: wait until it has finished. If its host"
+            f" failed and the process no longer exists, delete {path}"
+        ) from None
+    with lock:
         yield
 
 

@@ -14,7 +14,7 @@ from mtrl_lightning.training import checkpoint_to_continue, restart_version
 def test_folder_is_locked_once_and_free_afterwards(tmp_path):
     with run_lock(tmp_path):
         for refused in (run_lock(tmp_path).__enter__, lambda: check_idle(tmp_path)):
-            with pytest.raises(ConfigurationError, match=f"pid {os.getpid()} "):
+            with pytest.raises(ConfigurationError, match="another process"):
                 refused()
     check_idle(tmp_path)
     with pytest.raises(ZeroDivisionError), run_lock(tmp_path):

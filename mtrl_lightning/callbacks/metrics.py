@@ -1,14 +1,11 @@
-"""Log metrics of training, rollouts, timing and system load."""
+"""Log metrics of training, rollouts and timing."""
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import time
 from typing import Any, ClassVar
 
-import psutil
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_warn
@@ -29,7 +26,6 @@ OF_ENVS = ("time/env_steps_per_second", "time/act_fraction", "time/step_fraction
 """Timers of runs that step environments."""
 PACKAGES = ("mtrl_lightning", "torch", "lightning", "gymnasium", "numpy")
 """Packages whose versions a run records, in addition to Python's."""
-GIBIBYTE = 1 << 30
 
 
 class MetricsCallback(Callback):
@@ -39,16 +35,13 @@ class MetricsCallback(Callback):
 
     Args:
         every: environment steps between two rows; None for a 200th of the run.
-        system: whether to also log ``system/`` metrics: CPU load, and the memory used by this
-            process and its workers.
     """
 
     order: ClassVar[int] = 3
 
-    def __init__(self, every: int | None = None, system: bool = False) -> None:
+    def __init__(self, every: int | None = None) -> None:
         self._interval = every
         self._every = Every(1 if every is None else every, "metrics.every")
-        self._system = SystemUse() if system else None
         self._file: MetricsFile | None = None
         self._logged_at = -1
         self._measured_at = 0.0
@@ -126,8 +119,6 @@ class MetricsCallback(Callback):
             windows = joined_windows(collector)
             metrics |= episode_metrics(data.spec, collector, windows, counters)
         metrics |= self._time(data)
-        if self._system is not None:
-            metrics |= self._system.metrics(algorithm.device)
         log_row(trainer, counters.env_steps, metrics)
         self._logged_at = counters.env_steps
         if not is_due:
@@ -177,30 +168,3 @@ class MetricsCallback(Callback):
             if trainer.is_global_zero:
                 for logger in trainer.loggers:
                     logger.save()
-
-
-class SystemUse:
-    """Measure the CPU load since the last measurement, and the memory in use."""
-
-    def __init__(self) -> None:
-        psutil.cpu_percent()  # the first value is meaningless
-
-    def metrics(self, device: torch.device) -> dict[str, float]:
-        """Return ``system/`` metrics.
-
-        Args:
-            device: the training device.
-        """
-        this_process = psutil.Process()
-        memory = 0
-        for process in [this_process, *this_process.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):  # it may have ended in the meantime
-                memory += process.memory_info().rss
-        metrics = {
-            "system/cpu_percent": psutil.cpu_percent(),
-            "system/memory_gib": memory / GIBIBYTE,
-        }
-        if device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(device)
-            metrics["system/gpu_memory_gib"] = (total - free) / GIBIBYTE
-        return metrics
