@@ -112,7 +112,7 @@ def test_ppo_waits_only_for_the_divergence_of_an_epoch():
 
 
 def test_an_optimizer_that_cannot_skip_on_the_device_waits():
-    with pytest.warns(UserWarning, match="critic.*Adam.*fused"):
+    with pytest.warns(UserWarning, match=r"critic.*Adam.*fused"):
         sac, batch = on_meta(small.make_sac, optimizer=Adam)
     with pytest.raises(RuntimeError, match="item"):
         sac.training_step(batch, 0)
