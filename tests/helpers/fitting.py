@@ -22,14 +22,14 @@ QUIET = {
 }
 
 
-def parts(kind="sac", total_steps=120, extras=None):
+def parts(kind="sac", total_steps=120, extras=None, **more):
     """Return an algorithm and its data: 2 environments of 5 steps, 30 vector steps of warm-up."""
     benchmark = ToyReach(2, horizon=5)
     if kind == "ppo":
         data = RolloutData(benchmark, total_steps, num_workers=0, extras=extras)
         return PPO(data.spec, num_steps=10, num_epochs=1, num_minibatches=2, **SMALL), data
     options = {"batch_size": 8, "capacity": 200, "warmup_steps": 60, "num_workers": 0}
-    data = ReplayData(benchmark, total_steps, extras=extras, **options)
+    data = ReplayData(benchmark, total_steps, extras=extras, **options, **more)
     return SAC(data.spec, **SMALL), data
 
 
@@ -41,6 +41,7 @@ def fit(
     ckpt_path=None,
     every=40,
     extras=None,
+    data=(),
     **options,
 ):
     """Train with evaluations every 60 steps and rows of metrics every 20; return the trainer."""
@@ -53,7 +54,7 @@ def fit(
             *callbacks,
         ],
     )
-    algorithm, data = parts(kind, total_steps, extras)
+    algorithm, data = parts(kind, total_steps, extras, **dict(data))
     trainer.fit(algorithm, data, ckpt_path=ckpt_path)
     return trainer
 
