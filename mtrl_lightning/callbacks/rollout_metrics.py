@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtrl_lightning.ranks import distributed
-from mtrl_lightning.rollout import Collector
+from mtrl_lightning.rollout import Collector, CorrelatedNoise, PauseSolved, PolicyReuse
 from mtrl_lightning.rollout.episodes import EpisodeWindows, named, with_mean
 from mtrl_lightning.spec import EnvSpec
 from mtrl_lightning.utils.counters import Counters
@@ -39,12 +39,13 @@ def episode_metrics(
         from_reset = windows.success_from_reset()
         if from_reset:
             metrics |= with_mean("rollout/success_from_reset", from_reset, names)
-    if collector.reuse is not None:
-        metrics |= with_mean("rollout/reused", collector.reuse.fractions(), names)
-    if collector.exploration is not None:
-        metrics |= with_mean("train/exploration", collector.exploration.correlations(), names)
-    if collector.pausing is not None:
-        metrics |= with_mean("rollout/stepped", collector.stepped_fractions(), names)
+    for extra in collector.extras:
+        if isinstance(extra, PolicyReuse):
+            metrics |= with_mean("rollout/reused", extra.fractions(), names)
+        if isinstance(extra, CorrelatedNoise):
+            metrics |= with_mean("train/exploration", extra.correlations(), names)
+        if isinstance(extra, PauseSolved):
+            metrics |= with_mean("rollout/stepped", collector.stepped_fractions(), names)
     seconds = collector.times.drain()
     if seconds:
         metrics |= with_mean("time/seconds_per_episode", seconds, names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,17 +18,13 @@ from mtrl_lightning.errors import ConfigurationError, RestartsExhaustedError
 from mtrl_lightning.ranks import distributed
 from mtrl_lightning.rollout import (
     Collector,
-    CorrelatedNoise,
     EndAfterSuccess,
     EpisodeListener,
     Extra,
-    PauseSolved,
-    PolicyReuse,
     StartMidway,
 )
+from mtrl_lightning.rollout.extras import extra_of
 from mtrl_lightning.transitions import Mode, Transitions
-
-E = TypeVar("E", bound=Extra)
 
 
 class EnvData(TaskData):
@@ -90,10 +86,6 @@ class EnvData(TaskData):
         """Number of training environments over all processes."""
         return len(self.spec.train_tasks) * self._envs_per_task
 
-    def _extra(self, kind: type[E]) -> E | None:
-        """Return the extra of a class."""
-        return next((extra for extra in self._extras if isinstance(extra, kind)), None)
-
     def setup(self, stage: str) -> None:
         """Start the training environments and allocate memory for their transitions."""
         super().setup(stage)
@@ -112,13 +104,9 @@ class EnvData(TaskData):
         for index, transform in enumerate(self.action_transforms):
             # environments use (index,) or (index, restarts): the 0 keeps the streams distinct
             transform.seed(self._seed_of(index, 0, rank) if rank else self._seed_of(index, 0))
-        exploration = self._extra(CorrelatedNoise)
-        reuse = self._extra(PolicyReuse)
-        if exploration is not None:
+        for extra in self._extras:
             # four numbers, because keys of environments and transforms are shorter
-            exploration.seed(self._seed_of(0, 0, 0, rank))
-        if reuse is not None:
-            reuse.seed(self._seed_of(0, 0, 1, rank))
+            extra.seed(self._seed_of(0, 0, extra.stream, rank))
         assert self.trainer is not None
         with distributed.raise_on_all_ranks(ConfigurationError):
             self.collector = Collector(
@@ -128,9 +116,7 @@ class EnvData(TaskData):
                 window=self._window,
                 listeners=self._listeners,
                 action_transforms=self.action_transforms,
-                exploration=exploration,
-                pausing=self._extra(PauseSolved),
-                reuse=reuse,
+                extras=self._extras,
             )
             self.open_buffer(envs.task_E.tolist(), self.trainer.strategy.root_device)
         self._print_summary()
@@ -179,8 +165,8 @@ class EnvData(TaskData):
                 f" {envs.max_restarts}: {reason}"
             )
 
-        midway = self._extra(StartMidway)
-        early_end = self._extra(EndAfterSuccess)
+        midway = extra_of(self._extras, StartMidway)
+        early_end = extra_of(self._extras, EndAfterSuccess)
         envs = VectorEnv(
             self.benchmark,
             tasks,

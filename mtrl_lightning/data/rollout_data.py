@@ -15,6 +15,7 @@ from mtrl_lightning.ranks import distributed
 from mtrl_lightning.replay import RolloutBuffer
 from mtrl_lightning.replay.rollout_buffer import rows_per_task
 from mtrl_lightning.rollout import CorrelatedNoise, PauseSolved, PolicyReuse
+from mtrl_lightning.rollout.extras import extra_of
 from mtrl_lightning.spec import Field
 from mtrl_lightning.transitions import TransitionBatch, Transitions
 from mtrl_lightning.utils.devices import one_thread
@@ -64,7 +65,7 @@ class RolloutData(EnvData):
     def check_options(self) -> None:
         """Check the number of minibatches, and that ``max_kl`` is applicable."""
         max_kl = getattr(self.algorithm, "max_kl", None)
-        if max_kl is not None and self._extra(CorrelatedNoise) is not None:
+        if max_kl is not None and extra_of(self._extras, CorrelatedNoise) is not None:
             raise ConfigurationError(
                 f"max_kl is {max_kl}, but with CorrelatedNoise the KL divergence is overestimated,"
                 " because actions are not independent samples of the policy: set"
@@ -136,7 +137,7 @@ class RolloutData(EnvData):
         """Allocate the memory of an iteration, and print its size."""
         collection = self.algorithm.collection
         fields = [*self.algorithm.policy_fields]
-        if self._extra(PolicyReuse) is not None:
+        if extra_of(self._extras, PolicyReuse) is not None:
             fields.append(Field("foreign", (), "bool"))
         self.buffer = RolloutBuffer(self.spec, tasks, collection, fields, self._seed, device)
         rows = collection.num_steps * len(tasks)
@@ -147,7 +148,7 @@ class RolloutData(EnvData):
             f" {rows // collection.num_minibatches:,}"
         )
         rows *= distributed.world_size()
-        if self._extra(PauseSolved) is None and self.total_steps % rows:
+        if extra_of(self._extras, PauseSolved) is None and self.total_steps % rows:
             whole = -(-self.total_steps // rows) * rows
             rank_zero_info(
                 f"data.total_steps {self.total_steps:,} is rounded up to {whole:,},"

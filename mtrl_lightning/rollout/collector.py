@@ -20,8 +20,11 @@ from mtrl_lightning.rollout.episodes import (
     task_means,
 )
 from mtrl_lightning.rollout.exploration import CorrelatedNoise
+from mtrl_lightning.rollout.extras import Extra, extra_of
 from mtrl_lightning.rollout.listeners import EpisodeEvents, EpisodeListener
 from mtrl_lightning.rollout.matching import matched_policy
+from mtrl_lightning.rollout.pausing import PauseSolved
+from mtrl_lightning.rollout.reuse import PolicyReuse
 from mtrl_lightning.rollout.sample import Sample, concatenated, quotas
 from mtrl_lightning.transitions import (
     Episode,
@@ -35,8 +38,6 @@ from mtrl_lightning.utils.counters import Counters
 
 if TYPE_CHECKING:
     from mtrl_lightning.envs.vector.vector import VectorEnv
-    from mtrl_lightning.rollout.pausing import PauseSolved
-    from mtrl_lightning.rollout.reuse import PolicyReuse
 
 EQUAL_ENDS = 10
 """Number of episodes that terminate at the same length before a time limit is suspected."""
@@ -55,10 +56,9 @@ class Collector:
         listeners: called on the events of every episode; they make stepping slower.
         action_transforms: transforms of the actions sent to the environments, applied in order. The
             transitions contain the policy's original actions.
-        exploration: generates the exploration noise instead of the policy.
-        pausing: determines which environments ``choose_paused`` pauses.
-        reuse: selects the exploration episodes in which the policy of another task acts;
-            transitions then have a further field, ``foreign``.
+        extras: modify how episodes are collected: ``CorrelatedNoise`` explores instead of the
+            policy, ``PauseSolved`` determines which environments ``choose_paused`` pauses, and with
+            ``PolicyReuse`` transitions have a further field, ``foreign``.
     """
 
     def __init__(
@@ -70,24 +70,21 @@ class Collector:
         window: int = 50,
         listeners: Sequence[EpisodeListener] = (),
         action_transforms: Sequence[ActionTransform] = (),
-        exploration: CorrelatedNoise | None = None,
-        pausing: PauseSolved | None = None,
-        reuse: PolicyReuse | None = None,
+        extras: Sequence[Extra] = (),
     ) -> None:
         at_least(1, window=window)
         self.envs = envs
-        self.exploration = exploration
         self.policy = policy
         self.counters = Counters() if counters is None else counters
         self.windows = EpisodeWindows(envs.spec_.num_tasks, window)
         self.listeners = list(listeners)
         self.action_transforms = list(action_transforms)
-        if exploration is not None:
-            exploration.begin(envs.spec_, envs.task_E)
-        self.reuse = reuse
-        if reuse is not None:
-            reuse.begin(envs.spec_, envs.task_E)
-        self.pausing = pausing
+        self.extras = list(extras)
+        for extra in self.extras:
+            extra.begin(envs.spec_, envs.task_E)
+        self._exploration = extra_of(extras, CorrelatedNoise)
+        self._pausing = extra_of(extras, PauseSolved)
+        self._reuse = extra_of(extras, PolicyReuse)
         self.paused_E = np.zeros(envs.num_envs, np.bool_)
         """Environments that are currently not stepped; none after ``reset``."""
         self.dropped_E = np.zeros(envs.num_envs, np.bool_)
@@ -148,18 +145,15 @@ class Collector:
         self.paused_E = np.zeros(self.envs.num_envs, np.bool_)
         self.observation_ED, _ = self.envs.reset(seed=seed)
         self.times.start(slice(None))
-        if self.exploration is not None:
-            self.exploration.start_episodes(np.ones(self.envs.num_envs, np.bool_))
-        if self.reuse is not None:
-            self.reuse.start_episodes(np.ones(self.envs.num_envs, np.bool_), {}, self.windows)
+        for extra in self.extras:
+            extra.start_episodes(np.ones(self.envs.num_envs, np.bool_), {}, self.windows)
         self._events.started(self.observation_ED, everywhere)
 
     def choose_paused(self) -> None:
-        """Choose the environments to pause from now on; without ``pausing``, none."""
-        if self.pausing is None:
-            self.paused_E = np.zeros(self.envs.num_envs, np.bool_)
-        else:
-            self.paused_E = self.pausing.paused(self.envs.spec_, self.envs.task_E, self.windows)
+        """Choose the environments to pause from now on; without ``PauseSolved``, none."""
+        self.paused_E = np.zeros(self.envs.num_envs, np.bool_)
+        if self._pausing is not None:
+            self.paused_E = self._pausing.paused(self.envs.spec_, self.envs.task_E, self.windows)
 
     def stepped_fractions(self) -> dict[int, float]:
         """Return the fraction of each task's environments that are not paused."""
@@ -168,9 +162,9 @@ class Collector:
     @property
     def foreign_E(self) -> npt.NDArray[np.bool_]:
         """Environments in whose current episode the policy of another task acts."""
-        if self.reuse is None:
+        if self._reuse is None:
             return np.zeros(self.envs.num_envs, np.bool_)
-        return self.reuse.is_foreign_E
+        return self._reuse.is_foreign_E
 
     def send(self, mode: Mode) -> None:
         """Choose actions and send them to the environments; the first call resets them.
@@ -187,13 +181,13 @@ class Collector:
         # into its argument (MetaWorld's scripted door-open policy does)
         copied_ED = self.observation_ED.copy()
         task_E = self.envs.task_E
-        if self.reuse is not None:
+        if self._reuse is not None:
             if mode != "explore":
-                self.reuse.end()
-            task_E = self.reuse.acting_task_E
+                self._reuse.end()
+            task_E = self._reuse.acting_task_E
         noise = {}
-        if self.exploration is not None and mode == "explore":
-            noise["noise_EA"] = self.exploration.noise()
+        if self._exploration is not None and mode == "explore":
+            noise["noise_EA"] = self._exploration.noise()
         output = self._matched_policy.act(copied_ED, task_E, mode, **noise)
         chosen_EA, self._policy_columns = output if isinstance(output, tuple) else (output, {})
         # transitions contain the original action; the environments receive the transformed one
@@ -231,19 +225,17 @@ class Collector:
         done_E = result.done_E
         if done_E.any():
             self.times.start(done_E)
-            if self.exploration is not None:
-                self.exploration.start_episodes(done_E)
-            if self.reuse is not None:
-                self.reuse.start_episodes(done_E, ended, self.windows)
+            for extra in self.extras:
+                extra.start_episodes(done_E, ended, self.windows)
         if ended and self._unreported_info:
             self._warn_of_unreported_info()
         if self._mode != "exploit":
             self._warn_of_time_limits(ended, result.terminated_E)
         kept_E = result.valid_E if selected_E is None else result.valid_E & selected_E
         kept = slice(None) if kept_E.all() else kept_E
-        extra = {**result.extra, **self._policy_columns}
-        if self.reuse is not None:
-            extra["foreign"] = foreign_E
+        columns = {**result.extra, **self._policy_columns}
+        if self._reuse is not None:
+            columns["foreign"] = foreign_E
         # next_observation is the true successor, even if the next step starts a new episode
         transitions = Transitions(
             observation_ED[kept],
@@ -254,7 +246,7 @@ class Collector:
             result.truncated_E[kept],
             self.envs.task_E[kept],
             self._env_E[kept],
-            {name: np.asarray(column)[kept] for name, column in extra.items()},
+            {name: np.asarray(column)[kept] for name, column in columns.items()},
         )
         self.dropped_E = ~(result.valid_E | result.paused_E)
         self.counters.vector_steps += 1
@@ -319,15 +311,11 @@ class Collector:
 
     def _seed(self, seed: int | Sequence[int]) -> None:
         """Seed all random numbers except those of the environments."""
-        of_policy, of_exploration, of_reuse = (
-            np.random.SeedSequence(seed).generate_state(3).tolist()
-        )
+        seeds = np.random.SeedSequence(seed)
         if isinstance(self.policy, SeededPolicy):
-            self.policy.seed_actions(of_policy)
-        if self.exploration is not None:
-            self.exploration.seed(of_exploration)
-        if self.reuse is not None:
-            self.reuse.seed(of_reuse)
+            self.policy.seed_actions(int(seeds.generate_state(1)[0]))
+        for extra in self.extras:
+            extra.seed(int(seeds.generate_state(2 + extra.stream)[-1]))
 
     def run_episodes(
         self, quota_E: npt.NDArray[np.int64], mode: Mode
@@ -379,9 +367,9 @@ class Collector:
         Args:
             components: any of ``windows`` (finished episodes), ``episodes`` (running episodes and
                 the environments' states, fetched from the workers), ``listeners``,
-                ``action_transforms``, ``exploration``, ``reuse``, and ``weights`` (the policy's,
-                with their ``weights_seq_no``); by default all except the weights. The weights can
-                be loaded by a collector of other environments.
+                ``action_transforms``, ``extras``, and ``weights`` (the policy's, with their
+                ``weights_seq_no``); by default all except the weights. The weights can be loaded by
+                a collector of other environments.
         """
         return collector_state.get_state(self, components)
 

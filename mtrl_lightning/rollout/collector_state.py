@@ -1,7 +1,7 @@
-"""The state of a collector: its episodes, and the states of its listeners and transforms.
+"""The state of a collector: its episodes, and the states of its listeners, transforms and extras.
 
-A checkpoint identifies a listener or an action transform by its class and its index among those of
-the same class. Each process saves and loads its own states, except for entries under the key
+A checkpoint identifies a listener, transform or extra by its class and its index among those of the
+same class. Each process saves and loads its own states, except for entries under the key
 ``per_env``, which belong to environments; see ``mtrl_lightning.checkpoints``.
 """
 
@@ -20,12 +20,11 @@ from mtrl_lightning.transitions import WeightedPolicy
 if TYPE_CHECKING:
     from mtrl_lightning.rollout.collector import Collector
 
-COMPONENTS = ("windows", "episodes", "listeners", "action_transforms", "exploration", "reuse")
-"""Components of a collector's state.
-
-Statistics of finished episodes; running episodes with their environments; the states of listeners,
-action transforms, exploration and policy reuse.
-"""
+PARTS = ("listeners", "action_transforms", "extras")
+"""Lists of stateful objects of a collector."""
+COMPONENTS = ("windows", "episodes", *PARTS)
+"""Components of a collector's state: statistics of finished episodes; running episodes with their
+environments; the states of its parts."""
 WEIGHTS = "weights"
 """Optional component: the policy's weights, which a run's checkpoints save separately."""
 
@@ -52,9 +51,9 @@ def get_state(collector: Collector, components: Sequence[str]) -> dict[str, Any]
         state["running"] = collector.running.state_dict()
         state[PER_ENV]["paused"] = collector.paused_E.tolist()
         state[PER_ENV]["envs"] = collector.envs.get_state()
-    for name, parts in _parts(collector).items():
-        if name in components:
-            state[name] = {key: _state_of(part) for key, part in _named(parts).items()}
+    for name in [name for name in PARTS if name in components]:
+        parts = _named(getattr(collector, name))
+        state[name] = {key: _state_of(part) for key, part in parts.items()}
     return state
 
 
@@ -81,20 +80,8 @@ def set_state(collector: Collector, state: Mapping[str, Any]) -> None:
         collector.paused_E = np.array(state[PER_ENV]["paused"], np.bool_)
         collector.times.forget()  # exclude the time between saving and restoring
         collector.observation_ED = collector.envs.set_state(state[PER_ENV]["envs"])
-    parts = _parts(collector)
-    for name in ("listeners", "action_transforms", "exploration", "reuse"):
-        _load_states(parts[name], state.get(name, {}))
-
-
-def _parts(collector: Collector) -> dict[str, Sequence[Any]]:
-    """Return the stateful objects by component."""
-    exploration = collector.exploration
-    return {
-        "listeners": collector.listeners,
-        "action_transforms": collector.action_transforms,
-        "exploration": [] if exploration is None else [exploration],
-        "reuse": [] if collector.reuse is None else [collector.reuse],
-    }
+    for name in PARTS:
+        _load_states(getattr(collector, name), state.get(name, {}))
 
 
 def _weighted_policy(collector: Collector) -> WeightedPolicy:

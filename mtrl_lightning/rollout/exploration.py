@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 from mtrl_lightning.checkpoints import PER_ENV
 from mtrl_lightning.checks import within
+from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.rollout.extras import Extra
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.transitions import Episode
 
 
 class CorrelatedNoise(Extra):
@@ -30,9 +32,6 @@ class CorrelatedNoise(Extra):
     the policy. ``PPO``'s probability ratios are then biased, and its KL divergence is
     overestimated: by a factor of 1.32 at a correlation of 0.9 on MetaWorld. Set its ``max_kl`` to
     None.
-
-    A ``Collector`` calls ``begin`` once, then ``noise`` before each exploration step, and
-    ``start_episodes`` where episodes have ended.
 
     Args:
         correlation: ``rho`` between consecutive steps, from 0 (white noise) to below 1.
@@ -65,7 +64,12 @@ class CorrelatedNoise(Extra):
         self._is_first_E[:] = False
         return self._noise_EA.astype(np.float32)
 
-    def start_episodes(self, done_E: npt.NDArray[np.bool_]) -> None:
+    def start_episodes(
+        self,
+        done_E: npt.NDArray[np.bool_],
+        ended: Mapping[int, Episode],
+        windows: EpisodeWindows,
+    ) -> None:
         """Reinitialize the noise in the environments whose next step is the first of an episode."""
         self._is_first_E |= done_E
 

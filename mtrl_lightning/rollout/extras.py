@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
 from mtrl_lightning.checks import at_least, within
 from mtrl_lightning.errors import ConfigurationError
+from mtrl_lightning.rollout.episodes import EpisodeWindows
 from mtrl_lightning.spec import EnvSpec
+from mtrl_lightning.transitions import Episode
 
 
 class Extra:
     """Base of modifications of how training episodes are collected, for ``data.extras``."""
+
+    stream: ClassVar[int] = 0
+    """Distinguishes its random numbers from those of other extras."""
 
     def __str__(self) -> str:
         return type(self).__name__
@@ -21,6 +32,41 @@ class Extra:
             window: number of finished episodes per task in this process' windows.
             envs_per_task: number of this process' environments per task.
         """
+
+    def begin(self, spec: EnvSpec, task_E: npt.NDArray[np.int64]) -> None:
+        """Prepare for environments of these tasks; called once by the ``Collector``."""
+
+    def seed(self, seed: int) -> None:
+        """Seed its random numbers."""
+
+    def start_episodes(
+        self,
+        done_E: npt.NDArray[np.bool_],
+        ended: Mapping[int, Episode],
+        windows: EpisodeWindows,
+    ) -> None:
+        """Prepare for new episodes.
+
+        Args:
+            done_E: environments whose next step is the first of an episode.
+            ended: finished episodes by environment.
+            windows: windows over episodes in which the tasks' own policies acted.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for checkpoints, as plain values; see ``ActionTransform``."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state; only called if the checkpoint has one."""
+
+
+E = TypeVar("E", bound=Extra)
+
+
+def extra_of(extras: Iterable[Extra], kind: type[E]) -> E | None:
+    """Return the extra of a class; None if there is none."""
+    return next((extra for extra in extras if isinstance(extra, kind)), None)
 
 
 class StartMidway(Extra):

@@ -56,13 +56,7 @@ class PauseSolved(Extra):
         )
 
     def check(self, spec: EnvSpec, window: int, envs_per_task: int) -> None:
-        """Check that it can be used with these tasks.
-
-        Args:
-            spec: the tasks.
-            window: number of finished episodes per task in this process' windows.
-            envs_per_task: number of this process' environments per task.
-        """
+        """Check that it can be used with these tasks."""
         check_scores("PauseSolved", spec, window, self._episodes)
         if self.num_stepped(envs_per_task, 1.0) == envs_per_task:
             raise ConfigurationError(

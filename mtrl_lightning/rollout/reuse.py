@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +47,6 @@ class PolicyReuse(Extra):
     transitions to learn from. Without a success signal, the score is used instead: the return
     divided by the largest possible one.
 
-    A ``Collector`` calls ``begin`` once, then ``start_episodes`` where episodes have ended.
-
     Args:
         fraction: fraction of the episodes of a task that never succeeds, from 0 to 0.9, in which
             the best other policy acts; it decreases with success, as does the tenth in which any
@@ -59,6 +57,8 @@ class PolicyReuse(Extra):
             its success rate is computed, at least 1; a task with fewer is neither a source nor a
             target of reuse.
     """
+
+    stream: ClassVar[int] = 1
 
     def __init__(self, fraction: float = 0.4, success: float = 0.5, episodes: int = 20) -> None:
         within(0, 1 - FRACTION_OF_TRIALS, fraction=fraction)
@@ -76,13 +76,7 @@ class PolicyReuse(Extra):
         )
 
     def check(self, spec: EnvSpec, window: int, envs_per_task: int) -> None:
-        """Check that it can be used with these tasks.
-
-        Args:
-            spec: the tasks.
-            window: number of finished episodes per task in this process' windows.
-            envs_per_task: number of this process' environments per task.
-        """
+        """Check that it can be used with these tasks."""
         check_scores("PolicyReuse", spec, window, self._episodes)
         sizes = [_sizes(spec, task) for task in spec.train_tasks]
         if len(set(sizes)) == len(sizes):
@@ -97,7 +91,7 @@ class PolicyReuse(Extra):
             )
 
     def begin(self, spec: EnvSpec, task_E: npt.NDArray[np.int64]) -> None:
-        """Initialize all environments with their own task's policy."""
+        """Use every environment's own task's policy."""
         self._spec = spec
         self._task_E = task_E
         self.acting_task_E = task_E
@@ -128,13 +122,7 @@ class PolicyReuse(Extra):
         ended: Mapping[int, Episode],
         windows: EpisodeWindows,
     ) -> None:
-        """Choose whose policy acts in each new episode.
-
-        Args:
-            done_E: environments whose next step is the first of an episode.
-            ended: finished episodes by environment.
-            windows: windows over episodes in which the tasks' own policies acted.
-        """
+        """Choose whose policy acts in each new episode."""
         self._count(ended)
         self.acting_task_E = np.where(done_E, self._task_E, self.acting_task_E)
         scores = self._scores(windows)

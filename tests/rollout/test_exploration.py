@@ -33,7 +33,7 @@ def test_a_step_by_hand_and_a_new_episode():
     last = 0.6 * first + 0.8 * second
     np.testing.assert_allclose(noise.noise(), last, rtol=1e-6)
     for env in (1, 3):
-        noise.start_episodes(np.arange(4) == env)
+        noise.start_episodes(np.arange(4) == env, {}, None)
     expected = 0.6 * last + 0.8 * third
     expected[[1, 3]] = third[[1, 3]]
     np.testing.assert_allclose(noise.noise(), expected, rtol=1e-6)
@@ -41,7 +41,7 @@ def test_a_step_by_hand_and_a_new_episode():
 
 def test_a_collector_explores_with_it_and_exploits_without():
     envs = VectorEnv(ToyReach(2, horizon=3), TASK_E.tolist(), num_workers=0)
-    collector = Collector(envs, Recorder(), exploration=CorrelatedNoise(0.5))
+    collector = Collector(envs, Recorder(), extras=[CorrelatedNoise(0.5)])
 
     def recorded(**options):
         collector.policy.noise.clear()
@@ -49,7 +49,7 @@ def test_a_collector_explores_with_it_and_exploits_without():
         return np.array(collector.policy.noise)
 
     def are_first():
-        return collector.exploration.state_dict()["per_env"]["is_first"]
+        return collector.extras[0].state_dict()["per_env"]["is_first"]
 
     first = recorded(num_steps=8, seed=4)
     assert (first == recorded(num_steps=8, seed=4)).all()
@@ -71,8 +71,8 @@ def test_policy_of_other_sizes_gets_its_own_noise():
     )
     policy = Recorder(Constant((0.0, 0.0, 0.0)), own)
     envs = VectorEnv(ToyReach(2), [0, 1], num_workers=0)
-    collector = Collector(envs, policy, exploration=CorrelatedNoise())
-    collector.exploration.seed(1)
+    collector = Collector(envs, policy, extras=[CorrelatedNoise()])
+    collector.extras[0].seed(1)
     transitions, _ = collector.step("explore")
     assert policy.tasks[0].tolist() == [1, 0]
     assert transitions.task_E.tolist() == [0, 1], "the benchmark's indices are stored"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,9 +100,10 @@ def test_numbers_of_info_are_not_reported_by_paused_environments():
 def collector_of(*paused, num_envs=3):
     """Make a collector that pauses the environments of one list after the other."""
     script = iter(paused)
-    pausing = SimpleNamespace(paused=lambda *_: np.isin(np.arange(num_envs), next(script)))
+    pausing = PauseSolved()
+    pausing.paused = lambda *_: np.isin(np.arange(num_envs), next(script))
     envs = VectorEnv(Scripted(3), range(num_envs), num_workers=0)
-    collector = Collector(envs, Constant(), pausing=pausing)
+    collector = Collector(envs, Constant(), extras=[pausing] if paused else [])
     collector.reset([0] * num_envs)
     return collector
 
@@ -132,7 +132,6 @@ def test_pauses_are_restored_and_end_in_a_run_without_them():
     collector.step("explore")
     collector.choose_paused()
     collector.step("explore")
-    other.pausing = None
     other.set_state(collector.get_state())
     assert other.paused_E.tolist() == [True, True, False]
     other.choose_paused()

@@ -134,7 +134,7 @@ def test_policy_is_judged_by_its_last_five_full_episodes():
 def collector_of(fraction=0.9, tasks=(0, 0, 1, 1)):
     envs = VectorEnv(Scripted(2), tasks, num_workers=0)
     reuse = PolicyReuse(fraction)
-    collector = Collector(envs, Recorder(), reuse=reuse)
+    collector = Collector(envs, Recorder(), extras=[reuse])
     reuse.load_state_dict({**reuse.state_dict(), "results": [[0, 1, [[1.0, 9.0]]]]})
     collector.windows = windows_with(0.0, 1.0)
     collector.reset([0] * len(tasks))
@@ -174,7 +174,7 @@ def test_foreign_episodes_are_counted_but_in_no_statistic():
 def test_the_same_seed_gives_the_same_choices():
     def tasks(seed, seed_before):
         collector = collector_of(0.5, [0] * 12 + [1] * 2)
-        collector.reuse.seed(seed_before)
+        collector.extras[0].seed(seed_before)
         collector.sample(num_steps=14 * 6, seed=seed)
         return acting_tasks(collector)
 
@@ -199,7 +199,7 @@ def test_ppo_learns_in_which_steps_another_policy_acted(tmp_path, monkeypatch):
             return super().begin_iteration(collected, progress)
 
     def noting(collector, selected_E=None):
-        if collector.reuse is not None:
+        if collector.extras:
             foreign_SE.append(collector.foreign_E)
         return receive(collector, selected_E)
 
