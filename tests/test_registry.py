@@ -95,7 +95,7 @@ def rollout_buffer(num_steps=4, num_minibatches=2):
 RATES = [0.0, 1.1, NAN]
 """Outside of (0, 1]."""
 SIZES = {"width": [0], "depth": [0]}
-STD = {"log_std_min": [3.0, NAN], "log_std_max": [-30.0]}
+STD = {"log_std_min": [2.0, 3.0, NAN], "log_std_max": [-30.0]}
 LOOP = {"num_episodes": [0], "timeout": [0.0]}
 # fmt: off
 TABLE = {
