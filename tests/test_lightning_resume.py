@@ -176,8 +176,9 @@ def test_second_fit_in_another_folder_resumes_from_there(tmp_path):
     data.total_steps = 300
     fit(tmp_path / "second", model, data)
     shutil.rmtree(tmp_path / "first")
-    model, data = make_sac(tmp_path, 330)
     last = tmp_path / "second" / "checkpoints" / "last.ckpt"
+    fit(tmp_path / "second", model, data, last)  # into a replay that is not empty
+    model, data = make_sac(tmp_path, 330)
     fit(tmp_path / "second", model, data, last)
     assert model.counters.env_steps == 330
     # under another name of its class, the data module would lose its state silently

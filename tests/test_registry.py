@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete
+from gymnasium.wrappers import DiscretizeAction, RescaleAction
 
 from mtrl_lightning import (
     algorithms,
@@ -25,6 +26,7 @@ from mtrl_lightning import (
     replay,
     rollout,
 )
+from mtrl_lightning.envs.benchmarks.benchmark import OnlyTasks, check_spec
 from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.hidden import HiddenLayers
 from mtrl_lightning.networks.network import UntrainedTasks
@@ -40,8 +42,9 @@ from tests.helpers.algorithms import (
     make_td3,
     pixel_spec,
 )
+from tests.helpers.altered_reach import Halves
 from tests.helpers.auxiliaries import STATES, STATES_CONTEXT
-from tests.helpers.fakes import Constant
+from tests.helpers.fakes import Constant, Line
 from tests.helpers.specs import packed_spec, spec_of
 
 NAN, INF = math.nan, math.inf
@@ -75,6 +78,19 @@ def scale(cls):
 
 def vector_env(**options):
     return envs.VectorEnv(envs.ToyReach(), **{"tasks": [0], "num_workers": 0, **options})
+
+
+def checked_spec(**changed):
+    return check_spec(SPEC._replace(**changed))
+
+
+def checked_extras(spec=SPEC, window=20, envs_per_task=2):
+    for name in ("StartMidway", "EndAfterSuccess", "PauseSolved", "PolicyReuse"):
+        getattr(rollout, name)().check(spec, window, envs_per_task)
+
+
+class Unbounded(Line):
+    action_space = Box(-INF, INF, (1,), np.float32)
 
 
 def evaluator(**options):
@@ -243,8 +259,20 @@ TABLE = {
     envs.DMControlFamily: (partial(envs.DMControlFamily, family="cartpole_pole"), {
         "family": ["cartpole"], "train": [[], [-1.0], [0.5, 0.5]], "task": ["reach-v3"],
         "eval_interpolation": [[0.4, 0.9]], "eval_extrapolation": [[0.2, 0.35]]}),
-    envs.GymnasiumTasks: (partial(envs.GymnasiumTasks, tasks=["Pendulum-v1"]), {
-        "tasks": [[]], "horizon": [0]}),
+    envs.GymnasiumTasks: (partial(envs.GymnasiumTasks, tasks=["Pendulum-v1"], horizon=3), {
+        "tasks": [[], 3, *({"a": made} for made in (3, "Nowhere-v0", dict, Unbounded))],
+        "horizon": [0]}),
+    checked_spec: (checked_spec, {
+        "observation_space": [Discrete(3)], "action_space": [Discrete(3), Box(-2.0, 2.0, (2,))],
+        "action_choices": [(3,)], "train_tasks": [(1, 0)], "max_return": [0.0],
+        "frame_stack": [3], "observation_sizes": [(9, 2, 2)], "task_names": [("a", "b", "a")],
+        "info_keys": [("a", "a_last")]}),
+    OnlyTasks: (partial(OnlyTasks, Halves(2), tasks=["goal-1"]), {"tasks": [["goal-0"]]}),
+    envs.WithWrappers: (partial(envs.WithWrappers, envs.ToyReach(), wrappers=[]), {
+        "wrappers": [[wrapper] for wrapper in (
+            "nowhere.Wrapper", "gymnasium.wrappers.NormalizeObservation",
+            partial(RescaleAction, min_action=-2, max_action=2),
+            partial(DiscretizeAction, bins=3))]}),
     envs.MetaWorld: (partial(envs.MetaWorld, tasks=["reach"]), {
         "tasks": [["reech"], ["reach", "reach"], []], "num_goals": [0, 51], "horizon": [0],
         "evaluation_horizon": [0], "reward_version": ["v3"], "goal_seed": [-1]}),
@@ -265,6 +293,9 @@ TABLE = {
     rollout.PolicyReuse: (rollout.PolicyReuse, {"fraction": [-0.1, 1.0], "success": RATES,
         "episodes": [0]}),
     rollout.StartMidway: (rollout.StartMidway, {"fraction": [0.0, 1.1]}),
+    checked_extras: (checked_extras, {"window": [19], "envs_per_task": [1], "spec": [
+        SPEC._replace(has_success=False), SPEC._replace(has_success=False, max_return=9.0),
+        spec_of(3, observation_sizes=(4, 3, 2))]}),
     # replay and data
     data.ReplayData: (partial(data.ReplayData, envs.ToyReach()), {
         "total_steps": [0], "batch_size": [0, 31], "capacity": [3],
@@ -272,8 +303,8 @@ TABLE = {
         "chunk_mebibytes": [0.0], "save_last": [0]}),
     data.RolloutData: (partial(data.RolloutData, envs.ToyReach()), {
         "envs_per_task": [0], "learner_threads": [0], "window": [0], "timeout": [0.0],
-        "max_restarts": [-1], "exclude_from_training": [["reach-9"]],
-        "extras": [[rollout.PauseSolved(), rollout.PauseSolved()]]}),
+        "max_restarts": [-1], "extras": [[rollout.PauseSolved(), rollout.PauseSolved()]],
+        "exclude_from_training": [["reach-9"], envs.ToyReach().spec.task_names]}),
     data.DemonstrationData: (partial(data.DemonstrationData, envs.ToyReach(), "unused"), {
         "total_steps": [0], "batch_size": [0, 31]}),
     replay.ReplayBuffer: (partial(replay.ReplayBuffer, SPEC, capacity=3), {"capacity": [2]}),

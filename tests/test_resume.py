@@ -64,6 +64,9 @@ def test_last_transitions_are_saved_and_come_back(command_line):
         command_line("fit", *options, "--ckpt_path=last", "--data.total_steps=210")
     assert counters(command_line)["updates"] == 50
     assert checkpoint(command_line)["ReplayData"]["replay"]["per_env"]["oldest"] == [40] * 3
+    end = ["--ckpt_path=last", "--data.total_steps=240", "--data.delete_replay_at_end=true"]
+    command_line("fit", *options, *end)
+    assert not any((command_line.folder() / "replay").glob("rows*"))
 
 
 @pytest.mark.slow

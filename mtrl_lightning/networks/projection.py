@@ -151,11 +151,6 @@ class ProjectedNetwork(Network):
         """Call ``after_step`` of the network."""
         self.network.after_step(loss_R, task_R, generator)
 
-    @property
-    def scale_outputs(self) -> Callable[[Tensor, Tensor], None] | None:
-        """Scales the network's outputs; None if the network cannot."""
-        return self.network.scale_outputs
-
 
 def orthogonal_linear(in_dim: int, out_dim: int) -> nn.Linear:
     """Return a linear layer with orthogonal weights and zero biases."""

@@ -11,6 +11,7 @@ from examples.custom_network import GatedMLP
 from mtrl_lightning import networks
 from mtrl_lightning.algorithms import (
     Categorical,
+    MeanReward,
     NormalizeReward,
     PopArt,
     ReturnRange,
@@ -258,10 +259,11 @@ def test_statistics_of_reward_scales_are_copied_without_episodes():
     assert here.pop("per_env") == {"returns": []}
     for name, new in (("count", 0), ("mean", 0), ("variance", 1)):
         assert here[name].tolist() == [there[name][3], new, there[name][1]]
-    largest = trained(make_sac, reward_scale=ReturnRange)
-    largest.transforms[0].largest_T = torch.arange(4.0)
-    _, algorithm, _ = started(make_sac, largest, reward_scale=ReturnRange)
-    assert algorithm.transforms[0].largest_T.tolist() == [3, 0, 1]
+    for kind, name, new in ((ReturnRange, "largest_T", 0), (MeanReward, "factor_T", 1)):
+        source = trained(make_sac, reward_scale=kind)
+        setattr(source.transforms[0], name, torch.arange(4.0))
+        _, algorithm, _ = started(make_sac, source, reward_scale=kind)
+        assert getattr(algorithm.transforms[0], name).tolist() == [3, new, 1]
 
 
 def test_counters_optimizers_and_generators_start_anew():

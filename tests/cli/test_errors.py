@@ -19,6 +19,7 @@ MISTAKES = [
 STARTS = [
     ("--model.init_args.discount=1.5", "discount"),
     ("--data.exclude_from_training=[gaol-1]", "gaol-1"),
+    ("--best.monitor=eval/sucess", "eval/success"),
     ("--data.batch_size=97", "batch_size"),  # which the tasks do not divide
     ("--ckpt_path=nowhere.ckpt", "nowhere"),
 ]

@@ -64,6 +64,8 @@ def test_validate_stores_the_results_of_a_checkpoint(command_line, tmp_path):
     assert intervals.keys() == {"eval/success", *(f"eval/success/{task}" for task in TASKS)}
     for name, (low, high) in intervals.items():
         assert low <= first["metrics"][name] <= high
+    command_line("test", "--ckpt_path=last")
+    assert json.loads(stored.read_text().splitlines()[-1])["metrics"] == first["metrics"]
     other = ["--data.benchmark.init_args.horizon=5", "--evaluation.num_episodes=3"]
     with pytest.warns(UserWarning, match="another protocol"):
         command_line("validate", "--ckpt_path=last", *other)

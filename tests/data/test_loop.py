@@ -129,6 +129,8 @@ def test_steps_of_all_environments_count_and_threads_are_set(tmp_path):
         ({"precision": "64-true"}, "precision"),
         ({"overfit_batches": 2}, "overfit"),
         ({"model": PPO(BENCHMARK.spec, **SMALL)}, "RolloutData"),
+        ({"model": SAC(ToyReach(4).spec, **SMALL)}, "other tasks"),
+        ({"data": [0]}, "ReplayData"),
         ({"data": RolloutData(BENCHMARK, 12, num_workers=0)}, "ReplayData"),
     ],
 )

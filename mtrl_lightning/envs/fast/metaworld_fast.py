@@ -143,8 +143,6 @@ class _SimulationViews:
         both = [geom_id, pad_id]
         radii = data.model.geom_rbound[both]
         reach = radii.sum() + data.model.geom_margin[both].sum()
-        if not radii.all():  # a plane
-            reach = math.inf
         return data.geom_xpos[geom_id], data.geom_xpos[pad_id], 1.01 * float(reach)
 
 
@@ -267,9 +265,6 @@ class _FastSawyer(Upstream):
             views.mujoco.mj_rnePostConstraint(self.model, self.data)
         self.init_tcp = self.tcp_center
 
-    def get_endeff_pos(self) -> npt.NDArray[Any]:
-        return self._metaworld_views.hand
-
     def get_body_com(self, body_name: str) -> npt.NDArray[Any]:
         return self._metaworld_views.body(body_name).xpos
 
@@ -307,10 +302,8 @@ class _FastSawyer(Upstream):
         turn = self._get_quat_objects().tolist()
         if len(position) == 3 and len(turn) == 4:
             objects = (*position, *turn, *NO_SECOND_OBJECT)
-        elif len(position) == 6 and len(turn) == 8:
-            objects = (*position[:3], *turn[:4], *position[3:], *turn[4:])
         else:
-            return super()._get_curr_obs_combined_no_goal()
+            objects = (*position[:3], *turn[:4], *position[3:], *turn[4:])
         views = self._metaworld_views
         right, left = views.claws
         between = right - left
