@@ -32,8 +32,7 @@ from tests.helpers.algorithms import (
 )
 from tests.helpers.gradients import METHODS
 from tests.helpers.processes import exit_codes, fork
-
-pytestmark = pytest.mark.slow
+from tests.helpers.tiers import slow_unless
 
 NUM_UPDATES = 10
 RESET_AT = 5
@@ -101,6 +100,7 @@ PPO_CASES = {
     "ppo standardize pcgrad": partial(ppo, **STANDARDIZE, **by("pcgrad"), max_kl=1e-4),
 }
 CASES = {**SAC_CASES, **PPO_CASES}
+FAST = [(2, "sac pcgrad"), (2, "return range"), (2, "ppo standardize pcgrad")]
 
 
 @pytest.fixture(autouse=True)
@@ -244,9 +244,12 @@ def on_ranks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "name"), [*((2, name) for name in CASES), *((4, name) for name in OF_FOUR)]
+    "case",
+    slow_unless(FAST, [*((2, name) for name in CASES), *((4, name) for name in OF_FOUR)]),
+    ids=str,
 )
-def test_ranks_update_as_one_process_with_the_joined_batch(on_ranks, size, name):
+def test_ranks_update_as_one_process_with_the_joined_batch(on_ranks, case):
+    size, name = case
     results = on_ranks(lambda rank: result_of(name, rank, size), size)
     for key, value in result_of(name).items():
         value = value.double()
