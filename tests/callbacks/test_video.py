@@ -1,12 +1,12 @@
 """Videos in the course of a run, which change nothing of it and end nothing; and images."""
 
 import signal
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from PIL import Image
 
 from mtrl_lightning import SAC
@@ -15,6 +15,18 @@ from mtrl_lightning.errors import EnvironmentFaultError, Interrupted
 from tests.helpers.fitting import fit, rows_of
 
 SMALL = {"width": 64, "height": 48, "num_workers": 0, "tasks": ["goal-1"]}
+
+
+@pytest.fixture
+def wandb_run(tmp_path):
+    """Return a mock of a W&B run, and its logger."""
+    pytest.importorskip("wandb")
+    run = MagicMock(id="r1", sweep_id=None, disabled=False)
+    return run, WandbLogger(save_dir=tmp_path, experiment=run)
+
+
+def logged_to(run):
+    return {name for call in run.log.call_args_list for name in call.args[0]}
 
 
 def files_in(folder):
@@ -38,11 +50,13 @@ def test_a_run_with_videos_is_the_run_without_them(tmp_path):
     assert images[0].encoded_image_string.startswith(b"GIF89a")
 
 
-def test_run_that_stops_early_records_its_last_evaluation(tmp_path):
+def test_run_that_stops_early_records_its_last_evaluation(tmp_path, wandb_run):
+    run, logger = wandb_run
     stop = Callback()
     stop.on_validation_end = lambda trainer, _: setattr(trainer, "should_stop", True)
-    fit(tmp_path, VideoCallback(every=5, **SMALL), stop)
+    fit(tmp_path, VideoCallback(every=5, **SMALL), stop, logger=logger)
     assert files_in(tmp_path) == ["videos/step_000000000062/goal-1.mp4"]
+    assert "videos/goal-1" in logged_to(run)
 
 
 def test_a_video_that_fails_is_one_warning(tmp_path, monkeypatch):
@@ -67,14 +81,17 @@ def test_a_signal_gives_the_recording_up(tmp_path, monkeypatch):
     assert rows_of(tmp_path)[-1]["env_steps"] == 62 and files_in(tmp_path) == []
 
 
-def test_each_evaluation_adds_an_image_also_to_tensorboard(tmp_path, monkeypatch):
+def test_each_evaluation_adds_an_image_also_for_loggers(tmp_path, monkeypatch, wandb_run):
+    run, wandb_logger = wandb_run
+
     def images(algorithm):
         return {"reconstruction": np.full((4, 6, 3), algorithm.counters.env_steps, np.uint8)}
 
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.setattr(SAC, "images", images)
     logger = TensorBoardLogger(tmp_path, name="", version="")
-    fit(tmp_path, ImagesCallback(), CurvesCallback(), logger=logger)
+    fit(tmp_path, ImagesCallback(), CurvesCallback(), logger=[logger, wandb_logger])
+    assert "reconstruction" in logged_to(run)
     for env_steps in (62, 120):
         file = tmp_path / "pictures" / f"reconstruction_{env_steps:010d}.png"
         assert (np.asarray(Image.open(file)) == env_steps).all()
