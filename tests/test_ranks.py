@@ -141,8 +141,9 @@ def test_torchrun_restarts_from_the_newest_checkpoint(command_line, uninterrupte
         assert_same(*(end[key] for end in ends))
 
 
-def test_stop_that_one_process_asks_for_ends_both_together(command_line):
-    stopping = f"--trainer.callbacks=[{INTERRUPTS}.StopOnRankOne]"
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_end"])
+def test_stop_that_one_process_asks_for_ends_both_together(command_line, hook):
+    stopping = callback("StopOnRankOne", hook=hook)
     assert forked(starting(command_line, "sac", stopping)) == [0, 0]
     assert 100 <= checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] < 150
 

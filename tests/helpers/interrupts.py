@@ -44,7 +44,10 @@ class Signal(Callback):
 class StopOnRankOne(Callback):
     """Ask for the end of training on the second process alone, from 100 environment steps on."""
 
-    def on_train_batch_end(self, trainer, *_):
+    def __init__(self, hook: str):
+        setattr(self, hook, self._stop)
+
+    def _stop(self, trainer, *_):
         env_steps = trainer.datamodule.counters.env_steps
         trainer.should_stop |= trainer.global_rank == 1 and env_steps >= 100
 
