@@ -53,18 +53,6 @@ ON_POLICY = [
     "--metrics.every=60",
     "--checkpoint.every_n_env_steps=100",
 ]
-NETWORKS = (
-    "film",
-    "film_scalar",
-    "mlp",
-    "mlp_residual",
-    "moore",
-    "multi_head",
-    "multi_head_mtrl",
-    "paco",
-    "separate",
-    "soft_modularization",
-)
 ENCODERS = (
     "care",
     "mixture",
@@ -124,8 +112,9 @@ def single_runs() -> Iterator[tuple[str, list[str]]]:
             f"metaworld {algorithm}",
             [*configs(algorithm, "metaworld_custom"), *options, *NARROW, *tasks, horizon],
         )
-    for network in NETWORKS:
-        yield f"network {network}", [*configs(network=network), *OFF_POLICY]
+    for network in sorted(path.stem for path in ROOT.glob("configs/network/*.yaml")):
+        if not network.endswith("_mt50"):  # it is large
+            yield f"network {network}", [*configs(network=network), *OFF_POLICY]
     for gradient in sorted(path.stem for path in ROOT.glob("configs/gradient/*.yaml")):
         if gradient == "mean":  # the other runs have it
             continue
@@ -331,10 +320,10 @@ def main() -> None:
             if options.only and not name.startswith(tuple(options.only)):
                 continue
             found[name] = train(name, arguments, Path(folder))
-            mark = (
-                "" if not options.check else "  same" if found[name] == known[name] else "  OTHER"
-            )
-            if not options.check:
+            mark = ""
+            if options.check:
+                mark = "  same" if found[name] == known[name] else "  OTHER"
+            else:
                 options.file.write_text(json.dumps(found, indent=1))
             print(f"{name:24} {found[name]}{mark}", flush=True)
     if options.check and any(known[name] != value for name, value in found.items()):

@@ -19,7 +19,6 @@ from mtrl_lightning.algorithms import (
     TemperatureWeights,
     losses,
 )
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.transitions import TransitionBatch
 from tests.helpers.algorithms import make_sac, make_spec, train
 
@@ -105,12 +104,6 @@ def test_temperature_weights_are_a_softmax_by_hand():
     # exp(-log alpha) is 1, 2 and 4: shares 1/7, 2/7, 4/7 of three tasks
     assert weight_R.tolist() == pytest.approx([3 / 7, 6 / 7, 12 / 7], rel=1e-5)
     assert not weight_R.requires_grad
-
-
-@pytest.mark.parametrize("temperature", [FixedTemperature, partial(Temperature, per_task=False)])
-def test_temperature_weights_need_learned_temperatures_per_task(temperature):
-    with pytest.raises(ConfigurationError):
-        make_sac(task_weighting=TemperatureWeights, temperature=temperature)
 
 
 @pytest.mark.parametrize(
