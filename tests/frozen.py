@@ -11,13 +11,14 @@ import argparse
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.helpers.command_line import ROOT
+from tests.helpers.processes import FORK
 
 TIMES = "time/"
 """Beginning of the columns that differ between two equal runs."""
@@ -237,40 +238,29 @@ def hash_of(metrics: Path) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def run_program(arguments: Sequence[str]) -> int:
-    """Run the program in this process; return its exit code."""
+def run_program(arguments: Sequence[str], output: int) -> None:
+    """Run the program in this process, whose output goes to a file descriptor."""
     from mtrl_lightning.__main__ import main
 
-    try:
-        main(arguments)
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    main(arguments)
 
 
-def in_child(arguments: list[str], log: Path, ranks: bool) -> int:
-    """Run the program in a process of its own; return its status.
+def run_in_child(arguments: list[str], log: Path, ranks: bool) -> int | None:
+    """Run the program in a process of its own; return its exit code.
 
-    It imports nothing a second time, unless it starts ranks: they repeat its command line.
+    It is a fork, which imports nothing a second time, unless it starts ranks: they repeat its
+    command line.
     """
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(handle, 1)
-            os.dup2(handle, 2)
-            if ranks:
-                os.execv(sys.executable, [sys.executable, "-m", "mtrl_lightning", *arguments])
-            code = run_program(arguments)
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-    return os.waitpid(child, 0)[1]
+    with log.open("ab") as file:
+        if ranks:
+            command = [sys.executable, "-m", "mtrl_lightning", *arguments]
+            return subprocess.run(command, stdout=file, stderr=file, check=False).returncode
+        process = FORK.Process(target=run_program, args=(arguments, file.fileno()))
+        process.start()
+        process.join()
+        return process.exitcode
 
 
 def train(name: str, commands: list[list[str]], root: Path) -> str:
@@ -288,7 +278,7 @@ def train(name: str, commands: list[list[str]], root: Path) -> str:
             run = root / folder / "version_0"
         elif command[0] == "collect" and (root / "collected").exists():
             continue
-        if status := in_child(arguments, log, ranks="ranks" in name):
+        if status := run_in_child(arguments, log, ranks="ranks" in name):
             return f"ended with {status}: {log.read_text()[-1500:]}"
     return hash_of(run / "metrics.jsonl")
 
