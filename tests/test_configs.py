@@ -21,9 +21,6 @@ EXPERIMENTS = [name for name in FILES if name.startswith("experiment/")]
 ALGORITHMS = [name for name in FILES if name.startswith("algorithm/")]
 
 
-# ---- parts of runs ----
-
-
 def composed(command_line, monkeypatch, *names):
     """Compose and check a run of these files; return its configuration and its tasks."""
     built = []
@@ -87,9 +84,6 @@ def test_algorithms_go_with_environments_by_default(command_line, monkeypatch, p
     parts = ("base", env, algorithm, *PARTS.get(algorithm, ()), "network/mlp", "gradient/mean")
     _, spec = composed(command_line, monkeypatch, *parts)
     assert (spec.num_tasks, spec.horizon) == ENVS[env]
-
-
-# ---- complete runs, and published numbers ----
 
 
 BENCHMARK = "data.init_args.benchmark.init_args"
@@ -180,8 +174,6 @@ def test_experiments_are_complete_and_follow_their_protocol(command_line, monkey
         assert (init["lr"], init["eps"]) == (3e-4, 1e-5)
 
 
-# ---- groups ----
-
 OWNED = {  # what a file of each group may name, below model.init_args
     "encoder": {"encoder", "conditioning"},
     "network": {"actor", "critic"},
@@ -231,9 +223,6 @@ def test_file_names_all_keys_of_its_group_and_no_other():
             assert found.keys() == {"data.class_path", "model.class_path", *expected}, name
         else:
             assert found.keys() == {f"model.{option}" for option in OWNED[group]}, name
-
-
-# ---- loggers ----
 
 
 @pytest.mark.parametrize(

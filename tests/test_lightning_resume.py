@@ -3,8 +3,6 @@
 ``tests/matrix/test_continuation.py`` has the runs of the command line.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

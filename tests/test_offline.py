@@ -1,7 +1,5 @@
 """Runs of an offline algorithm: what they take, print and write, and how they are continued."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -3,8 +3,6 @@
 ``tests/matrix/test_continuation.py`` shows their continuation.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Policies and algorithms that are rebuilt from a checkpoint, and what a checkpoint may name."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -3,8 +3,6 @@
 ``TABLE`` has for each class a factory of a valid object and bad values by argument.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pathlib import Path
@@ -45,7 +43,7 @@ from tests.helpers.algorithms import (
 from tests.helpers.altered_reach import Halves
 from tests.helpers.auxiliaries import STATES, STATES_CONTEXT
 from tests.helpers.fakes import Constant, Line
-from tests.helpers.specs import packed_spec, spec_of
+from tests.helpers.specs import discrete_spec, packed_spec, spec_of
 
 NAN, INF = math.nan, math.inf
 SPEC = spec_of(3)
@@ -128,7 +126,7 @@ TABLE = {
         "temperature": [partial(algorithms.Temperature, initial=0.0)]}),
     algorithms.TD3: (make_td3, {
         "exploration_std_min": [-0.1, INF], "exploration_std_max": [0.05, INF],
-        "target_std": [-0.1, INF], "target_clip": [-0.1],
+        "target_std": [-0.1, INF], "target_clip": [-0.1], "spec": [discrete_spec((2, 3))],
         "task_weighting": [algorithms.TemperatureWeights]}),
     algorithms.Distral: (make_distral, {
         "kappa": [-0.1, INF], "omega": [0.0, INF], "distilled_max_grad_norm": [0.0],
@@ -149,6 +147,7 @@ TABLE = {
         {"temperature": [algorithms.FixedTemperature,
         partial(algorithms.Temperature, per_task=False)]}),
     algorithms.Categorical: (algorithms.Categorical, {"num_bins": [1], "bound": [0.0]}),
+    discrete_spec: (partial(make_sac, discrete_spec((2, 3))), {"value": [algorithms.Categorical]}),
     algorithms.Scalar: (algorithms.Scalar, {"reduction": ["max"]}),
     DivergenceGuard: (guard, {"on_nonfinite": ["ignore"], "max_skipped": [-1]}),
     algorithms.Temperature: (partial(algorithms.Temperature, SPEC), {"initial": [0.0, NAN]}),

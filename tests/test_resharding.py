@@ -14,9 +14,9 @@ from mtrl_lightning.transitions import Episode
 from mtrl_lightning.updates.generators import Generators
 from mtrl_lightning.updates.metrics import MeanMetrics
 from tests.helpers.algorithms import make_sac
-from tests.helpers.diary import Diary
 from tests.helpers.fakes import Constant
 from tests.helpers.replay import encode, held, make_rings
+from tests.helpers.rollout import Diary
 from tests.helpers.runs import assert_same
 
 CPU = torch.device("cpu")

@@ -1,7 +1,5 @@
 """Schedules against exact arithmetic."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

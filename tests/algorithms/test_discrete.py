@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mtrl_lightning.algorithms.losses import Categorical
-from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.updates.weighting import FixedTemperature
 from tests.helpers.algorithms import (
     attach,
@@ -19,7 +17,6 @@ from tests.helpers.algorithms import (
     make_distral,
     make_ppo,
     make_sac,
-    make_td3,
 )
 from tests.helpers.specs import discrete_spec
 
@@ -153,10 +150,3 @@ def test_behaviour_cloning_minimizes_the_cross_entropy():
         logits_RnA.flatten(0, 1), batch.action_RnA.argmax(-1).flatten(), reduction="none"
     ).view(loss_R.shape[0], -1)
     torch.testing.assert_close(loss_R, expected_Rn.mean(1))
-
-
-def test_methods_for_continuous_actions_refuse():
-    with pytest.raises(ConfigurationError, match="SAC, PPO"):
-        make_td3(discrete_spec((2, 3)))
-    with pytest.raises(ConfigurationError, match="Scalar"):
-        make_sac(discrete_spec((2, 3)), value=Categorical)

@@ -80,7 +80,7 @@ def test_fewer_successes_than_wanted_are_an_error(capsys):
 
 @pytest.mark.slow
 def test_a_run_acts_with_its_action_transforms(command_line, tmp_path):
-    transform = "{class_path: tests.helpers.transforms.Scale, init_args: {factor: 0.5}}"
+    transform = "{class_path: tests.helpers.rollout.Scale, init_args: {factor: 0.5}}"
     command_line.finished(f"--data.action_transforms=[{transform}]")
     run = command_line.folder()
     main(["collect", f"--policy={run}", *TOY[1:], f"--folder={tmp_path / 'new'}"])

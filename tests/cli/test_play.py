@@ -54,7 +54,7 @@ def test_a_run_is_played_with_its_action_transforms(run, monkeypatch):
     file = run / "config.yaml"
     config = yaml.safe_load(file.read_text())
     options = config["data"]["init_args"]
-    half = {"class_path": "tests.helpers.transforms.Scale", "init_args": {"factor": 0.5}}
+    half = {"class_path": "tests.helpers.rollout.Scale", "init_args": {"factor": 0.5}}
     options["action_transforms"] = [half]
     file.write_text(yaml.safe_dump(config))
     record = Mock(return_value=Recording({}, []))

@@ -1,7 +1,5 @@
 """Gymnasium's and Stable-Baselines3's own checkers, on the environments of every benchmark."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Episodes that begin in the middle of an earlier one: which, how often, bit-exact."""
 
-from __future__ import annotations
-
 import gymnasium as gym
 import numpy as np
 import pytest

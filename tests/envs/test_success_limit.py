@@ -1,7 +1,5 @@
 """Training episodes that end some steps after their first success."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -4,8 +4,6 @@ It is written in the documentation of ``gymnasium.vector.VectorEnv`` and in Gymn
 its two vector environments.
 """
 
-from __future__ import annotations
-
 from unittest import mock
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Wrappers around any benchmark's environments: what is observed, saved and refused."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -46,7 +46,7 @@ def test_exported_policy_acts_as_its_run_and_cannot_be_continued(command_line, t
 
 def test_a_run_is_exported(command_line, tmp_path, capsys):
     options = ["--data.total_steps=330", "--evaluation.every=330", "--data.capacity=150"]
-    transforms = "[{class_path: tests.helpers.transforms.Scale, init_args: {factor: 0.5}}]"
+    transforms = "[{class_path: tests.helpers.rollout.Scale, init_args: {factor: 0.5}}]"
     command_line("fit", *options, f"--data.action_transforms={transforms}")
     run = command_line.folder()
     main(["export", str(run), "--to", "torch.export"])

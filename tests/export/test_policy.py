@@ -21,7 +21,7 @@ from mtrl_lightning.export.policy import (
 from mtrl_lightning.networks import MultiHead, Standardize
 from mtrl_lightning.policy import LoadedPolicy
 from mtrl_lightning.rollout import ActionNoise
-from tests.helpers.transforms import Scale
+from tests.helpers.rollout import Scale
 
 SPEC = ToyReach(3).spec
 SIZED = SPEC._replace(

@@ -3,8 +3,6 @@
 Worker processes import this: no torch.
 """
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Compare and wait for runs; options that several test modules train with."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import time
@@ -44,8 +42,7 @@ CONNECTORS = [
     "--model.init_args.reward_scale=mtrl_lightning.algorithms.NormalizeReward",
     "--data.action_transforms+={class_path: mtrl_lightning.rollout.ActionNoise,"
     " init_args: {std: 0.1}}",
-    "--data.action_transforms+={class_path: tests.helpers.transforms.Scale,"
-    " init_args: {factor: 0.5}}",
+    "--data.action_transforms+={class_path: tests.helpers.rollout.Scale, init_args: {factor: 0.5}}",
 ]
 """Everything that changes observations, rewards and actions on their way."""
 

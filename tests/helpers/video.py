@@ -1,7 +1,5 @@
 """Read the frames of a video file."""
 
-from __future__ import annotations
-
 import imageio_ffmpeg
 import numpy as np
 

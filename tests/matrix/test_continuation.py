@@ -148,7 +148,7 @@ CASES = {
         "--data.benchmark=tests.helpers.altered_reach.Reporting",
         "--data.benchmark.init_args.horizon=7",
         "--data.info_keys=[place,steps,score]",
-        "--data.listeners+=tests.helpers.diary.Diary",
+        "--data.listeners+=tests.helpers.rollout.Diary",
     ),
     "ppo between iterations": ppo(
         *STANDARDIZE, "--trainer.precision=bf16-mixed", "--resets.every=50", half=90

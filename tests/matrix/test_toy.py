@@ -1,7 +1,5 @@
 """Every network on toy tasks: who learns from what, precisions, exports, gradient methods."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

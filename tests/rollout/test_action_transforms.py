@@ -1,7 +1,5 @@
 """The action that is stored is the policy's; the action that is sent may be another."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +10,7 @@ from mtrl_lightning.errors import ConfigurationError, PolicyFaultError
 from mtrl_lightning.rollout import ActionNoise, ActionTransform, Collector
 from mtrl_lightning.rollout.action_transforms import with_action_transforms
 from tests.helpers.fakes import Constant, Numbering, Scripted
-from tests.helpers.transforms import Scale
+from tests.helpers.rollout import Scale
 
 ACTION = (0.75, -0.5)
 

@@ -18,7 +18,7 @@ from tests.helpers.fakes import (
     scripted_length,
     scripted_success,
 )
-from tests.helpers.transforms import Scale
+from tests.helpers.rollout import Scale
 
 
 @pytest.mark.parametrize(("num_episodes", "envs_per_task"), [(5, 2), (8, 3), (5, 9)])

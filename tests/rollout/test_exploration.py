@@ -1,7 +1,5 @@
 """Noise that persists: its steps by hand, and which actions have it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from gymnasium.spaces import Box

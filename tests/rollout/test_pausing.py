@@ -1,7 +1,5 @@
 """Environments that are paused: not stepped, and their episodes continue later."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -13,8 +11,8 @@ from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.envs.benchmarks.benchmark import WithInfo
 from mtrl_lightning.rollout import Collector, PauseSolved
 from mtrl_lightning.rollout.episodes import EpisodeWindows
-from tests.helpers.episodes import windows_with
 from tests.helpers.fakes import Constant, Scripted
+from tests.helpers.rollout import windows_with
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Episodes in which another task's policy acts: who acts where, and who learns from them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from lightning.pytorch import Trainer
@@ -11,9 +9,9 @@ from mtrl_lightning.data import RolloutData
 from mtrl_lightning.envs import ToyReach, VectorEnv
 from mtrl_lightning.rollout import Collector, EpisodeWindows, PolicyReuse, StartMidway
 from mtrl_lightning.transitions import Episode
-from tests.helpers.episodes import windows_with
 from tests.helpers.fakes import Recorder, Scripted
 from tests.helpers.fitting import QUIET, SMALL
+from tests.helpers.rollout import windows_with
 
 TASKS = [0, 0, 0, 1, 1, 1, 2, 2, 2]
 EVERYWHERE = np.ones(9, np.bool_)
