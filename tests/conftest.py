@@ -18,7 +18,7 @@ SLOWEST = (
     "tests/matrix/test_toy.py",
     "tests/matrix/test_continuation.py",
     "tests/test_ray.py",
-    "tests/updates/test_metaworld.py",
+    "tests/test_metaworld_learning.py",
     "tests/test_readme.py",
     "tests/test_ranks.py",
     "tests/test_benchmarks.py",

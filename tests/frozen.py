@@ -63,8 +63,6 @@ ENCODERS = (
     "task_embedding",
     "task_encoder",
 )
-ASSIGNMENTS = ("UniformGate", "TopKGate")
-"""Of a mixture of encoders, beside its configuration's."""
 
 
 def configs(
@@ -123,7 +121,7 @@ def single_runs() -> Iterator[tuple[str, list[str]]]:
         yield f"ppo {gradient}", [*configs("mtppo", gradient=gradient), *ON_POLICY, *NARROW]
     for encoder in ENCODERS:
         yield f"encoder {encoder}", [*configs(encoder=encoder), *OFF_POLICY, *NARROW]
-    for assignment in ASSIGNMENTS:
+    for assignment in ("UniformGate", "TopKGate"):  # in addition to the configuration's
         option = f"--model.init_args.encoder.init_args.assignment={assignment}"
         yield f"mixture {assignment}", [*configs(encoder="mixture"), *OFF_POLICY, *NARROW, option]
     yield from rollout_runs()

@@ -73,8 +73,6 @@ def assert_acts_alike(policy, algorithm):
         assert np.array_equal(policy.act(OBSERVATION_ED, TASK_E, mode), wanted_EA), mode
 
 
-# ---- what is rebuilt ----
-
 FACTORIES = {
     "defaults": {},
     "classes and numbers": {
@@ -141,9 +139,6 @@ def test_saved_spec_is_the_same(tmp_path, box):
     assert isinstance(rebuilt.info_fields[1], Field) and rebuilt.info_fields[1].num_bytes == 24
 
 
-# ---- acting ----
-
-
 def test_policy_acts_for_tasks_by_number_or_name(policy, sac):
     wanted_EA = sac.act(OBSERVATION_ED, TASK_E, "exploit")
     names = [f"task-{task}" for task in TASK_E]
@@ -183,8 +178,6 @@ def test_loaded_policy_continues_the_checkpoints_draws_only(tmp_path, sac):
     for policy in policies:
         assert np.array_equal(policy.act(OBSERVATION_ED, TASK_E, "explore"), wanted_EA)
 
-
-# ---- what cannot be saved, and trust ----
 
 UNSAVED = {
     "lambda": {"actor": lambda *sizes: SMALL(*sizes)},

@@ -273,9 +273,6 @@ def test_cases_repair_and_stop_early(monkeypatch):
     assert ITERATIONS <= updates < ITERATIONS * 2 * 3, "2 epochs of 3 minibatches"
 
 
-# ---- exchanges ----
-
-
 def error_of(call, *given):
     """Return the class and message of the exception that a call raises; empty without one."""
     try:

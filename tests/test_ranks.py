@@ -148,8 +148,9 @@ def test_stop_that_one_process_asks_for_ends_both_together(command_line, hook):
     assert 100 <= checkpoint(command_line)["mtrl_lightning"]["counters"]["env_steps"] < 150
 
 
-def test_what_processes_cannot_divide_is_refused(command_line):
-    assert forked(starting(command_line, "sac", "--data.batch_size=99")) == [2, 1]
+@pytest.mark.parametrize("option", ["--data.batch_size=99", "--data.envs_per_task=3"])
+def test_what_processes_cannot_divide_is_refused(command_line, option):
+    assert forked(starting(command_line, "sac", option)) == [2, 1]
     assert not command_line.folder().exists()
 
 

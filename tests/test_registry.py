@@ -41,8 +41,8 @@ from tests.helpers.algorithms import (
     pixel_spec,
 )
 from tests.helpers.altered_reach import Halves
-from tests.helpers.auxiliaries import STATES, STATES_CONTEXT
 from tests.helpers.fakes import Constant, Line
+from tests.helpers.networks import STATES, STATES_CONTEXT
 from tests.helpers.specs import discrete_spec, packed_spec, spec_of
 
 NAN, INF = math.nan, math.inf

@@ -42,3 +42,9 @@ def test_what_trains_nothing_imports_no_large_library():
     for command, answer in zip(QUICK, done.stdout.splitlines(), strict=True):
         printed, packages = json.loads(answer)
         assert printed and not SLOW_TO_IMPORT & set(packages), command
+
+
+def test_a_closed_pipe_ends_the_program_quietly():
+    line = f"{sys.executable} -m mtrl_lightning list | head -n 1"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.count("\n") == 1 and done.stderr == ""

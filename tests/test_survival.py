@@ -61,22 +61,28 @@ def test_past_the_budget_the_run_saves_and_can_be_continued(command_line, capsys
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, monkeypatch):
+def test_a_full_disk_costs_a_checkpoint_but_not_the_run(command_line, monkeypatch, capsys):
     save = EnvStepCheckpoint.save
     no_space = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
 
-    def full_at_120(self, trainer, pl_module):
-        with monkeypatch.context() as patch:
-            if trainer.datamodule.counters.env_steps == 120:
-                patch.setattr(os, "fsync", no_space)
-            save(self, trainer, pl_module)
+    def full_at(env_steps):
+        def save_unless_full(self, trainer, pl_module):
+            with monkeypatch.context() as patch:
+                if trainer.datamodule.counters.env_steps == env_steps:
+                    patch.setattr(os, "fsync", no_space)
+                save(self, trainer, pl_module)
+
+        monkeypatch.setattr(EnvStepCheckpoint, "save", save_unless_full)
 
     keep_all = [*SHORT, "--checkpoint.save_top_k=-1", "--best.save_top_k=0"]
     command_line.finished(*keep_all)
-    monkeypatch.setattr(EnvStepCheckpoint, "save", full_at_120)
+    full_at(120)
     with pytest.warns(UserWarning, match="written"):
         command_line("fit", *keep_all, "--name=full")
     names = sorted(path.name for path in (command_line.folder("full") / "checkpoints").iterdir())
     assert names == ["env_steps=000000000063.ckpt", "env_steps=000000000180.ckpt", "last.ckpt"]
     one, other = checkpoint(command_line), checkpoint(command_line, "full")
     assert_same(one["state_dict"], other["state_dict"])
+    full_at(210)  # the last one
+    code, error = fails(command_line, capsys, "fit", *keep_all, "--data.total_steps=210")
+    assert code == 2 and "free disk space" in error

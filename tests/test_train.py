@@ -59,8 +59,6 @@ def test_command_line_and_train_make_the_same_run(command_line, tmp_path):
     [
         (SAC(ToyReach(2).spec), {}),
         ("SAK", {}),
-        (SAC, {"data": {"warmup_steps": 900}}),
-        (SAC, {"data": {"exclude_from_training": ["goal-9"]}}),
         (SAC, {"ckpt_path": "last"}),
         (SAC, {"init_from": "nowhere"}),
     ],

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mtrl_lightning.checks import above, at_least, increasing, nearest_multiples, one_of, within
+from mtrl_lightning.errors import ConfigurationError, import_optional
 from mtrl_lightning.utils import devices
 from mtrl_lightning.utils.counters import Stopwatch
 
@@ -27,6 +28,15 @@ def test_allowed_numbers_and_none_pass():
 def test_nearest_multiples_are_above_zero():
     expected = {191: "189 or 192", 2: "3", -5: "3", 4: "3 or 6"}
     assert {number: nearest_multiples(number, 3) for number in expected} == expected
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
+    (tmp_path / "needs_another.py").write_text("import another")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"mtrl_lightning\[video\]"):
+        import_optional("nowhere.nothing", "video")
+    with pytest.raises(ModuleNotFoundError, match="another"):
+        import_optional("needs_another", "video")
 
 
 def test_stopwatch_adds_up_what_has_the_same_name(monkeypatch):

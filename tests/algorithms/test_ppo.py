@@ -515,7 +515,8 @@ def test_learning_rates_follow_the_schedule():
 
 
 def test_a_reset_keeps_the_statistics():
-    ppo = make_ppo(encoder=Standardize, noise=partial(StateIndependentStd, initial=-0.5))
+    noise = partial(StateIndependentStd, initial=-0.5)
+    ppo = make_ppo(encoder=Standardize, noise=noise, critic=partial(networks.Separate, width=8))
     for seed in range(2):
         iterate(ppo, seed)
     buffers = {name: buffer.clone() for name, buffer in ppo.named_buffers()}

@@ -10,6 +10,7 @@ from mtrl_lightning.auxiliaries import (
     Deterministic,
     HiPBMDP,
     LatentDynamics,
+    LossInputs,
     Reconstruction,
     TransitionEnsemble,
 )
@@ -25,8 +26,7 @@ from tests.helpers.algorithms import (
     pixel_spec,
     train,
 )
-from tests.helpers.auxiliaries import PIXELS, STATES, STATES_CONTEXT, inputs, make_encoder, reached
-from tests.helpers.networks import uniform
+from tests.helpers.networks import PIXELS, STATES, STATES_CONTEXT, uniform
 
 SPEC = make_spec(4, train_tasks=[0, 2, 3])
 BATCH = make_batch(SPEC, rows=3)
@@ -35,6 +35,29 @@ MODELS = {
     "ensemble": partial(TransitionEnsemble, size=3, width=6),
 }
 each_model = pytest.mark.parametrize("model", MODELS)
+
+
+def make_encoder(spec, make=STATES_CONTEXT):
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return make(spec)
+
+
+def inputs(encoder, seed=0):
+    return LossInputs(encoder, encoder, torch.Generator().manual_seed(seed))
+
+
+def reached(loss, *modules):
+    """Return the parameters, without their modules' last names, that a loss trains."""
+    for module in modules:
+        module.zero_grad()
+    loss.backward()
+    return {
+        name.split(".")[0]
+        for module in modules
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None and parameter.grad.any()
+    }
 
 
 def model_inputs(encoder, task_Rn=BATCH.task_Rn):

@@ -1,5 +1,6 @@
-"""Rows of metrics, their schedule, and their loggers."""
+"""Rows of metrics, their schedule and loggers, and the progress bar."""
 
+import re
 from unittest.mock import MagicMock
 
 import lightning
@@ -7,7 +8,12 @@ import pytest
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import WandbLogger
 
-from mtrl_lightning.callbacks import MetricsCallback, MetricsFile, read_metrics
+from mtrl_lightning.callbacks import (
+    EnvStepProgressBar,
+    MetricsCallback,
+    MetricsFile,
+    read_metrics,
+)
 from mtrl_lightning.rollout import StartMidway
 from tests.helpers.fitting import QUIET, fit, parts, rows_of
 
@@ -63,3 +69,16 @@ def test_wandb_shows_metrics_over_env_steps_and_the_best(tmp_path, prefix, extra
     logged = [call.args[0] for call in run.log.call_args_list]
     steps = [row["env_steps"] for row in rows_of(tmp_path)]
     assert [row[f"{prefix}env_steps"] for row in logged if "curves" not in row] == steps
+
+
+def test_the_bar_counts_env_steps_and_shows_results(tmp_path, capsys):
+    fit(tmp_path, EnvStepProgressBar(), enable_progress_bar=True)
+    *_, last = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    assert re.search(r"100%.*120/120 .*env steps/s", last)
+    shown = {key: value for row in rows_of(tmp_path) for key, value in row.items()}
+    names = {"eval success": "eval/success", "success": "rollout/success"}
+    for name, metric in (names | {"return": "rollout/return"}).items():
+        assert f" {name}={shown[metric]:.2f}" in last.replace("[", " "), last
+    options = {"ckpt_path": "last", "total_steps": 160}
+    fit(tmp_path, EnvStepProgressBar(), enable_progress_bar=True, **options)
+    assert re.search(r"75%.* 120/160 ", capsys.readouterr().err)

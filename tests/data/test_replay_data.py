@@ -1,15 +1,19 @@
 """The options of the data modules, and the memory of the replay."""
 
+from unittest.mock import Mock
+
 import lightning
 import pytest
 import torch
 
 from mtrl_lightning.algorithms import SAC
+from mtrl_lightning.checkpoints import load_checkpoint
 from mtrl_lightning.data import ReplayData, RolloutData
 from mtrl_lightning.envs import ToyReach
+from mtrl_lightning.replay import ReplaySnapshots
 from mtrl_lightning.replay.storage import bytes_needed
 from mtrl_lightning.transitions import transition_fields
-from tests.helpers.fitting import SMALL
+from tests.helpers.fitting import SMALL, fit
 
 BENCHMARK = ToyReach()
 
@@ -63,3 +67,13 @@ def test_replay_is_on_the_gpu_if_it_takes_half_of_it(
     data.open_buffer(list(data.spec.train_tasks), torch.device(device))
     assert made[0]["device"] == torch.device(kept_on)
     assert made[0]["folder"] == (tmp_path if options.get("memory_map") else None)
+
+
+def test_what_cannot_be_written_ahead_is_in_the_next_checkpoint(tmp_path, monkeypatch):
+    write = Mock(side_effect=OSError("full"))
+    monkeypatch.setattr(ReplaySnapshots, "write_full_chunk", write)
+    with pytest.warns(UserWarning, match="full"):
+        fit(tmp_path)
+    saved = load_checkpoint(tmp_path / "checkpoints" / "last.ckpt")
+    assert sum(saved["ReplayData"]["replay"]["per_env"]["added"]) == 120
+    assert write.call_count == 3, "once before each checkpoint, at 62, 80 and 120 steps"

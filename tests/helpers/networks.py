@@ -61,6 +61,9 @@ NETWORKS = {
     ),
     "one per task": partial(networks.OnePerTask, make=partial(networks.MLP, **SMALL)),
 }
+STATES = partial(networks.MLPEncoder, width=8, out_dim=5)
+STATES_CONTEXT = partial(STATES, context=partial(networks.TaskEncoder, width=6, depth=1, out_dim=3))
+PIXELS = partial(networks.PixelEncoder, channels=3, out_dim=5)
 EXPERTS = {"num_experts": 3, "width": 6, "depth": 1, "out_dim": 5}
 BY_EMBEDDING = {"conditioning": partial(networks.Embedding, dim=3), "width": 6}
 WORDS = [["reach"], ["push", "open"], ["door"]]

@@ -42,7 +42,6 @@ def make_run(
     options=None,
     protocol=PROTOCOL,
     rate=10.0,
-    rate_name="time/env_steps_per_second",
 ):
     """Write the folder of a run with these scores: the success of each task at each step."""
     folder.mkdir(parents=True)
@@ -57,6 +56,9 @@ def make_run(
             success[""] = fmean(success.values())
         row = {f"eval/success{name}": value for name, value in success.items()}
         row |= {f"eval/return{name}": 100 * value for name, value in success.items()}
-        rows += [{"env_steps": env_steps, **row}, {"env_steps": env_steps, rate_name: rate}]
+        rows += [
+            {"env_steps": env_steps, **row},
+            {"env_steps": env_steps, "time/env_steps_per_second": rate},
+        ]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return folder

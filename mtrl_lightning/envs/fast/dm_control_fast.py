@@ -46,9 +46,6 @@ class NamedField:
         self._convert = indexer._convert_key
         self._indices: dict[Any, Any] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._array, name)
-
     def __getitem__(self, key: Any) -> Any:
         return self._array[self._index(key)]
 
