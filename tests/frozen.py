@@ -20,8 +20,6 @@ from pathlib import Path
 from tests.helpers.command_line import ROOT
 from tests.helpers.processes import FORK
 
-TIMES = "time/"
-"""Beginning of the columns that differ between two equal runs."""
 COMMON = [
     "--seed_everything=1",
     "--evaluation.num_workers=0",
@@ -227,7 +225,7 @@ def hash_of(metrics: Path) -> str:
         {
             name: str(value)
             for name, value in row.items()
-            if not name.startswith(TIMES) and name != "step"
+            if not name.startswith("time/") and name != "step"
         }
         for row in rows
     ]

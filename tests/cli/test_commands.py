@@ -25,6 +25,10 @@ def test_list_searches_groups_names_and_descriptions(capsys):
     assert all(name.startswith("gradient/") for name in listed(capsys, "gradient"))
     assert {name for name in config_names() if "mt10" in name} <= {*listed(capsys, "MT10")}
     assert "env/dmc21" in listed(capsys, "control suite")
+    main(["list", "policies"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    averages = [float(line[1]) for line in lines if line[:1] == ["average"]]
+    assert averages == [0.63, 0.94, 0.98, 0.97], "of dmc21, dmc3, mt10 and mt50 in the README"
     code, error = fails(main, capsys, ["list", "gradeint"])
     assert code == 2 and "gradeint" in error
 

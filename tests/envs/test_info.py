@@ -42,6 +42,8 @@ def test_what_is_stored_is_a_field_of_the_transition_too():
     assert list(transitions.extra) == ["place", "steps"]
     assert np.array_equal(transitions.extra["place"], transitions.next_observation_ED[:, 0])
     assert transitions.extra["steps"].tolist() == [1] * 3 + [2] * 3 + [1] * 3 + [2] * 3
+    with pytest.warns(UserWarning, match="nothing"):
+        collector_of(WithInfo(Reporting(3, horizon=2), ["nothing"])).sample(num_episodes=3)
     logged_too = check_spec(WithInfo(benchmark, ["place"]).spec)
     assert logged_too.info_fields == (Field("place"), Field("steps"))
     assert logged_too.info_keys == ("place", "steps")

@@ -17,7 +17,6 @@ def options_of(seed=1, name="a", **changed):
     return {
         "seed_everything": seed,
         "name": name,
-        "root": "runs",
         "model": {
             "class_path": "mtrl_lightning.algorithms.SAC",
             "init_args": {**arguments, "seed": seed, "tau": changed.pop("tau", 0.005)},
@@ -26,7 +25,6 @@ def options_of(seed=1, name="a", **changed):
             "class_path": "mtrl_lightning.data.ReplayData",
             "init_args": {
                 "benchmark": {"class_path": "mtrl_lightning.envs.ToyReach", "init_args": {}},
-                "total_steps": 400,
                 "seed": seed,
             },
         },
