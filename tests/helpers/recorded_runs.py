@@ -25,7 +25,6 @@ def options_of(seed=1, name="a", **changed):
             "class_path": "mtrl_lightning.data.ReplayData",
             "init_args": {
                 "benchmark": {"class_path": "mtrl_lightning.envs.ToyReach", "init_args": {}},
-                "seed": seed,
             },
         },
         "evaluation": {"num_episodes": 10, "every": 100},
