@@ -108,5 +108,5 @@ def command_line(tmp_path, monkeypatch, finished_runs):
         process.kill()
         process.wait()
     wandb = sys.modules.get("wandb")
-    if getattr(wandb, "run", None):  # with which Lightning would go on in the next test
+    if getattr(wandb, "run", None):  # Lightning would reuse it in the next test
         wandb.finish()

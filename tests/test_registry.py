@@ -305,7 +305,8 @@ TABLE = {
     data.RolloutData: (partial(data.RolloutData, envs.ToyReach()), {
         "envs_per_task": [0], "learner_threads": [0], "window": [0], "timeout": [0.0],
         "max_restarts": [-1], "extras": [[rollout.PauseSolved(), rollout.PauseSolved()]],
-        "exclude_from_training": [["reach-9"], envs.ToyReach().spec.task_names]}),
+        "exclude_from_training": [["reach-9"], envs.ToyReach().spec.task_names],
+        "store_info": [True]}),
     data.DemonstrationData: (partial(data.DemonstrationData, envs.ToyReach(), "unused"), {
         "total_steps": [0], "batch_size": [0, 31]}),
     replay.ReplayBuffer: (partial(replay.ReplayBuffer, SPEC, capacity=3), {"capacity": [2]}),

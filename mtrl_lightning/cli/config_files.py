@@ -21,6 +21,7 @@ from lightning_utilities.core.enums import StrEnum
 
 from mtrl_lightning.algorithms.arguments import parameters_of
 from mtrl_lightning.cli.config_names import configs_folder, find_config
+from mtrl_lightning.errors import ConfigurationError
 
 # write enum defaults of Lightning's callbacks, such as Timer's interval, as strings
 yaml.SafeDumper.add_multi_representer(
@@ -33,14 +34,18 @@ FILE_OR_NAME = re.compile(r"[\w./\\~+ -]*[\w./\\~+]")
 """Matches paths and names; ``-`` is the standard input, and the rest is YAML or a URL."""
 
 
-def files_of(given: str, folder: Path = Path()) -> list[Path]:
+def files_of(given: str, folder: Path = Path(), extending: tuple[Path, ...] = ()) -> list[Path]:
     """Return the files that ``-c GIVEN`` applies, in order.
 
     Args:
         given: a YAML file, or the name of a configuration.
         folder: base folder of relative paths.
+        extending: files that extend this one.
     """
     path = find_config(given, folder).resolve()
+    if path in extending:
+        cycle = " -> ".join(str(file) for file in (*extending, path))
+        raise ConfigurationError(f"configuration files extend each other in a cycle: {cycle}")
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -48,7 +53,7 @@ def files_of(given: str, folder: Path = Path()) -> list[Path]:
     names = content.get(KEY, []) if isinstance(content, dict) else []
     files: list[Path] = []
     for name in [names] if isinstance(names, str) else names:
-        files += files_of(name, path.parent)
+        files += files_of(name, path.parent, (*extending, path))
     return [*files, path]
 
 

@@ -208,6 +208,8 @@ class MultiTaskCLI(LightningCLI):
         config.weights_only = True  # never execute code of a checkpoint
         config.root = config.trainer.default_root_dir or config.root
         if self.subcommand != "fit":
+            if not config.ckpt_path:
+                raise ConfigurationError(f"give the run first: {PROGRAM} {self.subcommand} RUN")
             checkpoint = checkpoint_to_continue(config.root, config.name, None, config.ckpt_path)
             assert checkpoint is not None
             config.ckpt_path, config.verbose = str(checkpoint), False

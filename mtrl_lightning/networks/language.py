@@ -104,7 +104,15 @@ def load_embeddings(path: str | Path, names: Sequence[str]) -> np.ndarray:
                 " Add the task to the file: docs/algorithms.md shows how to embed a description"
             )
         rows.append(embeddings[key])
-    return np.array(rows, np.float32)
+    try:
+        table_TC = np.array(rows, np.float32)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path}: embeddings must be lists of numbers of the same length ({error})"
+        ) from error
+    if table_TC.ndim != 2 or not np.isfinite(table_TC).all():
+        raise ConfigurationError(f"{path}: embeddings must be lists of finite numbers")
+    return table_TC
 
 
 def find_name(name: str, known: Collection[str]) -> str | None:
@@ -118,6 +126,9 @@ def find_name(name: str, known: Collection[str]) -> str | None:
 def read_json(path: str | Path) -> dict[str, Any]:
     """Read a JSON file ``{task name: value}``."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict) or not content:
+        raise ConfigurationError(f'{path} must map task names to values, as in {{"reach-v3": ...}}')
+    return content

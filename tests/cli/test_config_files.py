@@ -1,8 +1,8 @@
 import pytest
 import yaml
 
-from mtrl_lightning.cli.lightning_cli import parsed
-from tests.helpers.command_line import CONFIGS, SHORT, SMALL, config_args
+from mtrl_lightning.cli.lightning_cli import main, parsed
+from tests.helpers.command_line import CONFIGS, SHORT, SMALL, config_args, fails
 
 
 def write(folder, name, text):
@@ -37,6 +37,13 @@ def test_files_merge_in_order_and_the_last_of_a_group_wins(tmp_path):
     found = merged(outer)
     assert found == merged("algorithm/mtppo", "algorithm/mttd3", *files)
     assert found == merged("algorithm/mttd3", *files[1:])
+
+
+def test_files_that_extend_each_other_are_one_error(tmp_path, capsys):
+    write(tmp_path, "inner.yaml", "extends: outer.yaml\n")
+    outer = write(tmp_path, "outer.yaml", "extends: inner.yaml\n")
+    code, error = fails(main, capsys, ["fit", "-c", "quickstart", "-c", outer])
+    assert code == 2 and "cycle" in error
 
 
 @pytest.mark.slow

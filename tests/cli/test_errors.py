@@ -14,6 +14,7 @@ MISTAKES = [
     (["fit", "--resume", "nowhere"], "nowhere"),
     (["fit", "--resume=mt10"], "--init_from mt10"),
     (["validate"], "validate RUN"),
+    (["validate", "--config=quickstart"], "validate RUN"),
     (["test", "mt11"], "mt10"),
 ]
 STARTS = [

@@ -41,7 +41,7 @@ def fit(
     ckpt_path=None,
     every=40,
     extras=None,
-    data=(),
+    data=None,
     **options,
 ):
     """Train with evaluations every 60 steps and rows of metrics every 20; return the trainer."""
@@ -54,7 +54,7 @@ def fit(
             *callbacks,
         ],
     )
-    algorithm, data = parts(kind, total_steps, extras, **dict(data))
+    algorithm, data = parts(kind, total_steps, extras, **(data or {}))
     trainer.fit(algorithm, data, ckpt_path=ckpt_path)
     return trainer
 

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from mtrl_lightning.errors import ConfigurationError
 from mtrl_lightning.networks.language import (
     DESCRIPTIONS,
     EMBEDDINGS,
@@ -47,6 +48,14 @@ def test_embeddings_are_frozen_in_task_order_and_in_checkpoints(tmp_path):
     wanted = torch.tensor([[-5, 6e-3], [1, 2], [3, 4.5]])
     for made in (language, loaded):
         assert torch.equal(made(torch.arange(3)), wanted)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"a": [1, 2], "b": [3]}', '{"a": [1], "b": [NaN]}'])
+def test_embeddings_that_are_no_vectors_are_refused(tmp_path, content):
+    path = tmp_path / "embeddings.json"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=str(path)):
+        Language(spec_of(["a", "b"]), path=str(path))
 
 
 def test_all_tasks_are_described_and_these_descriptions_embedded():

@@ -174,6 +174,8 @@ class OnlyTasks(BenchmarkWrapper):
 
 def with_info(benchmark: Benchmark, keys: Sequence[str] | None, store: bool = False) -> Benchmark:
     """Return the benchmark, wrapped to log numbers in ``info`` if there are ``keys``."""
+    if store and not keys:
+        raise ConfigurationError("data.store_info needs data.info_keys: give the keys to store")
     return WithInfo(benchmark, keys, store) if keys else benchmark
 
 
