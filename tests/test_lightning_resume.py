@@ -169,20 +169,22 @@ def fit(folder, model, data, ckpt_path=None):
 
 
 def test_second_fit_in_another_folder_resumes_from_there(tmp_path):
-    model, data = make_sac(tmp_path)
+    model, data = make_sac(tmp_path, kind=partial(ReplayData, restore_replay=False))
     fit(tmp_path / "first", model, data)
     data.total_steps = 300
     fit(tmp_path / "second", model, data)
     shutil.rmtree(tmp_path / "first")
     last = tmp_path / "second" / "checkpoints" / "last.ckpt"
-    fit(tmp_path / "second", model, data, last)  # into a replay that is not empty
-    model, data = make_sac(tmp_path, 330)
-    fit(tmp_path / "second", model, data, last)
-    assert model.counters.env_steps == 330
+    resumed, of_resumed = make_sac(tmp_path, 330)
+    fit(tmp_path / "second", resumed, of_resumed, last)
+    assert resumed.counters.env_steps == 330
+    with pytest.warns(UserWarning, match="empty replay"):
+        fit(tmp_path / "third", model, data, last)
+    assert len(data.buffer) == 0, "not the rows of the fit before"
     # under another name of its class, the data module would lose its state silently
     renamed = type("RenamedData", (ReplayData,), {})
     with pytest.raises(ConfigurationError, match="RenamedData"):
-        fit(tmp_path / "third", *make_sac(tmp_path, 360, renamed), last)
+        fit(tmp_path / "fourth", *make_sac(tmp_path, 360, renamed), last)
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_before_optimizer_step"])

@@ -3,7 +3,7 @@ import json
 import pytest
 import yaml
 
-from mtrl_lightning.callbacks import read_metrics
+from mtrl_lightning.callbacks import evaluation, read_metrics
 from mtrl_lightning.networks import MLP, Identity
 from mtrl_lightning.policy import load_policy
 from tests.helpers.command_line import CONFIGS, SHORT
@@ -37,7 +37,7 @@ def test_null_is_the_default_of_a_factory(command_line):
     assert config["model"]["init_args"]["actor_max_grad_norm"] is None
 
 
-def test_validate_stores_the_results_of_a_checkpoint(command_line, tmp_path):
+def test_validate_stores_the_results_of_a_checkpoint(command_line, tmp_path, monkeypatch):
     command_line.finished()
     folder = command_line.folder()
     file = tmp_path / "results" / "two.json"
@@ -64,8 +64,11 @@ def test_validate_stores_the_results_of_a_checkpoint(command_line, tmp_path):
     assert intervals.keys() == {"eval/success", *(f"eval/success/{task}" for task in TASKS)}
     for name, (low, high) in intervals.items():
         assert low <= first["metrics"][name] <= high
+    monkeypatch.setattr(evaluation, "num_goals", lambda benchmark: 5)  # each is visited once
     command_line("test", "--ckpt_path=last")
-    assert json.loads(stored.read_text().splitlines()[-1])["metrics"] == first["metrics"]
+    command_line("validate", "--ckpt_path=last", "--evaluation.num_episodes=5")
+    *_, tested, five = map(json.loads, stored.read_text().splitlines())
+    assert tested["metrics"] == five["metrics"] != first["metrics"]
     other = ["--data.benchmark.init_args.horizon=5", "--evaluation.num_episodes=3"]
     with pytest.warns(UserWarning, match="another protocol"):
         command_line("validate", "--ckpt_path=last", *other)
